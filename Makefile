@@ -1,0 +1,62 @@
+# Every target sets up what it needs; `make` alone lists them. PYTHON=python3.13 chooses another interpreter.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TYPED := src tests/servers tests/conftest.py $(wildcard tests/test_*.py tests/typing)
+
+.DEFAULT_GOAL := help
+.PHONY: help run test quick check format bench docs servers clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+run: $(VENV)/.core ## the demo; ARGS="..." goes to it
+	$(BIN)/semel demo $(ARGS)
+
+test: check servers ## lint, types, all tests on real servers, coverage
+	$(BIN)/pytest --cov --cov-report=term $(ARGS)
+
+quick: $(VENV)/.dev ## the tests that need no server: seconds
+	$(BIN)/pytest -m "not server and not faults and not slow" $(ARGS)
+
+check: $(VENV)/.dev ## lint, format and types, nothing changed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(TYPED)
+
+format: $(VENV)/.dev ## put the code in shape
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.bench ## the measurements; ARGS="..." goes to them
+	$(BIN)/python -m bench $(ARGS)
+
+docs: $(VENV)/.dev ## build the pages into site/
+	$(BIN)/mkdocs build --strict
+
+servers: $(VENV)/.dev ## install the servers the tests want, where we may
+	$(BIN)/python -m tests.servers
+
+clean: ## remove all that was made here
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Three stamps, so that the demo waits for the core install only.
+
+$(VENV)/.core: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Semel needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one: make PYTHON=/path/to/python3.13 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --group bench
+	@touch $@

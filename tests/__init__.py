@@ -1,0 +1,1 @@
+"""The tests. `tests.servers` is also used by the benchmarks."""

@@ -1,0 +1,109 @@
+"""Servers in a pytest session.
+
+A test that uses a fixture named after a kind (`postgres`, or one built on it), or `private_<kind>`, gets the markers
+`<kind>` and `server` by itself. A test that picks its fixture at run time is marked by hand: `@pytest.mark.postgres`.
+Only kinds that the selected tests use are started, all at once, while the first tests run. The log of a server is
+shown with the failure of a test that used it.
+
+A server that is not installed: its tests are skipped with its name; when CI is set, they fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.servers.base import Server, ServerMissing
+from tests.servers.install import missing_is_an_error
+from tests.servers.kinds import KINDS
+from tests.servers.pool import ServerPool
+
+_pool = pytest.StashKey[ServerPool]()
+_private = pytest.StashKey[list[Server]]()
+
+
+def obtain(get: Callable[[str], Server], name: str) -> Server:
+    """`get(name)`, with a missing server turned into a skip or, with CI set, a failure."""
+    try:
+        return get(name)
+    except ServerMissing as missing:
+        if missing_is_an_error():
+            pytest.fail(str(missing), pytrace=False)
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def servers(request: pytest.FixtureRequest) -> ServerPool:
+    """The session's servers."""
+    return request.config.stash[_pool]
+
+
+@pytest.fixture(scope="session")
+def shared_server(servers: ServerPool) -> Callable[[str], Server]:
+    """The session's server of a kind, for the fixture with that kind's name: `shared_server("postgres")`."""
+    return lambda name: obtain(servers.get, name)
+
+
+@pytest.fixture
+def private_server(request: pytest.FixtureRequest, servers: ServerPool) -> Iterator[Callable[[str], Server]]:
+    """A factory: `private_server("postgres")` starts a server for this test alone, to restart, break or stop."""
+    with ExitStack() as stack:
+
+        def start(name: str) -> Server:
+            server = obtain(servers.private, name)
+            stack.callback(server.stop)
+            request.node.stash.setdefault(_private, []).append(server)
+            return server
+
+        yield start
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_pool] = ServerPool()
+    config.addinivalue_line("markers", "server: needs a real server; added to every test that uses one")
+    for name in KINDS:
+        config.addinivalue_line("markers", f"{name}: needs a {name} server")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[_pool].stop()
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        fixtures = _fixtures(item)
+        for name in KINDS:
+            if name in fixtures or f"private_{name}" in fixtures:
+                item.add_marker(name)
+        if "private_server" in fixtures or _kinds(item):
+            item.add_marker("server")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    if not session.config.option.collectonly and not session.testsfailed:
+        used = {name for item in session.items if "private_server" not in _fixtures(item) for name in _kinds(item)}
+        used |= {name for item in session.items for name in KINDS if name in _fixtures(item)}
+        session.config.stash[_pool].begin(sorted(used))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        pool = item.config.stash[_pool]
+        shared = [server for name in _kinds(item) if (server := pool.running(name))]
+        for server in [*shared, *item.stash.get(_private, [])]:
+            report.sections.append((f"log of {server.name} on port {server.port}", server.log_tail()))
+    return report
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return getattr(item, "fixturenames", [])
+
+
+def _kinds(item: pytest.Item) -> list[str]:
+    return [name for name in KINDS if item.get_closest_marker(name)]

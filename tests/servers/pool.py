@@ -1,0 +1,59 @@
+"""The servers of one session: each kind at most once, started side by side in the background, stopped together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+from tests.servers.base import Server
+from tests.servers.kinds import KINDS
+
+
+class ServerPool:
+    def __init__(self, kinds: dict[str, type[Server]] | None = None) -> None:
+        self._kinds = KINDS if kinds is None else kinds
+        self._lock = threading.Lock()
+        self._started: dict[str, Future[Server]] = {}
+        self._workers = ThreadPoolExecutor(max_workers=len(self._kinds) or 1, thread_name_prefix="servers")
+
+    def begin(self, names: Iterable[str]) -> None:
+        """Start these kinds, without waiting for them."""
+        with self._lock:
+            for name in names:
+                if name not in self._started:
+                    self._started[name] = self._workers.submit(self.private, name)
+
+    def get(self, name: str) -> Server:
+        """The session's server of this kind, started if need be; ServerMissing, ServerError."""
+        self.begin([name])
+        return self._started[name].result()
+
+    def private(self, name: str) -> Server:
+        """One more server of this kind, which the caller stops."""
+        server = self._kinds[name]()
+        server.start()
+        return server
+
+    def running(self, name: str) -> Server | None:
+        """The session's server of this kind if it has started; never waits."""
+        future = self._started.get(name)
+        return future.result() if future and future.done() and future.exception() is None else None
+
+    def stop(self) -> None:
+        self._workers.shutdown(wait=True)
+        with self._lock:
+            servers = [server for name in self._started if (server := self.running(name))]
+            self._started.clear()
+        with ThreadPoolExecutor(max_workers=len(servers) or 1) as stoppers:
+            list(stoppers.map(lambda server: server.stop(), servers))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,324 @@
+"""The shape of the code, held: which part may import which, what `import semel` costs, how modules look."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "semel"
+
+# Each layer imports from layers above it in this table and from itself; parts on one line do not import each other.
+LAYERS = (
+    ("core",),
+    ("engine",),
+    ("sql",),
+    ("stores",),
+    ("steps", "natural", "http", "client", "messaging"),
+    ("gateway", "console", "verify", "cli"),
+)
+RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
+TOP = LAYERS[-1]
+
+# What touches the world. Core is handed time, randomness and answers; it never fetches them.
+WORLDLY = {
+    *("asyncio", "concurrent", "multiprocessing", "queue", "sched", "select", "selectors", "signal", "threading"),
+    *("ftplib", "http", "imaplib", "poplib", "smtplib", "socket", "socketserver", "ssl", "urllib", "wsgiref", "xmlrpc"),
+    *("ctypes", "dbm", "fcntl", "fileinput", "glob", "io", "mmap", "os", "pathlib", "shelve", "shutil", "sqlite3"),
+    *("getpass", "logging", "platform", "subprocess", "syslog", "tempfile", "zoneinfo"),
+    *("random", "secrets", "time", "uuid"),
+}
+# Their pure types; a ZoneInfo reads the time zone database, which is as constant as the code.
+HARMLESS = {"pathlib": {"PurePath"}, "uuid": {"UUID"}, "zoneinfo": {"ZoneInfo"}}
+WORLDLY_BUILTINS = frozenset({"open", "print", "input", "breakpoint"})
+
+VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc"})
+LONGEST_MODULE = 400
+IMPORT_BUDGET = 0.060
+
+
+class Import(NamedTuple):
+    line: int
+    module: str  # absolute
+    names: tuple[str, ...]  # of `from module import names`, else empty
+
+
+def modules() -> dict[str, Path]:
+    """Every module below src/semel by its dotted name."""
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = ("semel", *path.relative_to(SOURCE).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(tree: ast.AST, package: str) -> Iterator[Import]:
+    """All imports at any depth, those for the type checker only excepted. `package` resolves the relative ones."""
+    for node in walk_run_time(tree):
+        match node:
+            case ast.Import():
+                yield from (Import(node.lineno, alias.name, ()) for alias in node.names)
+            case ast.ImportFrom():
+                base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+                module = ".".join([*base, *filter(None, [node.module])])
+                yield Import(node.lineno, module, tuple(alias.name for alias in node.names))
+            case ast.Call(
+                func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(module)), *_]
+            ):
+                if name in ("import_module", "__import__"):
+                    yield Import(node.lineno, module, ())
+
+
+def walk_run_time(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            for other in node.orelse:
+                yield from (other, *walk_run_time(other))
+        else:
+            yield from (node, *walk_run_time(node))
+
+
+def targets(found: Import, known: frozenset[str]) -> Iterator[str]:
+    """The modules of ours that an import reaches: `from semel.observe import events` reaches semel.observe.events."""
+    if found.module.split(".")[0] != "semel":
+        return
+    submodules = [f"{found.module}.{name}" for name in found.names if f"{found.module}.{name}" in known]
+    yield from submodules
+    if len(submodules) < len(found.names) or not found.names:
+        yield found.module
+
+
+def part(module: str) -> str:
+    """The part of the library that a module belongs to: `semel.sql.program` → sql; the root is ''."""
+    name = module.partition(".")[2].partition(".")[0]
+    return "cli" if name == "__main__" else name
+
+
+def objection(importer: str, imported: str) -> str | None:
+    """Why this import is against the arrows, or None."""
+    source, target = part(importer), part(imported)
+    if source in ("", "testing"):  # the root only re-exports; testing stands beside everything
+        return None
+    if source == "errors":
+        return "errors imports nothing of ours"
+    if target == "errors" or (imported == "semel.observe.events" and importer != "semel.errors"):
+        return None
+    if importer == "semel.observe.events":
+        return "observe.events is a leaf"
+    if target == "testing":
+        return "testing is imported by nothing"
+    if source == target:
+        return None
+    if source == "observe":
+        return "observe knows only observe and errors"
+    if source not in RANK:
+        return f"{source} has no layer: give it one in LAYERS"
+    if target == "":
+        return None if source in TOP else "the root imports everything: name the module instead"
+    if target == "observe":
+        return "of observe, only observe.events may be imported"
+    if target not in RANK:
+        return f"{target} has no layer: give it one in LAYERS"
+    if RANK[target] >= RANK[source]:
+        return f"{source} must not know {target}"
+    return None
+
+
+def worldly(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
+    """What a module of core must not touch: (line, name)."""
+    for found in imports(tree, package):
+        top = found.module.split(".")[0]
+        if top == "semel":
+            continue
+        if top not in sys.stdlib_module_names:
+            yield found.line, f"{top} is not in the standard library"
+        elif top in WORLDLY and (not found.names or set(found.names) - HARMLESS.get(found.module, set())):
+            yield found.line, f"imports {found.module}"
+    for node in walk_run_time(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in WORLDLY_BUILTINS:
+            yield node.lineno, f"calls {node.func.id}()"
+
+
+def parsed() -> Iterator[tuple[str, str, Path, ast.Module]]:
+    """(module, its package, path, tree) of all that is below src/semel."""
+    for module, path in modules().items():
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        yield module, package, path, ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def where(path: Path, line: int) -> str:
+    return f"{path.relative_to(SOURCE.parent)}:{line}"
+
+
+def report(violations: list[str]) -> None:
+    assert not violations, "\n  ".join(["", *violations])
+
+
+# The arrows
+
+
+def test_dependencies_point_one_way() -> None:
+    known = frozenset(modules())
+    report(
+        [
+            f"{where(path, found.line)}: imports {target}: {why}"
+            for module, package, path, tree in parsed()
+            for found in imports(tree, package)
+            for target in targets(found, known)
+            if (why := objection(module, target))
+        ]
+    )
+
+
+def test_core_touches_nothing_of_the_world() -> None:
+    report(
+        [
+            f"{where(path, line)}: {what}"
+            for module, package, path, tree in parsed()
+            if part(module) == "core"
+            for line, what in worldly(tree, package)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("semel.core.flows", "semel.engine.sync"),
+        ("semel.core.flows", "semel.stores"),
+        ("semel.engine.sync", "semel.sql.program"),
+        ("semel.engine.sync", "semel"),
+        ("semel.sql.program", "semel.stores.sql"),
+        ("semel.http.asgi", "semel.client.retry"),
+        ("semel.console.app", "semel.verify"),
+        ("semel.stores.memory", "semel.cli"),
+        ("semel.stores.memory", "semel.testing.faults"),
+        ("semel.stores.memory", "semel.observe.prometheus"),
+        ("semel.stores.memory", "semel.observe"),
+        ("semel.observe.prometheus", "semel.core.keys"),
+        ("semel.observe.events", "semel.observe.log"),
+        ("semel.errors", "semel.core.states"),
+        ("semel.errors", "semel.observe.events"),
+        ("semel.novelty", "semel.core"),
+    ],
+)
+def test_the_rule_objects(importer: str, imported: str) -> None:
+    assert objection(importer, imported)
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("semel.engine.sync", "semel.core.flows"),
+        ("semel.stores.sql", "semel.sql.program"),
+        ("semel.stores.sql", "semel.stores.memory"),
+        ("semel.http.asgi", "semel.engine.aio"),
+        ("semel.cli.demo", "semel.http.asgi"),
+        ("semel.cli.demo", "semel"),
+        ("semel.__main__", "semel.cli"),
+        ("semel.core.flows", "semel.errors"),
+        ("semel.core.flows", "semel.observe.events"),
+        ("semel.observe.prometheus", "semel.observe.events"),
+        ("semel.observe.events", "semel.errors"),
+        ("semel.testing.faults", "semel.cli"),
+        ("semel", "semel.engine.sync"),
+    ],
+)
+def test_the_rule_allows(importer: str, imported: str) -> None:
+    assert objection(importer, imported) is None
+
+
+def test_imports_are_seen_wherever_they_hide() -> None:
+    text = """
+import semel.cli as c
+from . import program
+from ..core import keys, flows
+from .. import errors
+if TYPE_CHECKING:
+    from semel.stores import memory
+else:
+    from semel.stores import tiered
+def f():
+    from semel.http.asgi import X
+    importlib.import_module("semel.client")
+"""
+    known = frozenset(
+        {"semel.sql.program", "semel.core.keys", "semel.core.flows", "semel.errors", "semel.stores.tiered"}
+    )
+    seen = [target for found in imports(ast.parse(text), "semel.sql") for target in targets(found, known)]
+    assert seen == [
+        "semel.cli",
+        "semel.sql.program",
+        "semel.core.keys",
+        "semel.core.flows",
+        "semel.errors",
+        "semel.stores.tiered",
+        "semel.http.asgi",
+        "semel.client",
+    ]
+
+
+def test_the_world_is_seen_wherever_it_hides() -> None:
+    text = """import os.path
+import hashlib
+from uuid import UUID
+def f():
+  from uuid import uuid4
+  import attrs
+  open('x')
+"""
+    assert [line for line, _ in worldly(ast.parse(text), "semel.core")] == [1, 5, 6, 7]
+
+
+# What `import semel` costs
+
+PROBE = """
+import sys, time
+before = set(sys.modules)
+start = time.perf_counter()
+import semel
+took = time.perf_counter() - start
+print(took, *sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+"""
+
+
+def fresh_import() -> tuple[float, list[str]]:
+    """Import semel in a new interpreter: seconds, and the top-level names of all that came with it."""
+    # Coverage would trace the child; the budget is for what users run.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("COV", "PYTHON"))}
+    run = subprocess.run([sys.executable, "-I", "-c", PROBE], env=environ, capture_output=True, text=True, check=True)
+    took, *names = run.stdout.split()
+    return float(took), names
+
+
+def test_import_brings_only_the_standard_library() -> None:
+    _, names = fresh_import()
+    assert "semel" in names
+    assert [name for name in names if name != "semel" and name not in sys.stdlib_module_names] == []
+
+
+def test_import_is_quick() -> None:
+    best = min(fresh_import()[0] for _ in range(10))  # the best of many: load on the machine only ever adds
+    assert best < IMPORT_BUDGET, f"import semel took {best * 1000:.0f} ms, of {IMPORT_BUDGET * 1000:.0f} allowed"
+
+
+# How modules look
+
+
+def test_modules_are_short_and_say_what_they_are_for() -> None:
+    violations = []
+    for module, _, path, tree in parsed():
+        length = len(path.read_text(encoding="utf-8").splitlines())
+        if length > LONGEST_MODULE:
+            violations.append(f"{where(path, length)}: {length} lines, {LONGEST_MODULE} at most: split it by idea")
+        if not ast.get_docstring(tree):
+            violations.append(f"{where(path, 1)}: no docstring that says what it is for")
+        if VAGUE_NAMES & {name.strip("_") for name in module.split(".")}:
+            violations.append(f"{where(path, 1)}: a name that says nothing")
+    report(violations)
