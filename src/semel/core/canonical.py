@@ -1,0 +1,399 @@
+"""One text for one value: the forms in which data is compared by its bytes.
+
+Two forms live here. JSON documents get the canonical form of RFC 8785 (JCS), so that the order of members, blanks and
+spellings of a number do not matter. Python values, which are richer, get ``encode_value``: a form of our own that keeps
+types apart. Both are the same in every process, on every version of Python and hash seed: records outlive all three.
+
+The module must not know what the bytes are for: no hashing, no requests, no functions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum, Flag
+from functools import lru_cache
+from json.encoder import encode_basestring
+from numbers import Integral
+from pathlib import PurePath
+from typing import Any, Final
+from uuid import UUID
+
+from semel.errors import PolicyError, RequestError
+
+__all__ = [
+    "ABSENT",
+    "LIVE",
+    "MAX_DEPTH",
+    "DocumentError",
+    "LiveObject",
+    "canonical_json",
+    "canonicalize",
+    "encode_value",
+    "parse_json",
+    "select_fields",
+]
+
+MAX_DEPTH = 128
+"""How deep a document may nest. Far below what the interpreter's stack holds, far above what people write."""
+
+
+class DocumentError(RequestError, ValueError):
+    """The JSON document is malformed, or has no canonical form."""
+
+    code = "idempotency_document_invalid"
+
+
+# JSON
+
+
+def canonicalize(document: bytes) -> bytes:
+    """The canonical form of a JSON text.
+
+    Refused: what is not JSON or not UTF-8, a name that occurs twice in an object, and nesting beyond MAX_DEPTH.
+    """
+    return canonical_json(parse_json(document))
+
+
+def parse_json(document: bytes) -> Any:
+    """The value of a JSON text, as strictly as ``canonicalize`` reads it."""
+    try:
+        return _DECODER.decode(document.decode())
+    except DocumentError:
+        raise
+    except RecursionError as exc:
+        raise _too_deep() from exc
+    except ValueError as exc:  # also what a wrong UTF-8 sequence raises
+        raise DocumentError(f"not a JSON document: {exc}") from exc
+
+
+def canonical_json(value: Any) -> bytes:
+    """The value as RFC 8785 writes it: members by the UTF-16 units of their names, numbers as ECMAScript prints them.
+
+    Whole numbers beyond 2**53 keep all their digits. The RFC would round them to the nearest double, which makes equals
+    of two 64-bit ids that differ in the last digit, and a fingerprint that takes one order for another is worse than a
+    form that no other implementation writes; refusing them would shut out every client that has such ids.
+    """
+    out: list[str] = []
+    _write(value, out.append, MAX_DEPTH)
+    try:
+        return "".join(out).encode()
+    except UnicodeEncodeError as exc:
+        raise DocumentError("the document holds a lone surrogate") from exc
+
+
+def _write(value: Any, put: Callable[[str], None], depth: int) -> None:
+    if isinstance(value, str):
+        put(encode_basestring(value))
+    elif value is None or isinstance(value, bool):
+        put("null" if value is None else "true" if value else "false")
+    elif isinstance(value, int):
+        if value.bit_length() > 1024:  # beyond every double, so that no document of I-JSON (RFC 7493) holds it
+            raise DocumentError("the document holds a number out of range")
+        put(int.__repr__(value))
+    elif isinstance(value, float):
+        put(_number(value))
+    elif depth == 0:
+        raise _too_deep()
+    elif isinstance(value, dict):
+        before = "{"
+        for name in _in_order(value):
+            put(before)
+            put(encode_basestring(name))
+            put(":")
+            _write(value[name], put, depth - 1)
+            before = ","
+        put("}" if value else "{}")
+    elif isinstance(value, (list, tuple)):
+        before = "["
+        for element in value:
+            put(before)
+            _write(element, put, depth - 1)
+            before = ","
+        put("]" if value else "[]")
+    else:
+        raise DocumentError(f"JSON has no {type(value).__name__}")
+
+
+def _in_order(members: dict[Any, Any]) -> list[str]:
+    try:
+        if "".join(members).isascii():
+            return sorted(members)
+        return sorted(members, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
+    except TypeError as exc:
+        raise DocumentError("the names in a JSON object must be text") from exc
+
+
+def _number(value: float) -> str:
+    """As ECMAScript's Number::toString: Python finds the same shortest digits, and sets the point by other rules."""
+    if value - value != 0:
+        raise DocumentError("JSON has no NaN and no Infinity, and the document holds one or a number out of range")
+    if value == 0:
+        return "0"
+    mantissa, _, exponent = float.__repr__(abs(value)).partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    digits = (whole + fraction).lstrip("0")
+    # The value is 0.DIGITS * 10**point; leading zeros of a fraction moved the point to the left.
+    point = len(whole) + int(exponent or 0) - (len(whole) + len(fraction) - len(digits))
+    digits = digits.rstrip("0")
+    count = len(digits)
+    if count <= point <= 21:
+        text = digits + "0" * (point - count)
+    elif 0 < point <= 21:
+        text = f"{digits[:point]}.{digits[point:]}"
+    elif -6 < point <= 0:
+        text = f"0.{'0' * -point}{digits}"
+    else:
+        text = f"{digits[0]}{'.' if count > 1 else ''}{digits[1:]}e{point - 1:+d}"
+    return f"-{text}" if value < 0 else text
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        # Parsers disagree on which of the two counts, so the fingerprint and the handler could read two documents.
+        raise DocumentError("a name occurs twice in an object of the document")
+    return members
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > 310:  # before the conversion, which takes quadratic time
+        raise DocumentError("the document holds a number out of range")
+    return int(digits)
+
+
+def _no_constant(word: str) -> Any:
+    raise DocumentError(f"not a JSON document: {word} is no JSON value")
+
+
+def _too_deep() -> DocumentError:
+    return DocumentError(f"the document nests deeper than {MAX_DEPTH} levels")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_members, parse_int=_whole_number, parse_constant=_no_constant)
+
+
+# Chosen fields
+
+
+class _Absent(Enum):
+    ABSENT = "absent"
+
+
+ABSENT: Final = _Absent.ABSENT
+"""Stands for a field that is not there."""
+
+_Tree = dict[str, Any]  # segment -> the tree below it, or None: everything below
+
+
+def select_fields(document: Any, only: Iterable[str] | None = None, without: Iterable[str] | None = None) -> Any:
+    """A copy of the parsed document that holds the named fields only, or all but the named ones, or both in turn.
+
+    A field is named by its path: ``amount``, ``card.number``, ``items.*.sku``, where ``*`` stands for every element of
+    a list or every member of an object. A field that is absent stays absent, which is not the same as null. Lists keep
+    their length, so that two items of which nothing is chosen still differ from three.
+    """
+    if only is not None:
+        kept = _keep(document, [_tree(_paths("only", only))])
+        document = {} if kept is ABSENT else kept
+    if without is not None:
+        document = _drop(document, [_tree(_paths("without", without))])
+    return document
+
+
+def split_path(path: object) -> list[str]:
+    """The segments of a path to a field."""
+    segments = path.split(".") if isinstance(path, str) else []
+    if not segments or not all(segments):
+        raise PolicyError(f"{path!r} is no path to a field: write it like 'amount', 'card.number' or 'items.*.sku'")
+    return segments
+
+
+def _paths(option: str, paths: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(paths, str):
+        raise PolicyError(f"{option} takes a list of fields: write ({paths!r},)")
+    if not (chosen := tuple(paths)):
+        raise PolicyError(f"{option} names no field")
+    return chosen
+
+
+@lru_cache(maxsize=256)
+def _tree(paths: tuple[str, ...]) -> _Tree:
+    tree: _Tree = {}
+    for path in paths:
+        *stem, leaf = split_path(path)
+        branch = tree
+        for segment in stem:
+            below = branch.setdefault(segment, {})
+            if below is None:  # a shorter path covers this one
+                break
+            branch = below
+        else:
+            branch[leaf] = None
+    return tree
+
+
+def _below(trees: list[_Tree], name: str) -> list[_Tree] | None:
+    found = [tree[segment] for tree in trees for segment in (name, "*") if segment in tree]
+    return None if None in found else found
+
+
+def _keep(value: Any, trees: list[_Tree]) -> Any:
+    if isinstance(value, dict):
+        found = [(name, member, _below(trees, name)) for name, member in value.items()]
+        parts = {name: member if below is None else _keep(member, below) for name, member, below in found}
+        return {name: part for name, part in parts.items() if part is not ABSENT} or ABSENT
+    if isinstance(value, (list, tuple)):
+        below = _below(trees, "*")
+        if below is None:
+            return value
+        if below:
+            return [{} if (part := _keep(element, below)) is ABSENT else part for element in value]
+    return ABSENT
+
+
+def _drop(value: Any, trees: list[_Tree]) -> Any:
+    if isinstance(value, dict):
+        found = [(name, member, _below(trees, name)) for name, member in value.items()]
+        return {name: _drop(member, below) if below else member for name, member, below in found if below is not None}
+    if isinstance(value, (list, tuple)):
+        below = _below(trees, "*")
+        return [] if below is None else [_drop(element, below) for element in value] if below else value
+    return value
+
+
+# Python values
+
+
+class LiveObject(Exception):
+    """``encode_value`` met what is not plain data: a session, a client, a file, a function. Never reaches a user."""
+
+
+LIVE: Final = "o"
+"""How ``encode_value`` writes a live object when it may."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+_PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, Integral: int, float: float.__pos__, bytearray: bytes}
+
+
+def encode_value(value: Any, strict: bool = True) -> str:
+    """Plain data as text: equal texts for equal values of a type, different texts for all others.
+
+    Every text shows where it ends, so texts can be strung together. ``1``, ``True``, ``1.0``, ``"1"`` and ``b"1"`` are
+    five values. These are one value each: a list and the tuple of the same elements (JSON makes no difference between
+    them either), a set and its frozenset, a mapping in any order, ``Decimal`` with more or fewer zeros at its end,
+    0.0 and -0.0, and an aware datetime told in another zone.
+
+    Enum members count by class and name; dataclasses, attrs classes, pydantic models and msgspec structs by class and
+    fields. A live object raises LiveObject, or is written as LIVE unless ``strict``.
+    """
+    kind = type(value)
+    encoder = _ENCODERS.get(kind)
+    return encoder(value, strict) if encoder is not None else _encode_other(value, kind, strict)
+
+
+def _encode_other(value: Any, kind: Any, strict: bool) -> str:
+    if issubclass(kind, Enum):  # before int and str: an IntEnum's member is not its number
+        name = value.value if issubclass(kind, Flag) else value.name
+        return f"e{_text(kind.__qualname__)}{encode_value(name, strict)}"
+    if (fields := _fields_of(kind)) is not None:
+        members = {name: getattr(value, name, ABSENT) for name in fields}
+        if hasattr(kind, "__pydantic_extra__") and value.__pydantic_extra__:
+            members |= value.__pydantic_extra__
+        return f"c{_text(kind.__qualname__)}{_mapping(members, strict)}"
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return f"c{_text(kind.__qualname__)}{_sequence(value, strict)}"
+    # What a subclass holds, not how it presents itself; Integral also takes the numbers of numpy.
+    for base, plain in _PLAIN.items():
+        if issubclass(kind, base):
+            return encode_value(plain(value))
+    for base, encoder in _ENCODERS.items():
+        if issubclass(kind, base):
+            return encoder(value, strict)
+    if strict:
+        raise LiveObject(kind.__qualname__)
+    return LIVE
+
+
+@lru_cache(maxsize=1024)
+def _fields_of(kind: type[Any]) -> tuple[str, ...] | None:
+    """The names of the fields of a class that is a bundle of data, by what the class itself declares."""
+    if hasattr(kind, "_sa_class_manager"):
+        return None  # a mapped row: reading its attributes may query the database
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind) if field.compare)
+    if (names := getattr(kind, "__struct_fields__", None)) is not None:  # msgspec
+        return tuple(names)
+    if (attributes := getattr(kind, "__attrs_attrs__", None)) is not None:
+        return tuple(attribute.name for attribute in attributes if attribute.eq)
+    if hasattr(kind, "model_dump"):  # pydantic; the second name is the one before 2.10
+        names = getattr(kind, "__pydantic_fields__", None) or getattr(kind, "model_fields", None)
+        return tuple(names) if isinstance(names, Mapping) else None
+    return None
+
+
+def _text(value: str) -> str:
+    return f"s{len(value)}:{value}"
+
+
+def _sequence(value: Any, strict: bool) -> str:
+    return f"l{len(value)}:" + "".join([encode_value(element, strict) for element in value])
+
+
+def _mapping(value: Any, strict: bool) -> str:
+    members = [encode_value(name, strict) + encode_value(member, strict) for name, member in value.items()]
+    members.sort()
+    return f"d{len(members)}:" + "".join(members)
+
+
+def _set(value: Any, strict: bool) -> str:
+    return f"m{len(value)}:" + "".join(sorted([encode_value(member, strict) for member in value]))
+
+
+def _decimal(value: Decimal, strict: bool) -> str:
+    sign, numerals, exponent = value.as_tuple()
+    if not isinstance(exponent, int):  # NaN and Infinity
+        return f"x{value};"
+    digits = "".join(map(str, numerals)).lstrip("0")
+    significant = digits.rstrip("0")
+    if not significant:
+        return "x0;"
+    return f"x{'-' if sign else ''}{significant}e{exponent + len(digits) - len(significant)};"
+
+
+def _datetime(value: datetime, strict: bool) -> str:
+    if value.utcoffset() is None:
+        return f"w{value.isoformat()};"
+    return f"z{_duration(value - _EPOCH, strict)}"
+
+
+def _duration(value: timedelta, strict: bool) -> str:
+    return f"p{value.days},{value.seconds},{value.microseconds};"
+
+
+# In this order, because a subclass is encoded as the first of these that it is, and a datetime is a date.
+_ENCODERS: dict[type, Callable[[Any, bool], str]] = {
+    str: lambda value, strict: f"s{len(value)}:{value}",
+    int: lambda value, strict: f"i{value:x};",  # not decimal, which takes quadratic time and has a limit
+    bool: lambda value, strict: "t" if value else "f",
+    type(None): lambda value, strict: "n",
+    float: lambda value, strict: f"r{value + 0.0!r};",
+    bytes: lambda value, strict: f"b{value.hex()};",
+    list: _sequence,
+    tuple: _sequence,
+    dict: _mapping,
+    set: _set,
+    frozenset: _set,
+    Decimal: _decimal,
+    UUID: lambda value, strict: f"u{value.hex};",
+    datetime: _datetime,
+    date: lambda value, strict: f"y{value.isoformat()};",
+    time: lambda value, strict: f"h{value.isoformat()};",
+    timedelta: _duration,
+    PurePath: lambda value, strict: f"q{_text(value.as_posix())}",
+    _Absent: lambda value, strict: "a",
+}

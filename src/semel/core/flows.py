@@ -1,0 +1,300 @@
+"""What to do, written once for sync and async: generators that yield requests and are sent the answers.
+
+A flow yields Ops for the store and a few requests for the engine (``Run``, ``Recover``, ``Await``, ``Pause``); an
+engine drives it with ``send``, and throws the store's errors in at the yield. Nothing here does I/O, reads a clock or
+awaits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Final, TypeAlias
+
+from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Record, Release
+from semel.core.outcomes import CANNOT_TELL, NOT_DONE, Call, Outcome, Recovered
+from semel.core.serializers import NotSerializable
+from semel.core.states import State
+from semel.core.values import value
+from semel.errors import (
+    InProgress,
+    KeyReused,
+    LeaseLost,
+    OutcomeUnknown,
+    PolicyError,
+    ResultNotStored,
+    SemelError,
+    StoreError,
+)
+from semel.observe import events
+
+__all__ = ["Await", "Flow", "Lost", "NotRun", "Pause", "Raised", "Recover", "Request", "Returned", "Run", "perform"]
+
+
+@value
+class Run:
+    """Run the handler, keeping the lease alive meanwhile; None as claim: the store is down and the policy is open."""
+
+    claimed: Claimed | None
+
+
+@value
+class Recover:
+    """Call the recover hook under the new lease."""
+
+    claimed: Claimed
+
+
+@value
+class Await:
+    """Wait until the record may have changed, ``seconds`` at most, polling every ``interval`` where nothing wakes us.
+
+    Answered with the seconds that passed.
+    """
+
+    id: bytes
+    seconds: float
+    interval: float
+
+
+@value
+class Pause:
+    """Let so many seconds pass."""
+
+    seconds: float
+
+
+@value
+class Returned:
+    """The handler returned this."""
+
+    value: Any
+
+
+@value
+class Raised:
+    """The handler raised this."""
+
+    error: BaseException
+
+
+@value
+class Lost:
+    """The lease was lost and the handler was stopped."""
+
+
+@value
+class NotRun:
+    """The caller went away before the handler began."""
+
+    error: BaseException
+
+
+Request: TypeAlias = "Op[Any] | Run | Recover | Await | Pause"
+Flow: TypeAlias = Generator[Request, Any, Outcome[Any]]
+
+FIRST_POLL: Final = 0.005
+SLOWEST_POLL: Final = 0.5
+SETTLE_PAUSES: Final = (0.02, 0.05, 0.1, 0.25, 0.5)
+
+
+def perform(call: Call) -> Flow:
+    """Claim, then run; or replay, wait, take over, recover, refuse."""
+    policy = call.policy
+    patience = policy.wait_seconds
+    interval = FIRST_POLL
+    while True:
+        try:
+            answer = yield Claim(
+                call.id,
+                call.nonce,
+                call.fingerprint,
+                policy.lease_seconds,
+                policy.ttl_seconds,
+                policy.takeover,
+                call.tenant,
+                call.operation,
+                call.stored_key,
+            )
+        except StoreError as error:
+            call.tell(events.StoreFailed, "claim", str(error))
+            if not policy.fails_open:
+                raise
+            call.tell(events.Unprotected)
+            return (yield from _unprotected())
+        if type(answer) is Claimed:
+            return (yield from _execute(call, answer))
+        record: Record = answer.record
+        _check_same_request(call, record)
+        if record.state is State.DONE:
+            return _replay(call, record)
+        if record.state is State.UNKNOWN:
+            call.tell(events.WentUnknown, record.attempt)
+            raise OutcomeUnknown(
+                f"{call}: attempt {record.attempt} ended without a word, and the policy forbids another. "
+                "Find out what happened, then resolve() or release() it"
+            )
+        if patience <= 0:
+            raise _turned_away(call, record)
+        # Look again no later than the lease ends: from then on the operation may be taken over.
+        span = min(patience, max(record.lease_left, FIRST_POLL))
+        waited: float = yield Await(call.id, span, min(interval, span))
+        call.tell(events.Waited, waited)
+        patience -= waited
+        interval = min(interval * 2, SLOWEST_POLL)
+
+
+def _execute(call: Call, claimed: Claimed) -> Flow:
+    if claimed.attempt == 1:
+        call.tell(events.Started, 1, claimed.token)
+    else:
+        call.tell(events.TakenOver, claimed.attempt, claimed.token)
+        if call.policy.recover is not None:
+            recovered = yield from _recover(call, claimed)
+            if recovered is not None:
+                return recovered
+    outcome = yield Run(claimed)
+    kind = type(outcome)
+    if kind is Returned:
+        return (yield from _complete(call, claimed, outcome.value))
+    if kind is Lost:
+        return (yield from _superseded(call, claimed))
+    if kind is NotRun:
+        yield from _release(call, claimed, outcome.error, to=State.ABSENT)
+        raise outcome.error
+    return (yield from _failed(call, claimed, outcome.error))
+
+
+def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[Any] | None]:
+    """Ask the hook what the abandoned attempt did. None: it did nothing, so run."""
+    outcome = yield Recover(claimed)
+    if type(outcome) is Lost:
+        return (yield from _superseded(call, claimed))
+    if type(outcome) is not Returned:
+        # The hook failed, so nothing is known yet: leave the attempt abandoned, for the next call to ask again.
+        yield from _release(call, claimed, outcome.error, to=State.ABANDONED)
+        raise outcome.error
+    verdict = outcome.value
+    if verdict is NOT_DONE:
+        return None
+    if isinstance(verdict, Recovered):
+        call.tell(events.Recovered, claimed.attempt)
+        return (yield from _complete(call, claimed, verdict.value))
+    error: SemelError
+    if verdict is CANNOT_TELL:
+        call.tell(events.WentUnknown, claimed.attempt)
+        error = OutcomeUnknown(f"{call}: the recover hook could not tell what attempt {claimed.attempt - 1} did")
+        yield from _release(call, claimed, error, to=State.UNKNOWN)
+    else:
+        error = PolicyError(f"recover returns Recovered(value), NOT_DONE or CANNOT_TELL, not {type(verdict).__name__}")
+        yield from _release(call, claimed, error, to=State.ABANDONED)
+    raise error
+
+
+def _complete(call: Call, claimed: Claimed, result: Any) -> Flow:
+    dropped: NotSerializable | None = None
+    try:
+        snapshot = call.seal_value(result)
+    except NotSerializable as error:
+        # The effect has happened: remember that it is done, whatever becomes of the result, and never run it again.
+        dropped = error
+        snapshot = call.seal_nothing(str(error))
+    held = yield from _settle(call, Complete(call.id, claimed.token, snapshot, call.policy.ttl_seconds), result)
+    if not held:
+        return (yield from _superseded(call, claimed))
+    if dropped is not None:
+        call.tell(events.ResultDropped, str(dropped))
+        raise ResultNotStored(
+            f"{call} is done and will not run again, but its result is lost: {dropped}", result=result
+        ) from dropped
+    call.tell(events.Completed, claimed.attempt, len(snapshot))
+    return Outcome(result, False, claimed.attempt)
+
+
+def _failed(call: Call, claimed: Claimed, error: BaseException) -> Flow:
+    """The handler raised. An exception that is an answer is stored; any other means that nothing happened."""
+    policy = call.policy
+    if isinstance(error, policy.remembered):
+        snapshot = call.seal_error(error)
+        try:
+            held = yield from _settle(call, Complete(call.id, claimed.token, snapshot, policy.ttl_seconds), error)
+        except StoreError:
+            held = True  # the lease will end by itself; the handler's own error matters more to the caller
+        else:
+            call.tell(events.FailureRemembered, claimed.attempt, repr(error))
+        if not held:
+            call.tell(events.LeaseLost, claimed.attempt, claimed.token)
+        raise error
+    if policy.guarantee == "at_most_once":
+        to = State.UNKNOWN  # interrupted half way by something that is no answer: a cancellation, Ctrl-C
+    else:
+        to = State.ABANDONED if call.has_steps else State.ABSENT
+    yield from _release(call, claimed, error, to=to)
+    raise error
+
+
+def _release(call: Call, claimed: Claimed, error: BaseException, *, to: State) -> Generator[Request, Any, None]:
+    try:
+        held = yield Release(call.id, claimed.token, to)
+    except StoreError as failure:
+        # Not fatal: the lease ends by itself. The error in hand is the one the caller must see.
+        call.tell(events.StoreFailed, "release", str(failure))
+        return
+    if held:
+        call.tell(events.Released, claimed.attempt, repr(error), to is State.ABANDONED)
+    else:
+        call.tell(events.LeaseLost, claimed.attempt, claimed.token)
+
+
+def _settle(call: Call, op: Complete, result: Any) -> Generator[Request, Any, bool]:
+    """Offer a finished outcome to the store until it takes it, for ``settle_for`` at most. The Op may be sent twice."""
+    left = call.policy.settle_seconds
+    pauses = iter(SETTLE_PAUSES)
+    pause = 0.0
+    while True:
+        try:
+            held: bool = yield op
+            return held
+        except StoreError as error:
+            call.tell(events.StoreFailed, "complete", str(error))
+            pause = next(pauses, pause)
+            if pause > left:
+                if call.policy.fails_open:
+                    return True
+                error.add_note(f"{call} ran, but its outcome could not be stored")
+                error.result = result
+                raise
+            left -= pause
+        yield Pause(pause)
+
+
+def _superseded(call: Call, claimed: Claimed) -> Flow:
+    """Another owner has the operation: its outcome is the answer, where there is one."""
+    call.tell(events.LeaseLost, claimed.attempt, claimed.token)
+    record = yield Lookup(call.id)
+    if record is not None and record.state is State.DONE:
+        return _replay(call, record)
+    raise LeaseLost(f"{call}: attempt {claimed.attempt} outlived its lease and another owner took over")
+
+
+def _unprotected() -> Flow:
+    outcome = yield Run(None)
+    if type(outcome) is Returned:
+        return Outcome(outcome.value, False, 1)
+    raise outcome.error
+
+
+def _replay(call: Call, record: Record) -> Outcome[Any]:
+    call.tell(events.Replayed, record.age, record.attempt)
+    return Outcome(call.open_snapshot(record.snapshot), True, record.attempt)
+
+
+def _check_same_request(call: Call, record: Record) -> None:
+    if call.fingerprint and record.fingerprint and call.fingerprint != record.fingerprint:
+        call.tell(events.Mismatched)
+        raise KeyReused(f"{call}: this key came before with another request; use a new key for a new request")
+
+
+def _turned_away(call: Call, record: Record) -> InProgress:
+    retry_after = max(1.0, min(record.lease_left, 5.0))
+    call.tell(events.TurnedAway, retry_after)
+    return InProgress(f"{call}: the first call still runs; retry in {retry_after:.0f} s", retry_after=retry_after)

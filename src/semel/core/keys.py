@@ -1,0 +1,284 @@
+"""Keys: what may be one, how one is read and written, and what is made from it.
+
+A key names one intent of one client. This module checks keys, reads and writes the ``Idempotency-Key`` header field,
+turns (tenant, operation, key) into the record's identity, and derives the keys that travel on to the next hop.
+
+A key is opaque text: it is compared as it was sent, neither case-folded nor Unicode-normalised, and never made from a
+request's body. The module must not know what a request or a record is, where anything is stored, or what time it is;
+and it must not make keys up: that is the client's part, and it takes randomness.
+"""
+
+from __future__ import annotations
+
+import re
+from binascii import a2b_hex
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import ClassVar, Literal, NamedTuple
+from uuid import UUID
+
+from semel.errors import KeyInvalid, KeyMissing, PolicyError
+
+__all__ = [
+    "ANY",
+    "MAX_KEY_LENGTH",
+    "HeaderMode",
+    "KeyFormat",
+    "Scope",
+    "derive",
+    "header_value",
+    "identity",
+    "normalize_key",
+    "parse_header",
+]
+
+MAX_KEY_LENGTH = 255
+"""Characters. A hard ceiling, since stores size their columns by it; a format may ask for less."""
+
+HeaderMode = Literal["auto", "strict", "raw"]
+
+_SHOWN = 12
+"""How much of a refused key an error may show: enough to find it in a log, too little to leak it."""
+
+# Control characters cannot travel (NUL breaks databases, CR and LF break headers); lone surrogates are no UTF-8.
+_UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_HEX = "[0-9A-Fa-f]"
+# The nil UUID says "no value" (RFC 9562, 5.9). It is what an unset variable sends, from every client alike.
+_UUID = re.compile(f"(?![-0]+$){_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
+_ULID = re.compile("[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFormat:
+    """What an operation accepts as a key: a named format, or a pattern of one's own, and a length.
+
+    ``uuid`` is any UUID of RFC 9562 but the nil one, as 8-4-4-4-12 hexadecimal digits; ``ulid`` is 26 digits of
+    Crockford's base 32. Both are accepted in either case, and the case is kept: ``ABC…`` and ``abc…`` are two keys. A
+    retry sends the bytes of the first try, so folding would gain nothing, and a gateway or consumer in another language
+    that does not fold would disagree about which calls are one.
+    """
+
+    name: str
+    pattern: re.Pattern[str] | None = None
+    expected: str = "any text"
+    max_length: int = MAX_KEY_LENGTH
+
+    NAMES: ClassVar[tuple[str, ...]] = ("any", "uuid", "ulid")
+
+    def __post_init__(self) -> None:
+        if type(self.max_length) is not int or not 1 <= self.max_length <= MAX_KEY_LENGTH:
+            raise PolicyError(f"a key's maximum length must be from 1 to {MAX_KEY_LENGTH}, not {self.max_length!r}")
+
+    @classmethod
+    def named(cls, name: str, *, max_length: int = MAX_KEY_LENGTH) -> KeyFormat:
+        """The format of that name: ``any``, ``uuid`` or ``ulid``."""
+        match name:
+            case "any":
+                return cls(name, max_length=max_length)
+            case "uuid":
+                return cls(name, _UUID, "a UUID that is not nil, like 0f8fad5b-d9cb-469f-a165-70867728950e", max_length)
+            case "ulid":
+                return cls(name, _ULID, "a ULID, like 01ARZ3NDEKTSV4RRFFQ69G5FAV", max_length)
+        raise PolicyError(f"unknown key format {name!r}: choose one of {', '.join(cls.NAMES)}, or give a pattern")
+
+    @classmethod
+    def matching(cls, pattern: str, *, max_length: int = MAX_KEY_LENGTH) -> KeyFormat:
+        """A regular expression that the whole key must match.
+
+        The length is checked first, so that a slow pattern never meets a long key.
+        """
+        try:
+            compiled = re.compile(pattern)
+        except (re.error, TypeError, OverflowError, RecursionError) as exc:
+            raise PolicyError(f"the key pattern {pattern!r} is no regular expression: {exc}") from exc
+        return cls("pattern", compiled, f"a key that matches {pattern}", max_length)
+
+    def check(self, key: str) -> None:
+        """Raise KeyInvalid unless the key is text that can be kept, short enough, and of this format."""
+        if not key:
+            raise KeyInvalid(f"the key is empty: expected {self.expected}")
+        if len(key) > self.max_length:
+            raise KeyInvalid(f"the key {_shown(key)} has {len(key)} characters: at most {self.max_length} are accepted")
+        if _UNFIT.search(key):
+            raise KeyInvalid(f"the key {_shown(key)} holds a control character or a lone surrogate")
+        if key.isspace():
+            raise KeyInvalid("the key consists of blanks")
+        if self.pattern is not None and self.pattern.fullmatch(key) is None:
+            raise KeyInvalid(f"the key {_shown(key)} is not of the accepted format: expected {self.expected}")
+
+
+ANY = KeyFormat.named("any")
+
+
+def normalize_key(value: object, format: KeyFormat = ANY) -> str:
+    """The key of a function call as text.
+
+    Text, whole numbers and UUIDs are keys: ``7`` and ``"7"`` are the same one. None and ``""`` are no key. Anything
+    else is refused, because its text may differ from one process to the next.
+    """
+    # The ordinary key in four C calls; whatever is not ordinary takes the long way round, to the same answer.
+    if (
+        type(value) is str
+        and 0 < len(value) <= format.max_length
+        and value.isascii()
+        and value.isprintable()
+        and not value.isspace()
+        and (format.pattern is None or format.pattern.fullmatch(value) is not None)
+    ):
+        return value
+    if value is None or (isinstance(value, str) and not value):
+        raise KeyMissing("no key was given: None and the empty text are no keys")
+    if isinstance(value, str):
+        text = str.__str__(value)  # a StrEnum's or other subclass's characters, not what its __str__ may say
+    elif isinstance(value, int) and not isinstance(value, bool):
+        if value.bit_length() > 4 * MAX_KEY_LENGTH:  # before it is turned into digits, which takes quadratic time
+            raise KeyInvalid(f"the key is a number with more than {format.max_length} digits")
+        text = int.__repr__(value)
+    elif isinstance(value, UUID):
+        text = str(value)
+    else:
+        raise KeyInvalid(f"a key must be str, int or UUID, not {type(value).__name__}: turn it into text first")
+    format.check(text)
+    return text
+
+
+# The header field, RFC 9651. Every pattern below is matched from one position on and has one way to match, so that the
+# time is linear in the field's length.
+_BARE = re.compile(r"[!#-+\--:<-\[\]-~]+")  # printable ASCII without blank, quote, comma, semicolon, backslash
+_QUOTED = r'"[ !#-\[\]-~]*(?:\\["\\][ !#-\[\]-~]*)*"'
+_DISPLAY = r'%"(?:[ !#$&-~]|%[0-9a-f]{2})*"'
+_BASE64 = "[A-Za-z0-9+/]"
+_STRING = re.compile(_QUOTED)
+_PARAMETER = re.compile(
+    r"; *[a-z*][a-z0-9_.*-]*"
+    rf"(?:=(?:{_QUOTED}"
+    r"|-?[0-9]{1,12}\.[0-9]{1,3}|-?[0-9]{1,15}"  # a Decimal, an Integer
+    r"|@-?[0-9]{1,15}|\?[01]"  # a Date, a Boolean
+    r"|[A-Za-z*][!#$%&'*+.^_`|~0-9A-Za-z:/-]*"  # a Token
+    rf"|:(?:{_BASE64}{{4}})*(?:{_BASE64}{{2,3}}={{0,2}})?:"  # a Byte Sequence
+    rf"|(?P<display>{_DISPLAY})))?"
+)
+_ESCAPED = re.compile(r"\\(.)")
+_PERCENT = re.compile(rb"%(..)")
+
+
+def parse_header(value: str, mode: HeaderMode = "auto", format: KeyFormat = ANY) -> str:
+    """The key in the value of one ``Idempotency-Key`` field line.
+
+    ``auto``: a value that starts with a quote must be a Structured Field String, whose parameters are checked and
+    ignored; any other value is a bare key. ``strict``: the String only. ``raw``: the value as it stands, with quotes.
+    """
+    text = value.strip(" \t")
+    if not text:
+        raise KeyInvalid("the Idempotency-Key field is empty")
+    if not (text.isascii() and text.isprintable()):
+        raise KeyInvalid(f"the Idempotency-Key field {_shown(text)} holds characters other than printable ASCII")
+    if mode not in ("auto", "strict", "raw"):
+        raise PolicyError(f"unknown header mode {mode!r}: choose one of auto, strict, raw")
+    if mode == "raw":
+        key = text
+    elif text[0] == '"':
+        key = _structured_string(text)
+    elif mode == "strict":
+        raise KeyInvalid(f'the Idempotency-Key field {_shown(text)} must be a quoted string, like "8e03978e"')
+    elif _BARE.fullmatch(text) is None:
+        raise KeyInvalid(
+            f"the Idempotency-Key field {_shown(text)} holds a blank, quote, comma, semicolon or backslash: "
+            "send one key, and quote it if it needs these characters"
+        )
+    else:
+        key = text
+    format.check(key)
+    return key
+
+
+def header_value(key: str, quote: bool = False) -> str:
+    """The key as a field value: bare, or as a Structured Field String; ``parse_header`` reads both back."""
+    ANY.check(key)
+    if not (key.isascii() and key.isprintable()):
+        raise KeyInvalid(f"the key {_shown(key)} cannot travel in a header: it holds more than printable ASCII")
+    if quote:
+        return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if _BARE.fullmatch(key) is None:
+        raise KeyInvalid(
+            f"the key {_shown(key)} cannot travel bare: it holds a blank, quote, comma, semicolon or backslash"
+        )
+    return key
+
+
+def _structured_string(text: str) -> str:
+    string = _STRING.match(text)
+    if string is None:
+        raise KeyInvalid(f"the Idempotency-Key field {_shown(text)} has no closing quote, or a wrong escape")
+    at = string.end()
+    while at < len(text):
+        parameter = _PARAMETER.match(text, at)
+        if parameter is None or not _is_utf8(parameter["display"]):
+            raise KeyInvalid(f"the Idempotency-Key field {_shown(text)} goes on wrongly after the closing quote")
+        at = parameter.end()
+    inner = string[0][1:-1]
+    return _ESCAPED.sub(r"\1", inner) if "\\" in inner else inner
+
+
+def _is_utf8(display: str | None) -> bool:
+    """Whether a Display String's escaped bytes are UTF-8, the one rule of the syntax that no pattern expresses."""
+    try:
+        _PERCENT.sub(lambda match: a2b_hex(match[1]), (display or "").encode()[1:]).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# Each use of the hash has its own ``person``, so that no value of one can be a value of another. Copying a hash takes
+# less time than making one.
+_IDENTITY = blake2b(digest_size=16, person=b"semel.identity.1")
+
+
+def identity(tenant: str, operation: str, key: str) -> bytes:
+    """The record's 16 bytes: BLAKE2b over the three as UTF-8, each behind its length in bytes and a colon.
+
+    The lengths keep ("ab", "c") and ("a", "bc") apart, whatever characters a tenant puts into its name.
+    """
+    try:
+        a, b, c = tenant.encode(), operation.encode(), key.encode()
+    except UnicodeEncodeError as exc:
+        raise KeyInvalid("the tenant, the operation or the key holds a lone surrogate") from exc
+    digest = _IDENTITY.copy()
+    digest.update(b"%d:%b%d:%b%d:%b" % (len(a), a, len(b), b, len(c), c))
+    return digest.digest()
+
+
+def derive(root: bytes, step: str) -> str:
+    """The key to send on for one step of an operation: the same for every attempt, another for every step.
+
+    ``root`` is the operation's identity and keys the hash, so that nobody without it can tell which keys belong
+    together. The answer has the form of a UUID of version 8, which every key format and payment provider accepts, and
+    122 uniform bits. It is a key like any other: the receiver makes its own identity of it and may derive again.
+    """
+    if len(root) != 16:
+        raise PolicyError(f"keys are derived from an identity of 16 bytes, not of {len(root)}")
+    if not step:
+        raise PolicyError("a step needs a name: two steps without one would send the same key")
+    try:
+        name = step.encode()
+    except UnicodeEncodeError as exc:
+        raise PolicyError("the step's name holds a lone surrogate") from exc
+    text = blake2b(name, digest_size=16, key=root, person=b"semel.derive.1").hexdigest()
+    variant = "89ab"[int(text[16], 16) & 3]
+    return f"{text[:8]}-{text[8:12]}-8{text[13:16]}-{variant}{text[17:20]}-{text[20:]}"
+
+
+class Scope(NamedTuple):
+    """Whose operation it is. Equal keys of two tenants, or of two operations, never meet."""
+
+    tenant: str
+    operation: str
+    key: str
+
+    @property
+    def id(self) -> bytes:
+        return identity(self.tenant, self.operation, self.key)
+
+
+def _shown(text: str) -> str:
+    return ascii(text[:_SHOWN]) + ("…" if len(text) > _SHOWN else "")

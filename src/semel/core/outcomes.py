@@ -1,0 +1,124 @@
+"""What a flow works on and what it gives back: the call in hand, its outcome, and the words of a recover hook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from semel.core.failures import decode_error, encode_error
+from semel.core.serializers import NotSerializable, Serializer, decode_result
+from semel.core.snapshot import Codec, Kind
+from semel.core.values import value
+from semel.errors import ResultNotStored
+
+if TYPE_CHECKING:
+    from semel.core.policy import Policy
+    from semel.observe.events import Event, EventHook
+
+__all__ = ["CANNOT_TELL", "NOT_DONE", "Call", "Outcome", "Recovered", "Verdict"]
+
+T = TypeVar("T")
+
+
+@value
+class Outcome(Generic[T]):
+    """What came of a call."""
+
+    value: T
+    replayed: bool
+    """True when the handler did not run: this is the first call's answer."""
+    attempt: int
+    """Which attempt gave the answer; more than 1 when an abandoned one was taken over."""
+
+
+@value
+class Recovered(Generic[T]):
+    """A recover hook's word: the abandoned attempt had done it, and this is the result."""
+
+    value: T
+
+
+class Verdict:
+    """A recover hook's word without a result; compare by identity with NOT_DONE and CANNOT_TELL."""
+
+    __slots__ = ("_word",)
+
+    def __init__(self, word: str) -> None:
+        self._word = word
+
+    def __repr__(self) -> str:
+        return self._word
+
+
+NOT_DONE: Final = Verdict("NOT_DONE")
+"""The abandoned attempt had no effect: run the handler again."""
+CANNOT_TELL: Final = Verdict("CANNOT_TELL")
+"""Nobody can say: the operation becomes UNKNOWN until it is resolved."""
+
+
+class Call:
+    """One call of one operation: made by an engine, read by the flow."""
+
+    __slots__ = (
+        "codec", "fingerprint", "has_steps", "hook", "id", "key", "nonce", "operation", "policy", "serializer",
+        "stored_key", "tenant",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        id: bytes,
+        tenant: str,
+        operation: str,
+        key: str,
+        stored_key: str | None,
+        fingerprint: bytes,
+        nonce: int,
+        policy: Policy,
+        serializer: Serializer,
+        codec: Codec,
+        hook: EventHook | None,
+    ) -> None:
+        self.id = id
+        self.tenant = tenant
+        self.operation = operation
+        self.key = key
+        self.stored_key = stored_key
+        self.fingerprint = fingerprint
+        self.nonce = nonce
+        self.policy = policy
+        self.serializer = serializer
+        self.codec = codec
+        self.hook = hook
+        self.has_steps = False
+
+    def __str__(self) -> str:
+        return f"{self.operation}[{self.key}]" if self.stored_key is not None else f"{self.operation}[…]"
+
+    def tell(self, event: type[Event], *details: Any) -> None:
+        """Hand an event to the hook; with no hook none is made."""
+        if self.hook is not None:
+            self.hook(event(self.operation, self.tenant, self.key, *details))
+
+    def seal_value(self, result: Any) -> bytes:
+        """Raises NotSerializable for whatever is wrong: the caller has an effect to remember and must go on."""
+        try:
+            payload = self.serializer.encode(result)
+        except NotSerializable:
+            raise
+        except Exception as error:  # a serializer of the user's may raise anything
+            raise NotSerializable(f"the serializer {self.serializer.name!r} failed: {error!r}") from error
+        return self.codec.seal(Kind.VALUE, self.serializer.name, payload, self.id)
+
+    def seal_nothing(self, reason: str) -> bytes:
+        return self.codec.seal_empty(reason, self.id)
+
+    def seal_error(self, error: BaseException) -> bytes:
+        return self.codec.seal(Kind.ERROR, "", encode_error(error), self.id)
+
+    def open_snapshot(self, blob: bytes | None) -> Any:
+        """The remembered result; a remembered failure is raised."""
+        snapshot = self.codec.open(blob or b"", self.id)
+        if snapshot.kind is Kind.VALUE:
+            return decode_result(self.serializer, snapshot.serializer, snapshot.payload)
+        if snapshot.kind is Kind.ERROR:
+            raise decode_error(snapshot.payload, self.policy.remembered)
+        raise ResultNotStored(f"{self} is done, but its result was not kept: {snapshot.reason}")

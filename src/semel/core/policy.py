@@ -1,0 +1,176 @@
+"""What an operation promises: guarantee, lease, ttl, and what to do with duplicates, silence, failures and a dead
+store.
+
+A ``Policy`` is frozen and belongs to one operation; durations are numbers of seconds, ``"24h"``-like texts, or
+timedeltas. The three guarantees are names for defaults, and what contradicts a guarantee is refused:
+
+==================  =============  ================  ==================
+================================================== guarantee           on_abandoned   on_store_error    failures
+in words
+==================  =============  ================  ==================
+================================================== effectively_once    retry          closed            run again
+never runs unclaimed; an abandoned attempt is run again, resuming after its steps at_most_once        reject
+closed            remembered          never runs twice, even if that means not knowing at_least_once       retry
+open              run again           never turned away for the store's sake
+==================  =============  ================  ==================
+==================================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import Any, Final, Literal, TypeAlias
+
+from semel.core.ops import FOREVER
+from semel.core.states import Takeover
+from semel.errors import PolicyError
+
+__all__ = ["Duration", "Policy", "Wait", "seconds", "wait"]
+
+Duration: TypeAlias = "float | int | str | timedelta"
+Guarantee: TypeAlias = Literal["effectively_once", "at_most_once", "at_least_once"]
+OnAbandoned: TypeAlias = Literal["retry", "reject"]
+OnStoreError: TypeAlias = Literal["closed", "open"]
+Remember: TypeAlias = "Literal['all'] | type[BaseException] | tuple[type[BaseException], ...]"
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_TEXT: Final = re.compile(r"(?:\d{1,12}(?:\.\d{1,6})?(?:ms|s|m|h|d|w))+")
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+
+
+def seconds(duration: Duration, name: str = "duration") -> float:
+    """A duration in seconds: ``30``, ``0.5``, ``"250ms"``, ``"24h"``, ``"1h30m"``, or a timedelta."""
+    if isinstance(duration, timedelta):
+        result = duration.total_seconds()
+    elif isinstance(duration, str):
+        text = duration.replace(" ", "")
+        if not _TEXT.fullmatch(text):
+            raise PolicyError(
+                f'{name}: {duration[:40]!r} is no duration; write seconds (30) or "250ms", "30s", "24h", "7d"'
+            )
+        result = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    elif type(duration) in (int, float):
+        result = float(duration)
+    else:
+        raise PolicyError(
+            f"{name}: a duration is a number of seconds, a text such as '24h' or a timedelta, not {duration!r}"
+        )
+    if not 0 <= result <= FOREVER:  # also false for NaN
+        raise PolicyError(f"{name}: {duration!r} is out of range")
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait for the winner up to so many seconds, then its answer, or InProgress."""
+
+    seconds: float
+
+
+def wait(duration: Duration) -> Wait:
+    """``on_duplicate=wait("5s")``: a duplicate waits for the first call's answer instead of being turned away."""
+    return Wait(seconds(duration, "wait"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """The promises of one operation. See the table above; ``None`` means: as the guarantee says."""
+
+    guarantee: Guarantee = "effectively_once"
+    lease: Duration = 30.0
+    """How long a silent owner is believed alive. Renewed while the handler runs, so it may be shorter than the work."""
+    ttl: Duration | None = 86400.0
+    """How long an answer is remembered; None for ever."""
+    on_duplicate: Literal["raise"] | Wait = "raise"
+    on_abandoned: OnAbandoned | None = None
+    recover: Callable[..., Any] | None = None
+    """Called for an abandoned attempt to find out what happened: see ``semel.Recovered``, ``NOT_DONE``,
+    ``CANNOT_TELL``.
+    """
+    on_store_error: OnStoreError | None = None
+    remember: Remember | None = None
+    """Exceptions that are an answer: stored, and replayed. The others mean that nothing happened: the key is free
+    again.
+    """
+    settle_for: Duration = 5.0
+    """How long the outcome of a finished handler is offered to a failing store before giving up."""
+
+    lease_seconds: float = field(init=False, repr=False, compare=False)
+    ttl_seconds: float = field(init=False, repr=False, compare=False)
+    wait_seconds: float = field(init=False, repr=False, compare=False)
+    settle_seconds: float = field(init=False, repr=False, compare=False)
+    takeover: Takeover = field(init=False, repr=False, compare=False)
+    fails_open: bool = field(init=False, repr=False, compare=False)
+    remembered: tuple[type[BaseException], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _known("guarantee", self.guarantee, ("effectively_once", "at_most_once", "at_least_once"))
+        _known("on_abandoned", self.on_abandoned, (None, "retry", "reject"))
+        _known("on_store_error", self.on_store_error, (None, "closed", "open"))
+        if self.on_duplicate != "raise" and not isinstance(self.on_duplicate, Wait):
+            raise PolicyError(f'on_duplicate is "raise" or wait(seconds), not {self.on_duplicate!r}')
+        if self.recover is not None and not callable(self.recover):
+            raise PolicyError(f"recover is a function, not {self.recover!r}")
+        if self.recover is not None and self.on_abandoned is not None:
+            raise PolicyError("recover= decides about abandoned attempts itself: leave on_abandoned out")
+        at_most_once = self.guarantee == "at_most_once"
+        if at_most_once and self.on_abandoned == "retry":
+            raise PolicyError('at_most_once cannot run an abandoned attempt again: on_abandoned="reject" or recover=')
+        if at_most_once and self.on_store_error == "open":
+            raise PolicyError('at_most_once cannot run without its record: on_store_error="closed"')
+        lease = seconds(self.lease, "lease")
+        if lease <= 0:
+            raise PolicyError("lease must be longer than 0 s")
+        settle = seconds(self.settle_for, "settle_for")
+        self._set("lease_seconds", lease)
+        self._set("ttl_seconds", FOREVER if self.ttl is None else seconds(self.ttl, "ttl"))
+        self._set("wait_seconds", self.on_duplicate.seconds if isinstance(self.on_duplicate, Wait) else 0.0)
+        self._set("settle_seconds", settle)
+        self._set("takeover", self._takeover(at_most_once))
+        self._set(
+            "fails_open", (self.on_store_error or ("open" if self.guarantee == "at_least_once" else "closed")) == "open"
+        )
+        self._set("remembered", _exceptions(self.remember, all_of_them=at_most_once))
+        if self.ttl_seconds <= 0:
+            raise PolicyError("ttl must be longer than 0 s")
+
+    def _takeover(self, at_most_once: bool) -> Takeover:
+        if self.recover is not None:
+            return Takeover.RECOVER
+        return Takeover.REJECT if at_most_once or self.on_abandoned == "reject" else Takeover.RETRY
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def but(self, **changes: Any) -> Policy:
+        """This policy with some promises changed; an unknown name is an error that lists the known ones."""
+        if not changes:
+            return self
+        settings = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        unknown = changes.keys() - settings.keys()
+        if unknown:
+            raise PolicyError(f"unknown policy {', '.join(sorted(unknown))}; there are: {', '.join(sorted(settings))}")
+        return Policy(**{**settings, **changes})
+
+
+def _known(name: str, word: object, words: tuple[object, ...]) -> None:
+    if word not in words:
+        known = ", ".join(f'"{w}"' for w in words if w is not None)
+        raise PolicyError(f"{name} is one of {known}, not {word!r}")
+
+
+def _exceptions(remember: object, *, all_of_them: bool) -> tuple[type[BaseException], ...]:
+    if remember is None:
+        return (Exception,) if all_of_them else ()
+    if remember == "all":
+        return (Exception,)
+    classes = remember if isinstance(remember, tuple) else (remember,)
+    for cls in classes:
+        if not (isinstance(cls, type) and issubclass(cls, Exception)):
+            raise PolicyError(f'remember is "all" or exception classes, not {cls!r}')
+    if all_of_them and Exception not in classes:
+        raise PolicyError('at_most_once remembers every failure: remember="all", or leave it out')
+    return classes

@@ -1,0 +1,1 @@
+"""Seeing what happens: frozen events in one table, and one small module per sink."""
