@@ -1,0 +1,107 @@
+"""The keeper of an async engine: one timer that renews the leases of all its running handlers, and sweeps now and then.
+
+The timer is set for the first lease that is due. A handler that is over by then costs nothing but a dictionary entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from semel.core.ops import Sweep
+from semel.engine.keeper import SWEEP_LIMIT, SWEEP_STEPS
+from semel.engine.leases import Lease, Leases
+from semel.engine.ports import AsyncStore
+from semel.errors import ConfigurationError, StoreError, StoreUncertain
+
+__all__ = ["AsyncKeeper"]
+
+
+class AsyncKeeper:
+    """Keeps leases alive, in the event loop that uses it first."""
+
+    def __init__(self, store: AsyncStore, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
+        self._store = store
+        self._sweep_every = sweep_every
+        self._on_swept = on_swept
+        self._leases = Leases()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = float("inf")
+        self._round: asyncio.Task[None] | None = None
+        self._sweep_at = float("inf")
+        self._closed = False
+
+    def hold(self, lease: Lease) -> None:
+        self._leases.hold(lease)
+        if lease.due < self._rings_at:
+            self._set(lease.due)
+
+    def drop(self, lease: Lease) -> None:
+        self._leases.drop(lease)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._round is not None:
+            await asyncio.gather(self._round, return_exceptions=True)
+
+    def _set(self, when: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            self._sweep_at = time.monotonic() + self._sweep_every if self._sweep_every else float("inf")
+        elif self._loop is not loop:
+            raise ConfigurationError("this AsyncSemel belongs to another event loop: make one per loop")
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rings_at = min(when, self._sweep_at)
+        self._timer = loop.call_later(max(0.0, self._rings_at - time.monotonic()), self._ring)
+
+    def _ring(self) -> None:
+        assert self._loop is not None
+        self._timer = None
+        self._rings_at = float("inf")
+        now = time.monotonic()
+        if self._closed:
+            return
+        if self._round is not None and not self._round.done():
+            self._set(now + self._leases.shortest / 12)  # the last round still waits for the store
+        elif self._leases.due(now) or now >= self._sweep_at:
+            self._round = self._loop.create_task(self._keep(), name="semel-keeper")
+        elif len(self._leases):
+            self._set(self._leases.next_due(now))
+
+    async def _keep(self) -> None:
+        try:
+            await self._renew()
+            if time.monotonic() >= self._sweep_at:
+                await self._sweep()
+                self._sweep_at = time.monotonic() + (self._sweep_every or 0)
+        finally:
+            if not self._closed:
+                self._set(self._leases.next_due(time.monotonic()))
+
+    async def _renew(self) -> None:
+        sent = time.monotonic()
+        due = self._leases.due(sent)
+        if due:
+            try:
+                answers = await self._store.execute_many([lease.renewal() for lease in due])
+            except Exception as error:  # a store that breaks its contract must not end the keeper
+                answers = [StoreUncertain(str(error))] * len(due)
+            self._leases.renewed(due, answers, sent, time.monotonic())
+
+    async def _sweep(self) -> None:
+        for _ in range(SWEEP_STEPS):
+            try:
+                swept = await self._store.execute(Sweep(SWEEP_LIMIT))
+            except StoreError:
+                return  # there is always a next time
+            self._on_swept(swept.removed, swept.unknown)
+            await self._renew()
+            if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
+                return

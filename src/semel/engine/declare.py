@@ -1,0 +1,186 @@
+"""What a decorated function declares, compiled once: its operation name, where its key comes from, what its result is.
+
+Everything that can be wrong is found here, when the decorator runs, not at the first call.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+from semel.core.fingerprint import Arguments
+from semel.core.keys import KeyFormat
+from semel.core.policy import Policy
+from semel.core.serializers import Serializer, serializer_for
+from semel.engine.operation import OperationHandle
+from semel.errors import PolicyError
+
+__all__ = ["Declaration", "Selector", "refuse_generators", "select"]
+
+Selector: TypeAlias = "str | Callable[..., Any]"
+Pick: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+class Declaration:
+    """One protected function."""
+
+    __slots__ = (
+        "fingerprint",
+        "function",
+        "handle",
+        "key",
+        "key_format",
+        "operation",
+        "policy",
+        "recover",
+        "serializer",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        operation: str | None,
+        key: Selector,
+        tenant: Selector | None,
+        fingerprint: Any,
+        without: tuple[str, ...],
+        key_format: KeyFormat | str,
+        serializer: Serializer | None,
+        policy: Policy,
+        secret: bytes | None,
+    ) -> None:
+        refuse_generators(function)
+        signature = inspect.signature(function)
+        hints = _hints(function)
+        self.function = function
+        self.operation = operation or f"{function.__module__}.{function.__qualname__}"
+        self.handle = _handle_parameter(hints)
+        self.key = select("key", key, signature)
+        self.tenant = None if tenant is None else select("tenant", tenant, signature, literal=True)
+        self.key_format = key_format if isinstance(key_format, KeyFormat) else KeyFormat.named(key_format)
+        skip = frozenset({self.handle}) if self.handle else frozenset()
+        self.fingerprint = Arguments(function, fingerprint, without=without, skip=skip, secret=secret)
+        self.serializer = serializer_for(hints.get("return", inspect.Signature.empty), serializer)
+        self.policy = policy
+        self.recover = None if policy.recover is None else select("recover", policy.recover, signature)
+
+
+def refuse_generators(function: Callable[..., Any]) -> None:
+    """A generator's body runs after its call has returned, so there is nothing to remember."""
+    if not callable(function):
+        raise PolicyError(f"once() decorates a function, not {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise PolicyError(
+            f"{function.__qualname__} is a generator: its body runs after the call has returned, so its outcome "
+            "cannot be remembered. Protect the function that consumes it, or return a list"
+        )
+
+
+def select(what: str, selector: Selector, signature: inspect.Signature, *, literal: bool = False) -> Pick:
+    """How to get ``what`` from a call's arguments: a parameter's name or path, or a function of some of them.
+
+    A function's parameters are matched by name (``lambda order: order.id`` on ``ship(order, carrier)``); when none of
+    its names is known, by position. ``literal``: a text that names no parameter is the value itself.
+    """
+    names = [name for name, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if isinstance(selector, str):
+        head, *path = selector.split(".")
+        if head in names:
+            return _path(_argument(signature, head), path)
+        if literal:
+            return lambda args, kwargs: selector
+        raise PolicyError(f"{what}={selector!r} names no parameter; there are: {', '.join(names) or 'none'}")
+    if not callable(selector):
+        raise PolicyError(f"{what}= is a parameter's name or a function of the arguments, not {selector!r}")
+    wanted = _parameter_names(selector)
+    if wanted is None:
+        return lambda args, kwargs: selector(*args, **kwargs)
+    unknown = [name for name in wanted if name not in names]
+    if unknown and len(unknown) < len(wanted):
+        raise PolicyError(f"{what}= asks for {', '.join(unknown)}; the parameters are: {', '.join(names) or 'none'}")
+    if unknown:
+        own = names[1:] if names and names[0] in ("self", "cls") else names
+        if len(wanted) > len(own):
+            raise PolicyError(f"{what}= takes {len(wanted)} arguments; the parameters are: {', '.join(own) or 'none'}")
+        wanted = own[: len(wanted)]
+    return _application(selector, signature, names, wanted)
+
+
+def _application(
+    selector: Callable[..., Any], signature: inspect.Signature, names: list[str], wanted: list[str]
+) -> Pick:
+    picks = [_argument(signature, name) for name in wanted]
+    leading = wanted == names[: len(wanted)]
+    count = len(wanted)
+
+    def apply(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if leading and len(args) >= count:
+            return selector(*args[:count])
+        return selector(*[pick(args, kwargs) for pick in picks])
+
+    return apply
+
+
+def _argument(signature: inspect.Signature, name: str) -> Pick:
+    parameters = list(signature.parameters.values())
+    position = next(i for i, p in enumerate(parameters) if p.name == name)
+    parameter = parameters[position]
+    positional = parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    default = parameter.default
+
+    def pick(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if positional and position < len(args):
+            return args[position]
+        if name in kwargs:
+            return kwargs[name]
+        if default is parameter.empty:
+            raise TypeError(f"missing a required argument: {name!r}")
+        return default
+
+    return pick
+
+
+def _path(pick: Pick, path: list[str]) -> Pick:
+    if not path:
+        return pick
+
+    def walk(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        value = pick(args, kwargs)
+        for name in path:
+            value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+        return value
+
+    return walk
+
+
+def _parameter_names(selector: Callable[..., Any]) -> list[str] | None:
+    """The names a selector asks for; None where it takes anything, or will not say."""
+    try:
+        parameters = inspect.signature(selector).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return None
+    return [p.name for p in parameters if p.default is p.empty]
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    target = function.func if isinstance(function, partial) else function
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        # Names that exist for the type checker only: take the annotations that are no texts as they are.
+        return {k: v for k, v in getattr(target, "__annotations__", {}).items() if not isinstance(v, str)}
+
+
+def _handle_parameter(hints: Mapping[str, Any]) -> str | None:
+    for name, hint in hints.items():
+        candidates = typing.get_args(hint) or (hint,)
+        if name != "return" and any(isinstance(c, type) and issubclass(c, OperationHandle) for c in candidates):
+            return name
+    return None

@@ -1,0 +1,214 @@
+"""What the sync and the async guard share: settings, and how a call of the user's becomes a ``Call`` of the core."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypedDict
+
+from semel.core.fingerprint import Arguments
+from semel.core.keys import KeyFormat, identity, normalize_key
+from semel.core.ops import Complete, Record, Resolve
+from semel.core.outcomes import Call
+from semel.core.policy import Duration, Guarantee, OnAbandoned, OnStoreError, Policy, Remember, seconds
+from semel.core.serializers import PLAIN, NotSerializable, Serializer, serializer_for
+from semel.core.snapshot import Codec
+from semel.core.states import State
+from semel.engine.declare import Declaration, Selector
+from semel.errors import NotResolvable, PolicyError
+from semel.observe import events
+from semel.observe.events import Event, EventHook
+
+__all__ = ["Guard", "PolicyChanges"]
+
+ANY: Final = KeyFormat.named("any")
+
+
+class PolicyChanges(TypedDict, total=False):
+    """Per-operation changes to the guard's policy, as keywords. See ``Policy``."""
+
+    guarantee: Guarantee
+    lease: Duration
+    ttl: Duration | None
+    on_duplicate: Any  # "raise" | Wait, spelled loosely so that a literal needs no cast
+    on_abandoned: OnAbandoned | None
+    recover: Callable[..., Any] | None
+    on_store_error: OnStoreError | None
+    remember: Remember | None
+    settle_for: Duration
+
+
+class Guard:
+    """Base of ``Semel`` and ``AsyncSemel``."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy | None = None,
+        tenant: str = "",
+        on_event: EventHook | None = None,
+        codec: Codec | None = None,
+        secret: bytes | None = None,
+        keep_keys: bool = True,
+        sweep_every: Duration | None = "10m",
+    ) -> None:
+        self._settings: dict[str, Any] = {
+            "policy": policy, "tenant": tenant, "on_event": on_event, "codec": codec, "secret": secret,
+            "keep_keys": keep_keys,
+        }  # fmt: skip
+        self._policy = policy or Policy()
+        self._tenant = tenant
+        self._hook = None if on_event is None else _harmless(on_event)
+        self._codec = codec or Codec()
+        self._secret = secret
+        self._data = Arguments(lambda fingerprint: None, "all", secret=secret)
+        self._keep_keys = keep_keys
+        self._sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
+        self._serializers: dict[Any, Serializer] = {}
+        self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
+
+    def _declare(
+        self,
+        function: Callable[..., Any],
+        *,
+        operation: str | None,
+        key: Selector,
+        tenant: Selector | None,
+        fingerprint: Any,
+        without: tuple[str, ...],
+        key_format: KeyFormat | str,
+        serializer: Serializer | None,
+        changes: Mapping[str, Any],
+    ) -> Declaration:
+        return Declaration(
+            function,
+            operation=operation,
+            key=key,
+            tenant=tenant,
+            fingerprint=fingerprint,
+            without=without,
+            key_format=key_format,
+            serializer=serializer,
+            policy=self._policy.but(**changes),
+            secret=self._secret,
+        )
+
+    def _declared_call(self, what: Declaration, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        key = normalize_key(what.key(args, kwargs), what.key_format)
+        tenant = self._tenant if what.tenant is None else _tenant(what.tenant(args, kwargs))
+        return self._make(
+            what.operation, key, tenant, what.fingerprint.digest(args, kwargs), what.policy, what.serializer
+        )
+
+    def _plain_call(
+        self,
+        operation: str,
+        key: object,
+        tenant: str | None,
+        fingerprint: Any,
+        returns: Any,
+        changes: Mapping[str, Any],
+    ) -> Call:
+        return self._make(
+            operation,
+            normalize_key(key, ANY),
+            self._tenant if tenant is None else tenant,
+            b"" if fingerprint is None else self._data.digest((fingerprint,), {}),
+            self._changed_policy(changes) if changes else self._policy,
+            PLAIN if returns is None else self._serializer(returns),
+        )
+
+    def _make(
+        self, operation: str, key: str, tenant: str, fingerprint: bytes, policy: Policy, serializer: Serializer
+    ) -> Call:
+        return Call(
+            identity(tenant, operation, key),
+            tenant,
+            operation,
+            key,
+            key if self._keep_keys else None,
+            fingerprint,
+            # 63 random bits, fresh from the system each time: a forked child must never repeat its parent's.
+            int.from_bytes(os.urandom(8), "big") >> 1,
+            policy,
+            serializer,
+            self._codec,
+            self._hook,
+        )
+
+    def _changed_policy(self, changes: Mapping[str, Any]) -> Policy:
+        try:
+            wanted = tuple(changes.items())
+            known = self._policies.get(wanted)
+            if known is None:
+                if len(self._policies) >= 256:
+                    self._policies.clear()
+                known = self._policies[wanted] = self._policy.but(**changes)
+            return known
+        except TypeError:  # an unhashable value: no policy has one, and but() says which
+            return self._policy.but(**changes)
+
+    def _identity(self, operation: str, key: object, tenant: str | None) -> bytes:
+        return identity(self._tenant if tenant is None else tenant, operation, normalize_key(key, ANY))
+
+    def _resolution(self, call: Call, result: Any) -> Resolve:
+        try:
+            return Resolve(call.id, call.seal_value(result), call.policy.ttl_seconds)
+        except NotSerializable as error:
+            raise PolicyError(f"{call}: this result cannot be stored, so nothing is resolved: {error}") from error
+
+    def _report(self, call: Call, found: State, *, happened: bool, force: bool = False) -> None:
+        """Say what a resolution met; an operation that was not in doubt is an error."""
+        if found in (State.UNKNOWN, State.ABANDONED) or (force and found is State.RUNNING):
+            call.tell(events.Resolved, happened)
+        elif found is State.RUNNING:
+            raise NotResolvable(f"{call} is running; wait for its lease to end, or release(force=True)")
+        elif found is State.DONE:
+            raise NotResolvable(f"{call} is done: there is nothing to resolve")
+        else:
+            raise NotResolvable(f"{call}: there is no such record")
+
+    def _tell_swept(self, removed: int, unknown: int) -> None:
+        if self._hook is not None:
+            self._hook(events.Swept("", "", "", removed, unknown))
+
+    def _serializer(self, returns: Any) -> Serializer:
+        known = self._serializers.get(returns)
+        if known is None:
+            known = self._serializers[returns] = serializer_for(returns)
+        return known
+
+
+def done(op: Complete, call: Call) -> Record:
+    """The record that a completion has left, for the calls that wait for it in this process."""
+    return Record(op.id, State.DONE, op.token, 1, call.fingerprint, op.snapshot, 0.0, 0.0, op.ttl)
+
+
+def _tenant(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None:
+        raise PolicyError("tenant= gave None: every call must say whose it is, or leave tenant= out")
+    return normalize_key(value, ANY)
+
+
+def _harmless(hook: EventHook) -> EventHook:
+    """A sink must never fail the operation it watches."""
+
+    def call(event: Event) -> None:
+        try:
+            hook(event)
+        except Exception:
+            logging.getLogger("semel").exception("the event hook failed at %s", event.name)
+
+    return call
+
+
+def no_arguments(call: Callable[[], Any]) -> None:
+    """``run(call=…)`` takes a function of no arguments; say so before anything is claimed."""
+    if not callable(call):
+        raise PolicyError(f"call= is a function without arguments, such as lambda: ship(order), not {call!r}")
+    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
+        raise PolicyError("call= is a generator: its body runs after the call has returned. Return a list instead")

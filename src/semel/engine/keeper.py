@@ -1,0 +1,106 @@
+"""The keeper of a sync engine: one thread that renews the leases of all its running handlers, and sweeps now and then.
+
+It sleeps until the first lease is due. A handler that is over by then costs it nothing: not a wake-up, not a lock.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from semel.core.ops import Sweep
+from semel.engine.leases import Lease, Leases
+from semel.engine.ports import Store
+from semel.errors import StoreError, StoreUncertain
+
+__all__ = ["SWEEP_LIMIT", "Keeper"]
+
+SWEEP_LIMIT: Final = 1000
+"""Records removed in one step of a sweep."""
+SWEEP_STEPS: Final = 100
+"""Steps of one background sweep, so that a backlog cannot keep the keeper from its leases."""
+_AWAKE: Final = float("inf")
+
+
+class Keeper:
+    """Keeps leases alive. Started by the first lease, and again in a forked child."""
+
+    def __init__(self, store: Store, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
+        self._store = store
+        self._sweep_every = sweep_every
+        self._on_swept = on_swept
+        self._leases = Leases()
+        self._condition = threading.Condition()
+        self._starting = threading.Lock()
+        self._sleeps_until = _AWAKE
+        self._pid = 0
+        self._closed = False
+
+    def hold(self, lease: Lease) -> None:
+        if self._pid != os.getpid():
+            self._start()
+        self._leases.hold(lease)
+        # Read after the lease is in: a keeper that is awake is told to look again, one that sleeps says until when.
+        if lease.due < self._sleeps_until:
+            with self._condition:
+                self._condition.notify()
+
+    def drop(self, lease: Lease) -> None:
+        self._leases.drop(lease)
+
+    def close(self) -> None:
+        self._closed = True
+        with self._condition:
+            self._condition.notify()
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._pid == os.getpid() or self._closed:
+                return
+            if self._pid:
+                # A forked child: the thread stayed behind, and so did whoever held this lock.
+                self._condition = threading.Condition()
+                self._leases = Leases()
+                self._sleeps_until = _AWAKE
+            self._pid = os.getpid()
+            threading.Thread(target=self._keep, name="semel-keeper", daemon=True).start()
+
+    def _keep(self) -> None:
+        sweep_at = time.monotonic() + self._sweep_every if self._sweep_every else _AWAKE
+        while not self._closed:
+            with self._condition:
+                self._sleeps_until = _AWAKE
+                now = time.monotonic()
+                until = min(self._leases.next_due(now), sweep_at)
+                self._sleeps_until = until
+                if until > now and not self._closed:
+                    self._condition.wait(until - now)
+                self._sleeps_until = _AWAKE
+            self._renew()
+            if time.monotonic() >= sweep_at and not self._closed:
+                self._sweep()
+                sweep_at = time.monotonic() + (self._sweep_every or 0)
+
+    def _renew(self) -> None:
+        sent = time.monotonic()
+        due = self._leases.due(sent)
+        if due:
+            try:
+                answers = self._store.execute_many([lease.renewal() for lease in due])
+            except Exception as error:  # a store that breaks its contract must not end the keeper
+                answers = [StoreUncertain(str(error))] * len(due)
+            self._leases.renewed(due, answers, sent, time.monotonic())
+
+    def _sweep(self) -> None:
+        for _ in range(SWEEP_STEPS):
+            try:
+                swept = self._store.execute(Sweep(SWEEP_LIMIT))
+            except StoreError:
+                return  # there is always a next time
+            self._on_swept(swept.removed, swept.unknown)
+            self._renew()
+            if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
+                return

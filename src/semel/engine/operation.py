@@ -1,0 +1,163 @@
+"""The handle of the operation that runs now: its key, its attempt, keys for the next hop, values to remember.
+
+A handler gets it through a parameter annotated ``Operation`` (``AsyncOperation`` under AsyncSemel), or from
+``current_operation()`` anywhere below it: the context variable follows tasks and threads that copy the context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any, Final, TypeVar
+
+from semel.core.keys import derive
+from semel.core.ops import Op, SaveStep
+from semel.core.outcomes import Call
+from semel.core.serializers import PLAIN, NotSerializable, decode_result
+from semel.core.snapshot import Kind
+from semel.engine.leases import Lease
+from semel.errors import LeaseLost, PolicyError
+from semel.observe import events
+
+__all__ = ["INJECTED", "AsyncOperation", "Operation", "OperationHandle", "current_operation"]
+
+T = TypeVar("T")
+
+INJECTED: Any = None
+"""A default for the handle's parameter, for the type checker's sake: ``def ship(order: Order, op: Operation =
+INJECTED)``.
+"""
+
+
+class OperationHandle:
+    """What both handles share."""
+
+    __slots__ = ("_call", "_lease", "_steps", "attempt")
+
+    def __init__(self, call: Call, lease: Lease | None, attempt: int, steps: tuple[tuple[str, bytes], ...]) -> None:
+        self._call = call
+        self._lease = lease
+        self._steps: dict[str, bytes] = dict(steps) if steps else {}
+        self.attempt: Final = attempt
+        """1 for a first try; more when an abandoned attempt was taken over."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._call} attempt {self.attempt}>"
+
+    @property
+    def name(self) -> str:
+        """The operation's name."""
+        return self._call.operation
+
+    @property
+    def key(self) -> str:
+        return self._call.key
+
+    @property
+    def tenant(self) -> str:
+        return self._call.tenant
+
+    @property
+    def id(self) -> bytes:
+        """The record's 16-byte identity."""
+        return self._call.id
+
+    @property
+    def token(self) -> int:
+        """The fencing token of this attempt: hand it to systems that refuse a smaller one. 0 when run unprotected."""
+        return self._lease.token if self._lease is not None else 0
+
+    @property
+    def lease_lost(self) -> bool:
+        """Whether another owner may have taken over: a long sync handler should look now and then, and stop."""
+        return self._lease is not None and self._lease.lost
+
+    def derive(self, step: str) -> str:
+        """The key to send on for this step: the same in every attempt, UUID-shaped, and no one else's."""
+        return derive(self._call.id, step)
+
+    def _recall(self, name: str) -> tuple[Any] | None:
+        blob = self._steps.get(name)
+        if blob is None:
+            return None
+        snapshot = self._call.codec.open(blob, self._call.id)
+        return (decode_result(PLAIN, snapshot.serializer, snapshot.payload),)
+
+    def _save(self, name: str, value: Any) -> SaveStep:
+        try:
+            payload = PLAIN.encode(value)
+        except NotSerializable as error:
+            raise PolicyError(f"the value captured as {name!r} cannot be stored: {error}") from error
+        blob = self._call.codec.seal(Kind.VALUE, PLAIN.name, payload, self._call.id)
+        return SaveStep(self._call.id, self.token, name, blob, len(self._steps))
+
+    def _saved(self, op: SaveStep, held: bool) -> None:
+        if not held:
+            raise LeaseLost(f"{self._call}: another owner took over before {op.name!r} was saved")
+        self._steps[op.name] = op.value
+        self._call.has_steps = True
+        self._call.tell(events.StepSaved, op.name)
+
+
+class Operation(OperationHandle):
+    """The handle under ``Semel``."""
+
+    __slots__ = ("_execute",)
+
+    def __init__(
+        self,
+        call: Call,
+        lease: Lease | None,
+        attempt: int,
+        steps: tuple[tuple[str, bytes], ...],
+        execute: Callable[[Op[bool]], bool],
+    ) -> None:
+        super().__init__(call, lease, attempt, steps)
+        self._execute = execute
+
+    def capture(self, name: str, make: Callable[[], T]) -> T:
+        """A value that would differ from attempt to attempt, made once: stored before it is returned, then reused."""
+        known = self._recall(name)
+        if known is not None:
+            return known[0]  # type: ignore[no-any-return]
+        made = make()
+        if self._lease is not None:
+            op = self._save(name, made)
+            self._saved(op, self._execute(op))
+        return made
+
+
+class AsyncOperation(OperationHandle):
+    """The handle under ``AsyncSemel``: the same names."""
+
+    __slots__ = ("_execute",)
+
+    def __init__(
+        self,
+        call: Call,
+        lease: Lease | None,
+        attempt: int,
+        steps: tuple[tuple[str, bytes], ...],
+        execute: Callable[[Op[bool]], Awaitable[bool]],
+    ) -> None:
+        super().__init__(call, lease, attempt, steps)
+        self._execute = execute
+
+    async def capture(self, name: str, make: Callable[[], T]) -> T:
+        """A value that would differ from attempt to attempt, made once: stored before it is returned, then reused."""
+        known = self._recall(name)
+        if known is not None:
+            return known[0]  # type: ignore[no-any-return]
+        made = make()
+        if self._lease is not None:
+            op = self._save(name, made)
+            self._saved(op, await self._execute(op))
+        return made
+
+
+running: ContextVar[OperationHandle | None] = ContextVar("semel_operation", default=None)
+
+
+def current_operation() -> OperationHandle | None:
+    """The operation whose handler this code runs in, or None."""
+    return running.get()

@@ -1,0 +1,1 @@
+"""One SQL program, any connection: statements, dialects, schema, and the drivers' connections."""

@@ -1,0 +1,36 @@
+"""asyncpg: one statement on one connection, its errors in our words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+
+from semel.errors import SemelError, StoreUncertain
+from semel.sql.connections.postgres_errors import from_sqlstate
+from semel.sql.program import Rows, Statement
+
+__all__ = ["AsyncpgConnection", "named_error"]
+
+
+class AsyncpgConnection:
+    """Wraps an asyncpg.Connection, ours or the caller's."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: asyncpg.Connection[Any]) -> None:
+        self.raw = raw
+
+    async def execute(self, statement: Statement) -> Rows:
+        text, values = statement.values("numeric")
+        try:
+            rows: Rows = await self.raw.fetch(text, *values)
+            return rows
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            raise named_error(error) from error
+
+
+def named_error(error: Exception) -> SemelError:
+    if isinstance(error, asyncpg.PostgresError):
+        return from_sqlstate(getattr(error, "sqlstate", None), str(error))
+    return StoreUncertain(f"the connection to PostgreSQL was lost: {str(error) or type(error).__name__}")

@@ -1,0 +1,33 @@
+"""PostgreSQL's SQLSTATEs in our words, for every driver."""
+
+from __future__ import annotations
+
+from semel.errors import NotMigrated, SemelError, StoreUnavailable, StoreUncertain
+
+__all__ = ["from_sqlstate", "worth_another_try"]
+
+_RETRY = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock timeout: rolled back, may be sent again
+_LOST = ("57P01", "57P02", "08", "57P05")  # the server is going down, or the connection is gone
+
+
+def from_sqlstate(sqlstate: str | None, text: str) -> SemelError:
+    """The error of our tree for a SQLSTATE; without one the connection broke and nobody knows."""
+    text = " ".join(text.split())[:300]
+    if sqlstate is None or sqlstate.startswith(_LOST):
+        return StoreUncertain(f"the connection to PostgreSQL was lost: {text}")
+    if sqlstate in ("42P01", "42703"):
+        return NotMigrated(
+            f"the database has no Semel tables of this version ({text}): run `semel migrate postgresql://…`"
+        )
+    if sqlstate == "53100":
+        return StoreUnavailable(f"PostgreSQL's disk is full; nothing was stored: {text}")
+    if sqlstate == "25006":
+        return StoreUnavailable(f"PostgreSQL is read-only here (a replica?): {text}")
+    if sqlstate == "57P03":
+        return StoreUnavailable(f"PostgreSQL does not accept connections now: {text}")
+    return StoreUnavailable(f"PostgreSQL refused ({sqlstate}): {text}")
+
+
+def worth_another_try(sqlstate: str | None) -> bool:
+    """Whether the same statement may simply be sent again on the same connection."""
+    return sqlstate in _RETRY

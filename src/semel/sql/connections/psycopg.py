@@ -1,0 +1,113 @@
+"""psycopg 3, sync and async: one statement on one connection, its errors in our words."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+import psycopg
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+
+from semel.errors import SemelError
+from semel.sql.connections.postgres_errors import from_sqlstate
+from semel.sql.program import Rows, Statement
+
+__all__ = ["AsyncPsycopgConnection", "PsycopgConnection", "named_error"]
+
+
+class PsycopgConnection:
+    """Wraps a psycopg.Connection, ours or the caller's."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: psycopg.Connection[Any]) -> None:
+        self.raw = raw
+        raw.adapters.register_dumper(_Array, _ArrayDumper)
+
+    def execute(self, statement: Statement) -> Rows:
+        text, values = _prepared(statement)
+        try:
+            cursor = self.raw.execute(text, values or None, binary=True)
+            return cursor.fetchall() if cursor.description is not None else ()
+        except psycopg.Error as error:
+            raise named_error(error) from error
+
+
+class AsyncPsycopgConnection:
+    """Wraps a psycopg.AsyncConnection, ours or the caller's."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: psycopg.AsyncConnection[Any]) -> None:
+        self.raw = raw
+        raw.adapters.register_dumper(_Array, _ArrayDumper)
+
+    async def execute(self, statement: Statement) -> Rows:
+        text, values = _prepared(statement)
+        try:
+            cursor = await self.raw.execute(text, values or None, binary=True)
+            return await cursor.fetchall() if cursor.description is not None else ()
+        except psycopg.Error as error:
+            raise named_error(error) from error
+
+
+class _Array:
+    """An array parameter of a known element type, in PostgreSQL's binary form.
+
+    psycopg looks at every element of a list to find out its type, each time; we know it, from the statement's casts.
+    """
+
+    __slots__ = ("data", "oid")
+
+    def __init__(self, kind: str, elements: Sequence[Any]) -> None:
+        oid, self.oid, pack = _KINDS[kind]
+        parts = [_HEADER(1, 0 if None not in elements else 1, oid, len(elements), 1)]
+        for element in elements:
+            if element is None:
+                parts.append(_NULL)
+            else:
+                data = pack(element)
+                parts.append(_LENGTH(len(data)))
+                parts.append(data)
+        self.data = b"".join(parts)
+
+
+_HEADER: Final = struct.Struct("!iiIii").pack
+_LENGTH: Final = struct.Struct("!i").pack
+_NULL: Final = b"\xff\xff\xff\xff"
+_KINDS: Final[dict[str, tuple[int, int, Any]]] = {  # element's oid, array's oid, how an element is packed
+    "bytea": (17, 1001, bytes),
+    "bigint": (20, 1016, struct.Struct("!q").pack),
+    "smallint": (21, 1005, struct.Struct("!h").pack),
+    "float8": (701, 1022, struct.Struct("!d").pack),
+    "text": (25, 1009, str.encode),
+}
+
+
+class _ArrayDumper(Dumper):
+    format = Format.BINARY
+
+    def get_key(self, obj: Any, format: Any) -> Any:
+        return (self.cls, obj.oid)
+
+    def upgrade(self, obj: Any, format: Any) -> _ArrayDumper:
+        dumper = _ArrayDumper(self.cls)
+        dumper.oid = obj.oid
+        return dumper
+
+    def dump(self, obj: Any) -> bytes:
+        data: bytes = obj.data
+        return data
+
+
+def _prepared(statement: Statement) -> tuple[Any, list[Any]]:
+    arrays = statement.query.arrays
+    text, names = statement.query.rendered("format")
+    params = statement.params
+    return text, [_Array(arrays[name], params[name]) if name in arrays else params[name] for name in names]
+
+
+def named_error(error: psycopg.Error) -> SemelError:
+    return from_sqlstate(error.sqlstate, str(error))

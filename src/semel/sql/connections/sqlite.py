@@ -1,0 +1,47 @@
+"""sqlite3: one statement on one connection, its errors in our words."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from semel.errors import NotMigrated, SemelError, StoreError, StoreUnavailable
+from semel.sql.program import Rows, Statement
+
+__all__ = ["SQLiteConnection", "named_error"]
+
+_FULL = "the disk that holds the database is full; nothing was stored"
+
+
+class SQLiteConnection:
+    """Wraps a sqlite3.Connection, ours or the caller's."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: sqlite3.Connection) -> None:
+        self.raw = raw
+
+    def execute(self, statement: Statement) -> Rows:
+        try:
+            return self.raw.execute(statement.query.sql, statement.params).fetchall()
+        except sqlite3.Error as error:
+            raise named_error(error) from error
+
+
+def named_error(error: sqlite3.Error) -> SemelError:
+    """What went wrong, in the words of our tree. SQLite is a library: what it refuses is not stored."""
+    text, code = str(error), getattr(error, "sqlite_errorname", "")
+    if "no such table: semel_" in text or "has no column named" in text:
+        return NotMigrated(
+            f"the database has no Semel tables of this version ({text}): run `semel migrate sqlite:///…`"
+        )
+    if code.startswith("SQLITE_FULL"):
+        return StoreUnavailable(_FULL)
+    if code.startswith("SQLITE_READONLY"):
+        return StoreUnavailable(f"the database cannot be written: {text}")
+    if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StoreUnavailable(f"another process held the database for longer than the busy timeout: {text}")
+    if isinstance(error, sqlite3.ProgrammingError):
+        return StoreUnavailable(f"the database connection is closed or misused: {text}")
+    if code.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_NOTADB", "SQLITE_CORRUPT")):
+        return StoreUnavailable(f"the database file cannot be used: {text}")
+    return StoreUnavailable(f"SQLite refused: {text}") if not isinstance(error, StoreError) else error

@@ -1,0 +1,183 @@
+-- What Semel asks of PostgreSQL. Every statement takes arrays, one element an Op, so that concurrent Ops share a round
+-- trip; each is one atomic step under READ COMMITTED. States: 1 running, 2 done, 3 unknown. Takeover: 0 retry,
+-- 1 reject, 2 recover. Times are the server's: "now" is when the statement began.
+
+-- name: claim (writes)
+-- The insert decides. What stands in its way is read by the same statement, and a replay so writes nothing. A record that
+-- is in neither answer came between the statement's snapshot and its insert: the program asks again.
+WITH given AS (
+    SELECT * FROM unnest(
+        :ids::bytea[], :nonces::bigint[], :fingerprints::bytea[], :leases::float8[], :ttls::float8[],
+        :takeovers::smallint[], :tenants::text[], :operations::text[], :keys::text[]
+    ) AS g (id, nonce, fingerprint, lease, ttl, takeover, tenant, operation, key)
+), won AS (
+    INSERT INTO semel_record (
+        id, state, takeover, attempt, token, origin, nonce, lease_end, created, expires, sweep_after,
+        fingerprint, tenant, operation, key
+    )
+    SELECT id, 1, takeover, 1, {{token}}, {{token}}, nonce, {{now}} + lease * interval '1 second', {{now}},
+           {{now}} + ttl * interval '1 second', {{now}} + ttl * interval '1 second',
+           fingerprint, tenant, operation, key
+    FROM given ORDER BY id
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id, token
+)
+SELECT id, token, 0::smallint, NULL::smallint, NULL::integer, NULL::bigint, NULL::bigint, NULL::integer, NULL::bytea,
+       NULL::bytea, NULL::float8, NULL::float8, NULL::float8
+FROM won
+UNION ALL
+SELECT r.id, r.token, r.state, r.takeover, r.attempt, r.nonce, r.origin, r.steps, r.fingerprint, r.snapshot,
+       extract(epoch FROM r.lease_end - {{now}})::float8, extract(epoch FROM {{now}} - r.created)::float8,
+       extract(epoch FROM r.expires - {{now}})::float8
+FROM given g JOIN semel_record r ON r.id = g.id
+
+-- name: replace (writes)
+-- An expired record makes room. The token tells that it is still the record that was read.
+WITH given AS (
+    SELECT * FROM unnest(
+        :ids::bytea[], :tokens::bigint[], :nonces::bigint[], :fingerprints::bytea[], :leases::float8[], :ttls::float8[],
+        :takeovers::smallint[], :tenants::text[], :operations::text[], :keys::text[]
+    ) AS g (id, token, nonce, fingerprint, lease, ttl, takeover, tenant, operation, key)
+)
+UPDATE semel_record r SET
+    state = 1, takeover = g.takeover, attempt = 1, steps = 0, token = greatest(r.token + 1, {{token}}),
+    origin = greatest(r.token + 1, {{token}}), nonce = g.nonce, lease_end = {{now}} + g.lease * interval '1 second',
+    created = {{now}}, expires = {{now}} + g.ttl * interval '1 second',
+    sweep_after = {{now}} + g.ttl * interval '1 second', fingerprint = g.fingerprint, tenant = g.tenant,
+    operation = g.operation, key = g.key, snapshot = NULL, awaited = false
+FROM given g
+WHERE r.id = g.id AND r.token = g.token AND r.expires <= {{now}}
+  AND (r.state = 2 OR (r.state = 1 AND r.lease_end <= {{now}} AND r.takeover = 0))
+RETURNING r.id, r.token, r.attempt, r.origin, r.steps
+
+-- name: take_over (writes)
+WITH given AS (
+    SELECT * FROM unnest(
+        :ids::bytea[], :tokens::bigint[], :nonces::bigint[], :leases::float8[], :ttls::float8[], :takeovers::smallint[]
+    ) AS g (id, token, nonce, lease, ttl, takeover)
+)
+UPDATE semel_record r SET
+    takeover = g.takeover, attempt = r.attempt + 1, token = greatest(r.token + 1, {{token}}), nonce = g.nonce,
+    lease_end = {{now}} + g.lease * interval '1 second', expires = {{now}} + g.ttl * interval '1 second'
+FROM given g
+WHERE r.id = g.id AND r.token = g.token AND r.state = 1 AND r.lease_end <= {{now}}
+RETURNING r.id, r.token, r.attempt, r.origin, r.steps
+
+-- name: refuse (writes)
+WITH given AS (SELECT * FROM unnest(:ids::bytea[], :tokens::bigint[]) AS g (id, token))
+UPDATE semel_record r SET state = 3
+FROM given g
+WHERE r.id = g.id AND r.token = g.token AND r.state = 1 AND r.lease_end <= {{now}}
+RETURNING r.id
+
+-- name: steps (reads)
+SELECT id, name, value FROM semel_step
+WHERE (id, origin) IN (SELECT * FROM unnest(:ids::bytea[], :origins::bigint[]))
+ORDER BY id, position
+
+-- name: renew (writes)
+WITH given AS (SELECT * FROM unnest(:ids::bytea[], :tokens::bigint[], :leases::float8[]) AS g (id, token, lease))
+UPDATE semel_record r SET lease_end = {{now}} + g.lease * interval '1 second'
+FROM given g WHERE r.id = g.id AND r.token = g.token AND r.state = 1
+RETURNING r.id
+
+-- name: complete (writes)
+-- Waiters are told only where there are some: a notification in every transaction would serialise all commits.
+WITH given AS (
+    SELECT * FROM unnest(:ids::bytea[], :tokens::bigint[], :snapshots::bytea[], :ttls::float8[])
+        AS g (id, token, snapshot, ttl)
+), finished AS (
+    UPDATE semel_record r
+    SET state = 2, snapshot = g.snapshot, lease_end = {{now}},
+        expires = {{now}} + g.ttl * interval '1 second'
+    FROM given g WHERE r.id = g.id AND r.token = g.token AND r.state IN (1, 3)
+    RETURNING r.id, r.awaited
+)
+SELECT id, CASE WHEN awaited THEN {{notify}} END FROM finished
+UNION ALL
+SELECT r.id, NULL FROM given g JOIN semel_record r ON r.id = g.id AND r.token = g.token AND r.state = 2
+
+-- name: release (writes)
+WITH given AS (SELECT * FROM unnest(:ids::bytea[], :tokens::bigint[]) AS g (id, token)),
+gone AS (
+    DELETE FROM semel_record r USING given g WHERE r.id = g.id AND r.token = g.token AND r.state IN (1, 3)
+    RETURNING r.id, r.awaited, r.steps
+), forgotten AS (
+    DELETE FROM semel_step s USING gone WHERE gone.steps > 0 AND s.id = gone.id
+)
+SELECT id, CASE WHEN awaited THEN {{notify}} END FROM gone
+
+-- name: yield_lease (writes)
+WITH given AS (SELECT * FROM unnest(:ids::bytea[], :tokens::bigint[]) AS g (id, token)),
+yielded AS (
+    UPDATE semel_record r SET lease_end = {{now}}
+    FROM given g WHERE r.id = g.id AND r.token = g.token AND r.state = 1
+    RETURNING r.id, r.awaited
+)
+SELECT id, CASE WHEN awaited THEN {{notify}} END FROM yielded
+
+-- name: give_up (writes)
+WITH given AS (SELECT * FROM unnest(:ids::bytea[], :tokens::bigint[]) AS g (id, token)),
+given_up AS (
+    UPDATE semel_record r SET state = 3
+    FROM given g WHERE r.id = g.id AND r.token = g.token AND r.state IN (1, 3)
+    RETURNING r.id, r.awaited
+)
+SELECT id, CASE WHEN awaited THEN {{notify}} END FROM given_up
+
+-- name: save_step (writes)
+-- The record's row is locked by the update, so no other owner can take over between the test of the token and the step.
+WITH held AS (
+    UPDATE semel_record SET steps = steps + 1 WHERE id = :id AND token = :token AND state = 1 RETURNING id, origin
+), saved AS (
+    INSERT INTO semel_step (id, origin, name, position, value)
+    SELECT id, origin, :name::text, :position::integer, :value::bytea FROM held
+    ON CONFLICT (id, origin, name) DO NOTHING
+)
+SELECT id FROM held
+
+-- name: lookup (reads)
+SELECT id, state, token, attempt, fingerprint, snapshot,
+       extract(epoch FROM lease_end - {{now}})::float8,
+       extract(epoch FROM {{now}} - created)::float8,
+       extract(epoch FROM expires - {{now}})::float8, takeover, tenant, operation, key
+FROM semel_record WHERE id = ANY (:ids::bytea[])
+
+-- name: resolve_done (writes)
+WITH finished AS (
+    UPDATE semel_record r
+    SET state = 2, token = greatest(token + 1, {{token}}), snapshot = :snapshot::bytea,
+        lease_end = {{now}}, expires = {{now}} + :ttl::float8 * interval '1 second'
+    WHERE id = :id AND token = :token AND state IN (1, 3)
+    RETURNING r.id, r.awaited
+)
+SELECT id, CASE WHEN awaited THEN {{notify}} END FROM finished
+
+-- name: watch (writes)
+UPDATE semel_record SET awaited = true
+WHERE id = ANY (:ids::bytea[]) AND state = 1 AND lease_end > {{now}}
+RETURNING id, extract(epoch FROM lease_end - {{now}})::float8
+
+-- name: sweep (writes)
+WITH dead AS (
+    SELECT id FROM semel_record
+    WHERE sweep_after <= {{now}} AND expires <= {{now}}
+      AND (state = 2 OR (state = 1 AND lease_end <= {{now}} AND takeover = 0))
+    ORDER BY sweep_after LIMIT :count::integer FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM semel_record r USING dead WHERE r.id = dead.id RETURNING r.id, r.steps
+), forgotten AS (
+    DELETE FROM semel_step s USING gone WHERE gone.steps > 0 AND s.id = gone.id
+)
+SELECT count(*)::integer FROM gone
+
+-- name: sweep_unknown (writes)
+WITH silent AS (
+    SELECT id FROM semel_record
+    WHERE sweep_after <= {{now}} AND expires <= {{now}}
+      AND state = 1 AND lease_end <= {{now}} AND takeover <> 0
+    ORDER BY sweep_after LIMIT :count::integer FOR UPDATE SKIP LOCKED
+), marked AS (
+    UPDATE semel_record r SET state = 3 FROM silent WHERE r.id = silent.id RETURNING r.id
+)
+SELECT count(*)::integer FROM marked

@@ -1,0 +1,204 @@
+"""SQLite: each Op as a program of small statements, atomic because one writer at a time holds the file.
+
+A program's reads come first. When they settle the Op (a replay), no write lock is ever asked for; when they do not,
+the first write statement runs inside the writer's transaction, and tests again what was read: between the two the
+record may have changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from semel.core.ops import (
+    Claim,
+    Claimed,
+    Complete,
+    Existing,
+    Lookup,
+    Op,
+    Record,
+    Release,
+    Renew,
+    Resolve,
+    SaveStep,
+    Sweep,
+    Swept,
+)
+from semel.core.states import State, Takeover
+from semel.errors import StoreUnavailable
+from semel.sql.program import Program, load_queries
+
+__all__ = ["program"]
+
+_Q: Final = load_queries("semel.sql.dialects", "sqlite.sql")
+_TRIES: Final = 10
+"""How often a claim that lost a race looks again before it gives up."""
+
+Clock = Callable[[], int]
+
+
+def _micros(seconds: float) -> int:
+    return int(seconds * 1_000_000)
+
+
+def claim(op: Claim, clock: Clock) -> Program[Claimed | Existing]:
+    for _ in range(_TRIES):
+        rows = yield _Q["find"](id=op.id)
+        now = clock()
+        if not rows:
+            state = State.ABSENT
+        else:
+            (
+                stored,
+                token,
+                attempt,
+                fingerprint,
+                snapshot,
+                lease_end,
+                created,
+                expires,
+                nonce,
+                takeover,
+                origin,
+                steps,
+            ) = rows[0]
+            state = _state(stored, lease_end, expires, takeover, now)
+            if state is State.RUNNING and nonce == op.nonce:
+                return Claimed(token, attempt, (yield from _steps(op.id, origin, steps)))
+            record = Record(
+                op.id, state, token, attempt, fingerprint, snapshot, (lease_end - now) / 1e6, (now - created) / 1e6,
+                (expires - now) / 1e6, op.tenant, op.operation, op.key,
+            )  # fmt: skip
+        if state is State.ABSENT:
+            won = yield _Q["claim"](
+                id=op.id, takeover=op.takeover, now=clock(), nonce=op.nonce, lease=_micros(op.lease),
+                ttl=_micros(op.ttl), fingerprint=op.fingerprint, tenant=op.tenant, operation=op.operation, key=op.key,
+            )  # fmt: skip
+            if won:
+                return Claimed(won[0][0], 1)
+            continue
+        if state is not State.ABANDONED or (op.fingerprint and fingerprint and op.fingerprint != fingerprint):
+            return Existing(record)
+        if op.takeover == Takeover.RECOVER or (op.takeover == Takeover.RETRY and takeover == Takeover.RETRY):
+            won = yield _Q["take_over"](
+                id=op.id, token=token, takeover=op.takeover, now=clock(), nonce=op.nonce, lease=_micros(op.lease),
+                ttl=_micros(op.ttl),
+            )  # fmt: skip
+            if won:
+                return Claimed(won[0][0], won[0][1], (yield from _steps(op.id, origin, steps)))
+        else:
+            yield _Q["refuse"](id=op.id, token=token, now=clock())
+    raise StoreUnavailable(f"the record changed {_TRIES} times while it was being claimed")
+
+
+def _steps(id: bytes, origin: int, steps: int) -> Program[tuple[tuple[str, bytes], ...]]:
+    if not steps:
+        return ()
+    return tuple((name, value) for name, value in (yield _Q["steps"](id=id, origin=origin)))
+
+
+def _state(stored: int, lease_end: int, expires: int, takeover: int, now: int) -> State:
+    if stored == State.RUNNING:
+        if lease_end > now:
+            return State.RUNNING
+        return State.ABSENT if expires <= now and takeover == Takeover.RETRY else State.ABANDONED
+    if stored == State.DONE:
+        return State.DONE if expires > now else State.ABSENT
+    return State.UNKNOWN
+
+
+def renew(op: Renew, clock: Clock) -> Program[bool]:
+    return bool((yield _Q["renew"](id=op.id, token=op.token, now=clock(), lease=_micros(op.lease))))
+
+
+def complete(op: Complete, clock: Clock) -> Program[bool]:
+    done = yield _Q["complete"](id=op.id, token=op.token, snapshot=op.snapshot, now=clock(), ttl=_micros(op.ttl))
+    if done:
+        return True
+    return bool((yield _Q["completed"](id=op.id, token=op.token)))
+
+
+def release(op: Release, clock: Clock) -> Program[bool]:
+    if op.to is State.ABSENT:
+        gone = yield _Q["release"](id=op.id, token=op.token)
+        if gone and gone[0][0]:
+            yield _Q["forget_steps"](id=op.id)
+        return bool(gone)
+    if op.to is State.UNKNOWN:
+        return bool((yield _Q["give_up"](id=op.id, token=op.token)))
+    return bool((yield _Q["yield_lease"](id=op.id, token=op.token, now=clock())))
+
+
+def save_step(op: SaveStep, clock: Clock) -> Program[bool]:
+    held = yield _Q["count_step"](id=op.id, token=op.token)
+    if not held:
+        return False
+    yield _Q["save_step"](id=op.id, origin=held[0][0], name=op.name, position=op.position, value=op.value)
+    return True
+
+
+def lookup(op: Lookup, clock: Clock) -> Program[Record | None]:
+    rows = yield _Q["lookup"](id=op.id)
+    if not rows:
+        return None
+    stored, token, attempt, fingerprint, snapshot, lease_end, created, expires, takeover, tenant, operation, key = rows[
+        0
+    ]
+    now = clock()
+    state = _state(stored, lease_end, expires, takeover, now)
+    if state is State.ABSENT:
+        return None
+    return Record(
+        op.id, state, token, attempt, fingerprint, snapshot, (lease_end - now) / 1e6, (now - created) / 1e6,
+        (expires - now) / 1e6, tenant, operation, key,
+    )  # fmt: skip
+
+
+def resolve(op: Resolve, clock: Clock) -> Program[State]:
+    for _ in range(_TRIES):
+        record = yield from lookup(Lookup(op.id), clock)
+        if record is None:
+            return State.ABSENT
+        if record.state is State.DONE or (record.state is State.RUNNING and not op.force):
+            return record.state
+        if op.snapshot is None:
+            changed = yield from release(Release(op.id, record.token), clock)
+        else:
+            changed = bool(
+                (
+                    yield _Q["resolve_done"](
+                        id=op.id, token=record.token, snapshot=op.snapshot, now=clock(), ttl=_micros(op.ttl)
+                    )
+                )
+            )
+        if changed:
+            return record.state
+    raise StoreUnavailable(f"the record changed {_TRIES} times while it was being resolved")
+
+
+def sweep(op: Sweep, clock: Clock) -> Program[Swept]:
+    gone = yield _Q["sweep"](now=clock(), count=op.limit)
+    for id, steps in gone:
+        if steps:
+            yield _Q["forget_steps"](id=id)
+    left = op.limit - len(gone)
+    unknown = (yield _Q["sweep_unknown"](now=clock(), count=left)) if left > 0 else ()
+    return Swept(len(gone), len(unknown))
+
+
+_PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
+    Claim: claim,
+    Renew: renew,
+    Complete: complete,
+    Release: release,
+    SaveStep: save_step,
+    Lookup: lookup,
+    Resolve: resolve,
+    Sweep: sweep,
+}
+
+
+def program(op: Op[Any], clock: Clock) -> Program[Any]:
+    """The program of an Op. ``clock`` gives microseconds since 1970 when a statement is made."""
+    return _PROGRAMS[type(op)](op, clock)

@@ -1,0 +1,92 @@
+-- What Semel asks of SQLite. Times are microseconds; :now is the writer's clock. States: 1 running, 2 done, 3 unknown.
+-- Takeover: 0 retry, 1 reject, 2 recover. A record counts as absent when it is past its time and not in doubt.
+
+-- name: find (reads)
+SELECT state, token, attempt, fingerprint, snapshot, lease_end, created, expires, nonce, takeover, origin, steps
+FROM semel_record WHERE id = :id
+
+-- name: claim (writes)
+INSERT INTO semel_record AS r (
+    id, state, takeover, attempt, token, origin, nonce, lease_end, created, expires, sweep_after,
+    fingerprint, tenant, operation, key
+)
+VALUES (
+    :id, 1, :takeover, 1, :now, :now, :nonce, :now + :lease, :now, :now + :ttl, :now + :ttl,
+    :fingerprint, :tenant, :operation, :key
+)
+ON CONFLICT (id) DO UPDATE SET
+    state = 1, takeover = excluded.takeover, attempt = 1, steps = 0,
+    token = max(r.token + 1, :now), origin = max(r.token + 1, :now), nonce = excluded.nonce,
+    lease_end = excluded.lease_end, created = excluded.created, expires = excluded.expires,
+    sweep_after = excluded.sweep_after, fingerprint = excluded.fingerprint, tenant = excluded.tenant,
+    operation = excluded.operation, key = excluded.key, snapshot = NULL
+WHERE r.expires <= :now AND (r.state = 2 OR (r.state = 1 AND r.lease_end <= :now AND r.takeover = 0))
+RETURNING token
+
+-- name: take_over (writes)
+UPDATE semel_record SET
+    takeover = :takeover, attempt = attempt + 1, token = max(token + 1, :now), nonce = :nonce,
+    lease_end = :now + :lease, expires = :now + :ttl
+WHERE id = :id AND token = :token AND state = 1 AND lease_end <= :now
+RETURNING token, attempt
+
+-- name: refuse (writes)
+UPDATE semel_record SET state = 3 WHERE id = :id AND token = :token AND state = 1 AND lease_end <= :now RETURNING 1
+
+-- name: steps (reads)
+SELECT name, value FROM semel_step WHERE id = :id AND origin = :origin ORDER BY position
+
+-- name: renew (writes)
+UPDATE semel_record SET lease_end = :now + :lease WHERE id = :id AND token = :token AND state = 1 RETURNING 1
+
+-- name: complete (writes)
+UPDATE semel_record SET state = 2, snapshot = :snapshot, lease_end = :now, expires = :now + :ttl
+WHERE id = :id AND token = :token AND state IN (1, 3) RETURNING 1
+
+-- name: completed (reads)
+SELECT 1 FROM semel_record WHERE id = :id AND token = :token AND state = 2
+
+-- name: release (writes)
+DELETE FROM semel_record WHERE id = :id AND token = :token AND state IN (1, 3) RETURNING steps
+
+-- name: yield_lease (writes)
+UPDATE semel_record SET lease_end = :now WHERE id = :id AND token = :token AND state = 1 RETURNING 1
+
+-- name: give_up (writes)
+UPDATE semel_record SET state = 3 WHERE id = :id AND token = :token AND state IN (1, 3) RETURNING 1
+
+-- name: count_step (writes)
+UPDATE semel_record SET steps = steps + 1 WHERE id = :id AND token = :token AND state = 1 RETURNING origin
+
+-- name: save_step (writes)
+INSERT INTO semel_step (id, origin, name, position, value) VALUES (:id, :origin, :name, :position, :value)
+ON CONFLICT (id, origin, name) DO NOTHING
+
+-- name: forget_steps (writes)
+DELETE FROM semel_step WHERE id = :id
+
+-- name: lookup (reads)
+SELECT state, token, attempt, fingerprint, snapshot, lease_end, created, expires, takeover, tenant, operation, key
+FROM semel_record WHERE id = :id
+
+-- name: resolve_done (writes)
+UPDATE semel_record SET
+    state = 2, token = max(token + 1, :now), snapshot = :snapshot, lease_end = :now, expires = :now + :ttl
+WHERE id = :id AND token = :token AND state IN (1, 3) RETURNING 1
+
+-- name: sweep (writes)
+DELETE FROM semel_record WHERE id IN (
+    SELECT id FROM semel_record
+    WHERE sweep_after <= :now AND expires <= :now
+      AND (state = 2 OR (state = 1 AND lease_end <= :now AND takeover = 0))
+    ORDER BY sweep_after LIMIT :count
+)
+RETURNING id, steps
+
+-- name: sweep_unknown (writes)
+UPDATE semel_record SET state = 3 WHERE id IN (
+    SELECT id FROM semel_record
+    WHERE sweep_after <= :now AND expires <= :now AND state = 1 AND lease_end <= :now AND takeover <> 0
+    ORDER BY sweep_after LIMIT :count
+)
+RETURNING 1

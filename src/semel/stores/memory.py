@@ -1,0 +1,157 @@
+"""Records in this process's memory: for tests, for tools, and for services where a restart may forget.
+
+It is the transition table and a dict, so it is also what the other stores are compared with. Bounded: when it is full
+of live records it refuses new claims; it never forgets one to make room, because that would run an operation twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from semel.core.ops import Claim, Op, Sweep, Swept
+from semel.core.semantics import Row, apply, state_of, sweepable
+from semel.core.states import State
+from semel.errors import StoreError, StoreUnavailable
+
+__all__ = ["AsyncMemoryStore", "MemoryStore"]
+
+R = TypeVar("R")
+MAX_RECORDS: Final = 1_000_000
+
+
+class _Records:
+    """The dict and the table; one caller at a time."""
+
+    def __init__(self, clock: Callable[[], float], max_records: int) -> None:
+        self.clock = clock
+        self.max_records = max_records
+        self.rows: dict[bytes, Row] = {}
+        self.waiters: dict[bytes, list[Callable[[], object]]] = {}
+
+    def execute(self, op: Op[Any]) -> Any:
+        now = self.clock()
+        if type(op) is Sweep:
+            return self.sweep(op.limit, now)
+        row = self.rows.get(op.id)
+        if row is None and type(op) is Claim and len(self.rows) >= self.max_records:
+            self.make_room(now)
+        changed, answer = apply(row, op, now)
+        if changed is not row:
+            if changed is None:
+                del self.rows[op.id]
+            else:
+                self.rows[op.id] = changed
+            if self.waiters and state_of(changed, now) is not State.RUNNING:
+                for wake in self.waiters.pop(op.id, ()):
+                    wake()
+        return answer
+
+    def make_room(self, now: float) -> None:
+        if not self.sweep(self.max_records // 10 + 1, now).removed:
+            raise StoreUnavailable(f"the memory store is full: {self.max_records} live records")
+
+    def sweep(self, limit: int, now: float) -> Swept:
+        removed = unknown = 0
+        for id, row in list(self.rows.items()):
+            if removed + unknown >= limit:
+                break
+            verdict = sweepable(row, now)
+            if verdict is State.ABSENT:
+                del self.rows[id]
+                removed += 1
+            elif verdict is State.UNKNOWN:
+                self.rows[id] = row._replace(state=State.UNKNOWN)
+                unknown += 1
+        return Swept(removed, unknown)
+
+    def watch(self, id: bytes, wake: Callable[[], object]) -> bool:
+        """Have ``wake`` called when the record is no longer running; False when it is not running now."""
+        if state_of(self.rows.get(id), self.clock()) is not State.RUNNING:
+            return False
+        self.waiters.setdefault(id, []).append(wake)
+        return True
+
+    def unwatch(self, id: bytes, wake: Callable[[], object]) -> None:
+        waiting = self.waiters.get(id)
+        if waiting is not None and wake in waiting:
+            waiting.remove(wake)
+            if not waiting:
+                del self.waiters[id]
+
+
+class MemoryStore:
+    """A store in memory, for threads."""
+
+    wakes = True
+
+    def __init__(self, *, clock: Callable[[], float] = time.time, max_records: int = MAX_RECORDS) -> None:
+        """
+        :param clock: seconds; the store's idea of now, so that tests can move it.
+        :param max_records: live records beyond which claims are refused.
+        """
+        self._records = _Records(clock, max_records)
+        self._lock = threading.Lock()
+
+    def execute(self, op: Op[R]) -> R:
+        with self._lock:
+            return self._records.execute(op)  # type: ignore[no-any-return]
+
+    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return [_tried(self.execute, op) for op in ops]
+
+    def wait(self, id: bytes, seconds: float) -> None:
+        gate = threading.Lock()
+        gate.acquire()
+        wake = gate.release
+        with self._lock:
+            if not self._records.watch(id, wake):
+                return
+        if not gate.acquire(timeout=seconds):
+            with self._lock:
+                self._records.unwatch(id, wake)
+
+    def close(self) -> None:
+        """Nothing to give back; the records stay for those who still hold the store."""
+
+
+class AsyncMemoryStore:
+    """A store in memory, for one event loop."""
+
+    wakes = True
+
+    def __init__(self, *, clock: Callable[[], float] = time.time, max_records: int = MAX_RECORDS) -> None:
+        """As of ``MemoryStore``."""
+        self._records = _Records(clock, max_records)
+
+    async def execute(self, op: Op[R]) -> R:
+        return self._records.execute(op)  # type: ignore[no-any-return]
+
+    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return [_tried(self._records.execute, op) for op in ops]
+
+    async def wait(self, id: bytes, seconds: float) -> None:
+        changed = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not changed.done():
+                changed.set_result(None)
+
+        if self._records.watch(id, wake):
+            try:
+                await asyncio.wait([changed], timeout=seconds)
+            finally:
+                self._records.unwatch(id, wake)
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+
+def _tried(execute: Callable[[Op[Any]], Any], op: Op[Any]) -> Any:
+    try:
+        return execute(op)
+    except StoreError as error:
+        return error

@@ -1,0 +1,212 @@
+"""The PostgreSQL store for one event loop, by asyncpg or psycopg 3."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+from semel.core.ops import Op
+from semel.core.policy import Duration, seconds
+from semel.errors import SemelError, StoreError, StoreUncertain
+from semel.sql import migrations
+from semel.sql.connections.postgres_errors import worth_another_try
+from semel.sql.dialects import postgres as dialect
+from semel.sql.program import run_async
+from semel.stores.combining import AsyncCombiner
+from semel.stores.postgres.drivers import Driver, DriverName, driver_named
+from semel.stores.postgres.settings import (
+    CONNECT_TIMEOUT,
+    LANES,
+    LISTEN_AGAIN,
+    PATIENCE,
+    TIMEOUT,
+    Settings,
+    Trip,
+    each,
+)
+
+__all__ = ["AsyncPostgresStore", "migrate_async"]
+
+R = TypeVar("R")
+
+
+async def migrate_async(url: str, *, driver: DriverName | None = None) -> list[str]:
+    """Make or update the tables; answers what was applied. Safe to run in many processes at once."""
+    chosen = driver_named(driver)
+    connection = await chosen.connect(Settings(url, 1, 600.0, CONNECT_TIMEOUT, 0.0))
+    try:
+        return await migrations.migrate_async(connection, migrations.POSTGRES)
+    finally:
+        await chosen.close(connection)
+
+
+class _Lane:
+    """One connection, opened when first needed and opened again when lost."""
+
+    def __init__(self, settings: Settings, driver: Driver) -> None:
+        self._settings = settings
+        self._driver = driver
+        self._connection: Any = None
+        self._down = False
+
+    async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        trip = Trip(0.0 if self._down else self._settings.patience)
+        while True:
+            try:
+                answers = await self._once(ops)
+                self._down = False
+                return answers
+            except SemelError as error:
+                cause = getattr(error.__cause__, "sqlstate", None)
+                pause = None
+                if isinstance(error, StoreError):
+                    pause = trip.pause_after(error, contended=worth_another_try(cause))
+                if pause is None and len(ops) > 1 and cause is not None and not worth_another_try(cause):
+                    return [(await self.run([op]))[0] for op in ops]
+                if pause is None:
+                    self._down = self._connection is None
+                    return each(ops, trip.verdict(error))
+            if pause:
+                await asyncio.sleep(pause)
+
+    async def _once(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        if self._connection is None:
+            self._connection = await self._driver.connect(self._settings)
+        try:
+            async with asyncio.timeout(self._settings.timeout + 1.0):
+                return await run_async(dialect.program(ops), self._connection)
+        except TimeoutError as error:
+            self._driver.abort(self._connection)
+            raise StoreUncertain(f"PostgreSQL did not answer within {self._settings.timeout:g} s") from error
+        finally:
+            if self._driver.is_closed(self._connection):
+                self._connection = None
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await self._driver.close(connection)
+
+
+class _Listener:
+    """One connection and task that hear which records are done, and wake who waits for them."""
+
+    def __init__(self, settings: Settings, driver: Driver) -> None:
+        self._settings = settings
+        self._driver = driver
+        self._gates: dict[str, list[asyncio.Future[None]]] = {}
+        self._hears = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def listen(self) -> bool:
+        """Start if need be; whether notifications are heard."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._hear(), name="semel-listener")
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout):
+                await self._hears.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def enter(self, id: bytes) -> asyncio.Future[None]:
+        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._gates.setdefault(id.hex(), []).append(gate)
+        return gate
+
+    def leave(self, id: bytes, gate: asyncio.Future[None]) -> None:
+        gates = self._gates.get(id.hex())
+        if gates is not None and gate in gates:
+            gates.remove(gate)
+            if not gates:
+                del self._gates[id.hex()]
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _hear(self) -> None:
+        while True:
+            connection: Any = None
+            try:
+                connection = await self._driver.connect(self._settings)
+                await self._driver.listen(connection, self._ready, self._wake)
+            except asyncio.CancelledError:
+                raise
+            except Exception:  # whatever broke: open it again; waiters look for themselves meanwhile
+                await asyncio.sleep(0.25)
+            finally:
+                self._hears.clear()
+                self._wake_all()
+                if connection is not None:
+                    with contextlib.suppress(Exception):
+                        await self._driver.close(connection)
+
+    def _ready(self) -> None:
+        self._hears.set()
+        self._wake_all()  # whatever was said while nobody listened
+
+    def _wake_all(self) -> None:
+        for id in list(self._gates):
+            self._wake(id)
+
+    def _wake(self, id: str) -> None:
+        for gate in self._gates.pop(id, ()):
+            if not gate.done():
+                gate.set_result(None)
+
+
+class AsyncPostgresStore:
+    """A store in PostgreSQL, for one event loop. Connections are opened when first needed."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        driver: DriverName | None = None,
+        lanes: int = LANES,
+        timeout: Duration = TIMEOUT,
+        connect_timeout: Duration = CONNECT_TIMEOUT,
+        patience: Duration = PATIENCE,
+        listen: bool = True,
+    ) -> None:
+        """As of ``PostgresStore``, and:
+
+        :param driver: ``"asyncpg"`` or ``"psycopg"``; by default the former where it is installed.
+        """
+        settings = Settings(
+            url,
+            lanes,
+            seconds(timeout, "timeout"),
+            seconds(connect_timeout, "connect_timeout"),
+            seconds(patience, "patience"),
+        )
+        chosen = driver_named(driver)
+        self.wakes = listen
+        self._listener = _Listener(settings, chosen)
+        self._combiner = AsyncCombiner([_Lane(settings, chosen) for _ in range(lanes)])
+
+    async def execute(self, op: Op[R]) -> R:
+        return cast(R, await self._combiner.execute(op))
+
+    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return await self._combiner.execute_many(ops)
+
+    async def wait(self, id: bytes, seconds: float) -> None:
+        if not await self._listener.listen():
+            await asyncio.sleep(min(seconds, LISTEN_AGAIN / 4))
+            return
+        gate = self._listener.enter(id)  # before we ask to be told, so that no answer can slip in between
+        try:
+            lease_left = await self.execute(dialect.Watch(id))
+            if lease_left is not None:
+                await asyncio.wait([gate], timeout=max(0.0, min(seconds, lease_left, LISTEN_AGAIN)))
+        finally:
+            self._listener.leave(id, gate)
+
+    async def close(self) -> None:
+        await self._listener.stop()
+        await self._combiner.close()

@@ -1,0 +1,300 @@
+"""The PostgreSQL store for threads, by psycopg 3.
+
+A few connections (lanes) serve all threads of the process; Ops that wait while the lanes are busy travel together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from semel.core.ops import Op
+from semel.core.policy import Duration, seconds
+from semel.errors import MissingDependency, SemelError, StoreError
+from semel.sql import migrations
+from semel.sql.connections.postgres_errors import worth_another_try
+from semel.sql.dialects import postgres as dialect
+from semel.sql.program import run
+from semel.stores.combining import Combiner
+from semel.stores.postgres.settings import (
+    CONNECT_TIMEOUT,
+    LANES,
+    LISTEN_AGAIN,
+    PATIENCE,
+    TIMEOUT,
+    Settings,
+    Trip,
+    each,
+    unreachable,
+)
+
+if TYPE_CHECKING:
+    from semel.sql.connections.psycopg import PsycopgConnection
+
+__all__ = ["PostgresStore", "migrate"]
+
+R = TypeVar("R")
+
+
+def _connect(settings: Settings) -> PsycopgConnection:
+    try:
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+
+        from semel.sql.connections.psycopg import PsycopgConnection
+    except ImportError as error:
+        raise MissingDependency("psycopg", "postgres") from error
+    try:
+        given = conninfo_to_dict(settings.url).get("options") or ""
+        raw = psycopg.connect(
+            settings.url,
+            autocommit=True,
+            connect_timeout=max(2, int(settings.connect_timeout)),
+            options=settings.options(given),
+        )
+    except psycopg.Error as error:
+        raise unreachable(error) from error
+    raw.prepare_threshold = 1
+    return PsycopgConnection(raw)
+
+
+def migrate(url: str) -> list[str]:
+    """Make or update the tables; answers what was applied. Safe to run in many processes at once."""
+    connection = _connect(Settings(url, 1, 600.0, CONNECT_TIMEOUT, 0.0))
+    try:
+        return migrations.migrate(connection, migrations.POSTGRES)
+    finally:
+        connection.raw.close()
+
+
+def check(url: str) -> None:
+    """Raise NotMigrated or SchemaDrift unless the tables are exactly the ones the migrations make."""
+    connection = _connect(Settings(url, 1, 600.0, CONNECT_TIMEOUT, 0.0))
+    try:
+        migrations.check(connection, migrations.POSTGRES)
+    finally:
+        connection.raw.close()
+
+
+class _Lane:
+    """One connection, opened when first needed, opened again when lost, and by a forked child."""
+
+    def __init__(self, settings: Settings, watchdog: _Watchdog) -> None:
+        self._settings = settings
+        self._watchdog = watchdog
+        self._connection: PsycopgConnection | None = None
+        self._left_behind: list[Any] = []
+        self._pid = os.getpid()
+        self._down = False
+        self.overdue_at = float("inf")
+
+    def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        trip = Trip(0.0 if self._down else self._settings.patience)
+        while True:
+            try:
+                answers = self._once(ops)
+                self._down = False
+                return answers
+            except SemelError as error:
+                cause = getattr(error.__cause__, "sqlstate", None)
+                pause = None
+                if isinstance(error, StoreError):
+                    pause = trip.pause_after(error, contended=worth_another_try(cause))
+                if pause is None and len(ops) > 1 and cause is not None and not worth_another_try(cause):
+                    return [self.run([op])[0] for op in ops]
+                if pause is None:
+                    self._down = self._connection is None
+                    return each(ops, trip.verdict(error))
+            if pause:
+                time.sleep(pause)
+
+    def _once(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        connection = self._open()
+        self.overdue_at = time.monotonic() + self._settings.timeout + 1.0
+        self._watchdog.watch(self)
+        try:
+            return run(dialect.program(ops), connection)
+        finally:
+            self.overdue_at = float("inf")
+            if connection.raw.closed:
+                self._connection = None
+
+    def _open(self) -> PsycopgConnection:
+        if self._pid != os.getpid():
+            # The parent's connection: leave it alone, for closing it would end the parent's session.
+            self._left_behind.append(self._connection)
+            self._connection, self._pid = None, os.getpid()
+        if self._connection is None or self._connection.raw.closed:
+            self._connection = _connect(self._settings)
+        return self._connection
+
+    def abort(self) -> None:
+        """The server has not answered in time: break the connection, so that whoever waits on it is told."""
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.raw.fileno())) as twin:
+                twin.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        if self._connection is not None and self._pid == os.getpid():
+            self._connection.raw.close()
+        self._connection = None
+
+
+class _Watchdog:
+    """One thread that breaks connections whose server fell silent: the server's own time limit needs a live server."""
+
+    def __init__(self) -> None:
+        self._lanes: set[_Lane] = set()
+        self._pid = 0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+
+    def watch(self, lane: _Lane) -> None:
+        self._lanes.add(lane)
+        if self._pid != os.getpid():
+            with self._lock:
+                if self._pid != os.getpid() and not self._stop.is_set():
+                    self._pid = os.getpid()
+                    threading.Thread(target=self._look, name="semel-watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _look(self) -> None:
+        while not self._stop.wait(1.0):
+            now = time.monotonic()
+            for lane in list(self._lanes):
+                if lane.overdue_at < now:
+                    lane.abort()
+
+
+class _Listener:
+    """One connection and thread that hear which records are done, and wake who waits for them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._gates: dict[str, list[threading.Lock]] = {}
+        self._lock = threading.Lock()
+        self._hears = threading.Event()
+        self._stop = threading.Event()
+        self._pid = 0
+
+    def listen(self) -> bool:
+        """Start if need be; whether notifications are heard."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._gates = {}
+                self._hears = threading.Event()
+                threading.Thread(target=self._hear, name="semel-listener", daemon=True).start()
+        return self._hears.wait(self._settings.connect_timeout)
+
+    def enter(self, id: bytes) -> threading.Lock:
+        gate = threading.Lock()
+        gate.acquire()
+        with self._lock:
+            self._gates.setdefault(id.hex(), []).append(gate)
+        return gate
+
+    def leave(self, id: bytes, gate: threading.Lock) -> None:
+        with self._lock:
+            gates = self._gates.get(id.hex())
+            if gates is not None and gate in gates:
+                gates.remove(gate)
+                if not gates:
+                    del self._gates[id.hex()]
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _hear(self) -> None:
+        while not self._stop.is_set():
+            try:
+                connection = _connect(self._settings)
+                with connection.raw as raw:
+                    raw.execute(f"LISTEN {dialect.CHANNEL}")
+                    self._wake(list(self._gates))  # whatever was said while nobody listened
+                    self._hears.set()
+                    while not self._stop.is_set():
+                        for notification in raw.notifies(timeout=LISTEN_AGAIN):
+                            self._wake([notification.payload])
+            except Exception:
+                self._hears.clear()
+                self._wake(list(self._gates))
+                self._stop.wait(0.25)
+
+    def _wake(self, ids: list[str]) -> None:
+        with self._lock:
+            gates = [gate for id in ids for gate in self._gates.pop(id, ())]
+        for gate in gates:
+            gate.release()
+
+
+class PostgresStore:
+    """A store in PostgreSQL, for threads. Connections are opened when first needed."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        lanes: int = LANES,
+        timeout: Duration = TIMEOUT,
+        connect_timeout: Duration = CONNECT_TIMEOUT,
+        patience: Duration = PATIENCE,
+        listen: bool = True,
+    ) -> None:
+        """
+        :param url: ``postgresql://user:password@host/database``, or a libpq connection string.
+        :param lanes: connections; Ops beyond them travel together.
+        :param timeout: how long the server may take for one statement.
+        :param patience: how long a lost connection is sought again before an Op fails.
+        :param listen: be woken by LISTEN/NOTIFY when waiting (one more connection); False polls, as behind PgBouncer.
+        """
+        settings = Settings(
+            url,
+            lanes,
+            seconds(timeout, "timeout"),
+            seconds(connect_timeout, "connect_timeout"),
+            seconds(patience, "patience"),
+        )
+        _require_psycopg()
+        self.wakes = listen
+        self._watchdog = _Watchdog()
+        self._listener = _Listener(settings)
+        self._combiner = Combiner([_Lane(settings, self._watchdog) for _ in range(lanes)])
+
+    def execute(self, op: Op[R]) -> R:
+        return cast(R, self._combiner.execute(op))
+
+    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return self._combiner.execute_many(ops)
+
+    def wait(self, id: bytes, seconds: float) -> None:
+        if not self._listener.listen():
+            time.sleep(min(seconds, LISTEN_AGAIN / 4))
+            return
+        gate = self._listener.enter(id)  # before we ask to be told, so that no answer can slip in between
+        try:
+            lease_left = self.execute(dialect.Watch(id))
+            if lease_left is not None:
+                gate.acquire(timeout=max(0.0, min(seconds, lease_left, LISTEN_AGAIN)))
+        finally:
+            self._listener.leave(id, gate)
+
+    def close(self) -> None:
+        self._listener.stop()
+        self._watchdog.stop()
+        self._combiner.close()
+
+
+def _require_psycopg() -> None:
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency("psycopg", "postgres") from error

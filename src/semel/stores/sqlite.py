@@ -1,0 +1,215 @@
+"""Records in a SQLite file, safe with many threads, tasks and processes on it.
+
+One writer at a time: concurrent Ops of a process are committed as a group, so 32 callers share one fsync. Replays read
+without asking for the write lock. Several processes may use one file (WAL); each waits for the other up to the busy
+timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Literal, TypeVar, cast
+
+from semel.core.ops import Op
+from semel.core.policy import Duration, seconds
+from semel.errors import SemelError, StoreUnavailable
+from semel.sql.connections.sqlite import SQLiteConnection, named_error
+from semel.sql.dialects import sqlite as dialect
+from semel.sql.migrations import migrate_sqlite
+from semel.sql.program import Program, Statement
+from semel.stores.combining import AsyncCombiner, Combiner
+
+__all__ = ["AsyncSQLiteStore", "SQLiteStore", "migrate"]
+
+R = TypeVar("R")
+BUSY_TIMEOUT: Final = 10.0
+
+
+def migrate(path: str | os.PathLike[str]) -> list[str]:
+    """Make or update the tables of a file; answers what was applied."""
+    try:
+        raw = sqlite3.connect(os.fspath(path), timeout=BUSY_TIMEOUT, isolation_level=None)
+    except sqlite3.Error as error:
+        raise named_error(error) from error
+    try:
+        return migrate_sqlite(raw)
+    finally:
+        raw.close()
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+class _Writer:
+    """One connection to the file. Runs batches of Ops, one caller at a time."""
+
+    def __init__(self, path: str | os.PathLike[str], synchronous: str, busy_timeout: float, migrate: bool) -> None:
+        if synchronous not in ("full", "normal"):
+            raise StoreUnavailable(f'synchronous is "full" or "normal", not {synchronous!r}')
+        self.path = os.fspath(path)
+        self.synchronous = synchronous
+        self.busy_timeout = busy_timeout
+        self._raw: sqlite3.Connection | None = None
+        self._pid = 0
+        self._left_behind: list[sqlite3.Connection | None] = []
+        self._migrate = migrate
+        self.open()
+
+    def open(self) -> SQLiteConnection:
+        """The connection of this process; a forked child opens its own, for SQLite's may not cross a fork."""
+        if self._raw is None or self._pid != os.getpid():
+            if self._raw is not None:
+                self._left_behind.append(self._raw)  # never closed here: that would drop the parent's locks
+            self._raw, self._pid = None, os.getpid()
+            try:
+                raw = sqlite3.connect(
+                    self.path, timeout=self.busy_timeout, isolation_level=None, check_same_thread=False
+                )
+                raw.execute("PRAGMA journal_mode = WAL").fetchall()
+                raw.execute(f"PRAGMA synchronous = {self.synchronous}")
+                if self._migrate:
+                    migrate_sqlite(raw)
+            except sqlite3.Error as error:
+                raise named_error(error) from error
+            self._raw = raw
+        return SQLiteConnection(self._raw)
+
+    def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        try:
+            connection = self.open()
+            return self._run(connection, ops)
+        except SemelError as error:
+            if len(ops) == 1:
+                return [error]
+            # One of them, or the disk: let each stand for itself.
+            return [self.run([op])[0] for op in ops]
+
+    def _run(self, connection: SQLiteConnection, ops: Sequence[Op[Any]]) -> list[Any]:
+        answers: list[Any] = [None] * len(ops)
+        writing: list[tuple[int, Program[Any], Statement]] = []
+        for i, op in enumerate(ops):
+            program = dialect.program(op, _now)
+            try:
+                statement = next(program)
+                while not statement.query.writes:
+                    statement = program.send(connection.execute(statement))
+                writing.append((i, program, statement))
+            except StopIteration as stop:
+                answers[i] = stop.value
+        if writing:
+            self._write(connection, writing, answers)
+        return answers
+
+    def _write(
+        self, connection: SQLiteConnection, writing: list[tuple[int, Program[Any], Statement]], answers: list[Any]
+    ) -> None:
+        raw = connection.raw
+        try:
+            raw.execute("BEGIN IMMEDIATE")
+            try:
+                for i, program, first in writing:
+                    statement = first
+                    try:
+                        while True:
+                            statement = program.send(connection.execute(statement))
+                    except StopIteration as stop:
+                        answers[i] = stop.value
+                raw.execute("COMMIT")
+            except BaseException:
+                if raw.in_transaction:
+                    raw.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise named_error(error) from error
+
+    def close(self) -> None:
+        if self._raw is not None and self._pid == os.getpid():
+            self._raw.close()
+        self._raw = None
+
+
+class SQLiteStore:
+    """A store in a SQLite file, for threads."""
+
+    wakes = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        synchronous: Literal["full", "normal"] = "full",
+        busy_timeout: Duration = BUSY_TIMEOUT,
+        migrate: bool = True,
+    ) -> None:
+        """
+        :param path: the file; made if it is not there.
+        :param synchronous: ``"full"`` keeps every answered write over a power cut; ``"normal"`` only over a crash.
+        :param busy_timeout: how long another process may hold the file before an Op fails.
+        :param migrate: make or update the tables when opening.
+        """
+        self._combiner = Combiner([_Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)])
+
+    def execute(self, op: Op[R]) -> R:
+        return cast(R, self._combiner.execute(op))
+
+    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return self._combiner.execute_many(ops)
+
+    def wait(self, id: bytes, seconds: float) -> None:
+        """Never called: the engine polls."""
+        time.sleep(min(seconds, 0.05))
+
+    def close(self) -> None:
+        self._combiner.close()
+
+
+class _ThreadLane:
+    """The writer, in a thread of its own, for an event loop."""
+
+    def __init__(self, writer: _Writer) -> None:
+        self._writer = writer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-sqlite")
+
+    async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._writer.run, ops)
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._writer.close)
+        self._thread.shutdown()
+
+
+class AsyncSQLiteStore:
+    """A store in a SQLite file, for one event loop, which it never blocks."""
+
+    wakes = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        synchronous: Literal["full", "normal"] = "full",
+        busy_timeout: Duration = BUSY_TIMEOUT,
+        migrate: bool = True,
+    ) -> None:
+        """As of ``SQLiteStore``."""
+        writer = _Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)
+        self._combiner = AsyncCombiner([_ThreadLane(writer)])
+
+    async def execute(self, op: Op[R]) -> R:
+        return cast(R, await self._combiner.execute(op))
+
+    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return await self._combiner.execute_many(ops)
+
+    async def wait(self, id: bytes, seconds: float) -> None:
+        """Never called: the engine polls."""
+        await asyncio.sleep(min(seconds, 0.05))
+
+    async def close(self) -> None:
+        await self._combiner.close()
