@@ -13,6 +13,7 @@
     │   ├── KeyMissing        400
     │   ├── KeyInvalid        400
     │   ├── KeyReused         422   the same key came with another request
+    │   ├── DocumentError     400   a JSON document is malformed, or has no canonical form (also a ValueError)
     │   ├── InProgress        409   the first still runs: retry later
     │   ├── TooManyKeys       429
     │   └── NotResolvable     409   resolve() or release() of an operation that is not in doubt
@@ -21,6 +22,7 @@
     │   ├── LeaseLost         409   this attempt was fenced off: another owner has the operation
     │   ├── StepMismatch      500   a re-run does not follow the steps of the first run
     │   ├── ResultNotStored   500   done and remembered, but the result could not be kept
+    │   ├── SnapshotUnreadable 500  done and stored, but the stored result cannot be turned back into what it was
     │   └── RememberedFailure 500   the failure of the first run, replayed, of a type that is not rebuilt
     └── StoreError            503   the store did not do its part
         ├── StoreUnavailable        definitely not stored: it never reached the store, or was refused
@@ -36,6 +38,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "ConfigurationError",
+    "DocumentError",
     "InProgress",
     "KeyInvalid",
     "KeyMissing",
@@ -52,6 +55,7 @@ __all__ = [
     "ResultNotStored",
     "SchemaDrift",
     "SemelError",
+    "SnapshotUnreadable",
     "StepMismatch",
     "StoreError",
     "StoreURLError",
@@ -127,6 +131,12 @@ class KeyReused(RequestError):
     code = "idempotency_key_reused"
 
 
+class DocumentError(RequestError, ValueError):
+    """The JSON document is malformed, or has no canonical form."""
+
+    code = "idempotency_document_invalid"
+
+
 class InProgress(RequestError):
     """The first call with this key still runs."""
 
@@ -189,6 +199,15 @@ class ResultNotStored(OutcomeError):
     def __init__(self, message: str, *, result: Any = None) -> None:
         super().__init__(message)
         self.result = result
+
+
+class SnapshotUnreadable(OutcomeError):
+    """A stored snapshot cannot be turned back into what it was; the message says why and what to do.
+
+    The operation is done and is not run again; only its result cannot be shown.
+    """
+
+    code = "idempotency_snapshot_unreadable"
 
 
 class RememberedFailure(OutcomeError):

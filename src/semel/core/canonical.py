@@ -22,7 +22,7 @@ from pathlib import PurePath
 from typing import Any, Final
 from uuid import UUID
 
-from semel.errors import PolicyError, RequestError
+from semel.errors import DocumentError, PolicyError
 
 __all__ = [
     "ABSENT",
@@ -39,12 +39,6 @@ __all__ = [
 
 MAX_DEPTH = 128
 """How deep a document may nest. Far below what the interpreter's stack holds, far above what people write."""
-
-
-class DocumentError(RequestError, ValueError):
-    """The JSON document is malformed, or has no canonical form."""
-
-    code = "idempotency_document_invalid"
 
 
 # JSON

@@ -198,7 +198,11 @@ def _complete(call: Call, claimed: Claimed, result: Any) -> Flow:
         # The effect has happened: remember that it is done, whatever becomes of the result, and never run it again.
         dropped = error
         snapshot = call.seal_nothing(str(error))
-    held = yield from _settle(call, Complete(call.id, claimed.token, snapshot, call.policy.ttl_seconds), result)
+    op = Complete(call.id, claimed.token, snapshot, call.policy.ttl_seconds)
+    try:
+        held = yield op
+    except StoreError as error:
+        held = yield from _settle(call, op, result, error)
     if not held:
         return (yield from _superseded(call, claimed))
     if dropped is not None:
@@ -214,9 +218,12 @@ def _failed(call: Call, claimed: Claimed, error: BaseException) -> Flow:
     """The handler raised. An exception that is an answer is stored; any other means that nothing happened."""
     policy = call.policy
     if isinstance(error, policy.remembered):
-        snapshot = call.seal_error(error)
+        op = Complete(call.id, claimed.token, call.seal_error(error), policy.ttl_seconds)
         try:
-            held = yield from _settle(call, Complete(call.id, claimed.token, snapshot, policy.ttl_seconds), error)
+            try:
+                held = yield op
+            except StoreError as failure:
+                held = yield from _settle(call, op, error, failure)
         except StoreError:
             held = True  # the lease will end by itself; the handler's own error matters more to the caller
         else:
@@ -245,26 +252,27 @@ def _release(call: Call, claimed: Claimed, error: BaseException, *, to: State) -
         call.tell(events.LeaseLost, claimed.attempt, claimed.token)
 
 
-def _settle(call: Call, op: Complete, result: Any) -> Generator[Request, Any, bool]:
-    """Offer a finished outcome to the store until it takes it, for ``settle_for`` at most. The Op may be sent twice."""
+def _settle(call: Call, op: Complete, result: Any, error: StoreError) -> Generator[Request, Any, bool]:
+    """Offer a finished outcome to a failing store until it takes it, for ``settle_for`` at most."""
     left = call.policy.settle_seconds
     pauses = iter(SETTLE_PAUSES)
     pause = 0.0
     while True:
+        call.tell(events.StoreFailed, "complete", str(error))
+        pause = next(pauses, pause)
+        if pause > left:
+            if call.policy.fails_open:
+                return True
+            error.add_note(f"{call} ran, but its outcome could not be stored")
+            error.result = result
+            raise error
+        left -= pause
+        yield Pause(pause)
         try:
             held: bool = yield op
             return held
-        except StoreError as error:
-            call.tell(events.StoreFailed, "complete", str(error))
-            pause = next(pauses, pause)
-            if pause > left:
-                if call.policy.fails_open:
-                    return True
-                error.add_note(f"{call} ran, but its outcome could not be stored")
-                error.result = result
-                raise
-            left -= pause
-        yield Pause(pause)
+        except StoreError as again:
+            error = again
 
 
 def _superseded(call: Call, claimed: Claimed) -> Flow:

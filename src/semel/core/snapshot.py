@@ -28,7 +28,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-from semel.errors import PolicyError, SemelError
+from semel.errors import PolicyError, SnapshotUnreadable
 
 __all__ = [
     "COMPRESS_ABOVE",
@@ -58,15 +58,6 @@ _VERSION = 1
 _REASON_LIMIT = 200
 _ENCRYPTED = 0x80
 _COMPRESSION = 0x0F
-
-
-class SnapshotUnreadable(SemelError):
-    """A stored snapshot cannot be turned back into what it was; the message says why and what to do.
-
-    The operation is done and is not run again; only its result cannot be shown.
-    """
-
-    code = "idempotency_snapshot_unreadable"
 
 
 class NotSerializable(TypeError):

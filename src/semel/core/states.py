@@ -66,6 +66,10 @@ class Move(Enum):
     RESOLVE_DONE = "resolve: it happened"
     RESOLVE_ABSENT = "resolve: it did not"
 
+    __hash__ = (
+        object.__hash__
+    )  # members are single; Enum's own hash is a Python function, and moves are looked up a lot
+
 
 TRANSITIONS: Final[Mapping[tuple[State, Move], State]] = MappingProxyType(
     {

@@ -11,7 +11,7 @@ import functools
 import inspect
 import time
 from collections.abc import Awaitable, Callable
-from types import TracebackType
+from types import AsyncGeneratorType, GeneratorType, TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
 from semel.core.flows import Await, Lost, NotRun, Pause, Raised, Recover, Returned, Run, perform
@@ -24,7 +24,7 @@ from semel.core.snapshot import Codec
 from semel.engine.aio_keeper import AsyncKeeper
 from semel.engine.declare import Selector
 from semel.engine.flights import Flight
-from semel.engine.guard import Guard, PolicyChanges, done, no_arguments
+from semel.engine.guard import Guard, PolicyChanges, unrun
 from semel.engine.keeper import SWEEP_LIMIT
 from semel.engine.leases import Lease
 from semel.engine.operation import AsyncOperation, running
@@ -36,7 +36,7 @@ __all__ = ["AsyncSemel"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Handler = Callable[[AsyncOperation], Awaitable[Any]]
+Handler = Callable[[AsyncOperation], Any]
 
 
 class AsyncSemel(Guard):
@@ -87,7 +87,7 @@ class AsyncSemel(Guard):
                 function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint, without=without,
                 key_format=key_format, serializer=serializer, changes=changes,
             )  # fmt: skip
-            handle = declared.handle
+            handle, recover = declared.handle, declared.recover
             awaits = inspect.iscoroutinefunction(inspect.unwrap(function))
 
             @functools.wraps(function)
@@ -101,11 +101,7 @@ class AsyncSemel(Guard):
                         return function(*args, **kwargs)
                     return _in_thread(cast("Callable[..., Any]", function), *args, **kwargs)
 
-                async def recover(op: AsyncOperation) -> Any:
-                    found = declared.recover(args, kwargs) if declared.recover is not None else None
-                    return await found if inspect.isawaitable(found) else found
-
-                outcome: Outcome[T] = await self._drive(call, handler, recover)
+                outcome: Outcome[T] = await self._drive(call, handler, recover and (lambda: recover(args, kwargs)))
                 return outcome.value
 
             return once
@@ -124,9 +120,8 @@ class AsyncSemel(Guard):
         **changes: Unpack[PolicyChanges],
     ) -> T:
         """The same without a decorator: ``await guard.run("ship", key=order.id, call=lambda: ship(order))``."""
-        outcome = await self.outcome(
-            operation, key=key, call=call, tenant=tenant, fingerprint=fingerprint, returns=returns, **changes
-        )
+        what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
+        outcome: Outcome[T] = await self._drive(what, lambda op: call(), what.policy.recover)
         return outcome.value
 
     async def outcome(
@@ -141,14 +136,8 @@ class AsyncSemel(Guard):
         **changes: Unpack[PolicyChanges],
     ) -> Outcome[T]:
         """Like ``run``, and tells whether the answer is a replay."""
-        no_arguments(call)
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-
-        async def recover(op: AsyncOperation) -> Any:
-            found = what.policy.recover() if what.policy.recover is not None else None
-            return await found if inspect.isawaitable(found) else found
-
-        return await self._drive(what, lambda op: call(), recover)
+        return await self._drive(what, lambda op: call(), what.policy.recover)
 
     async def lookup(self, operation: str, key: object, *, tenant: str | None = None) -> Record | None:
         """The record of an operation as the store has it, or None."""
@@ -191,10 +180,9 @@ class AsyncSemel(Guard):
 
     # -- how a flow is driven --------------------------------------------------------------------------------------
 
-    async def _drive(self, call: Call, handler: Handler, recover: Handler) -> Outcome[Any]:
+    async def _drive(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Outcome[Any]:
         flow = perform(call)
         flight: Flight | None = None
-        left: Record | None = None
         began = 0.0
         answer: Any = None
         error: BaseException | None = None
@@ -221,7 +209,8 @@ class AsyncSemel(Guard):
                     elif isinstance(request, Pause):
                         await asyncio.sleep(request.seconds)
                     elif isinstance(request, Recover):
-                        answer = await self._run(call, request.claimed, began, recover)
+                        assert recover is not None
+                        answer = await self._run(call, request.claimed, began, lambda op: recover())
                     else:
                         answer = await self.store.execute(request)
                 except StoreError as failure:
@@ -238,15 +227,15 @@ class AsyncSemel(Guard):
                         answer = await _shielded(self.store.execute(request))
                     except StoreError as second:
                         error = second
-                if isinstance(request, Complete) and answer is True and error is None:
-                    left = done(request, call)
+                if isinstance(request, Complete) and answer is True and error is None and flight is not None:
+                    flight.completed = request
         except StopIteration as stop:
             if cancelled is not None:
                 raise cancelled from None
             return stop.value  # type: ignore[no-any-return]
         finally:
             if flight is not None:
-                self._land(call.id, flight, left)
+                self._land(call.id, flight, None)
 
     async def _claim(self, op: Claim) -> tuple[Flight | None, Claimed | Existing]:
         """Ask the store, unless another call of this process is asking or running: then learn from that one."""
@@ -284,7 +273,7 @@ class AsyncSemel(Guard):
 
     async def _run(
         self, call: Call, claimed: Claimed | None, began: float, handler: Handler
-    ) -> Returned | Raised | Lost:
+    ) -> Returned | Raised | Lost | NotRun:
         """Run the handler in this task, its lease kept alive meanwhile; a lost lease cancels it."""
         lease: Lease | None = None
         task: asyncio.Task[Any] | None = None
@@ -299,7 +288,11 @@ class AsyncSemel(Guard):
             self._keeper.hold(lease)
         token = running.set(op)
         try:
-            return Returned(await handler(op))
+            work = handler(op)
+            if type(work) in (GeneratorType, AsyncGeneratorType):
+                return NotRun(unrun(call, work))
+            # A plain function given as call= has had its effect by now: what it returned is the result.
+            return Returned(await work if inspect.isawaitable(work) else work)
         except asyncio.CancelledError as error:
             if lease is not None and lease.lost and task is not None and task.cancelling() <= 1:
                 return Lost()  # our own doing, and nobody else's

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from semel.core.ops import Claimed, Existing, Record
+from semel.core.ops import Claimed, Complete, Existing, Record
 from semel.core.states import State
 
 __all__ = ["Flight"]
@@ -18,7 +18,7 @@ __all__ = ["Flight"]
 class Flight:
     """One call in the air. ``waiters`` are called, and forgotten, at every change."""
 
-    __slots__ = ("fingerprint", "landed", "lease", "record", "running", "waiters")
+    __slots__ = ("completed", "fingerprint", "landed", "lease", "record", "running", "waiters")
 
     def __init__(self, fingerprint: bytes, lease: float) -> None:
         self.fingerprint = fingerprint
@@ -26,6 +26,8 @@ class Flight:
         self.running: Claimed | None = None
         self.landed = False
         self.record: Record | None = None
+        self.completed: Complete | None = None
+        """The completion that this call got through to the store; its record is made only if somebody asks."""
         self.waiters: list[Callable[[], object]] | None = None
 
     def claimed(self, answer: Claimed) -> None:
@@ -33,8 +35,8 @@ class Flight:
         self.running = answer
         self._wake()
 
-    def land(self, record: Record | None) -> None:
-        """The call is over; ``record`` is what it found or left, None when the key is free again."""
+    def land(self, record: Record | None = None) -> None:
+        """The call is over; ``record`` is what it found. With neither that nor a completion the key is free again."""
         if not self.landed:
             self.landed = True
             self.record = record
@@ -43,6 +45,9 @@ class Flight:
     def answer(self, id: bytes) -> Existing | None:
         """What another call for the key is told; None while the store has not answered, or once the key is free."""
         if self.landed:
+            if self.completed is not None:
+                op, attempt = self.completed, self.running.attempt if self.running is not None else 1
+                self.record = Record(id, State.DONE, op.token, attempt, self.fingerprint, op.snapshot, 0.0, 0.0, op.ttl)
             return Existing(self.record) if self.record is not None else None
         if self.running is None:
             return None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, Final, TypedDict
 
 from semel.core.fingerprint import Arguments
 from semel.core.keys import KeyFormat, identity, normalize_key
-from semel.core.ops import Complete, Record, Resolve
+from semel.core.ops import Resolve
 from semel.core.outcomes import Call
 from semel.core.policy import Duration, Guarantee, OnAbandoned, OnStoreError, Policy, Remember, seconds
 from semel.core.serializers import PLAIN, NotSerializable, Serializer, serializer_for
@@ -181,9 +181,18 @@ class Guard:
         return known
 
 
-def done(op: Complete, call: Call) -> Record:
-    """The record that a completion has left, for the calls that wait for it in this process."""
-    return Record(op.id, State.DONE, op.token, 1, call.fingerprint, op.snapshot, 0.0, 0.0, op.ttl)
+UNRUN: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
+"""What a handler returns when its body has not run yet."""
+
+
+def unrun(call: Call, result: Any) -> PolicyError:
+    """What to say of a handler that returned one of those."""
+    if isinstance(result, CoroutineType):
+        result.close()
+        return PolicyError(f"{call}: the handler is async; use AsyncSemel, or decorate the async def itself")
+    return PolicyError(
+        f"{call}: the handler is a generator, whose body runs only after the call; return a list instead"
+    )
 
 
 def _tenant(value: object) -> str:
@@ -204,11 +213,3 @@ def _harmless(hook: EventHook) -> EventHook:
             logging.getLogger("semel").exception("the event hook failed at %s", event.name)
 
     return call
-
-
-def no_arguments(call: Callable[[], Any]) -> None:
-    """``run(call=…)`` takes a function of no arguments; say so before anything is claimed."""
-    if not callable(call):
-        raise PolicyError(f"call= is a function without arguments, such as lambda: ship(order), not {call!r}")
-    if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
-        raise PolicyError("call= is a generator: its body runs after the call has returned. Return a list instead")

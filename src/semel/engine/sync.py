@@ -11,7 +11,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
-from types import CoroutineType, TracebackType
+from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
 from semel.core.flows import Await, NotRun, Pause, Raised, Recover, Returned, Run, perform
@@ -21,14 +21,14 @@ from semel.core.outcomes import Call, Outcome
 from semel.core.policy import Duration, Policy
 from semel.core.serializers import Serializer
 from semel.core.snapshot import Codec
-from semel.engine.declare import Declaration, Selector
+from semel.engine.declare import Selector
 from semel.engine.flights import Flight
-from semel.engine.guard import Guard, PolicyChanges, done, no_arguments
+from semel.engine.guard import UNRUN, Guard, PolicyChanges, unrun
 from semel.engine.keeper import SWEEP_LIMIT, Keeper
 from semel.engine.leases import Lease
 from semel.engine.operation import Operation, running
 from semel.engine.ports import Store
-from semel.errors import PolicyError, StoreError
+from semel.errors import StoreError
 from semel.observe import events
 
 __all__ = ["Semel"]
@@ -106,7 +106,7 @@ class Semel(Guard):
                 function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint, without=without,
                 key_format=key_format, serializer=serializer, changes=changes,
             )  # fmt: skip
-            handle = declared.handle
+            handle, recover = declared.handle, declared.recover
 
             @functools.wraps(function)
             def once(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -117,7 +117,7 @@ class Semel(Guard):
                         kwargs[handle] = op
                     return function(*args, **kwargs)
 
-                outcome: Outcome[T] = self._drive(call, handler, lambda op: _recover(declared, args, kwargs, op))
+                outcome: Outcome[T] = self._drive(call, handler, recover and (lambda: recover(args, kwargs)))
                 return outcome.value
 
             return once
@@ -140,9 +140,9 @@ class Semel(Guard):
         :param fingerprint: plain data that makes it the same request; another one under this key is refused.
         :param returns: the type of the result, where it is to be rebuilt as a dataclass or model.
         """
-        return self.outcome(
-            operation, key=key, call=call, tenant=tenant, fingerprint=fingerprint, returns=returns, **changes
-        ).value
+        what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
+        outcome: Outcome[T] = self._drive(what, lambda op: call(), what.policy.recover)
+        return outcome.value
 
     def outcome(
         self,
@@ -156,10 +156,8 @@ class Semel(Guard):
         **changes: Unpack[PolicyChanges],
     ) -> Outcome[T]:
         """Like ``run``, and tells whether the answer is a replay."""
-        no_arguments(call)
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        recover = what.policy.recover
-        return self._drive(what, lambda op: call(), lambda op: recover() if recover is not None else None)
+        return self._drive(what, lambda op: call(), what.policy.recover)
 
     def lookup(self, operation: str, key: object, *, tenant: str | None = None) -> Record | None:
         """The record of an operation as the store has it, or None."""
@@ -203,11 +201,10 @@ class Semel(Guard):
     # -- how a flow is driven --------------------------------------------------------------------------------------
 
     def _drive(
-        self, call: Call, handler: Callable[[Operation], Any], recover: Callable[[Operation], Any]
+        self, call: Call, handler: Callable[[Operation], Any], recover: Callable[[], Any] | None
     ) -> Outcome[Any]:
         flow = perform(call)
         flight: Flight | None = None
-        left: Record | None = None
         began = 0.0
         answer: Any = None
         error: StoreError | None = None
@@ -223,14 +220,15 @@ class Semel(Guard):
                         answer = self._run(call, request.claimed, began, handler)
                     elif isinstance(request, Complete):
                         answer = self.store.execute(request)
-                        if answer:
-                            left = done(request, call)
+                        if answer and flight is not None:
+                            flight.completed = request
                     elif isinstance(request, Await):
                         answer = self._await(request)
                     elif isinstance(request, Pause):
                         time.sleep(request.seconds)
                     elif isinstance(request, Recover):
-                        answer = self._run(call, request.claimed, began, recover)
+                        assert recover is not None
+                        answer = self._run(call, request.claimed, began, lambda op: recover())
                     else:
                         answer = self.store.execute(request)
                 except StoreError as failure:
@@ -239,7 +237,7 @@ class Semel(Guard):
             return stop.value  # type: ignore[no-any-return]
         finally:
             if flight is not None:
-                self._land(call.id, flight, left)
+                self._land(call.id, flight, None)
 
     def _claim(self, op: Claim) -> tuple[Flight | None, Claimed | Existing]:
         """Ask the store, unless another call of this process is asking or running: then learn from that one."""
@@ -301,11 +299,8 @@ class Semel(Guard):
             running.reset(token)
             if lease is not None:
                 self._keeper.drop(lease)
-        if type(result) is CoroutineType:
-            result.close()
-            return NotRun(
-                PolicyError(f"{call}: the handler is async; use AsyncSemel, or decorate the async def itself")
-            )
+        if type(result) in UNRUN:
+            return NotRun(unrun(call, result))
         return Returned(result)
 
     def _await(self, request: Await) -> float:
@@ -334,7 +329,3 @@ class Semel(Guard):
         from semel.engine.threaded import ThreadedStore
 
         return AsyncSemel(ThreadedStore(self.store), **self._settings)
-
-
-def _recover(declared: Declaration, args: tuple[Any, ...], kwargs: Any, op: Operation) -> Any:
-    return declared.recover(args, kwargs) if declared.recover is not None else None

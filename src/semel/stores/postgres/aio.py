@@ -49,6 +49,7 @@ class _Lane:
         self._settings = settings
         self._driver = driver
         self._connection: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._down = False
 
     async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
@@ -72,8 +73,9 @@ class _Lane:
                 await asyncio.sleep(pause)
 
     async def _once(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        if self._connection is None:
-            self._connection = await self._driver.connect(self._settings)
+        loop = asyncio.get_running_loop()
+        if self._connection is None or self._loop is not loop:
+            self._connection, self._loop = await self._driver.connect(self._settings), loop
         try:
             async with asyncio.timeout(self._settings.timeout + 1.0):
                 return await run_async(dialect.program(ops), self._connection)
@@ -102,7 +104,8 @@ class _Listener:
 
     async def listen(self) -> bool:
         """Start if need be; whether notifications are heard."""
-        if self._task is None:
+        if self._task is None or self._task.done():
+            self._hears = asyncio.Event()
             self._task = asyncio.get_running_loop().create_task(self._hear(), name="semel-listener")
         try:
             async with asyncio.timeout(self._settings.connect_timeout):
