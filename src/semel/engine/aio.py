@@ -233,6 +233,10 @@ class AsyncSemel(Guard):
             if cancelled is not None:
                 raise cancelled from None
             return stop.value  # type: ignore[no-any-return]
+        except Exception:
+            if cancelled is not None:  # whatever the flow found, the caller was cancelled
+                raise cancelled from None
+            raise
         finally:
             if flight is not None:
                 self._land(call.id, flight, None)

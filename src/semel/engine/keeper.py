@@ -5,13 +5,13 @@ It sleeps until the first lease is due. A handler that is over by then costs it 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
 from semel.core.ops import Sweep
+from semel.engine.forking import survive_forks
 from semel.engine.leases import Lease, Leases
 from semel.engine.ports import Store
 from semel.errors import StoreError, StoreUncertain
@@ -34,13 +34,19 @@ class Keeper:
         self._on_swept = on_swept
         self._leases = Leases()
         self._condition = threading.Condition()
-        self._starting = threading.Lock()
         self._sleeps_until = _AWAKE
-        self._pid = 0
+        self._started = False
         self._closed = False
+        survive_forks(self)
+
+    def forked(self) -> None:
+        self._condition = threading.Condition()
+        self._leases = Leases()
+        self._sleeps_until = _AWAKE
+        self._started = False
 
     def hold(self, lease: Lease) -> None:
-        if self._pid != os.getpid():
+        if not self._started:
             self._start()
         self._leases.hold(lease)
         # Read after the lease is in: a keeper that is awake is told to look again, one that sleeps says until when.
@@ -57,16 +63,10 @@ class Keeper:
             self._condition.notify()
 
     def _start(self) -> None:
-        with self._starting:
-            if self._pid == os.getpid() or self._closed:
-                return
-            if self._pid:
-                # A forked child: the thread stayed behind, and so did whoever held this lock.
-                self._condition = threading.Condition()
-                self._leases = Leases()
-                self._sleeps_until = _AWAKE
-            self._pid = os.getpid()
-            threading.Thread(target=self._keep, name="semel-keeper", daemon=True).start()
+        with self._condition:
+            if not self._started and not self._closed:
+                self._started = True
+                threading.Thread(target=self._keep, name="semel-keeper", daemon=True).start()
 
     def _keep(self) -> None:
         sweep_at = time.monotonic() + self._sweep_every if self._sweep_every else _AWAKE

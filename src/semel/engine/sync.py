@@ -23,6 +23,7 @@ from semel.core.serializers import Serializer
 from semel.core.snapshot import Codec
 from semel.engine.declare import Selector
 from semel.engine.flights import Flight
+from semel.engine.forking import survive_forks
 from semel.engine.guard import UNRUN, Guard, PolicyChanges, unrun
 from semel.engine.keeper import SWEEP_LIMIT, Keeper
 from semel.engine.leases import Lease
@@ -69,6 +70,7 @@ class Semel(Guard):
         self._flights: dict[bytes, Flight] = {}
         self._lock = threading.Lock()
         self._keeper = Keeper(store, self._sweep_every, self._tell_swept)
+        survive_forks(self)
 
     # -- what a program asks ---------------------------------------------------------------------------------------
 
@@ -197,6 +199,11 @@ class Semel(Guard):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def forked(self) -> None:
+        """A forked child has none of its parent's calls in the air."""
+        self._flights = {}
+        self._lock = threading.Lock()
 
     # -- how a flow is driven --------------------------------------------------------------------------------------
 

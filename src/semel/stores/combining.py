@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from semel.core.ops import Op
+from semel.engine.forking import survive_forks
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable, StoreUncertain
 
 __all__ = ["MAX_BATCH", "AsyncCombiner", "AsyncLane", "Combiner", "Lane"]
@@ -71,6 +72,13 @@ class Combiner:
         self._lock = threading.Lock()
         self._max_batch = max_batch
         self._closed = False
+        survive_forks(self)
+
+    def forked(self) -> None:
+        """A forked child has none of its parent's trips; the lanes open connections of their own."""
+        self._lock = threading.Lock()
+        self._queue.clear()
+        self._idle = list(self._lanes)
 
     def execute(self, op: Op[Any]) -> Any:
         slot = _Slot(op)
@@ -85,8 +93,9 @@ class Combiner:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        for lane in self._lanes:
-            lane.close()
+            idle, self._idle = self._idle, []
+        for lane in idle:
+            lane.close()  # one that is on a trip is closed when it comes back
 
     def _enter(self, slots: list[_Slot]) -> None:
         if not slots:
@@ -123,7 +132,9 @@ class Combiner:
                 answers = [StoreUncertain("the trip to the store was interrupted") for _ in batch]
             with self._lock:
                 heir = next((slot for slot in self._queue if slot.lane is None), None)
-                if heir is None:
+                if heir is None and self._closed:
+                    lane.close()
+                elif heir is None:
                     self._idle.append(lane)
                 else:
                     heir.lane = lane

@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 from semel.core.ops import Op
 from semel.core.policy import Duration, seconds
+from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreUnavailable
 from semel.sql.connections.sqlite import SQLiteConnection, named_error
 from semel.sql.dialects import sqlite as dialect
@@ -56,17 +57,18 @@ class _Writer:
         self.synchronous = synchronous
         self.busy_timeout = busy_timeout
         self._raw: sqlite3.Connection | None = None
-        self._pid = 0
         self._left_behind: list[sqlite3.Connection | None] = []
         self._migrate = migrate
         self.open()
+        survive_forks(self)
+
+    def forked(self) -> None:
+        # Kept and never closed: SQLite's connections may not cross a fork, not even to be closed.
+        self._left_behind.append(self._raw)
+        self._raw = None
 
     def open(self) -> SQLiteConnection:
-        """The connection of this process; a forked child opens its own, for SQLite's may not cross a fork."""
-        if self._raw is None or self._pid != os.getpid():
-            if self._raw is not None:
-                self._left_behind.append(self._raw)  # never closed here: that would drop the parent's locks
-            self._raw, self._pid = None, os.getpid()
+        if self._raw is None:
             try:
                 raw = sqlite3.connect(
                     self.path, timeout=self.busy_timeout, isolation_level=None, check_same_thread=False
@@ -129,7 +131,7 @@ class _Writer:
             raise named_error(error) from error
 
     def close(self) -> None:
-        if self._raw is not None and self._pid == os.getpid():
+        if self._raw is not None:
             self._raw.close()
         self._raw = None
 

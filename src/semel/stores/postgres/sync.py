@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from semel.core.ops import Op
 from semel.core.policy import Duration, seconds
+from semel.engine.forking import survive_forks
 from semel.errors import MissingDependency, SemelError, StoreError
 from semel.sql import migrations
 from semel.sql.connections.postgres_errors import worth_another_try
@@ -32,6 +32,7 @@ from semel.stores.postgres.settings import (
     each,
     unreachable,
 )
+from semel.stores.postgres.threads import Listener, Watchdog
 
 if TYPE_CHECKING:
     from semel.sql.connections.psycopg import PsycopgConnection
@@ -41,7 +42,7 @@ __all__ = ["PostgresStore", "migrate"]
 R = TypeVar("R")
 
 
-def _connect(settings: Settings) -> PsycopgConnection:
+def connect(settings: Settings) -> PsycopgConnection:
     try:
         import psycopg
         from psycopg.conninfo import conninfo_to_dict
@@ -65,7 +66,7 @@ def _connect(settings: Settings) -> PsycopgConnection:
 
 def migrate(url: str) -> list[str]:
     """Make or update the tables; answers what was applied. Safe to run in many processes at once."""
-    connection = _connect(Settings(url, 1, 600.0, CONNECT_TIMEOUT, 0.0))
+    connection = connect(Settings(url, 1, 600.0, CONNECT_TIMEOUT, 0.0))
     try:
         return migrations.migrate(connection, migrations.POSTGRES)
     finally:
@@ -74,7 +75,7 @@ def migrate(url: str) -> list[str]:
 
 def check(url: str) -> None:
     """Raise NotMigrated or SchemaDrift unless the tables are exactly the ones the migrations make."""
-    connection = _connect(Settings(url, 1, 600.0, CONNECT_TIMEOUT, 0.0))
+    connection = connect(Settings(url, 1, 600.0, CONNECT_TIMEOUT, 0.0))
     try:
         migrations.check(connection, migrations.POSTGRES)
     finally:
@@ -84,14 +85,19 @@ def check(url: str) -> None:
 class _Lane:
     """One connection, opened when first needed, opened again when lost, and by a forked child."""
 
-    def __init__(self, settings: Settings, watchdog: _Watchdog) -> None:
+    def __init__(self, settings: Settings, watchdog: Watchdog) -> None:
         self._settings = settings
         self._watchdog = watchdog
         self._connection: PsycopgConnection | None = None
         self._left_behind: list[Any] = []
-        self._pid = os.getpid()
         self._down = False
         self.overdue_at = float("inf")
+        survive_forks(self)
+
+    def forked(self) -> None:
+        # Kept and never closed here: closing it would end the parent's session.
+        self._left_behind.append(self._connection)
+        self._connection = None
 
     def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
         trip = Trip(0.0 if self._down else self._settings.patience)
@@ -125,12 +131,8 @@ class _Lane:
                 self._connection = None
 
     def _open(self) -> PsycopgConnection:
-        if self._pid != os.getpid():
-            # The parent's connection: leave it alone, for closing it would end the parent's session.
-            self._left_behind.append(self._connection)
-            self._connection, self._pid = None, os.getpid()
         if self._connection is None or self._connection.raw.closed:
-            self._connection = _connect(self._settings)
+            self._connection = connect(self._settings)
         return self._connection
 
     def abort(self) -> None:
@@ -141,99 +143,9 @@ class _Lane:
                 twin.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        if self._connection is not None and self._pid == os.getpid():
+        if self._connection is not None:
             self._connection.raw.close()
         self._connection = None
-
-
-class _Watchdog:
-    """One thread that breaks connections whose server fell silent: the server's own time limit needs a live server."""
-
-    def __init__(self) -> None:
-        self._lanes: set[_Lane] = set()
-        self._pid = 0
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-
-    def watch(self, lane: _Lane) -> None:
-        self._lanes.add(lane)
-        if self._pid != os.getpid():
-            with self._lock:
-                if self._pid != os.getpid() and not self._stop.is_set():
-                    self._pid = os.getpid()
-                    threading.Thread(target=self._look, name="semel-watchdog", daemon=True).start()
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def _look(self) -> None:
-        while not self._stop.wait(1.0):
-            now = time.monotonic()
-            for lane in list(self._lanes):
-                if lane.overdue_at < now:
-                    lane.abort()
-
-
-class _Listener:
-    """One connection and thread that hear which records are done, and wake who waits for them."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._gates: dict[str, list[threading.Lock]] = {}
-        self._lock = threading.Lock()
-        self._hears = threading.Event()
-        self._stop = threading.Event()
-        self._pid = 0
-
-    def listen(self) -> bool:
-        """Start if need be; whether notifications are heard."""
-        with self._lock:
-            if self._pid != os.getpid():
-                self._pid = os.getpid()
-                self._gates = {}
-                self._hears = threading.Event()
-                threading.Thread(target=self._hear, name="semel-listener", daemon=True).start()
-        return self._hears.wait(self._settings.connect_timeout)
-
-    def enter(self, id: bytes) -> threading.Lock:
-        gate = threading.Lock()
-        gate.acquire()
-        with self._lock:
-            self._gates.setdefault(id.hex(), []).append(gate)
-        return gate
-
-    def leave(self, id: bytes, gate: threading.Lock) -> None:
-        with self._lock:
-            gates = self._gates.get(id.hex())
-            if gates is not None and gate in gates:
-                gates.remove(gate)
-                if not gates:
-                    del self._gates[id.hex()]
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def _hear(self) -> None:
-        while not self._stop.is_set():
-            try:
-                connection = _connect(self._settings)
-                with connection.raw as raw:
-                    raw.execute(f"LISTEN {dialect.CHANNEL}")
-                    self._wake(list(self._gates))  # whatever was said while nobody listened
-                    self._hears.set()
-                    while not self._stop.is_set():
-                        for notification in raw.notifies(timeout=LISTEN_AGAIN):
-                            self._wake([notification.payload])
-            except Exception:
-                self._hears.clear()
-                self._wake(list(self._gates))
-                self._stop.wait(0.25)
-
-    def _wake(self, ids: list[str]) -> None:
-        with self._lock:
-            gates = [gate for id in ids for gate in self._gates.pop(id, ())]
-        for gate in gates:
-            gate.release()
 
 
 class PostgresStore:
@@ -265,8 +177,8 @@ class PostgresStore:
         )
         _require_psycopg()
         self.wakes = listen
-        self._watchdog = _Watchdog()
-        self._listener = _Listener(settings)
+        self._watchdog = Watchdog()
+        self._listener = Listener(settings, lambda: connect(settings).raw)
         self._combiner = Combiner([_Lane(settings, self._watchdog) for _ in range(lanes)])
 
     def execute(self, op: Op[R]) -> R:
