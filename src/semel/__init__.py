@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from semel.core.snapshot import Codec as Codec
     from semel.core.states import State as State
     from semel.engine.aio import AsyncSemel as AsyncSemel
+    from semel.engine.compression import make_codec as make_codec
     from semel.engine.encryption import KeyRing as KeyRing
     from semel.engine.operation import INJECTED as INJECTED
     from semel.engine.operation import AsyncOperation as AsyncOperation
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from semel.stores.postgres import PostgresStore as PostgresStore
     from semel.stores.sqlite import AsyncSQLiteStore as AsyncSQLiteStore
     from semel.stores.sqlite import SQLiteStore as SQLiteStore
+    from semel.stores.urls import migrate_store as migrate_store
+    from semel.stores.urls import open_async_store as open_async_store
+    from semel.stores.urls import open_store as open_store
 
 __version__ = "0.1.0"
 
@@ -71,6 +75,10 @@ _HOMES = {
     "Swept": "semel.core.ops",
     "current_operation": "semel.engine.operation",
     "log_events": "semel.observe.logs",
+    "make_codec": "semel.engine.compression",
+    "migrate_store": "semel.stores.urls",
+    "open_async_store": "semel.stores.urls",
+    "open_store": "semel.stores.urls",
     "wait": "semel.core.policy",
 }
 

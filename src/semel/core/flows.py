@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import Any, Final, TypeAlias
 
 from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Record, Release
-from semel.core.outcomes import CANNOT_TELL, NOT_DONE, Call, Outcome, Recovered
+from semel.core.outcomes import CANNOT_TELL, NOT_DONE, Call, Failed, Outcome, Recovered
 from semel.core.serializers import NotSerializable
 from semel.core.states import State
 from semel.core.values import value
@@ -24,6 +24,7 @@ from semel.errors import (
     ResultNotStored,
     SemelError,
     StoreError,
+    StoreUncertain,
 )
 from semel.observe import events
 
@@ -90,7 +91,7 @@ class NotRun:
 
 
 Request: TypeAlias = "Op[Any] | Run | Recover | Await | Pause"
-Flow: TypeAlias = Generator[Request, Any, Outcome[Any]]
+Flow: TypeAlias = Generator[Request, Any, "Outcome[Any] | Failed"]
 
 FIRST_POLL: Final = 0.005
 SLOWEST_POLL: Final = 0.5
@@ -103,18 +104,24 @@ def perform(call: Call) -> Flow:
     patience = policy.wait_seconds
     interval = FIRST_POLL
     while True:
+        claim = Claim(
+            call.id,
+            call.nonce,
+            call.fingerprint,
+            policy.lease_seconds,
+            policy.ttl_seconds,
+            policy.takeover,
+            call.tenant,
+            call.operation,
+            call.stored_key,
+        )
         try:
-            answer = yield Claim(
-                call.id,
-                call.nonce,
-                call.fingerprint,
-                policy.lease_seconds,
-                policy.ttl_seconds,
-                policy.takeover,
-                call.tenant,
-                call.operation,
-                call.stored_key,
-            )
+            try:
+                answer = yield claim
+            except StoreUncertain as error:
+                # It may have been made, for nobody. The same claim, known by its nonce, finds out.
+                call.tell(events.StoreFailed, "claim", str(error))
+                answer = yield claim
         except StoreError as error:
             call.tell(events.StoreFailed, "claim", str(error))
             if not policy.fails_open:
@@ -159,12 +166,13 @@ def _execute(call: Call, claimed: Claimed) -> Flow:
     if kind is Lost:
         return (yield from _superseded(call, claimed))
     if kind is NotRun:
-        yield from _release(call, claimed, outcome.error, to=State.ABSENT)
-        raise outcome.error
+        # Nothing happened in this attempt; what an earlier one did, or saved, is as it was.
+        yield from _release(call, claimed, outcome.error, to=State.ABSENT if claimed.attempt == 1 else State.ABANDONED)
+        return Failed(outcome.error)
     return (yield from _failed(call, claimed, outcome.error))
 
 
-def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[Any] | None]:
+def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[Any] | Failed | None]:
     """Ask the hook what the abandoned attempt did. None: it did nothing, so run."""
     outcome = yield Recover(claimed)
     if type(outcome) is Lost:
@@ -172,7 +180,7 @@ def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[An
     if type(outcome) is not Returned:
         # The hook failed, so nothing is known yet: leave the attempt abandoned, for the next call to ask again.
         yield from _release(call, claimed, outcome.error, to=State.ABANDONED)
-        raise outcome.error
+        return Failed(outcome.error)
     verdict = outcome.value
     if verdict is NOT_DONE:
         return None
@@ -203,8 +211,10 @@ def _complete(call: Call, claimed: Claimed, result: Any) -> Flow:
         held = yield op
     except StoreError as error:
         held = yield from _settle(call, op, result, error)
-    if not held:
+    if held is False:
         return (yield from _superseded(call, claimed))
+    if held is None:
+        return Outcome(result, False, claimed.attempt)
     if dropped is not None:
         call.tell(events.ResultDropped, str(dropped))
         raise ResultNotStored(
@@ -225,18 +235,18 @@ def _failed(call: Call, claimed: Claimed, error: BaseException) -> Flow:
             except StoreError as failure:
                 held = yield from _settle(call, op, error, failure)
         except StoreError:
-            held = True  # the lease will end by itself; the handler's own error matters more to the caller
-        else:
+            held = None  # the lease will end by itself; the handler's own error matters more to the caller
+        if held:
             call.tell(events.FailureRemembered, claimed.attempt, repr(error))
-        if not held:
+        elif held is False:
             call.tell(events.LeaseLost, claimed.attempt, claimed.token)
-        raise error
+        return Failed(error)
     if policy.guarantee == "at_most_once":
         to = State.UNKNOWN  # interrupted half way by something that is no answer: a cancellation, Ctrl-C
     else:
         to = State.ABANDONED if call.has_steps else State.ABSENT
     yield from _release(call, claimed, error, to=to)
-    raise error
+    return Failed(error)
 
 
 def _release(call: Call, claimed: Claimed, error: BaseException, *, to: State) -> Generator[Request, Any, None]:
@@ -252,8 +262,11 @@ def _release(call: Call, claimed: Claimed, error: BaseException, *, to: State) -
         call.tell(events.LeaseLost, claimed.attempt, claimed.token)
 
 
-def _settle(call: Call, op: Complete, result: Any, error: StoreError) -> Generator[Request, Any, bool]:
-    """Offer a finished outcome to a failing store until it takes it, for ``settle_for`` at most."""
+def _settle(call: Call, op: Complete, result: Any, error: StoreError) -> Generator[Request, Any, bool | None]:
+    """Offer a finished outcome to a failing store until it takes it, for ``settle_for`` at most.
+
+    None where it was not stored and the policy is open: the caller gets its answer all the same.
+    """
     left = call.policy.settle_seconds
     pauses = iter(SETTLE_PAUSES)
     pause = 0.0
@@ -262,7 +275,7 @@ def _settle(call: Call, op: Complete, result: Any, error: StoreError) -> Generat
         pause = next(pauses, pause)
         if pause > left:
             if call.policy.fails_open:
-                return True
+                return None
             error.add_note(f"{call} ran, but its outcome could not be stored")
             error.result = result
             raise error
@@ -288,7 +301,7 @@ def _unprotected() -> Flow:
     outcome = yield Run(None)
     if type(outcome) is Returned:
         return Outcome(outcome.value, False, 1)
-    raise outcome.error
+    return Failed(outcome.error)
 
 
 def _replay(call: Call, record: Record) -> Outcome[Any]:

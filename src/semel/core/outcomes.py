@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from semel.core.policy import Policy
     from semel.observe.events import Event, EventHook
 
-__all__ = ["CANNOT_TELL", "NOT_DONE", "Call", "Outcome", "Recovered", "Verdict"]
+__all__ = ["CANNOT_TELL", "NOT_DONE", "Call", "Failed", "Outcome", "Recovered", "Verdict"]
 
 T = TypeVar("T")
 
@@ -28,6 +28,13 @@ class Outcome(Generic[T]):
     """True when the handler did not run: this is the first call's answer."""
     attempt: int
     """Which attempt gave the answer; more than 1 when an abandoned one was taken over."""
+
+
+@value
+class Failed:
+    """The handler's own error, for the engine to raise: raised inside a generator, a StopIteration would be garbled."""
+
+    error: BaseException
 
 
 @value
@@ -112,7 +119,10 @@ class Call:
         return self.codec.seal_empty(reason, self.id)
 
     def seal_error(self, error: BaseException) -> bytes:
-        return self.codec.seal(Kind.ERROR, "", encode_error(error), self.id)
+        try:
+            return self.codec.seal(Kind.ERROR, "", encode_error(error), self.id)
+        except NotSerializable as too_large:
+            return self.seal_nothing(f"{type(error).__qualname__}, {too_large}")
 
     def open_snapshot(self, blob: bytes | None) -> Any:
         """The remembered result; a remembered failure is raised."""

@@ -30,11 +30,11 @@ from semel.errors import PolicyError
 
 __all__ = ["Duration", "Policy", "Wait", "seconds", "wait"]
 
-Duration: TypeAlias = "float | int | str | timedelta"
+Duration: TypeAlias = float | int | str | timedelta
 Guarantee: TypeAlias = Literal["effectively_once", "at_most_once", "at_least_once"]
 OnAbandoned: TypeAlias = Literal["retry", "reject"]
 OnStoreError: TypeAlias = Literal["closed", "open"]
-Remember: TypeAlias = "Literal['all'] | type[BaseException] | tuple[type[BaseException], ...]"
+Remember: TypeAlias = Literal["all"] | type[BaseException] | tuple[type[BaseException], ...]
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _TEXT: Final = re.compile(r"(?:\d{1,12}(?:\.\d{1,6})?(?:ms|s|m|h|d|w))+")
@@ -53,14 +53,21 @@ def seconds(duration: Duration, name: str = "duration") -> float:
             )
         result = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
     elif type(duration) in (int, float):
-        result = float(duration)
+        result = _finite(duration)
     else:
         raise PolicyError(
             f"{name}: a duration is a number of seconds, a text such as '24h' or a timedelta, not {duration!r}"
         )
     if not 0 <= result <= FOREVER:  # also false for NaN
-        raise PolicyError(f"{name}: {duration!r} is out of range")
+        raise PolicyError(f"{name}: {str(duration)[:40]} is out of range")
     return result
+
+
+def _finite(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,15 +56,15 @@ class Move(Enum):
     RENEW = "renew"
     SAVE_STEP = "save step"
     COMPLETE = "complete"
-    RELEASE = "release: nothing happened"
-    YIELD = "release: keep the steps"
-    GIVE_UP = "release: cannot tell"
+    RELEASE = "release, nothing happened"
+    YIELD = "release, keep the steps"
+    GIVE_UP = "release, cannot tell"
     LEASE_ENDS = "lease ends"
     TAKE_OVER = "claim, take over"
     REFUSE = "claim, may not take over"
     EXPIRE = "expires"
-    RESOLVE_DONE = "resolve: it happened"
-    RESOLVE_ABSENT = "resolve: it did not"
+    RESOLVE_DONE = "resolve, it happened"
+    RESOLVE_ABSENT = "resolve, it did not"
 
     __hash__ = (
         object.__hash__

@@ -10,25 +10,26 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable
-from types import AsyncGeneratorType, GeneratorType, TracebackType
-from typing import Any, ParamSpec, TypeVar, Unpack, cast
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
-from semel.core.flows import Await, Lost, NotRun, Pause, Raised, Recover, Returned, Run, perform
+from semel.core.flows import Await, Lost, NotRun, Pause, Raised, Recover, Returned, Run
 from semel.core.keys import KeyFormat
-from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Record, Resolve, Sweep, Swept
-from semel.core.outcomes import Call, Outcome
+from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Op, Record, Release, Resolve, Sweep, Swept
+from semel.core.outcomes import Call, Failed, Outcome
 from semel.core.policy import Duration, Policy
 from semel.core.serializers import Serializer
 from semel.core.snapshot import Codec
 from semel.engine.aio_keeper import AsyncKeeper
-from semel.engine.declare import Selector
+from semel.engine.declare import Declaration, Selector
+from semel.engine.drive import Drive
 from semel.engine.flights import Flight
-from semel.engine.guard import Guard, PolicyChanges, unrun
+from semel.engine.guard import Guard, PolicyChanges, at_least_one, check_store, not_a_generator
 from semel.engine.keeper import SWEEP_LIMIT
-from semel.engine.leases import Lease
 from semel.engine.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore
+from semel.engine.tasks import Late, change, in_thread, shielded
 from semel.errors import StoreError
 from semel.observe import events
 
@@ -37,6 +38,16 @@ __all__ = ["AsyncSemel"]
 P = ParamSpec("P")
 T = TypeVar("T")
 Handler = Callable[[AsyncOperation], Any]
+
+
+class AsyncOnce(Protocol):
+    """What ``AsyncSemel.once`` returns: an ``async def`` keeps its type, a plain ``def`` becomes awaitable."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
 
 class AsyncSemel(Guard):
@@ -59,6 +70,7 @@ class AsyncSemel(Guard):
             policy=policy, tenant=tenant, on_event=on_event, codec=codec, secret=secret,
             keep_keys=keep_keys, sweep_every=sweep_every,
         )  # fmt: skip
+        check_store(store, awaited=True)
         self.store = store
         self._flights: dict[bytes, Flight] = {}
         self._keeper = AsyncKeeper(store, self._sweep_every, self._tell_swept)
@@ -76,37 +88,25 @@ class AsyncSemel(Guard):
         key_format: KeyFormat | str = "any",
         serializer: Serializer | None = None,
         **changes: Unpack[PolicyChanges],
-    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
+    ) -> AsyncOnce:
         """Decorate an ``async def``: calls with the same key run it once, and the others get the same answer.
 
         A plain ``def`` becomes awaitable: it runs in a thread. Parameters as of ``Semel.once``.
         """
 
-        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             declared = self._declare(
                 function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint, without=without,
                 key_format=key_format, serializer=serializer, changes=changes,
             )  # fmt: skip
-            handle, recover = declared.handle, declared.recover
-            awaits = inspect.iscoroutinefunction(inspect.unwrap(function))
 
             @functools.wraps(function)
-            async def once(*args: P.args, **kwargs: P.kwargs) -> T:
-                call = self._declared_call(declared, args, kwargs)
-
-                def handler(op: AsyncOperation) -> Awaitable[T]:
-                    if handle is not None and kwargs.get(handle) is None:
-                        kwargs[handle] = op
-                    if awaits:
-                        return function(*args, **kwargs)
-                    return _in_thread(cast("Callable[..., Any]", function), *args, **kwargs)
-
-                outcome: Outcome[T] = await self._drive(call, handler, recover and (lambda: recover(args, kwargs)))
-                return outcome.value
+            async def once(*args: Any, **kwargs: Any) -> Any:
+                return (await self._perform(declared, args, kwargs)).value
 
             return once
 
-        return decorate
+        return cast("AsyncOnce", decorate)
 
     async def run(
         self,
@@ -120,6 +120,7 @@ class AsyncSemel(Guard):
         **changes: Unpack[PolicyChanges],
     ) -> T:
         """The same without a decorator: ``await guard.run("ship", key=order.id, call=lambda: ship(order))``."""
+        not_a_generator(call)
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
         outcome: Outcome[T] = await self._drive(what, lambda op: call(), what.policy.recover)
         return outcome.value
@@ -136,6 +137,7 @@ class AsyncSemel(Guard):
         **changes: Unpack[PolicyChanges],
     ) -> Outcome[T]:
         """Like ``run``, and tells whether the answer is a replay."""
+        not_a_generator(call)
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
         return await self._drive(what, lambda op: call(), what.policy.recover)
 
@@ -161,7 +163,7 @@ class AsyncSemel(Guard):
 
     async def sweep(self, limit: int = SWEEP_LIMIT) -> Swept:
         """Remove at most ``limit`` expired records."""
-        swept = await self.store.execute(Sweep(limit))
+        swept = await self.store.execute(Sweep(at_least_one(limit)))
         self._tell_swept(swept.removed, swept.unknown)
         return swept
 
@@ -180,68 +182,87 @@ class AsyncSemel(Guard):
 
     # -- how a flow is driven --------------------------------------------------------------------------------------
 
+    async def _perform(self, declared: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome[Any]:
+        """A call of a decorated function."""
+        call = self._declared_call(declared, args, kwargs)
+        recover = declared.recover
+
+        def handler(op: AsyncOperation) -> Any:
+            if declared.awaits:
+                return declared.invoke(op, args, kwargs)
+            return in_thread(declared.invoke, op, args, kwargs)
+
+        return await self._drive(call, handler, recover and (lambda: recover(args, kwargs)))
+
     async def _drive(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Outcome[Any]:
-        flow = perform(call)
-        flight: Flight | None = None
-        began = 0.0
-        answer: Any = None
+        drive = Drive(call)
+        try:
+            step = await self._advance(drive, None)
+            while not isinstance(step, Outcome):
+                work = handler if type(step) is Run else lambda op: recover() if recover is not None else None
+                step = await self._advance(drive, await self._run(drive, step.claimed, work))
+        except Exception:
+            if drive.cancelled is not None:  # whatever the flow found, the caller was cancelled
+                raise drive.cancelled from None
+            raise
+        finally:
+            self._finish(drive)
+        if drive.cancelled is not None:
+            raise drive.cancelled
+        return step
+
+    async def _advance(self, drive: Drive, answer: Any) -> Run | Recover | Outcome[Any]:
+        """Send the answer into the flow and do what it asks, until it asks for the handler or has an outcome."""
+        flow = drive.flow
         error: BaseException | None = None
-        cancelled: asyncio.CancelledError | None = None
         try:
             while True:
                 request = flow.send(answer) if error is None else flow.throw(error)
                 error = None
                 try:
-                    if cancelled is not None and (isinstance(request, (Run, Await, Recover))):
-                        # The caller is gone: do not begin anything new, only settle what was begun.
-                        if isinstance(request, Await):
-                            raise cancelled
-                        answer = NotRun(cancelled)
+                    if isinstance(request, (Run, Recover)):
+                        if drive.cancelled is None:
+                            return request
+                        answer = NotRun(drive.cancelled)  # the caller is gone: begin nothing, only settle
                     elif isinstance(request, Claim):
-                        began = time.monotonic()
-                        flight, answer = await self._claim(request)
-                    elif isinstance(request, Run):
-                        answer = await self._run(call, request.claimed, began, handler)
+                        answer = await self._claim(drive, request)
                     elif isinstance(request, Complete):
-                        answer = await self.store.execute(request)
+                        answer = await self._send(drive, request)
+                        if answer and drive.flight is not None:
+                            drive.flight.completed = request
                     elif isinstance(request, Await):
-                        answer = await self._await(request)
+                        answer = await self._await(drive, request)
                     elif isinstance(request, Pause):
-                        await asyncio.sleep(request.seconds)
-                    elif isinstance(request, Recover):
-                        assert recover is not None
-                        answer = await self._run(call, request.claimed, began, lambda op: recover())
-                    else:
+                        await shielded(asyncio.sleep(request.seconds), drive)
+                    elif isinstance(request, Lookup):
                         answer = await self.store.execute(request)
-                except StoreError as failure:
+                    else:
+                        answer = await self._send(drive, request)
+                except (StoreError, asyncio.CancelledError) as failure:
                     error = failure
-                except asyncio.CancelledError as failure:
-                    if isinstance(request, (Await, Lookup)):
-                        error = failure
-                        continue
-                    # The Op may have reached the store or not. Ops may be sent twice: ask again, out of harm's reach.
-                    cancelled = failure
-                    if isinstance(request, (Pause, Run, Recover)):
-                        continue
-                    try:
-                        answer = await _shielded(self.store.execute(request))
-                    except StoreError as second:
-                        error = second
-                if isinstance(request, Complete) and answer is True and error is None and flight is not None:
-                    flight.completed = request
         except StopIteration as stop:
-            if cancelled is not None:
-                raise cancelled from None
-            return stop.value  # type: ignore[no-any-return]
-        except Exception:
-            if cancelled is not None:  # whatever the flow found, the caller was cancelled
-                raise cancelled from None
-            raise
-        finally:
-            if flight is not None:
-                self._land(call.id, flight, None)
+            outcome = stop.value
+        if type(outcome) is Failed:
+            raise outcome.error
+        return outcome  # type: ignore[no-any-return]
 
-    async def _claim(self, op: Claim) -> tuple[Flight | None, Claimed | Existing]:
+    def _finish(self, drive: Drive) -> None:
+        if drive.lease is not None:
+            self._keeper.drop(drive.lease)
+        if drive.flight is not None:
+            self._land(drive.call.id, drive.flight)
+
+    async def _send(self, drive: Drive, op: Op[Any]) -> Any:
+        """Do an Op that must not be left half done: a cancellation waits until it is settled."""
+        try:
+            return await self.store.execute(op)
+        except asyncio.CancelledError as cancelled:
+            # It may have reached the store or not. Ops may be sent twice: ask again, out of harm's reach.
+            drive.cancelled = cancelled
+            answer = await shielded(self.store.execute(op), drive)
+            return True if isinstance(op, Release) else answer  # a record that is gone was released by the first one
+
+    async def _claim(self, drive: Drive, op: Claim) -> Claimed | Existing:
         """Ask the store, unless another call of this process is asking or running: then learn from that one."""
         while True:
             mine = Flight(op.fingerprint, op.lease)
@@ -249,18 +270,23 @@ class AsyncSemel(Guard):
             if flight is not mine:
                 learned = await self._learn(flight, op.id)
                 if learned is not None:
-                    return None, learned
+                    return learned
                 continue
+            drive.began = time.monotonic()
             try:
-                answer = await self.store.execute(op)
-            except BaseException:
-                self._land(op.id, mine, None)
+                answer: Claimed | Existing = await self._send(drive, op)
+            except BaseException as error:
+                mine.error = error if isinstance(error, StoreError) and drive.cancelled is None else None
+                self._land(op.id, mine)
                 raise
             if isinstance(answer, Existing):
-                self._land(op.id, mine, answer.record)
-                return None, answer
-            mine.claimed(answer)
-            return mine, answer
+                mine.record = answer.record
+                self._land(op.id, mine)
+                return answer
+            drive.flight = mine
+            if drive.cancelled is None:  # else it is given back at once, and others should wait for that
+                mine.claimed(answer)
+            return answer
 
     async def _learn(self, flight: Flight, id: bytes) -> Existing | None:
         """What the flight knows; waits while it is claiming. None: it left the key free."""
@@ -268,37 +294,32 @@ class AsyncSemel(Guard):
             answer = flight.answer(id)
             if answer is not None or flight.landed:
                 return answer
-            await _change(flight)
+            await change(flight)
 
-    def _land(self, id: bytes, flight: Flight, record: Record | None) -> None:
-        if self._flights.get(id) is flight:
-            del self._flights[id]
-        flight.land(record)
+    def _land(self, id: bytes, flight: Flight) -> None:
+        self._flights.pop(id, None)
+        flight.land()
 
-    async def _run(
-        self, call: Call, claimed: Claimed | None, began: float, handler: Handler
-    ) -> Returned | Raised | Lost | NotRun:
-        """Run the handler in this task, its lease kept alive meanwhile; a lost lease cancels it."""
-        lease: Lease | None = None
-        task: asyncio.Task[Any] | None = None
-        if claimed is None:
-            op = AsyncOperation(call, None, 1, (), self.store.execute)
-        else:
-            lease = Lease(call, claimed.token, claimed.attempt, began)
-            call.has_steps = bool(claimed.steps)
-            op = AsyncOperation(call, lease, claimed.attempt, claimed.steps, self.store.execute)
-            task = asyncio.current_task()
-            lease.on_lost = task.cancel if task is not None else None
-            self._keeper.hold(lease)
+    async def _run(self, drive: Drive, claimed: Claimed | None, work: Handler) -> Returned | Raised | Lost:
+        """Run the handler in this task; its lease is kept alive until the call is settled, and if lost, cancels it."""
+        lease = drive.hold(claimed)
+        op = AsyncOperation(drive.call, lease, claimed, self.store.execute)
+        task = asyncio.current_task()
+        cancels = task.cancelling() if task is not None else 0
         token = running.set(op)
         try:
-            work = handler(op)
-            if type(work) in (GeneratorType, AsyncGeneratorType):
-                return NotRun(unrun(call, work))
+            if lease is not None:
+                lease.on_lost = task.cancel if task is not None else None
+                self._keeper.hold(lease)
+            result = work(op)
             # A plain function given as call= has had its effect by now: what it returned is the result.
-            return Returned(await work if inspect.isawaitable(work) else work)
+            return Returned(await result if inspect.isawaitable(result) else result)
+        except Late as late:
+            if lease is None or not lease.lost:
+                drive.cancelled = late.cancelled
+            return late.outcome
         except asyncio.CancelledError as error:
-            if lease is not None and lease.lost and task is not None and task.cancelling() <= 1:
+            if lease is not None and lease.lost and task is not None and task.cancelling() == cancels + 1:
                 return Lost()  # our own doing, and nobody else's
             return Raised(error)
         except BaseException as error:
@@ -306,48 +327,20 @@ class AsyncSemel(Guard):
         finally:
             running.reset(token)
             if lease is not None:
-                self._keeper.drop(lease)
+                lease.on_lost = None  # from here on only the record is settled, which must not be cancelled
                 if lease.lost and task is not None:
                     task.uncancel()
 
-    async def _await(self, request: Await) -> float:
+    async def _await(self, drive: Drive, request: Await) -> float:
         """Wait for a change: from a flight of this process, from the store's wake-up, or for the next look."""
+        if drive.cancelled is not None:
+            raise drive.cancelled
         began = time.monotonic()
         flight = self._flights.get(request.id)
         if flight is not None:
-            await _change(flight, request.seconds)
+            await change(flight, request.seconds)
         elif self.store.wakes:
             await self.store.wait(request.id, request.seconds)
         else:
             await asyncio.sleep(request.interval)
         return time.monotonic() - began
-
-
-async def _change(flight: Flight, seconds: float | None = None) -> None:
-    """Wait for the flight's next change."""
-    changed = asyncio.get_running_loop().create_future()
-
-    def wake() -> None:
-        if not changed.done():
-            changed.set_result(None)
-
-    flight.wait(wake)
-    await asyncio.wait([changed], timeout=seconds)
-
-
-async def _shielded(work: Awaitable[T]) -> T:
-    """Wait for it to the end, whoever cancels us: the first cancellation is remembered by the caller."""
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise
-        except Exception:
-            break  # the task's own error: raised below
-    return task.result()
-
-
-async def _in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    return await asyncio.to_thread(function, *args, **kwargs)

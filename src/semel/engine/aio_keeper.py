@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Final
 
 from semel.core.ops import Sweep
-from semel.engine.keeper import SWEEP_LIMIT, SWEEP_STEPS
-from semel.engine.leases import Lease, Leases
+from semel.engine.keeper import SWEEP_LIMIT, SWEEP_STEPS, fitted
+from semel.engine.leases import RETRY_AFTER, Lease, Leases
 from semel.engine.ports import AsyncStore
-from semel.errors import ConfigurationError, StoreError, StoreUncertain
+from semel.errors import ConfigurationError
 
 __all__ = ["AsyncKeeper"]
+
+_NEVER: Final = float("inf")
 
 
 class AsyncKeeper:
@@ -28,9 +31,9 @@ class AsyncKeeper:
         self._leases = Leases()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._rings_at = float("inf")
+        self._rings_at = _NEVER
         self._round: asyncio.Task[None] | None = None
-        self._sweep_at = float("inf")
+        self._sweep_at = _NEVER
         self._closed = False
 
     def hold(self, lease: Lease) -> None:
@@ -51,57 +54,62 @@ class AsyncKeeper:
 
     def _set(self, when: float) -> None:
         loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-            self._sweep_at = time.monotonic() + self._sweep_every if self._sweep_every else float("inf")
-        elif self._loop is not loop:
-            raise ConfigurationError("this AsyncSemel belongs to another event loop: make one per loop")
+        if self._loop is not loop:
+            self._adopt(loop)
         if self._timer is not None:
             self._timer.cancel()
         self._rings_at = min(when, self._sweep_at)
         self._timer = loop.call_later(max(0.0, self._rings_at - time.monotonic()), self._ring)
 
+    def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            raise ConfigurationError("this AsyncSemel belongs to another event loop: make one per loop")
+        self._loop, self._timer, self._round = loop, None, None
+        self._sweep_at = time.monotonic() + self._sweep_every if self._sweep_every else _NEVER
+
     def _ring(self) -> None:
         assert self._loop is not None
         self._timer = None
-        self._rings_at = float("inf")
+        self._rings_at = _NEVER
         now = time.monotonic()
         if self._closed:
             return
         if self._round is not None and not self._round.done():
-            self._set(now + self._leases.shortest / 12)  # the last round still waits for the store
+            self._leases.expire(now)  # the last round still waits for the store, which may never answer
+            self._set(now + self._leases.shortest * RETRY_AFTER)
         elif self._leases.due(now) or now >= self._sweep_at:
             self._round = self._loop.create_task(self._keep(), name="semel-keeper")
+            self._set(now + self._leases.shortest * RETRY_AFTER)
         elif len(self._leases):
             self._set(self._leases.next_due(now))
+        elif self._sweep_at < _NEVER:
+            self._set(self._sweep_at)
 
     async def _keep(self) -> None:
-        try:
-            await self._renew()
-            if time.monotonic() >= self._sweep_at:
+        await self._renew()
+        if time.monotonic() >= self._sweep_at:
+            try:
                 await self._sweep()
+            finally:
                 self._sweep_at = time.monotonic() + (self._sweep_every or 0)
-        finally:
-            if not self._closed:
-                self._set(self._leases.next_due(time.monotonic()))
 
     async def _renew(self) -> None:
         sent = time.monotonic()
         due = self._leases.due(sent)
         if due:
             try:
-                answers = await self._store.execute_many([lease.renewal() for lease in due])
+                answers = list(await self._store.execute_many([lease.renewal() for lease in due]))
             except Exception as error:  # a store that breaks its contract must not end the keeper
-                answers = [StoreUncertain(str(error))] * len(due)
-            self._leases.renewed(due, answers, sent, time.monotonic())
+                answers = [error]
+            self._leases.renewed(due, fitted(answers, due), sent, time.monotonic())
 
     async def _sweep(self) -> None:
         for _ in range(SWEEP_STEPS):
             try:
                 swept = await self._store.execute(Sweep(SWEEP_LIMIT))
-            except StoreError:
-                return  # there is always a next time
-            self._on_swept(swept.removed, swept.unknown)
+                self._on_swept(swept.removed, swept.unknown)
+            except Exception:  # there is always a next time, and the keeper must live
+                return
             await self._renew()
             if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
                 return

@@ -20,7 +20,7 @@ from semel.errors import PolicyError
 
 __all__ = ["Declaration", "Selector", "refuse_generators", "select"]
 
-Selector: TypeAlias = "str | Callable[..., Any]"
+Selector: TypeAlias = str | Callable[..., Any]
 Pick: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 
 
@@ -28,6 +28,8 @@ class Declaration:
     """One protected function."""
 
     __slots__ = (
+        "_place",
+        "awaits",
         "fingerprint",
         "function",
         "handle",
@@ -58,16 +60,41 @@ class Declaration:
         signature = inspect.signature(function)
         hints = _hints(function)
         self.function = function
-        self.operation = operation or f"{function.__module__}.{function.__qualname__}"
+        self.awaits = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - an object whose call is an async def
+        )
+        self.operation = operation or _name_of(function)
         self.handle = _handle_parameter(hints)
-        self.key = select("key", key, signature)
-        self.tenant = None if tenant is None else select("tenant", tenant, signature, literal=True)
+        given, self._place = _without_handle(signature, self.handle)
+        self.key = select("key", key, given)
+        self.tenant = None if tenant is None else select("tenant", tenant, given)
         self.key_format = key_format if isinstance(key_format, KeyFormat) else KeyFormat.named(key_format)
-        skip = frozenset({self.handle}) if self.handle else frozenset()
-        self.fingerprint = Arguments(function, fingerprint, without=without, skip=skip, secret=secret)
+        self.fingerprint = Arguments(given, fingerprint, without=without, secret=secret)
         self.serializer = serializer_for(hints.get("return", inspect.Signature.empty), serializer)
         self.policy = policy
-        self.recover = None if policy.recover is None else select("recover", policy.recover, signature)
+        self.recover = None if policy.recover is None else select("recover", policy.recover, given)
+
+    def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        """The fingerprint of a call; the handle is no part of the request."""
+        if self.handle is not None and self.handle in kwargs:
+            kwargs = {name: value for name, value in kwargs.items() if name != self.handle}
+        return self.fingerprint.digest(args, kwargs)
+
+    def invoke(self, op: OperationHandle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function, its handle filled in unless the caller gave one."""
+        if self.handle is None or kwargs.get(self.handle) is not None:
+            return self.function(*args, **kwargs)
+        if self._place is not None and self._place < len(args):
+            return self.function(*args[: self._place], op, *args[self._place :], **kwargs)
+        return self.function(*args, **{**kwargs, self.handle: op})
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """The name that scopes a function's keys. It must tell this function from every other."""
+    name = getattr(function, "__qualname__", "")
+    if not name or name.endswith("<lambda>"):
+        raise PolicyError("a lambda has no name of its own, and keys are kept by name: pass operation=")
+    return f"{function.__module__}.{name}"
 
 
 def refuse_generators(function: Callable[..., Any]) -> None:
@@ -76,24 +103,22 @@ def refuse_generators(function: Callable[..., Any]) -> None:
         raise PolicyError(f"once() decorates a function, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise PolicyError(
-            f"{function.__qualname__} is a generator: its body runs after the call has returned, so its outcome "
-            "cannot be remembered. Protect the function that consumes it, or return a list"
+            f"{getattr(function, '__qualname__', function)} is a generator: its body runs after the call has returned, "
+            "so its outcome cannot be remembered. Protect the function that consumes it, or return a list"
         )
 
 
-def select(what: str, selector: Selector, signature: inspect.Signature, *, literal: bool = False) -> Pick:
+def select(what: str, selector: Selector, signature: inspect.Signature) -> Pick:
     """How to get ``what`` from a call's arguments: a parameter's name or path, or a function of some of them.
 
     A function's parameters are matched by name (``lambda order: order.id`` on ``ship(order, carrier)``); when none of
-    its names is known, by position. ``literal``: a text that names no parameter is the value itself.
+    its names is known, by position.
     """
     names = [name for name, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if isinstance(selector, str):
         head, *path = selector.split(".")
         if head in names:
             return _path(_argument(signature, head), path)
-        if literal:
-            return lambda args, kwargs: selector
         raise PolicyError(f"{what}={selector!r} names no parameter; there are: {', '.join(names) or 'none'}")
     if not callable(selector):
         raise PolicyError(f"{what}= is a parameter's name or a function of the arguments, not {selector!r}")
@@ -156,6 +181,18 @@ def _path(pick: Pick, path: list[str]) -> Pick:
         return value
 
     return walk
+
+
+def _without_handle(signature: inspect.Signature, handle: str | None) -> tuple[inspect.Signature, int | None]:
+    """The parameters that callers fill in; and where the handle stands among those that are passed by position."""
+    if handle is None:
+        return signature, None
+    parameters = list(signature.parameters.values())
+    position = next(i for i, p in enumerate(parameters) if p.name == handle)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    # A default of the handle's must not stand before parameters without one, so it is not among those left.
+    left = signature.replace(parameters=[p for p in parameters if p.name != handle])
+    return left, position if parameters[position].kind in kinds else None
 
 
 def _parameter_names(selector: Callable[..., Any]) -> list[str] | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from semel.core.ops import Claimed, Complete, Existing, Record
 from semel.core.states import State
+from semel.errors import StoreError
 
 __all__ = ["Flight"]
 
@@ -18,7 +19,7 @@ __all__ = ["Flight"]
 class Flight:
     """One call in the air. ``waiters`` are called, and forgotten, at every change."""
 
-    __slots__ = ("completed", "fingerprint", "landed", "lease", "record", "running", "waiters")
+    __slots__ = ("completed", "error", "fingerprint", "landed", "lease", "record", "running", "waiters")
 
     def __init__(self, fingerprint: bytes, lease: float) -> None:
         self.fingerprint = fingerprint
@@ -26,8 +27,11 @@ class Flight:
         self.running: Claimed | None = None
         self.landed = False
         self.record: Record | None = None
+        """What the claim found."""
         self.completed: Complete | None = None
         """The completion that this call got through to the store; its record is made only if somebody asks."""
+        self.error: StoreError | None = None
+        """Why the store could not be asked."""
         self.waiters: list[Callable[[], object]] | None = None
 
     def claimed(self, answer: Claimed) -> None:
@@ -35,27 +39,28 @@ class Flight:
         self.running = answer
         self._wake()
 
-    def land(self, record: Record | None = None) -> None:
-        """The call is over; ``record`` is what it found. With neither that nor a completion the key is free again."""
-        if not self.landed:
-            self.landed = True
-            self.record = record
+    def land(self) -> None:
+        """The call is over. With neither record nor completion nor error, the key is free again."""
+        self.landed = True
         self._wake()
 
     def answer(self, id: bytes) -> Existing | None:
         """What another call for the key is told; None while the store has not answered, or once the key is free."""
-        if self.landed:
-            if self.completed is not None:
-                op, attempt = self.completed, self.running.attempt if self.running is not None else 1
-                self.record = Record(id, State.DONE, op.token, attempt, self.fingerprint, op.snapshot, 0.0, 0.0, op.ttl)
-            return Existing(self.record) if self.record is not None else None
-        if self.running is None:
-            return None
-        claimed = self.running
+        if not self.landed:
+            return self._shown(id, State.RUNNING, None) if self.running is not None else None
+        if self.error is not None:
+            # One of many callers has waited for a dead store: the others need not wait in line to learn the same.
+            raise type(self.error)(*self.error.args) from self.error
+        if self.completed is not None:
+            return self._shown(id, State.DONE, self.completed.snapshot)
+        if self.record is not None and self.record.state is not State.ABANDONED:
+            return Existing(self.record)
+        return None  # free, or abandoned: others may have the right to take it over, so they ask for themselves
+
+    def _shown(self, id: bytes, state: State, snapshot: bytes | None) -> Existing:
+        claimed = self.running or Claimed(0, 1)
         return Existing(
-            Record(
-                id, State.RUNNING, claimed.token, claimed.attempt, self.fingerprint, None, self.lease, 0.0, self.lease
-            )
+            Record(id, state, claimed.token, claimed.attempt, self.fingerprint, snapshot, self.lease, 0.0, self.lease)
         )
 
     def wait(self, wake: Callable[[], object]) -> None:

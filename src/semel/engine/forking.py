@@ -2,35 +2,31 @@
 connections that belong to the parent.
 
 A server that loads the application and then forks its workers (gunicorn's preload) copies guards and stores along.
-Whoever holds such things says so once, and its ``forked`` is called in every child before anything else runs there.
+Whoever holds such things says so once, and is told in every child before anything else runs there.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["Forkable", "survive_forks"]
+__all__ = ["survive_forks"]
 
-
-class Forkable(Protocol):
-    def forked(self) -> None:
-        """Make anew what does not survive a fork. Runs in the child, alone."""
-        ...
+_survivors: list[weakref.WeakMethod[Callable[[], Any]]] = []
 
 
-_survivors: weakref.WeakSet[Forkable] = weakref.WeakSet()
-
-
-def survive_forks(thing: Forkable) -> None:
-    """Have ``thing.forked()`` called in every child of this process, for as long as the thing lives."""
-    _survivors.add(thing)
+def survive_forks(renew: Callable[[], Any]) -> None:
+    """Have the bound method called in every child of this process, for as long as its object lives."""
+    _survivors.append(weakref.WeakMethod(renew, _survivors.remove))
 
 
 def _tell() -> None:
-    for thing in list(_survivors):
-        thing.forked()
+    for survivor in list(_survivors):
+        renew = survivor()
+        if renew is not None:
+            renew()
 
 
 if hasattr(os, "register_at_fork"):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable, Mapping
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from functools import partial
 from typing import Any, Final, TypedDict
 
 from semel.core.fingerprint import Arguments
@@ -17,7 +18,7 @@ from semel.core.serializers import PLAIN, NotSerializable, Serializer, serialize
 from semel.core.snapshot import Codec
 from semel.core.states import State
 from semel.engine.declare import Declaration, Selector
-from semel.errors import NotResolvable, PolicyError
+from semel.errors import ConfigurationError, NotResolvable, PolicyError
 from semel.observe import events
 from semel.observe.events import Event, EventHook
 
@@ -98,9 +99,7 @@ class Guard:
     def _declared_call(self, what: Declaration, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         key = normalize_key(what.key(args, kwargs), what.key_format)
         tenant = self._tenant if what.tenant is None else _tenant(what.tenant(args, kwargs))
-        return self._make(
-            what.operation, key, tenant, what.fingerprint.digest(args, kwargs), what.policy, what.serializer
-        )
+        return self._make(what.operation, key, tenant, what.digest(args, kwargs), what.policy, what.serializer)
 
     def _plain_call(
         self,
@@ -111,10 +110,12 @@ class Guard:
         returns: Any,
         changes: Mapping[str, Any],
     ) -> Call:
+        if not operation or type(operation) is not str:
+            raise PolicyError(f"an operation has a name, which scopes its keys, not {operation!r}")
         return self._make(
             operation,
             normalize_key(key, ANY),
-            self._tenant if tenant is None else tenant,
+            self._tenant if tenant is None else _tenant(tenant),
             b"" if fingerprint is None else self._data.digest((fingerprint,), {}),
             self._changed_policy(changes) if changes else self._policy,
             PLAIN if returns is None else self._serializer(returns),
@@ -181,18 +182,25 @@ class Guard:
         return known
 
 
-UNRUN: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
-"""What a handler returns when its body has not run yet."""
+_UNRUN: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
-def unrun(call: Call, result: Any) -> PolicyError:
-    """What to say of a handler that returned one of those."""
-    if isinstance(result, CoroutineType):
-        result.close()
-        return PolicyError(f"{call}: the handler is async; use AsyncSemel, or decorate the async def itself")
-    return PolicyError(
-        f"{call}: the handler is a generator, whose body runs only after the call; return a list instead"
-    )
+def not_a_generator(call: Callable[..., Any]) -> None:
+    """``call=`` takes a plain function; said before anything is claimed, and quickly, for it is asked on every call."""
+    code = getattr(call, "__code__", None)
+    if code is None:
+        if not callable(call):
+            raise PolicyError(f"call= is a function without arguments, such as lambda: ship(order), not {call!r}")
+        if isinstance(call, partial):
+            not_a_generator(call.func)
+    elif code.co_flags & _UNRUN:
+        raise PolicyError("call= is a generator: its body runs after the call has returned. Return a list instead")
+
+
+def at_least_one(limit: int) -> int:
+    if type(limit) is not int or limit < 1:
+        raise PolicyError(f"a limit is a whole number from 1, not {limit!r}")
+    return limit
 
 
 def _tenant(value: object) -> str:
@@ -201,6 +209,19 @@ def _tenant(value: object) -> str:
     if value is None:
         raise PolicyError("tenant= gave None: every call must say whose it is, or leave tenant= out")
     return normalize_key(value, ANY)
+
+
+def check_store(store: Any, *, awaited: bool) -> None:
+    """A store of the wrong kind would only fail at the first call, and in words that explain nothing."""
+    execute = getattr(store, "execute", None)
+    if not callable(execute):
+        raise ConfigurationError(f"a guard takes a store, such as SQLiteStore('app.db'), not {store!r}")
+    if inspect.iscoroutinefunction(execute) is not awaited:
+        needs, other = ("AsyncSemel", "Semel") if awaited else ("Semel", "AsyncSemel")
+        kind = type(store).__name__
+        raise ConfigurationError(
+            f"{kind} is {'a sync' if awaited else 'an async'} store: {needs} cannot use it; use {other}"
+        )
 
 
 def _harmless(hook: EventHook) -> EventHook:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from semel.core.ops import Sweep
 from semel.engine.forking import survive_forks
 from semel.engine.leases import Lease, Leases
 from semel.engine.ports import Store
-from semel.errors import StoreError, StoreUncertain
+from semel.errors import StoreUncertain
 
 __all__ = ["SWEEP_LIMIT", "Keeper"]
 
@@ -22,7 +22,9 @@ SWEEP_LIMIT: Final = 1000
 """Records removed in one step of a sweep."""
 SWEEP_STEPS: Final = 100
 """Steps of one background sweep, so that a backlog cannot keep the keeper from its leases."""
+_NEVER: Final = float("inf")
 _AWAKE: Final = float("inf")
+"""While it is awake every new lease has it look again."""
 
 
 class Keeper:
@@ -37,9 +39,9 @@ class Keeper:
         self._sleeps_until = _AWAKE
         self._started = False
         self._closed = False
-        survive_forks(self)
+        survive_forks(self._forked)
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         self._condition = threading.Condition()
         self._leases = Leases()
         self._sleeps_until = _AWAKE
@@ -69,38 +71,48 @@ class Keeper:
                 threading.Thread(target=self._keep, name="semel-keeper", daemon=True).start()
 
     def _keep(self) -> None:
-        sweep_at = time.monotonic() + self._sweep_every if self._sweep_every else _AWAKE
+        sweep_at = time.monotonic() + self._sweep_every if self._sweep_every else _NEVER
+        begun = -1
         while not self._closed:
             with self._condition:
-                self._sleeps_until = _AWAKE
                 now = time.monotonic()
-                until = min(self._leases.next_due(now), sweep_at)
+                idle, begun = len(self._leases) == 0 and begun == self._leases.begun, self._leases.begun
+                # Without traffic, sleep: the first lease wakes us. With traffic, look again about when a lease that
+                # begins now would be due, so that none of them has to.
+                until = min(_NEVER if idle else self._leases.next_due(now), sweep_at)
                 self._sleeps_until = until
                 if until > now and not self._closed:
-                    self._condition.wait(until - now)
+                    self._condition.wait(min(until - now, threading.TIMEOUT_MAX))
                 self._sleeps_until = _AWAKE
-            self._renew()
+            renew(self._store, self._leases)
             if time.monotonic() >= sweep_at and not self._closed:
                 self._sweep()
                 sweep_at = time.monotonic() + (self._sweep_every or 0)
-
-    def _renew(self) -> None:
-        sent = time.monotonic()
-        due = self._leases.due(sent)
-        if due:
-            try:
-                answers = self._store.execute_many([lease.renewal() for lease in due])
-            except Exception as error:  # a store that breaks its contract must not end the keeper
-                answers = [StoreUncertain(str(error))] * len(due)
-            self._leases.renewed(due, answers, sent, time.monotonic())
 
     def _sweep(self) -> None:
         for _ in range(SWEEP_STEPS):
             try:
                 swept = self._store.execute(Sweep(SWEEP_LIMIT))
-            except StoreError:
-                return  # there is always a next time
-            self._on_swept(swept.removed, swept.unknown)
-            self._renew()
+                self._on_swept(swept.removed, swept.unknown)
+            except Exception:  # there is always a next time, and the keeper must live
+                return
+            renew(self._store, self._leases)
             if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
                 return
+
+
+def renew(store: Store, leases: Leases) -> None:
+    """Renew the leases that are due, in one round trip."""
+    sent = time.monotonic()
+    due = leases.due(sent)
+    if due:
+        try:
+            answers = list(store.execute_many([lease.renewal() for lease in due]))
+        except Exception as error:  # a store that breaks its contract must not end the keeper
+            answers = [error]
+        leases.renewed(due, fitted(answers, due), sent, time.monotonic())
+
+
+def fitted(answers: list[Any], due: list[Lease]) -> list[Any]:
+    """One answer per lease; what a broken store left out counts as a failure."""
+    return [*answers, *[StoreUncertain("the store did not answer the renewal") for _ in due]][: len(due)]

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from semel.core.ops import Renew
 from semel.core.outcomes import Call
-from semel.errors import StoreError
 from semel.observe import events
 
 __all__ = ["Lease", "Leases"]
@@ -46,12 +45,14 @@ class Lease:
 class Leases:
     """All leases of one engine."""
 
-    __slots__ = ("_held", "shortest")
+    __slots__ = ("_held", "begun", "shortest")
 
     def __init__(self) -> None:
         self._held: dict[int, Lease] = {}
         self.shortest = 30.0
         """The shortest span seen: how soon a lease that begins now may need care."""
+        self.begun = 0
+        """How many have been held so far: whether there is traffic."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -72,6 +73,12 @@ class Leases:
         """The leases to renew now."""
         return [lease for lease in list(self._held.values()) if lease.due <= now + lease.span * TOGETHER]
 
+    def expire(self, now: float) -> None:
+        """Give up the leases that have ended while a renewal is still on its way: others may have taken over."""
+        for lease in list(self._held.values()):
+            if now >= lease.ends:
+                self._lose(lease)
+
     def renewed(self, leases: Iterable[Lease], answers: Iterable[Any], sent: float, now: float) -> None:
         """Take in the answers to renewals that were sent at ``sent``: the new span counts from then, not from the
         answer.
@@ -83,8 +90,8 @@ class Leases:
                 lease.due = sent + lease.span * RENEW_AFTER
                 lease.ends = sent + lease.span
                 lease.call.tell(events.Renewed, lease.attempt)
-            elif isinstance(answer, StoreError):
-                lease.call.tell(events.RenewalFailed, str(answer))
+            elif answer is not False:  # a StoreError, or whatever a store gives that breaks its contract
+                lease.call.tell(events.RenewalFailed, str(answer) or type(answer).__name__)
                 lease.due = now + lease.span * RETRY_AFTER
                 if now >= lease.ends:
                     self._lose(lease)

@@ -6,12 +6,14 @@ A handler gets it through a parameter annotated ``Operation`` (``AsyncOperation`
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from semel.core.keys import derive
-from semel.core.ops import Op, SaveStep
+from semel.core.ops import Claimed, Op, SaveStep
 from semel.core.outcomes import Call
 from semel.core.serializers import PLAIN, NotSerializable, decode_result
 from semel.core.snapshot import Kind
@@ -32,14 +34,19 @@ INJECTED)``.
 class OperationHandle:
     """What both handles share."""
 
-    __slots__ = ("_call", "_lease", "_steps", "attempt")
+    __slots__ = ("_call", "_lease", "_made", "_steps", "attempt")
 
-    def __init__(self, call: Call, lease: Lease | None, attempt: int, steps: tuple[tuple[str, bytes], ...]) -> None:
+    def __init__(self, call: Call, lease: Lease | None, claimed: Claimed | None) -> None:
         self._call = call
         self._lease = lease
-        self._steps: dict[str, bytes] = dict(steps) if steps else {}
-        self.attempt: Final = attempt
+        self._steps: dict[str, bytes] = {}
+        self._made: dict[str, Any] = {}
+        self.attempt = 1
         """1 for a first try; more when an abandoned attempt was taken over."""
+        if claimed is not None:
+            self.attempt = claimed.attempt
+            if claimed.steps:
+                self._steps.update(claimed.steps)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._call} attempt {self.attempt}>"
@@ -70,7 +77,7 @@ class OperationHandle:
     @property
     def lease_lost(self) -> bool:
         """Whether another owner may have taken over: a long sync handler should look now and then, and stop."""
-        return self._lease is not None and self._lease.lost
+        return self._lease is not None and (self._lease.lost or time.monotonic() >= self._lease.ends)
 
     def derive(self, step: str) -> str:
         """The key to send on for this step: the same in every attempt, UUID-shaped, and no one else's."""
@@ -87,7 +94,8 @@ class OperationHandle:
         try:
             payload = PLAIN.encode(value)
         except NotSerializable as error:
-            raise PolicyError(f"the value captured as {name!r} cannot be stored: {error}") from error
+            kind = type(value).__name__
+            raise PolicyError(f"the value captured as {name!r} cannot be stored: a {kind} is no plain data") from error
         blob = self._call.codec.seal(Kind.VALUE, PLAIN.name, payload, self._call.id)
         return SaveStep(self._call.id, self.token, name, blob, len(self._steps))
 
@@ -102,57 +110,55 @@ class OperationHandle:
 class Operation(OperationHandle):
     """The handle under ``Semel``."""
 
-    __slots__ = ("_execute",)
+    __slots__ = ("_execute", "_lock")
 
     def __init__(
-        self,
-        call: Call,
-        lease: Lease | None,
-        attempt: int,
-        steps: tuple[tuple[str, bytes], ...],
-        execute: Callable[[Op[bool]], bool],
+        self, call: Call, lease: Lease | None, claimed: Claimed | None, execute: Callable[[Op[bool]], bool]
     ) -> None:
-        super().__init__(call, lease, attempt, steps)
+        super().__init__(call, lease, claimed)
         self._execute = execute
+        self._lock = threading.RLock()
 
     def capture(self, name: str, make: Callable[[], T]) -> T:
         """A value that would differ from attempt to attempt, made once: stored before it is returned, then reused."""
-        known = self._recall(name)
-        if known is not None:
-            return known[0]  # type: ignore[no-any-return]
-        made = make()
-        if self._lease is not None:
-            op = self._save(name, made)
-            self._saved(op, self._execute(op))
-        return made
+        with self._lock:
+            known = self._recall(name)
+            if known is not None:
+                return known[0]  # type: ignore[no-any-return]
+            if name not in self._made:  # made before, and the store's answer was lost: the same value is sent again
+                self._made[name] = make()
+            if self._lease is not None:
+                op = self._save(name, self._made[name])
+                self._saved(op, self._execute(op))
+            return self._made[name]  # type: ignore[no-any-return]
 
 
 class AsyncOperation(OperationHandle):
     """The handle under ``AsyncSemel``: the same names."""
 
-    __slots__ = ("_execute",)
+    __slots__ = ("_execute", "_locks")
 
     def __init__(
-        self,
-        call: Call,
-        lease: Lease | None,
-        attempt: int,
-        steps: tuple[tuple[str, bytes], ...],
-        execute: Callable[[Op[bool]], Awaitable[bool]],
+        self, call: Call, lease: Lease | None, claimed: Claimed | None, execute: Callable[[Op[bool]], Awaitable[bool]]
     ) -> None:
-        super().__init__(call, lease, attempt, steps)
+        super().__init__(call, lease, claimed)
         self._execute = execute
+        self._locks: dict[str, Any] = {}
 
     async def capture(self, name: str, make: Callable[[], T]) -> T:
         """A value that would differ from attempt to attempt, made once: stored before it is returned, then reused."""
-        known = self._recall(name)
-        if known is not None:
-            return known[0]  # type: ignore[no-any-return]
-        made = make()
-        if self._lease is not None:
-            op = self._save(name, made)
-            self._saved(op, await self._execute(op))
-        return made
+        import asyncio
+
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            known = self._recall(name)
+            if known is not None:
+                return known[0]  # type: ignore[no-any-return]
+            if name not in self._made:  # made before, and the store's answer was lost: the same value is sent again
+                self._made[name] = make()
+            if self._lease is not None:
+                op = self._save(name, self._made[name])
+                self._saved(op, await self._execute(op))
+            return self._made[name]  # type: ignore[no-any-return]
 
 
 running: ContextVar[OperationHandle | None] = ContextVar("semel_operation", default=None)

@@ -10,26 +10,27 @@ import functools
 import inspect
 import threading
 import time
+import weakref
 from collections.abc import Callable
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
-from semel.core.flows import Await, NotRun, Pause, Raised, Recover, Returned, Run, perform
+from semel.core.flows import Await, NotRun, Pause, Raised, Recover, Returned, Run
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Record, Resolve, Sweep, Swept
-from semel.core.outcomes import Call, Outcome
+from semel.core.outcomes import Call, Failed, Outcome
 from semel.core.policy import Duration, Policy
 from semel.core.serializers import Serializer
 from semel.core.snapshot import Codec
-from semel.engine.declare import Selector
+from semel.engine.declare import Declaration, Selector
+from semel.engine.drive import Drive
 from semel.engine.flights import Flight
 from semel.engine.forking import survive_forks
-from semel.engine.guard import UNRUN, Guard, PolicyChanges, unrun
+from semel.engine.guard import Guard, PolicyChanges, at_least_one, check_store, not_a_generator
 from semel.engine.keeper import SWEEP_LIMIT, Keeper
-from semel.engine.leases import Lease
 from semel.engine.operation import Operation, running
 from semel.engine.ports import Store
-from semel.errors import StoreError
+from semel.errors import PolicyError, StoreError
 from semel.observe import events
 
 __all__ = ["Semel"]
@@ -66,11 +67,13 @@ class Semel(Guard):
             policy=policy, tenant=tenant, on_event=on_event, codec=codec, secret=secret,
             keep_keys=keep_keys, sweep_every=sweep_every,
         )  # fmt: skip
+        check_store(store, awaited=False)
         self.store = store
         self._flights: dict[bytes, Flight] = {}
         self._lock = threading.Lock()
         self._keeper = Keeper(store, self._sweep_every, self._tell_swept)
-        survive_forks(self)
+        self._twins: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        survive_forks(self._forked)
 
     # -- what a program asks ---------------------------------------------------------------------------------------
 
@@ -90,7 +93,7 @@ class Semel(Guard):
 
         :param key: a parameter's name (``"order_id"``, ``"order.id"``) or a function of some of the arguments.
         :param operation: the name that scopes the key; the function's qualified name by default.
-        :param tenant: like ``key``, or a fixed text.
+        :param tenant: like ``key``; the guard's own tenant by default.
         :param fingerprint: which arguments make it the same request: ``"auto"`` (all that are plain data), ``"all"``,
             names, a function, or None.
         :param without: parameters that may differ between retries.
@@ -98,28 +101,23 @@ class Semel(Guard):
         """
 
         def decorate(function: Callable[P, T]) -> Callable[P, T]:
-            if inspect.iscoroutinefunction(function):
-                twin: Callable[[Callable[P, T]], Callable[P, T]] = self._async_twin.once(
-                    key=key, operation=operation, tenant=tenant, fingerprint=fingerprint, without=without,
-                    key_format=key_format, serializer=serializer, **changes,
-                )  # fmt: skip
-                return twin(cast("Callable[P, T]", function))
             declared = self._declare(
                 function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint, without=without,
                 key_format=key_format, serializer=serializer, changes=changes,
             )  # fmt: skip
-            handle, recover = declared.handle, declared.recover
+            if inspect.iscoroutinefunction(function):
+
+                @functools.wraps(function)
+                async def once_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                    return (await self._async_twin()._perform(declared, args, kwargs)).value
+
+                return cast("Callable[P, T]", once_async)
+            if inspect.iscoroutinefunction(changes.get("recover")):
+                raise PolicyError("recover= is async and the function is not: make both async, or neither")
 
             @functools.wraps(function)
             def once(*args: P.args, **kwargs: P.kwargs) -> T:
-                call = self._declared_call(declared, args, kwargs)
-
-                def handler(op: Operation) -> T:
-                    if handle is not None and kwargs.get(handle) is None:
-                        kwargs[handle] = op
-                    return function(*args, **kwargs)
-
-                outcome: Outcome[T] = self._drive(call, handler, recover and (lambda: recover(args, kwargs)))
+                outcome: Outcome[T] = self._perform(declared, args, kwargs)
                 return outcome.value
 
             return once
@@ -142,6 +140,7 @@ class Semel(Guard):
         :param fingerprint: plain data that makes it the same request; another one under this key is refused.
         :param returns: the type of the result, where it is to be rebuilt as a dataclass or model.
         """
+        not_a_generator(call)
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
         outcome: Outcome[T] = self._drive(what, lambda op: call(), what.policy.recover)
         return outcome.value
@@ -158,6 +157,7 @@ class Semel(Guard):
         **changes: Unpack[PolicyChanges],
     ) -> Outcome[T]:
         """Like ``run``, and tells whether the answer is a replay."""
+        not_a_generator(call)
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
         return self._drive(what, lambda op: call(), what.policy.recover)
 
@@ -183,7 +183,7 @@ class Semel(Guard):
 
     def sweep(self, limit: int = SWEEP_LIMIT) -> Swept:
         """Remove at most ``limit`` expired records."""
-        swept = self.store.execute(Sweep(limit))
+        swept = self.store.execute(Sweep(at_least_one(limit)))
         self._tell_swept(swept.removed, swept.unknown)
         return swept
 
@@ -200,53 +200,67 @@ class Semel(Guard):
     ) -> None:
         self.close()
 
-    def forked(self) -> None:
-        """A forked child has none of its parent's calls in the air."""
-        self._flights = {}
-        self._lock = threading.Lock()
-
     # -- how a flow is driven --------------------------------------------------------------------------------------
+
+    def _perform(self, declared: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome[Any]:
+        """A call of a decorated function."""
+        call = self._declared_call(declared, args, kwargs)
+        recover = declared.recover
+        return self._drive(
+            call, lambda op: declared.invoke(op, args, kwargs), recover and (lambda: recover(args, kwargs))
+        )
 
     def _drive(
         self, call: Call, handler: Callable[[Operation], Any], recover: Callable[[], Any] | None
     ) -> Outcome[Any]:
-        flow = perform(call)
-        flight: Flight | None = None
-        began = 0.0
-        answer: Any = None
+        drive = Drive(call)
+        try:
+            step = self._advance(drive, None)
+            while not isinstance(step, Outcome):
+                work = handler if type(step) is Run else lambda op: recover() if recover is not None else None
+                step = self._advance(drive, self._run(drive, step.claimed, work))
+            return step
+        finally:
+            self._finish(drive)
+
+    def _advance(self, drive: Drive, answer: Any) -> Run | Recover | Outcome[Any]:
+        """Send the answer into the flow and do what it asks, until it asks for the handler or has an outcome."""
+        flow = drive.flow
         error: StoreError | None = None
         try:
             while True:
                 request = flow.send(answer) if error is None else flow.throw(error)
                 error = None
                 try:
+                    if isinstance(request, (Run, Recover)):
+                        return request
                     if isinstance(request, Claim):
-                        began = time.monotonic()
-                        flight, answer = self._claim(request)
-                    elif isinstance(request, Run):
-                        answer = self._run(call, request.claimed, began, handler)
+                        answer = self._claim(drive, request)
                     elif isinstance(request, Complete):
                         answer = self.store.execute(request)
-                        if answer and flight is not None:
-                            flight.completed = request
+                        if answer and drive.flight is not None:
+                            drive.flight.completed = request
                     elif isinstance(request, Await):
                         answer = self._await(request)
                     elif isinstance(request, Pause):
                         time.sleep(request.seconds)
-                    elif isinstance(request, Recover):
-                        assert recover is not None
-                        answer = self._run(call, request.claimed, began, lambda op: recover())
                     else:
                         answer = self.store.execute(request)
                 except StoreError as failure:
                     error = failure
         except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-        finally:
-            if flight is not None:
-                self._land(call.id, flight, None)
+            outcome = stop.value
+        if type(outcome) is Failed:
+            raise outcome.error
+        return outcome  # type: ignore[no-any-return]
 
-    def _claim(self, op: Claim) -> tuple[Flight | None, Claimed | Existing]:
+    def _finish(self, drive: Drive) -> None:
+        if drive.lease is not None:
+            self._keeper.drop(drive.lease)
+        if drive.flight is not None:
+            self._land(drive.call.id, drive.flight)
+
+    def _claim(self, drive: Drive, op: Claim) -> Claimed | Existing:
         """Ask the store, unless another call of this process is asking or running: then learn from that one."""
         while True:
             mine = Flight(op.fingerprint, op.lease)
@@ -254,19 +268,23 @@ class Semel(Guard):
             if flight is not mine:
                 learned = self._learn(flight, op.id)
                 if learned is not None:
-                    return None, learned
+                    return learned
                 continue
+            drive.began = time.monotonic()
             try:
                 answer = self.store.execute(op)
-            except BaseException:
-                self._land(op.id, mine, None)
+            except BaseException as error:
+                mine.error = error if isinstance(error, StoreError) else None
+                self._land(op.id, mine)
                 raise
             if isinstance(answer, Existing):
-                self._land(op.id, mine, answer.record)
-                return None, answer
+                mine.record = answer.record
+                self._land(op.id, mine)
+                return answer
+            drive.flight = mine
             with self._lock:
                 mine.claimed(answer)
-            return mine, answer
+            return answer
 
     def _learn(self, flight: Flight, id: bytes) -> Existing | None:
         """What the flight knows; waits while it is claiming. None: it left the key free."""
@@ -280,34 +298,28 @@ class Semel(Guard):
                 flight.wait(gate.release)
             gate.acquire()
 
-    def _land(self, id: bytes, flight: Flight, record: Record | None) -> None:
+    def _land(self, id: bytes, flight: Flight) -> None:
         self._flights.pop(id, None)
         with self._lock:
-            flight.land(record)
+            flight.land()
 
     def _run(
-        self, call: Call, claimed: Claimed | None, began: float, handler: Callable[[Operation], Any]
+        self, drive: Drive, claimed: Claimed | None, work: Callable[[Operation], Any]
     ) -> Returned | Raised | NotRun:
-        """Run the handler in this thread, its lease kept alive meanwhile."""
-        if claimed is None:
-            lease = None
-            op = Operation(call, None, 1, (), self.store.execute)
-        else:
-            lease = Lease(call, claimed.token, claimed.attempt, began)
-            call.has_steps = bool(claimed.steps)
-            op = Operation(call, lease, claimed.attempt, claimed.steps, self.store.execute)
-            self._keeper.hold(lease)
+        """Run the handler in this thread; its lease is kept alive from now until the call is settled."""
+        op = Operation(drive.call, drive.hold(claimed), claimed, self.store.execute)
+        if drive.lease is not None:
+            self._keeper.hold(drive.lease)
         token = running.set(op)
         try:
-            result = handler(op)
+            result = work(op)
         except BaseException as error:
             return Raised(error)
         finally:
             running.reset(token)
-            if lease is not None:
-                self._keeper.drop(lease)
-        if type(result) in UNRUN:
-            return NotRun(unrun(call, result))
+        if type(result) is CoroutineType:
+            result.close()
+            return NotRun(PolicyError(f"{drive.call}: the handler is async; use AsyncSemel, or decorate the async def"))
         return Returned(result)
 
     def _await(self, request: Await) -> float:
@@ -329,10 +341,20 @@ class Semel(Guard):
             time.sleep(request.interval)
         return time.monotonic() - began
 
-    @functools.cached_property
+    def _forked(self) -> None:
+        """A forked child has none of its parent's calls in the air."""
+        self._flights = {}
+        self._lock = threading.Lock()
+
     def _async_twin(self) -> Any:
-        """The guard of ``async def`` functions that are decorated here: this store's calls go to threads."""
+        """The guard of ``async def`` functions decorated here, one per event loop; its store calls go to threads."""
+        import asyncio
+
         from semel.engine.aio import AsyncSemel
         from semel.engine.threaded import ThreadedStore
 
-        return AsyncSemel(ThreadedStore(self.store), **self._settings)
+        loop = asyncio.get_running_loop()
+        twin = self._twins.get(loop)
+        if twin is None:
+            twin = self._twins[loop] = AsyncSemel(ThreadedStore(self.store), **self._settings, sweep_every=None)
+        return twin

@@ -1,0 +1,106 @@
+"""Live progress: a block of lines that is drawn again in place on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from typing import Final, Protocol, TextIO
+
+from semel.cli.demo.sightings import Tally
+
+__all__ = ["Screen", "View", "color_wanted"]
+
+PLAIN_EVERY: Final = 1.0
+"""Seconds between lines where nothing can be drawn again."""
+BAR: Final = 30
+
+
+class View(Protocol):
+    """What is shown."""
+
+    title: str
+    phase: str
+    tally: Tally
+    kills: int
+    effects: int
+    seconds: float
+
+    @property
+    def elapsed(self) -> float: ...
+
+
+def color_wanted(stream: TextIO) -> bool:
+    """A terminal that can, and a user who did not say no (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class Screen:
+    """Draws on one stream."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._live = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._color = color_wanted(stream)
+        self._drawn = 0
+        self._plain_at = 0.0
+
+    def show(self, view: View) -> None:
+        if self._live:
+            self._draw(self._block(view))
+        elif time.monotonic() >= self._plain_at:
+            self._plain_at = time.monotonic() + PLAIN_EVERY
+            self.say(
+                f"{view.phase:<9} {view.elapsed:5.1f} s  " + "  ".join(f"{name} {n}" for name, n in _numbers(view))
+            )
+
+    def say(self, text: str) -> None:
+        """A line, or several, that stay; the block is drawn below them."""
+        self._erase()
+        print(text, file=self._stream, flush=True)
+
+    def _block(self, view: View) -> list[str]:
+        done = min(1.0, view.elapsed / view.seconds) if view.seconds else 1.0
+        bar = "█" * int(done * BAR) + "░" * (BAR - int(done * BAR))
+        numbers = [f"{name} {n}" for name, n in _numbers(view)]
+        cells = [f"{cell:<18}" for cell in numbers]
+        return [
+            self._bold(view.title),
+            f"  {bar} {view.elapsed:5.1f} s of {view.seconds:g} s  {view.phase}",
+            "  " + "".join(cells[:4]),
+            "  " + "".join(cells[4:]),
+        ]
+
+    def _draw(self, lines: list[str]) -> None:
+        width = shutil.get_terminal_size().columns - 1  # a line that wraps would spoil the count of lines to go up
+        up = f"\x1b[{self._drawn}A" if self._drawn else ""
+        text = "".join(f"\x1b[2K{_cut(line, width)}\n" for line in lines)
+        self._stream.write(up + text)
+        self._stream.flush()
+        self._drawn = len(lines)
+
+    def _erase(self) -> None:
+        if self._drawn:
+            self._stream.write(f"\x1b[{self._drawn}A\x1b[J")
+            self._drawn = 0
+
+    def _bold(self, text: str) -> str:
+        return f"\x1b[1m{text}\x1b[0m" if self._color else text
+
+
+def _cut(line: str, width: int) -> str:
+    return line if "\x1b" in line or len(line) <= width else line[:width]
+
+
+def _numbers(view: View) -> list[tuple[str, int]]:
+    counts = view.tally.counts
+    return [
+        ("operations", len(view.tally.answers)),
+        ("attempts", counts["attempt"]),
+        ("effects", view.effects),
+        ("replays", counts["replay"]),
+        ("refused", counts["refused"]),
+        ("kills", view.kills),
+        ("take-overs", counts["taken_over"]),
+        ("recovered", counts["recovered"]),
+    ]

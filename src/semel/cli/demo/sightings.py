@@ -1,0 +1,74 @@
+"""What the clients saw, as JSON lines in one file per worker, and the running count of it.
+
+A line is one ``write`` to a file opened for appending, so a worker that is killed leaves whole lines. Nothing here
+comes from Semel's tables or events: a replay is an answer for which, in this client, neither handler nor recover hook
+ran.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Sightings", "Tally"]
+
+
+class Sightings:
+    """One worker's notebook."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def see(self, what: str, payment: int, **details: Any) -> None:
+        line = json.dumps({"saw": what, "payment": payment, **details}, separators=(",", ":"))
+        os.write(self._file, line.encode() + b"\n")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class Tally:
+    """All notebooks of a folder, read as they grow.
+
+    ``counts`` has: asked (calls), attempt (handler began), taken_over, recovered, failed (handler raised), refused (in
+    flight elsewhere), fenced (this owner was replaced), store_error, replay and first (answers), died (by own hand).
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+        self.counts: Counter[str] = Counter()
+        self.begun: set[int] = set()
+        """Payments that a client has asked for."""
+        self.answers: dict[int, str] = {}
+        """The first answer that a client got for each payment."""
+        self.mismatched: set[int] = set()
+        """Payments with two different answers."""
+
+    def update(self) -> None:
+        """Read what was written since the last look."""
+        for path in sorted(self._folder.glob("*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                text = file.read()
+            whole = text.rfind(b"\n") + 1  # a line that is being written is read next time
+            self._read[path] = self._read.get(path, 0) + whole
+            for line in text[:whole].splitlines():
+                self._take(json.loads(line))
+
+    def answer(self, payment: int) -> Any:
+        """The first answer that a client got."""
+        return json.loads(self.answers[payment])
+
+    def _take(self, line: dict[str, Any]) -> None:
+        what, payment = line["saw"], line["payment"]
+        self.counts[what] += 1
+        if what == "asked":
+            self.begun.add(payment)
+        elif what in ("first", "replay"):
+            answer = json.dumps(line["answer"], sort_keys=True)
+            if self.answers.setdefault(payment, answer) != answer:
+                self.mismatched.add(payment)

@@ -1,0 +1,54 @@
+"""The store and the record that a command works on. A command that only looks must not make what is not there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sqlite3
+from pathlib import Path
+
+from semel.engine.sync import Semel
+from semel.errors import NotMigrated, StoreUnavailable
+from semel.sql.connections.sqlite import named_error
+from semel.sql.migrations import SQLITE
+from semel.stores.urls import open_store, sqlite_path
+
+__all__ = ["add_record", "add_url", "open_guard", "sqlite_file"]
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("url", metavar="URL", help="the store: sqlite:///app.db, postgresql://…")
+
+
+def add_record(parser: argparse.ArgumentParser) -> None:
+    add_url(parser)
+    parser.add_argument("operation", metavar="OPERATION", help="the operation's name")
+    parser.add_argument("key", metavar="KEY", help="the key as the caller gave it")
+    parser.add_argument("--tenant", default="", metavar="T", help="whose key it is (default: nobody's in particular)")
+
+
+def open_guard(url: str) -> Semel:
+    """A guard on a store that is there already. A SQLite file is neither made nor migrated by being looked at."""
+    if url.partition(":")[0] == "sqlite":
+        with sqlite_file(url) as raw:
+            if not raw.execute(SQLITE.has_ledger).fetchall():
+                raise NotMigrated("the database has no Semel tables: run `semel migrate URL`")
+    return Semel(open_store(url), sweep_every=None)
+
+
+class sqlite_file:
+    """A read-only connection to a file that exists; its errors in our words."""
+
+    def __init__(self, url: str) -> None:
+        self._path = Path(sqlite_path(url))
+
+    def __enter__(self) -> sqlite3.Connection:
+        if not self._path.exists():
+            raise StoreUnavailable(f"there is no file {os.fspath(self._path)!r}: `semel migrate URL` makes one")
+        self._raw = sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)
+        return self._raw
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._raw.close()
+        if isinstance(error, sqlite3.Error):
+            raise named_error(error) from error

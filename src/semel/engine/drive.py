@@ -1,0 +1,34 @@
+"""One call on its way through an engine: the flow, and what is held for it meanwhile."""
+
+from __future__ import annotations
+
+from semel.core.flows import Flow, perform
+from semel.core.ops import Claimed
+from semel.core.outcomes import Call
+from semel.engine.flights import Flight
+from semel.engine.leases import Lease
+
+__all__ = ["Drive"]
+
+
+class Drive:
+    """Made for each call. An engine advances it, and gives back at the end what it holds."""
+
+    __slots__ = ("began", "call", "cancelled", "flight", "flow", "lease")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.flow: Flow = perform(call)
+        self.began = 0.0
+        """When the claim was sent: the lease counts from then, not from the answer."""
+        self.flight: Flight | None = None
+        self.lease: Lease | None = None
+        self.cancelled: BaseException | None = None
+        """The caller's cancellation, kept until the record is settled."""
+
+    def hold(self, claimed: Claimed | None) -> Lease | None:
+        """The lease of this attempt, one for the recover hook and the handler alike; None when run unprotected."""
+        if claimed is not None and self.lease is None:
+            self.call.has_steps = bool(claimed.steps)
+            self.lease = Lease(self.call, claimed.token, claimed.attempt, self.began)
+        return self.lease

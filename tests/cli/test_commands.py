@@ -1,0 +1,319 @@
+"""The commands: what they print, what they change, and the exit code of every kind of failure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import semel
+from semel import OutcomeUnknown, Semel, SQLiteStore, State
+from semel.cli import main
+from semel.cli.app import COMMANDS, make_parser
+from semel.core.states import mermaid
+from tests.servers import PostgresServer
+
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+
+
+class Gone(BaseException):
+    """What no policy remembers: the attempt ends without a word."""
+
+
+def go_silent() -> None:
+    raise Gone
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A migrated SQLite store with one record in each stored state but RUNNING."""
+    path = tmp_path / "app.db"
+    with Semel(SQLiteStore(path)) as guard:
+        guard.run("pay", key="done", call=lambda: {"paid": 12})
+        with pytest.raises(Gone):
+            guard.run("pay", key="doubtful", call=go_silent, guarantee="at_most_once")
+    return f"sqlite:///{path}"
+
+
+def state_of(url: str, key: str) -> State:
+    with Semel(SQLiteStore(url.removeprefix("sqlite:///"))) as guard:
+        record = guard.lookup("pay", key)
+    return State.ABSENT if record is None else record.state
+
+
+# migrate
+
+
+def test_migrate_makes_the_tables_and_may_run_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+    assert main(["migrate", url]) == 0
+    assert capsys.readouterr().out.startswith("applied 0001_")
+    assert main(["migrate", url]) == 0
+    assert capsys.readouterr().out == "up to date\n"
+    assert main(["migrate", url, "--check"]) == 0
+
+
+def test_migrate_check_reports_drift(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as raw:
+        raw.execute("DROP INDEX semel_record_sweep")
+    raw.close()
+    assert main(["migrate", url, "--check"]) == 1
+    assert "semel_record_sweep" in capsys.readouterr().err
+
+
+def test_migrate_check_of_a_database_without_our_tables_says_what_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "theirs.db"
+    with sqlite3.connect(path) as raw:
+        raw.execute("CREATE TABLE orders (id INTEGER)")
+    raw.close()
+    before = path.read_bytes()
+    assert main(["migrate", f"sqlite:///{path}", "--check"]) == 1
+    assert "semel migrate" in capsys.readouterr().err
+    assert main(["lookup", f"sqlite:///{path}", "pay", "k"]) == 2
+    assert "semel migrate" in capsys.readouterr().err
+    assert path.read_bytes() == before, "looking has changed somebody's database"
+
+
+def test_migrate_and_check_on_postgres(
+    postgres: PostgresServer, postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import psycopg
+
+    assert main(["migrate", postgres_url, "--check"]) == 1
+    assert main(["lookup", postgres_url, "pay", "k"]) == 2
+    assert "semel migrate" in capsys.readouterr().err
+    assert main(["migrate", postgres_url]) == 0
+    assert main(["migrate", postgres_url, "--check"]) == 0
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("ALTER TABLE semel_record ADD COLUMN extra text")
+    assert main(["migrate", postgres_url, "--check"]) == 1
+    assert "extra" in capsys.readouterr().err
+
+
+# lookup, resolve, release
+
+
+def test_lookup_shows_a_record_as_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lookup", url, "pay", "done", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["state"], shown["attempt"], shown["result"]) == ("done", 1, {"paid": 12})
+    assert shown["operation"] == "pay"
+    assert shown["expires_in"] > 3600
+    assert "lease_left" not in shown
+
+
+def test_lookup_shows_a_record_to_people(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lookup", url, "pay", "doubtful"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if len(line.split()) > 1)
+    assert lines["state"] == "unknown"
+    assert lines["key"] == "doubtful"
+
+
+def test_lookup_of_nothing_is_absent_and_exit_code_1(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lookup", url, "pay", "done", "--tenant", "another", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["state"] == "absent"
+
+
+def test_lookup_shows_a_remembered_failure(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def decline() -> None:
+        raise ValueError("no funds")
+
+    with Semel(SQLiteStore(url.removeprefix("sqlite:///"))) as guard, pytest.raises(ValueError, match="no funds"):
+        guard.run("pay", key="failed", call=decline, remember=ValueError)
+    assert main(["lookup", url, "pay", "failed", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["state"] == "done"
+    assert "no funds" in json.dumps(shown["failure"])
+    assert "result" not in shown
+
+
+def test_resolve_gives_an_unknown_operation_its_result(url: str) -> None:
+    assert main(["resolve", url, "pay", "doubtful", "--result", '{"paid": 7}']) == 0
+    with Semel(SQLiteStore(url.removeprefix("sqlite:///"))) as guard:
+        assert guard.run("pay", key="doubtful", call=go_silent) == {"paid": 7}
+
+
+def test_release_lets_an_unknown_operation_run_again(url: str) -> None:
+    with Semel(SQLiteStore(url.removeprefix("sqlite:///"))) as guard:
+        with pytest.raises(OutcomeUnknown):
+            guard.run("pay", key="doubtful", call=lambda: 1)
+        assert main(["release", url, "pay", "doubtful"]) == 0
+        assert guard.run("pay", key="doubtful", call=lambda: 1) == 1
+
+
+@pytest.mark.parametrize("command", ["resolve", "release"])
+def test_what_is_not_in_doubt_is_left_alone(url: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, url, "pay", "done"]) == 1
+    assert capsys.readouterr().err.startswith("semel: pay[done] is done")
+    assert main([command, url, "pay", "never"]) == 1
+    assert state_of(url, "done") is State.DONE
+
+
+def test_a_result_that_is_no_json_resolves_nothing(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resolve", url, "pay", "doubtful", "--result", "paid"]) == 2
+    assert "--result is not JSON" in capsys.readouterr().err
+    assert state_of(url, "doubtful") is State.UNKNOWN
+
+
+# sweep
+
+
+def expire(url: str, count: int) -> None:
+    """Make done records and set their time back."""
+    path = url.removeprefix("sqlite:///")
+    with Semel(SQLiteStore(path, synchronous="normal")) as guard:
+        for i in range(count):
+            guard.run("old", key=i, call=lambda: None)
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE semel_record SET expires = 1, sweep_after = 1 WHERE operation = 'old'")
+    raw.close()
+
+
+def count(url: str) -> int:
+    raw = sqlite3.connect(url.removeprefix("sqlite:///"))
+    try:
+        found: int = raw.execute("SELECT count(*) FROM semel_record WHERE operation = 'old'").fetchone()[0]
+        return found
+    finally:
+        raw.close()
+
+
+def test_sweep_removes_one_batch_or_all(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    expire(url, 10)
+    assert main(["sweep", url, "--limit", "3"]) == 0
+    assert capsys.readouterr().out == "removed 3 expired records\n"
+    assert main(["sweep", url, "--limit", "3", "--all"]) == 0
+    assert capsys.readouterr().out == "removed 7 expired records\n"
+    assert count(url) == 0
+    assert state_of(url, "done") is State.DONE
+    assert state_of(url, "doubtful") is State.UNKNOWN
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_the_sweep_finish_the_batch_in_hand(
+    url: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expire(url, 10)
+    sweep = Semel.sweep
+
+    def interrupted(guard: Semel, limit: int) -> semel.Swept:
+        signal.raise_signal(number)
+        return sweep(guard, limit)
+
+    monkeypatch.setattr(Semel, "sweep", interrupted)
+    before = signal.getsignal(number)
+    assert main(["sweep", url, "--limit", "4", "--all"]) == 130
+    assert capsys.readouterr().out == "removed 4 expired records\n"
+    assert count(url) == 6
+    assert signal.getsignal(number) is before
+
+
+# the rest
+
+
+def test_diagram_is_drawn_from_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagram"]) == 0
+    assert capsys.readouterr().out == mermaid() + "\n"
+
+
+def test_python_dash_m_and_the_version() -> None:
+    run = subprocess.run([sys.executable, "-m", "semel", "--version"], capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (0, f"semel {semel.__version__}\n")
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m semel diagram | true; exit ${{PIPESTATUS[0]}}"
+    for _ in range(3):
+        run = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_an_unknown_scheme_lists_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (
+        ["migrate", "sqlit:///x.db"],
+        ["migrate", "sqlit:///x.db", "--check"],
+        ["lookup", "sqlit:///x.db", "pay", "k"],
+        ["demo", "--store", "sqlit:///x.db"],
+    ):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "sqlite" in error
+        assert "postgresql" in error
+
+
+def test_a_missing_driver_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    for command in (
+        ["migrate", "postgresql://h/d"],
+        ["migrate", "postgresql://h/d", "--check"],
+        ["sweep", "postgres://h/d"],
+    ):
+        assert main(command) == 2
+        assert "pip install 'semel[postgres]'" in capsys.readouterr().err
+
+
+def test_a_store_that_cannot_be_reached_is_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "missing.db"
+    noise = tmp_path / "noise.txt"
+    noise.write_text("no database, but long enough to be read as one. " * 100)
+    for command in (
+        ["lookup", f"sqlite:///{missing}", "pay", "k"],
+        ["migrate", f"sqlite:///{missing}", "--check"],
+        ["migrate", f"sqlite:///{tmp_path}/no/such/folder/a.db"],
+        ["migrate", f"sqlite:///{noise}"],
+        ["sweep", f"sqlite:///{noise}"],
+        ["lookup", "postgresql://nobody@127.0.0.1:1/none", "pay", "k"],
+    ):
+        assert main(command) == 3, command
+        error = capsys.readouterr().err
+        assert error.startswith("semel: ")
+        assert error.count("\n") == 1, error
+    assert not missing.exists(), "looking has made a database"
+
+
+def test_bad_usage_is_exit_code_2(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (
+        [],
+        ["no-such-command"],
+        ["lookup", url],
+        ["sweep", url, "--limit", "0"],
+        ["demo", "--seconds", "0"],
+    ):
+        with pytest.raises(SystemExit) as exit:
+            main(command)
+        assert exit.value.code == 2
+    assert main(["lookup", url, "pay", "x" * 10_000]) == 2
+    assert main(["lookup", url, "pay", ""]) == 2
+    assert main(["demo", "--store", "memory:"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_ctrl_c_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("semel.core.states.mermaid", interrupt)
+    assert main(["diagram"]) == 130
+    assert capsys.readouterr().err == "semel: interrupted\n"
+
+
+def test_every_command_and_option_has_its_place_in_the_reference() -> None:
+    sections = {part.split("\n", 1)[0].strip("` "): part for part in DOCS.read_text().split("\n## ")}
+    (commands,) = (a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    parsers: dict[str, argparse.ArgumentParser] = commands.choices
+    assert set(parsers) == {command.NAME for command in COMMANDS}
+    for name, parser in parsers.items():
+        section = sections.get(f"semel {name}")
+        assert section is not None, f"docs/reference/cli.md has no section `semel {name}`"
+        for action in parser._actions:
+            for option in action.option_strings:
+                assert option in section or option in ("-h", "--help"), f"{name}: {option} is not described"

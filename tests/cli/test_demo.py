@@ -1,0 +1,174 @@
+"""The demo, run as users run it: a clean verdict, a verdict that can fail, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel.cli.demo.storm import RATE
+from semel.cli.demo.worker import DYING
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
+
+
+def stormy_seed(seconds: float) -> str:
+    """A seed under which several of the payments of a storm see their first attempt die right after its effect."""
+    payments = range(20, int(seconds * RATE))
+
+    def deaths(seed: int) -> int:
+        return sum(DYING <= random.Random(f"{seed}/{payment}/1").random() < 2 * DYING for payment in payments)
+
+    return str(next(seed for seed in range(10_000) if deaths(seed) >= 4))
+
+
+class Demo:
+    """A running demo, whose processes are known by the temporary folder that is only theirs."""
+
+    def __init__(self, folder: Path, *options: str, **settings: Any) -> None:
+        self.folder = folder
+        env = {**os.environ, "TMPDIR": str(folder), **settings.pop("env", {})}
+        command = [sys.executable, "-m", "semel", "demo", *options]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings}
+        self.process = subprocess.Popen(command, env=env, text=True, **pipes)
+
+    def workers(self) -> list[int]:
+        """The pids of worker processes that are alive."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and str(self.folder).encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # gone meanwhile
+        return [pid for pid in found if pid != self.process.pid]
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=90)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Callable[..., Demo]]:
+    started = []
+
+    def start(*options: str, **settings: Any) -> Demo:
+        started.append(Demo(tmp_path, *options, **settings))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+        each.process.communicate()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def test_the_verdict_of_a_storm_is_clean(demo: Callable[..., Demo], kind: str, request: pytest.FixtureRequest) -> None:
+    where = [] if kind == "sqlite" else ["--store", request.getfixturevalue("postgres_url")]
+    code, out, err = demo("--once", "--json", "--seconds", "3", "--seed", stormy_seed(3), *where).end()
+    verdict = json.loads(out)
+    assert (code, verdict["clean"]) == (0, True), out + err
+    assert [verdict[name] for name in ("duplicates", "lost", "mismatched", "unsettled", "crashes")] == [0] * 5
+    for name in ("operations", "attempts", "replays", "takeovers", "recovered", "kills", "refused", "failures"):
+        assert verdict[name] > 0, name
+    assert verdict["effects"] == verdict["operations"]
+    assert verdict["attempts"] >= verdict["operations"]
+    assert verdict["takeovers"] >= verdict["recovered"]
+    assert verdict["calls"] >= verdict["operations"] + verdict["replays"]
+    assert (verdict["store"], verdict["storms"]) == (kind if kind == "sqlite" else "postgresql", 1)
+    assert "operations" in err, "no progress was shown"
+
+
+@pytest.mark.parametrize(
+    ("sabotage", "what"),
+    [("unprotected", "duplicates"), ("blind", "duplicates"), ("silent", "lost"), ("broken", "crashes")],
+)
+def test_the_verdict_can_fail(demo: Callable[..., Demo], sabotage: str, what: str) -> None:
+    """Semel left out; a recover hook that never looks; a handler that has no effect; one with an unexpected error."""
+    options = ("--once", "--json", "--seconds", "2", "--seed", stormy_seed(2))
+    code, out, err = demo(*options, env={"SEMEL_DEMO_SABOTAGE": sabotage}).end()
+    verdict = json.loads(out)
+    assert (code, verdict["clean"]) == (1, False), err
+    assert verdict[what] > 0
+    if sabotage == "unprotected":
+        assert verdict["mismatched"] > 0
+        assert verdict["unsettled"] == verdict["operations"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_storm_with_its_verdict_and_no_process_is_left(
+    demo: Callable[..., Demo], number: signal.Signals, tmp_path: Path
+) -> None:
+    running = demo("--seconds", "60")
+    until(lambda: len(running.workers()) >= 4, "the workers did not start")
+    assert running.process.stdout is not None
+    until(lambda: "operations 0 " not in running.process.stdout.readline(), "nothing was done")  # type: ignore[union-attr]
+    running.process.send_signal(number)
+    code, out, err = running.end()
+    assert code == 0, out + err
+    assert out.rstrip().endswith("CLEAN")
+    assert "NOT CLEAN" not in out
+    assert "Traceback" not in err
+    assert running.workers() == []
+    assert list(tmp_path.iterdir()) == [], "the temporary folder is left behind"
+
+
+def test_storm_follows_storm_until_it_is_told_to_stop(demo: Callable[..., Demo]) -> None:
+    running = demo("--seconds", "0.5", "--workers", "2")
+    assert running.process.stdout is not None
+    seen = ""
+    while "storm 2" not in seen:
+        line = running.process.stdout.readline()
+        assert line, seen
+        seen += line
+    running.process.send_signal(signal.SIGINT)
+    code, out, _ = running.end()
+    assert code == 0
+    assert "all " in out
+    assert out.rstrip().endswith("CLEAN")
+
+
+def test_the_workers_die_with_a_demo_that_is_killed(demo: Callable[..., Demo]) -> None:
+    running = demo("--seconds", "60")
+    until(lambda: len(running.workers()) >= 4, "the workers did not start")
+    running.process.kill()
+    running.end()
+    until(lambda: running.workers() == [], "workers outlived the demo")
+
+
+def test_on_a_terminal_the_progress_is_drawn_in_place(demo: Callable[..., Demo]) -> None:
+    ours, theirs = pty.openpty()
+    env = {"TERM": "xterm", "NO_COLOR": "1"}
+    running = demo("--once", "--seconds", "2", "--workers", "2", env=env, stdout=theirs, stdin=theirs)
+    os.close(theirs)
+    drawn = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            drawn += chunk
+    except OSError:
+        pass  # how a terminal says that its other side is closed
+    os.close(ours)
+    running.process.wait(30)
+    assert running.process.returncode == 0, drawn
+    assert drawn.count(b"\x1b[4A") > 10, "the block was not drawn again in place"
+    assert b"\x1b[1m" not in drawn, "colours although NO_COLOR is set"
+    assert b"\x1b[1;32m" not in drawn
+    assert drawn.rstrip().endswith(b"CLEAN")

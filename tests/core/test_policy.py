@@ -1,0 +1,169 @@
+"""Policies: durations, the table of guarantees, and every contradiction refused in plain words."""
+
+import contextlib
+from datetime import timedelta
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from semel.core.ops import FOREVER
+from semel.core.policy import Policy, Wait, seconds, wait
+from semel.core.states import Takeover
+from semel.errors import ConfigurationError, PolicyError
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected"),
+    [
+        (30, 30.0),
+        (0, 0.0),
+        (0.5, 0.5),
+        ("250ms", 0.25),
+        ("30s", 30.0),
+        ("1.5m", 90.0),
+        ("24h", 86400.0),
+        ("7d", 604800.0),
+        ("2w", 1209600.0),
+        ("1h30m", 5400.0),
+        ("1h 30m", 5400.0),
+        (timedelta(hours=1), 3600.0),
+    ],
+)
+def test_durations(duration: Any, expected: float) -> None:
+    assert seconds(duration) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    "duration",
+    [
+        "", "s", "10", "10 parsecs", "-5s", "1h-", "h1", "1e3s", "9" * 50 + "s", -1, -0.1, float("nan"),
+        float("inf"), 10**20, 10**400, True, False, None, [], b"1s", timedelta(seconds=-1), "1" * 10_000,
+    ],
+    ids=lambda value: repr(value)[:20],
+)  # fmt: skip
+def test_what_is_no_duration_is_refused_with_its_name(duration: Any) -> None:
+    with pytest.raises(PolicyError, match="lease") as refused:
+        seconds(duration, "lease")
+    assert len(str(refused.value)) < 300
+    assert isinstance(refused.value, ValueError)
+    assert isinstance(refused.value, ConfigurationError)
+
+
+@given(st.text(alphabet="0123456789.smhdw ", max_size=30))
+def test_any_text_is_a_duration_or_an_error(text: str) -> None:
+    with contextlib.suppress(PolicyError):
+        assert 0 <= seconds(text) <= FOREVER
+
+
+def test_the_table_of_guarantees() -> None:
+    once, most, least = Policy(), Policy(guarantee="at_most_once"), Policy(guarantee="at_least_once")
+    assert (once.takeover, once.fails_open, once.remembered) == (Takeover.RETRY, False, ())
+    assert (most.takeover, most.fails_open, most.remembered) == (Takeover.REJECT, False, (Exception,))
+    assert (least.takeover, least.fails_open, least.remembered) == (Takeover.RETRY, True, ())
+
+
+def test_the_defaults() -> None:
+    policy = Policy()
+    assert policy.guarantee == "effectively_once"
+    assert policy.lease_seconds == 30.0
+    assert policy.ttl_seconds == 86400.0
+    assert policy.wait_seconds == 0.0
+    assert policy.settle_seconds == 5.0
+    assert Policy(ttl=None).ttl_seconds == FOREVER
+    assert Policy(on_duplicate=wait("5s")).wait_seconds == 5.0
+    assert wait(2) == Wait(2.0)
+
+
+GUARANTEES = ["effectively_once", "at_most_once", "at_least_once"]
+COMBINATIONS = list(
+    product(
+        GUARANTEES,
+        [None, "retry", "reject"],
+        [None, len],
+        [None, "closed", "open"],
+        [None, "all", KeyError, (KeyError, Exception)],
+    )
+)
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
+def test_every_combination_is_either_meant_or_refused(combination: Any) -> None:
+    guarantee, on_abandoned, recover, on_store_error, remember = combination
+    contradicts = (
+        (recover is not None and on_abandoned is not None)
+        or (guarantee == "at_most_once" and on_abandoned == "retry")
+        or (guarantee == "at_most_once" and on_store_error == "open")
+        or (guarantee == "at_most_once" and remember is KeyError)
+    )
+    settings: dict[str, Any] = {
+        "guarantee": guarantee, "on_abandoned": on_abandoned, "recover": recover, "on_store_error": on_store_error,
+        "remember": remember,
+    }  # fmt: skip
+    if contradicts:
+        with pytest.raises(PolicyError):
+            Policy(**settings)
+        return
+    policy = Policy(**settings)
+    if recover is not None:
+        assert policy.takeover is Takeover.RECOVER
+    elif on_abandoned == "reject" or guarantee == "at_most_once":
+        assert policy.takeover is Takeover.REJECT
+    else:
+        assert policy.takeover is Takeover.RETRY
+    assert policy.fails_open is (on_store_error == "open" or (on_store_error is None and guarantee == "at_least_once"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"guarantee": "exactly_once"}, 'guarantee is one of "effectively_once", "at_most_once", "at_least_once"'),
+        ({"guarantee": None}, "guarantee"),
+        ({"on_abandoned": "recover"}, 'on_abandoned is one of "retry", "reject"'),
+        ({"on_store_error": "ignore"}, 'on_store_error is one of "closed", "open"'),
+        ({"on_duplicate": "wait"}, r'on_duplicate is "raise" or wait\(seconds\)'),
+        ({"on_duplicate": 5}, "on_duplicate"),
+        ({"recover": "find_out"}, "recover is a function"),
+        ({"lease": 0}, "lease must be longer than 0 s"),
+        ({"lease": None}, "lease"),
+        ({"ttl": 0}, "ttl must be longer than 0 s"),
+        ({"ttl": "for ever"}, "ttl"),
+        ({"settle_for": -1}, "settle_for"),
+        ({"remember": ValueError("x")}, "remember"),
+        ({"remember": (KeyError, "x")}, "remember"),
+        ({"remember": BaseException}, "remember"),
+        ({"remember": [KeyError]}, "remember"),
+    ],
+    ids=str,
+)
+def test_a_wrong_word_is_refused_and_the_right_ones_are_named(settings: Any, words: str) -> None:
+    with pytest.raises(PolicyError, match=words):
+        Policy(**settings)
+
+
+def test_unhashable_words_are_refused_too() -> None:
+    for name in ("guarantee", "on_abandoned", "on_store_error", "on_duplicate"):
+        with pytest.raises(PolicyError, match=name):
+            Policy(**{name: ["raise"]})
+
+
+def test_a_policy_may_be_changed_into_another_and_stays_what_it_was() -> None:
+    policy = Policy(lease="10s", ttl="1h")
+    other = policy.but(ttl="2h", guarantee="at_most_once")
+    assert (policy.ttl_seconds, other.ttl_seconds, other.lease_seconds) == (3600.0, 7200.0, 10.0)
+    assert other.takeover is Takeover.REJECT
+    assert policy.takeover is Takeover.RETRY
+    assert policy.but() is policy
+    with pytest.raises(PolicyError, match=r"unknown policy leese; there are: guarantee, lease"):
+        policy.but(leese=1)
+    with pytest.raises(AttributeError):
+        policy.lease = 5  # type: ignore[misc]
+
+
+def test_policies_are_values() -> None:
+    assert Policy(ttl="1h") == Policy(ttl="1h")
+    assert hash(Policy(ttl="1h")) == hash(Policy(ttl="1h"))
+    assert Policy(ttl="1h") != Policy(ttl="2h")
+    assert "lease_seconds" not in repr(Policy())

@@ -1,0 +1,20 @@
+"""The engines that scenarios run on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.driving import ENGINES, Engine, engine_of
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """Both engines, on memory and on SQLite."""
+    yield from engine_of(request.param, tmp_path, monkeypatch)
+
+
+@pytest.fixture(params=["sync-memory", "async-memory"])
+def quick_engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """Both engines, on memory: for what the store has no part in."""
+    yield from engine_of(request.param, tmp_path, monkeypatch)

@@ -1,0 +1,97 @@
+"""A forked child: it gets its own keeper, and does not believe in the calls of its parent."""
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from semel import InProgress, Semel, SQLiteStore
+from semel.core.ops import Renew
+from tests.engine.scripted import Gate, Script, ScriptedStore
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+]
+
+
+def in_child(work: Callable[[], None]) -> None:
+    """Run it in a forked child; its failure is ours."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            threading.Timer(10, os._exit, (9,)).start()
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_forked_child_keeps_its_own_leases(tmp_path: Path) -> None:
+    script = Script()
+    guard = Semel(ScriptedStore(SQLiteStore(tmp_path / "r.db", synchronous="normal"), script), sweep_every=None)
+    renewed = script.on(Renew)
+    guard.run("op", key="parent", call=renewed.took_effect.wait, lease=0.1)
+
+    def child() -> None:
+        mine = script.on(Renew)
+        guard.run("op", key="child", call=mine.took_effect.wait, lease=0.1)
+        assert sum(thread.name == "semel-keeper" for thread in threading.enumerate()) == 1
+
+    in_child(child)
+    again = script.on(Renew)
+    guard.run("op", key="parent again", call=again.took_effect.wait, lease=0.1)
+    guard.close()
+
+
+def test_a_child_forked_in_a_handler_asks_the_store_about_its_parents_call(tmp_path: Path) -> None:
+    """What was in the air at the fork never lands in the child: it must not be believed there."""
+    guard = Semel(SQLiteStore(tmp_path / "r.db", synchronous="normal"), sweep_every=None)
+    inside, finish = Gate(), Gate()
+
+    def body() -> str:
+        inside.open()
+        finish.wait()
+        return "parent's"
+
+    owner = threading.Thread(target=lambda: guard.run("op", key="k", call=body))
+    owner.start()
+    inside.wait()
+    read, write = os.pipe()
+
+    def child() -> None:
+        with pytest.raises(InProgress):
+            guard.run("op", key="k", call=lambda: "child's")
+        os.read(read, 1)  # the parent has finished
+        assert guard.run("op", key="k", call=lambda: "child's") == "parent's"
+
+    def let_finish() -> None:
+        finish.open()
+        owner.join()
+        os.write(write, b"x")
+
+    threading.Timer(0.1, let_finish).start()
+    in_child(child)
+    guard.close()
+
+
+def test_a_child_never_repeats_its_parents_nonces(tmp_path: Path) -> None:
+    guard = Semel(SQLiteStore(tmp_path / "r.db", synchronous="normal"), sweep_every=None)
+    guard.run("op", key="warm", call=lambda: 1)
+    read, write = os.pipe()
+
+    def nonce() -> int:
+        return guard._plain_call("op", "k", None, None, None, {}).nonce
+
+    in_child(lambda: os.write(write, str(nonce()).encode()) and None)
+    assert int(os.read(read, 100)) != nonce()
+    guard.close()

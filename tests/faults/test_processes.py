@@ -1,0 +1,178 @@
+"""Worker processes on one store, killed and paused at random points: what each policy promises, from the effect log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from semel.core.states import State
+from semel.errors import InProgress
+from semel.testing.faults import Line, Workers, effects, unexcused, until, verdicts
+from semel.testing.hammer import OPERATION
+from tests.faults.conftest import rage
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
+
+
+def begun(lines: list[Line]) -> set[str]:
+    return {line.key for line in lines if line.what == "begin"}
+
+
+def test_after_kills_and_pauses_at_most_once_has_at_most_one_effect(store: str, tmp_path: Path) -> None:
+    with Workers(store, tmp_path, policy="at_most_once") as workers:
+        workers.spawn(3)
+        rage(workers, kills=True, pauses=True)
+        workers.stop()
+        lines = workers.finish()
+        done = effects(lines)
+
+        assert [key for key, lines in done.items() if len(lines) > 1] == []
+        assert verdicts(lines) == []
+        assert workers.overwritten(lines) == []
+        # Every attempt that ended without a word is reported as unknown, and nothing else is.
+        unknown = {line.key for line in lines if line.what == "unknown"}
+        assert unknown
+        for key in begun(lines):
+            record = workers.lookup(key)
+            assert record is not None
+            assert record.state in (State.DONE, State.UNKNOWN), key
+            if record.state is State.UNKNOWN:
+                assert key in unknown
+                assert {line.pid for line in lines if line.key == key and line.what == "begin"} & workers.hurt
+            else:
+                assert len(done[key]) == 1
+
+
+def test_after_kills_a_recover_hook_makes_exactly_one_effect(store: str, tmp_path: Path) -> None:
+    with Workers(store, tmp_path, policy="recover") as workers:
+        workers.spawn(3)
+        rage(workers, kills=True)
+        workers.stop()
+        lines = workers.finish()
+
+        assert any(line.what == "recover" for line in lines)
+        assert {key: len(done) for key, done in effects(lines).items()} == dict.fromkeys(begun(lines), 1)
+        assert verdicts(lines) == []
+        assert workers.overwritten(lines) == []
+        assert [key for key in begun(lines) if _state(workers, key) is not State.DONE] == []
+
+
+def test_after_kills_and_pauses_a_fenced_effect_happens_exactly_once(store: str, tmp_path: Path) -> None:
+    """The token goes with the effect, and whoever recovers fences the older ones off: pauses do no harm either."""
+    with Workers(store, tmp_path, policy="recover") as workers:
+        workers.spawn(3)
+        rage(workers, kills=True, pauses=True)
+        workers.stop()
+        lines = workers.finish()
+
+        assert {key: len(done) for key, done in effects(lines).items()} == dict.fromkeys(begun(lines), 1)
+        assert verdicts(lines) == []
+        assert workers.overwritten(lines) == []
+
+
+def test_after_kills_and_pauses_plain_retry_repeats_only_what_was_hurt(store: str, tmp_path: Path) -> None:
+    with Workers(store, tmp_path, policy="retry") as workers:
+        workers.spawn(3)
+        rage(workers, kills=True, pauses=True)
+        workers.stop()
+        lines = workers.finish()
+        done = effects(lines)
+
+        assert any(line.attempt > 1 for line in lines if line.what == "begin")
+        assert unexcused(lines, workers.hurt) == []
+        assert verdicts(lines) == []
+        assert workers.overwritten(lines) == []
+        # Every abandoned operation was resumed.
+        assert begun(lines) == set(done)
+        assert [key for key in begun(lines) if _state(workers, key) is not State.DONE] == []
+
+
+def test_without_faults_every_operation_has_one_effect(store: str, tmp_path: Path) -> None:
+    with Workers(store, tmp_path, policy="retry", lease=30.0) as workers:
+        workers.spawn(3)
+        until(lambda: len(effects(workers.log.read())) > 40, 90, "no 40 effects")
+        workers.stop()
+        lines = workers.finish()
+        assert {len(done) for done in effects(lines).values()} == {1}
+        assert verdicts(lines) == []
+        assert any(line.what == "refused" for line in lines)
+
+
+@pytest.mark.parametrize("policy", ["retry", "recover"])
+def test_a_paused_owner_that_wakes_finds_its_completion_refused(store: str, tmp_path: Path, policy: str) -> None:
+    with Workers(store, tmp_path, policy=policy, lease=0.5) as workers:  # type: ignore[arg-type]
+        (sleeper,) = workers.spawn(only="k", work=0.6)
+        until(lambda: "begin" in _whats(workers, sleeper.pid), 60, "the first owner did not begin")
+        workers.pause(sleeper)
+        until(lambda: _state(workers, "k") is State.ABANDONED, 60, "the lease did not end")
+        (second,) = workers.spawn(only="k", work=0.0)
+        assert second.wait(60) == 0
+        taken = workers.lookup("k")
+        assert taken is not None
+        assert taken.state is State.DONE
+        assert taken.attempt == 2
+
+        workers.resume(sleeper)
+        assert sleeper.wait(60) == 0
+        lines = workers.log.read()
+        last = [line for line in lines if line.pid == sleeper.pid][-1]
+        answer = next(line.note for line in lines if line.pid == second.pid and line.what == "answer")
+        assert last.what == "lost" or (last.what, last.note) == ("answer", answer)
+        now = workers.lookup("k")
+        assert now is not None
+        assert (now.state, now.token, now.snapshot) == (State.DONE, taken.token, taken.snapshot)
+        assert workers.overwritten(lines) == []
+        # A woken owner may still touch the world, unless its effect goes behind the fence.
+        assert len(effects(lines)["k"]) == (1 if policy == "recover" else 2)
+
+
+def test_a_paused_at_most_once_owner_is_unknown_until_it_reports(store: str, tmp_path: Path) -> None:
+    with Workers(store, tmp_path, policy="at_most_once", lease=0.5) as workers:
+        (sleeper,) = workers.spawn(only="k", work=0.6)
+        until(lambda: "begin" in _whats(workers, sleeper.pid), 60, "the owner did not begin")
+        workers.pause(sleeper)
+        until(lambda: _state(workers, "k") is State.ABANDONED, 60, "the lease did not end")
+        (second,) = workers.spawn(only="k")
+        assert second.wait(60) == 0
+        assert _whats(workers, second.pid) == ["unknown"]
+        assert _state(workers, "k") is State.UNKNOWN
+
+        workers.resume(sleeper)
+        assert sleeper.wait(60) == 0
+        assert _state(workers, "k") is State.DONE
+        assert len(effects(workers.log.read())["k"]) == 1
+        assert _whats(workers, sleeper.pid)[-1] == "answer"
+
+
+def test_a_killed_owner_blocks_its_key_for_one_lease_and_no_longer(store: str, tmp_path: Path) -> None:
+    with Workers(store, tmp_path, policy="retry", lease=0.5) as workers:
+        (owner,) = workers.spawn(only="k", work=30.0)
+        until(lambda: "begin" in _whats(workers, owner.pid), 60, "the owner did not begin")
+        workers.kill(owner)
+        (second,) = workers.spawn(only="other")
+        assert second.wait(60) == 0
+        workers.running.clear()
+        lines = workers.finish()
+        assert [line.attempt for line in lines if line.key == "k" and line.what == "begin"] == [1, 2]
+        assert _state(workers, "k") is State.DONE
+
+
+def test_a_lease_is_renewed_while_its_handler_outlasts_it(store: str, tmp_path: Path) -> None:
+    with Workers(store, tmp_path, policy="retry", lease=1.0) as workers:
+        (owner,) = workers.spawn(only="k", work=3.0)
+        # From the second half of its work on, the first lease is over: only renewals keep a rival away.
+        until(lambda: "effect" in _whats(workers, owner.pid), 60, "the owner did not begin")
+        with pytest.raises(InProgress):
+            workers.guard.run(OPERATION, key="k", call=lambda: None)
+        assert owner.wait(60) == 0
+        assert len(effects(workers.log.read())["k"]) == 1
+
+
+def _state(workers: Workers, key: str) -> State:
+    record = workers.lookup(key)
+    return State.ABSENT if record is None else record.state
+
+
+def _whats(workers: Workers, pid: int) -> list[str]:
+    return [line.what for line in workers.log.read() if line.pid == pid]

@@ -1,0 +1,310 @@
+"""Events: each one in the table is emitted by some scenario, with the right fields; and a sink can do no harm."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from semel import (
+    NOT_DONE,
+    InProgress,
+    KeyReused,
+    LeaseLost,
+    OutcomeUnknown,
+    Recovered,
+    ResultNotStored,
+    State,
+    StoreUnavailable,
+    current_operation,
+    wait,
+)
+from semel.core.keys import identity
+from semel.core.ops import Claim, Release, Renew
+from semel.observe import events
+from semel.observe.events import EVENTS, Event
+from tests.engine.driving import Engine
+from tests.engine.scripted import Gate
+
+ID = identity("acme", "op", "k")
+Found = dict[str, Any]
+
+
+class Boom(Exception):
+    pass
+
+
+def fail() -> None:
+    raise Boom("no")
+
+
+def started(engine: Engine) -> Found:
+    engine.run(lambda: 1, tenant="acme")
+    return {"attempt": 1, "token": int}
+
+
+def taken_over(engine: Engine) -> Found:
+    engine.abandon(tenant="acme")
+    engine.run(lambda: 1, tenant="acme")
+    return {"attempt": 2, "token": int}
+
+
+def completed(engine: Engine) -> Found:
+    engine.run(lambda: 1, tenant="acme")
+    record = engine.record(tenant="acme")
+    assert record is not None
+    return {"attempt": 1, "size": len(record.snapshot or b"")}
+
+
+def failure_remembered(engine: Engine) -> Found:
+    with pytest.raises(Boom):
+        engine.run(fail, tenant="acme", remember=Boom)
+    return {"attempt": 1, "error": "Boom('no')"}
+
+
+def recovered(engine: Engine) -> Found:
+    engine.abandon(tenant="acme")
+    engine.run(fail, tenant="acme", recover=lambda: Recovered(1))
+    return {"attempt": 2}
+
+
+def released(engine: Engine) -> Found:
+    with pytest.raises(Boom):
+        engine.run(fail, tenant="acme")
+    return {"attempt": 1, "error": "Boom('no')", "resumable": False}
+
+
+def replayed(engine: Engine) -> Found:
+    engine.run(lambda: 1, tenant="acme")
+    engine.clock.advance(5)
+    engine.run(lambda: 1, tenant="acme")
+    return {"age": pytest.approx(5, abs=0.01), "attempt": 1}
+
+
+def waited(engine: Engine) -> Found:
+    engine.claim_elsewhere(tenant="acme")
+    with pytest.raises(InProgress):
+        engine.run(lambda: 1, tenant="acme", on_duplicate=wait("10ms"))
+    return {"seconds": float}
+
+
+def turned_away(engine: Engine) -> Found:
+    engine.claim_elsewhere(tenant="acme", lease=3.0)
+    with pytest.raises(InProgress) as refused:
+        engine.run(lambda: 1, tenant="acme")
+    return {"retry_after": refused.value.retry_after}
+
+
+def mismatched(engine: Engine) -> Found:
+    engine.claim_elsewhere(tenant="acme", fingerprint=b"f" * 16)
+    with pytest.raises(KeyReused):
+        engine.run(lambda: 1, tenant="acme", fingerprint="other")
+    return {}
+
+
+def went_unknown(engine: Engine) -> Found:
+    claimed = engine.claim_elsewhere(tenant="acme")
+    engine.execute(Release(ID, claimed.token, State.UNKNOWN))
+    with pytest.raises(OutcomeUnknown):
+        engine.run(lambda: 1, tenant="acme")
+    return {"attempt": 1}
+
+
+def lease_lost(engine: Engine) -> Found:
+    inside, finish = Gate(), Gate()
+
+    def body() -> Iterator[Any]:
+        inside.open()
+        yield finish
+
+    call = engine.start_run(body, tenant="acme")
+    inside.wait()
+    mine = engine.record(tenant="acme")
+    assert mine is not None
+    engine.clock.advance(31)
+    engine.claim_elsewhere(tenant="acme", nonce=2)
+    finish.open()
+    with pytest.raises(LeaseLost):
+        call.result(20)
+    return {"attempt": 1, "token": mine.token}
+
+
+def renewed(engine: Engine) -> Found:
+    first, second = engine.script.on(Renew), engine.script.on(Renew)
+
+    def body() -> Iterator[Any]:
+        yield first.took_effect
+        yield second.took_effect
+
+    engine.run(body, tenant="acme", lease=0.06)
+    return {"attempt": 1}
+
+
+def renewal_failed(engine: Engine) -> Found:
+    failing = engine.script.on(Renew, before=StoreUnavailable("hiccup"))
+    again = engine.script.on(Renew)
+
+    def body() -> Iterator[Any]:
+        yield failing.seen
+        yield again.took_effect
+
+    engine.run(body, tenant="acme", lease=0.3)
+    return {"error": "hiccup"}
+
+
+def step_saved(engine: Engine) -> Found:
+    def body() -> Iterator[Any]:
+        op: Any = current_operation()
+        yield op.capture("id", lambda: 1)
+
+    engine.run(body, tenant="acme")
+    return {"step": "id"}
+
+
+def result_dropped(engine: Engine) -> Found:
+    with pytest.raises(ResultNotStored):
+        engine.run(lambda: {1: object()}, tenant="acme")
+    return {"reason": str}
+
+
+def store_failed(engine: Engine) -> Found:
+    engine.script.on(Claim, before=StoreUnavailable("down"))
+    with pytest.raises(StoreUnavailable):
+        engine.run(lambda: 1, tenant="acme")
+    return {"op": "claim", "error": "down"}
+
+
+def unprotected(engine: Engine) -> Found:
+    engine.script.on(Claim, before=StoreUnavailable("down"))
+    engine.run(lambda: 1, tenant="acme", on_store_error="open")
+    return {}
+
+
+def resolved(engine: Engine) -> Found:
+    engine.abandon(tenant="acme")
+    engine.do(engine.guard.resolve, "op", "k", 1, tenant="acme")
+    return {"happened": True}
+
+
+def swept(engine: Engine) -> Found:
+    engine.run(lambda: 1, tenant="acme", ttl=1)
+    engine.clock.advance(2)
+    engine.do(engine.guard.sweep)
+    return {"operation": "", "tenant": "", "key": "", "removed": 1, "unknown": 0}
+
+
+SCENARIOS: dict[str, Callable[[Engine], Found]] = {
+    scenario.__name__: scenario
+    for scenario in (
+        started, taken_over, completed, failure_remembered, recovered, released, replayed, waited, turned_away,
+        mismatched, went_unknown, lease_lost, renewed, renewal_failed, step_saved, result_dropped, store_failed,
+        unprotected, resolved, swept,
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
+def test_every_event_is_emitted_with_the_right_fields(engine: Engine, event: type[Event]) -> None:
+    assert event.name in SCENARIOS, "an event without a scenario may never be seen by anyone"
+    expected = {"operation": "op", "tenant": "acme", "key": "k", **SCENARIOS[event.name](engine)}
+    emitted = [found for found in engine.events if type(found) is event]
+    assert emitted, f"{event.name} was not emitted, but {engine.names()}"
+    details = dataclasses.asdict(emitted[0])
+    assert details.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, type):
+            assert isinstance(details[name], value), name
+        else:
+            assert details[name] == value, name
+
+
+def test_the_table_holds_every_event_there_is() -> None:
+    defined = [
+        cls for cls in vars(events).values() if isinstance(cls, type) and issubclass(cls, Event) and cls is not Event
+    ]
+    assert list(EVENTS) == defined
+    assert set(SCENARIOS) == {event.name for event in EVENTS}
+
+
+def test_events_are_frozen_documented_and_named_after_their_class() -> None:
+    for event in EVENTS:
+        assert event.__doc__
+        assert not event.__doc__.startswith(event.__name__ + "("), f"{event.__name__} has no words of its own"
+        assert event.name == re.sub(r"(?<!^)(?=[A-Z])", "_", event.__name__).lower()
+        assert event.level in (10, 20, 30, 40)
+    made = events.Waited("op", "t", "k", 1.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.seconds = 2.0  # type: ignore[misc]
+
+
+def test_with_no_hook_no_event_is_made(quick_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = quick_engine
+    made: list[str] = []
+    for event in EVENTS:
+        real = event.__init__
+
+        def count(self: Any, *args: Any, real: Any = real, name: str = event.name) -> None:
+            made.append(name)
+            real(self, *args)
+
+        monkeypatch.setattr(event, "__init__", count)
+    loud = engine.guard
+    engine.guard = engine.new_guard(on_event=None)
+    for index, (name, scenario) in enumerate(SCENARIOS.items()):
+        if name not in ("renewed", "renewal_failed"):
+            fresh(engine, index)
+            scenario(engine)
+    assert made == []
+    engine.guard = loud
+    fresh(engine, 99)
+    scenario = SCENARIOS["started"]
+    scenario(engine)
+    assert made == ["started", "completed"], "the count works"
+
+
+def fresh(engine: Engine, index: int) -> None:
+    """Forget what earlier scenarios left: far in the future, everything resolved."""
+    engine.script.forget()
+    engine.store.inner._records.rows.clear()
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_hook_that_raises_never_fails_the_call(
+    quick_engine: Engine, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = quick_engine
+    seen: list[Event] = []
+
+    def hook(event: Event) -> None:
+        seen.append(event)
+        raise RuntimeError("a broken sink")
+
+    engine.guard = engine.new_guard(on_event=hook)
+    SCENARIOS[name](engine)
+    assert name in [event.name for event in seen]
+    assert f"the event hook failed at {name}" in caplog.text
+
+
+def test_the_order_of_events_of_a_first_call_and_a_replay(engine: Engine) -> None:
+    engine.run(lambda: 1)
+    engine.run(lambda: 1)
+    assert engine.names() == ["started", "completed", "replayed"]
+
+
+def test_a_released_attempt_with_steps_is_told_as_resumable(engine: Engine) -> None:
+    def body() -> Iterator[Any]:
+        op: Any = current_operation()
+        yield op.capture("id", lambda: 1)
+        raise Boom
+
+    with pytest.raises(Boom):
+        engine.run(body)
+    found = [event for event in engine.events if isinstance(event, events.Released)]
+    assert [event.resumable for event in found] == [True]
+
+
+def test_not_done_is_no_recovery(engine: Engine) -> None:
+    engine.abandon()
+    engine.run(lambda: 1, recover=lambda: NOT_DONE)
+    assert engine.names() == ["taken_over", "completed"]

@@ -1,0 +1,267 @@
+"""The documentation, held to the code: its examples are run, its links lead somewhere, its generated parts are fresh.
+
+Every ``python`` block of a page is run, in order, in one module called ``app`` and in an empty folder. What a block
+prints must stand in an ``output`` block right below it. A page whose code names ``postgresql://…`` is run on a fresh
+database of the test session's server. ``console`` blocks are for people, and are not run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sybil import Document, Example
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser
+
+import semel
+from semel import Policy, errors
+from semel.core.states import mermaid
+from semel.observe.events import EVENTS
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+DATABASE = "postgresql://app@localhost/shop"
+"""The database that the pages talk about."""
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+# Examples
+
+
+class Console:
+    """Runs the blocks of one document and holds what they print against what the page says."""
+
+    def __init__(self) -> None:
+        self._python = PythonEvaluator()
+        self._printed = ""
+        self._line = 0
+        self.ran = 0
+
+    def run(self, example: Example) -> None:
+        self.settle()
+        written = io.StringIO()
+        with redirect_stdout(written):
+            self._python(example)
+        self._printed, self._line = written.getvalue(), example.line
+        self.ran += 1
+
+    def compare(self, example: Example) -> None:
+        printed, self._printed = self._printed, ""
+        assert printed.rstrip() == str(example.parsed).rstrip(), f"the block of line {self._line} prints otherwise"
+
+    def settle(self) -> None:
+        assert not self._printed, f"the block of line {self._line} prints, and no output block shows it"
+
+
+def parsed(page: Path, console: Console, database: str = DATABASE) -> Document:
+    document = Document(page.read_text("utf-8").replace(DATABASE, database), str(page))
+    for parser in (CodeBlockParser("python", console.run), CodeBlockParser("output", console.compare)):
+        for region in parser(document):
+            document.add(region)
+    return document
+
+
+def code_of(page: Path) -> str:
+    return "\n".join(str(e.parsed) for e in parsed(page, Console()) if e.region.lexemes["arguments"] == "python")
+
+
+WITH_CODE = [page for page in PAGES if code_of(page)]
+ON_POSTGRES = [page for page in WITH_CODE if DATABASE in code_of(page)]
+ALONE = [page for page in WITH_CODE if page not in ON_POSTGRES]
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """The module that a page's code is written in, and the folder it is run in."""
+    module = types.ModuleType("app")
+    monkeypatch.setitem(sys.modules, "app", module)
+    monkeypatch.chdir(tmp_path)
+    yield module
+    for guard in [thing for thing in vars(module).values() if isinstance(thing, semel.Semel)]:
+        guard.close()
+
+
+def run_page(page: Path, app: types.ModuleType, database: str = DATABASE) -> None:
+    console = Console()
+    document = parsed(page, console, database)
+    document.namespace = vars(app)
+    for example in document:
+        example.evaluate()
+    console.settle()
+    assert console.ran
+
+
+@pytest.mark.parametrize("page", ALONE, ids=name_of)
+def test_the_code_of_a_page_runs_and_prints_what_it_says(page: Path, app: types.ModuleType) -> None:
+    run_page(page, app)
+
+
+@pytest.mark.parametrize("page", ON_POSTGRES, ids=name_of)
+def test_the_code_of_a_page_runs_on_postgres(page: Path, app: types.ModuleType, postgres_url: str) -> None:
+    run_page(page, app, postgres_url)
+
+
+def test_pages_name_one_database_only() -> None:
+    others = {
+        name_of(page): sorted(found)
+        for page in WITH_CODE
+        if (found := set(re.findall(r"postgres(?:ql)?://[\w@./:-]+", code_of(page))) - {DATABASE})
+    }
+    assert not others, f"write {DATABASE}: it is what the tests replace"
+
+
+@pytest.mark.parametrize(
+    ("page", "complaint"),
+    [
+        ("```python\nprint(1)\n```\n```output\n2\n```\n", "prints otherwise"),
+        ("```python\nprint(1)\n```\n", "no output block"),
+        ("```python\nprint(1)\n```\n```python\nx = 1\n```\n", "no output block"),
+        ("```python\nx = 1\n```\n```output\n1\n```\n", "prints otherwise"),
+        ("```python\nassert False, 'a wrong example'\n```\n", "a wrong example"),
+    ],
+)
+def test_a_page_that_is_wrong_is_found_out(page: str, complaint: str, app: types.ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text(page, "utf-8")
+    with pytest.raises(AssertionError, match=complaint):
+        run_page(path, app)
+
+
+def test_every_block_says_its_language_and_python_is_spelled_so() -> None:
+    """A block under another name, or none, would not be run."""
+    known = {"python", "output", "console", "text", "sql", "mermaid", "toml", "yaml", "json", "ini"}
+    wrong = []
+    for page in PAGES:
+        inside = False
+        for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
+            if match := re.match(r"\s*(`{3,}|~{3,})\s*(.*)$", line):
+                inside = not inside
+                if inside and (match[2] not in known or match[1] != "```"):
+                    wrong.append(f"{name_of(page)}:{number}: {line.strip()}")
+    assert not wrong
+
+
+# Links
+
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*$", re.MULTILINE)
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks and its code spans."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]*`", "code", text)
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    heads = [re.sub(r"[^\w\s-]", "", head.lower()) for head in HEADING.findall(text)]
+    return {re.sub(r"[-\s]+", "-", head.strip()) for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_a_file_and_a_heading_that_exist(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(prose(page)):
+        target, _, anchor = link.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        file = (page.parent / target).resolve() if target else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+            broken.append(link)
+    assert not broken
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]
+    listed = set(re.findall(r"[\w/-]+\.md", nav))
+    assert {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} == listed
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    # Without the hook: a test that rewrites pages would hide that they are stale.
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True, hooks=[])
+    build(config)
+    assert (tmp_path / "tutorial" / "first-steps.html").exists()
+
+
+# What is made from the code
+
+
+def generator() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "tools" / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_parts_are_what_the_code_says_now() -> None:
+    stale = [name_of(page) for page, _ in generator().stale()]
+    assert not stale, "run: .venv/bin/python tools/docs/generate.py"
+
+
+def test_the_diagram_is_one_that_mermaid_can_read() -> None:
+    """Its grammar ends a label at the next colon or semicolon, and what follows is then an error."""
+    head, *lines = mermaid().splitlines()
+    assert head == "stateDiagram-v2"
+    assert [line for line in lines if not re.fullmatch(r" +(\[\*\]|\w+) --> \w+(: [^:;#]+)?", line)] == []
+
+
+def test_a_stale_part_is_found_out() -> None:
+    page = "before\n<!-- generated: diagram -->\nold\n<!-- end -->\nafter\n"
+    fresh = generator().filled(page)
+    assert "old" not in fresh
+    assert "stateDiagram-v2" in fresh
+    assert fresh.startswith("before\n<!-- generated: diagram -->\n")
+    assert fresh.endswith("<!-- end -->\nafter\n")
+    assert generator().filled(fresh) == fresh
+
+
+def test_an_unknown_part_is_an_error() -> None:
+    with pytest.raises(KeyError, match="no generated part is called 'nothing'"):
+        generator().filled("<!-- generated: nothing -->\n<!-- end -->\n")
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    api = (DOCS / "reference" / "api.md").read_text("utf-8")
+    assert [name for name in semel.__all__ if f"### {name}\n" not in api and f"`{name}`" not in api] == []
+
+
+def test_every_error_and_event_is_in_its_table() -> None:
+    error_page = (DOCS / "reference" / "errors.md").read_text("utf-8")
+    assert [name for name in errors.__all__ if f"| `{name}` |" not in error_page] == []
+    event_page = (DOCS / "reference" / "events.md").read_text("utf-8")
+    assert [event.name for event in EVENTS if f"| `{event.name}` |" not in event_page] == []
+
+
+def test_the_architecture_page_names_what_is_there() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    there = {path.name for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py")}
+    assert set(re.findall(r"\w+\.py\b", page)) - there == set()
+    parts = {path.name for path in (ROOT / "src" / "semel").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert [part for part in sorted(parts) if f"\n  {part}/ " not in page] == []
+
+
+def test_every_policy_setting_is_explained() -> None:
+    page = (DOCS / "reference" / "policy.md").read_text("utf-8")
+    assert [f.name for f in fields(Policy) if f.init and f"\n## `{f.name}`\n" not in page] == []

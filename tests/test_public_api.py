@@ -1,0 +1,103 @@
+"""The public names: all there, all documented, none imported before it is asked for."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+
+import semel
+from semel import errors
+
+PLAIN_VALUES = {"CANNOT_TELL", "INJECTED", "NOT_DONE"}
+
+
+@pytest.mark.parametrize("name", semel.__all__)
+def test_every_public_name_can_be_imported(name: str) -> None:
+    assert getattr(semel, name) is getattr(semel, name)
+    if name in semel._HOMES:
+        assert getattr(semel, name) is getattr(importlib.import_module(semel._HOMES[name]), name)
+
+
+@pytest.mark.parametrize("name", sorted(set(semel.__all__) - PLAIN_VALUES))
+def test_every_public_name_is_documented(name: str) -> None:
+    found = getattr(semel, name)
+    doc = inspect.getdoc(found)
+    assert doc
+    if isinstance(found, type):
+        assert found.__doc__, f"{name} only inherits its words"
+        assert not found.__doc__.startswith(f"{name}("), f"{name} has the words of a dataclass, not its own"
+
+
+def test_dir_is_complete_and_sorted() -> None:
+    assert dir(semel) == sorted(semel.__all__)
+    assert len(set(semel.__all__)) == len(semel.__all__)
+
+
+def test_every_error_of_the_tree_is_public() -> None:
+    defined = {
+        name for name, cls in vars(errors).items() if isinstance(cls, type) and issubclass(cls, errors.SemelError)
+    }
+    assert defined == set(errors.__all__)
+    assert defined <= set(semel.__all__)
+    tree = errors.__doc__ or ""
+    assert [name for name in defined if name not in tree] == []
+
+
+def test_every_error_knows_its_hints() -> None:
+    codes: dict[str, type] = {}
+    for name in errors.__all__:
+        cls = getattr(errors, name)
+        assert 400 <= cls.status < 600
+        assert cls.code.startswith("idempotency_")
+        assert isinstance(cls.retryable, bool)
+        if cls.status in (409, 429, 503) and name != "NotResolvable":
+            assert cls.retryable, name
+        codes.setdefault(cls.code, cls)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'semel' has no attribute 'Idempotent'"):
+        semel.Idempotent  # noqa: B018
+
+
+def test_importing_semel_imports_only_its_errors() -> None:
+    probe = "import sys, semel; print(*sorted(m for m in sys.modules if m.startswith('semel')))"
+    run = subprocess.run([sys.executable, "-I", "-c", probe], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["semel", "semel.errors"]
+
+
+def test_a_sync_program_does_not_import_asyncio() -> None:
+    probe = (
+        "import sys, semel; g = semel.Semel(semel.MemoryStore(), sweep_every=None); "
+        "g.run('op', key='k', call=lambda: 1); print('semel.engine.aio' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-I", "-c", probe], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False"]
+
+
+def test_star_import_brings_the_public_names() -> None:
+    names: dict[str, object] = {}
+    exec("from semel import *", names)
+    assert set(semel.__all__) <= set(names)
+
+
+def test_the_type_checker_and_the_run_time_agree_about_the_names() -> None:
+    """What stands under TYPE_CHECKING is what ``__getattr__`` finds."""
+    source = inspect.getsource(semel)
+    block = source[source.index("if TYPE_CHECKING:") : source.index("__version__")]
+    promised = {line.split(" as ")[1] for line in block.splitlines() if " as " in line}
+    assert promised == set(semel._HOMES)
+
+
+def test_the_package_is_typed() -> None:
+    assert (Path(semel.__file__).parent / "py.typed").exists()
+
+
+def test_public_signatures_have_resolvable_hints() -> None:
+    for cls in (semel.Semel, semel.AsyncSemel):
+        for name in ("once", "run", "outcome", "lookup", "resolve", "release", "sweep"):
+            assert "return" in typing.get_type_hints(getattr(cls, name), include_extras=True)

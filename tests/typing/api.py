@@ -1,0 +1,208 @@
+"""The API as a type checker sees it: ``make check`` reads this file, and nobody runs it.
+
+What stands here is a promise: decorated functions keep their parameters and their results, ``run`` gives what its call
+gives, and the async twins say the same.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import assert_type
+from uuid import UUID, uuid4
+
+from semel import (
+    CANNOT_TELL,
+    INJECTED,
+    NOT_DONE,
+    AsyncMemoryStore,
+    AsyncOperation,
+    AsyncSemel,
+    AsyncSQLiteStore,
+    AsyncStore,
+    Codec,
+    KeyFormat,
+    MemoryStore,
+    Operation,
+    Outcome,
+    Policy,
+    Record,
+    Recovered,
+    Semel,
+    SQLiteStore,
+    State,
+    Store,
+    Swept,
+    current_operation,
+    log_events,
+    wait,
+)
+
+
+@dataclass
+class Order:
+    id: str
+    total: int
+
+
+@dataclass
+class Receipt:
+    id: UUID
+
+
+store: Store = MemoryStore()
+store = SQLiteStore("app.db", synchronous="normal", busy_timeout="5s")
+guard = Semel(
+    store,
+    policy=Policy(guarantee="at_most_once", lease="30s", ttl=timedelta(days=1), on_duplicate=wait("5s")),
+    tenant="acme",
+    on_event=log_events(show_keys=False),
+    codec=Codec(),
+    secret=b"secret",
+    keep_keys=False,
+    sweep_every=None,
+)
+
+# -- sync
+
+
+@guard.once(key="order.id")
+def by_name(order: Order, carrier: str = "mail") -> Receipt:
+    return Receipt(uuid4())
+
+
+@guard.once(key=lambda order: order.id, ttl="7d", lease=10, on_duplicate=wait(5), remember=(KeyError, ValueError))
+def by_function(order: Order, *, note: str | None = None) -> int:
+    return order.total
+
+
+@guard.once(key="order.id", recover=lambda order: NOT_DONE, key_format=KeyFormat.named("uuid"), without=("op",))
+def with_handle(order: Order, op: Operation = INJECTED) -> str:
+    assert_type(op.capture("id", uuid4), UUID)
+    assert_type(op.derive("charge"), str)
+    assert_type(op.token, int)
+    assert_type(op.attempt, int)
+    assert_type(op.lease_lost, bool)
+    assert_type(op.id, bytes)
+    return op.key
+
+
+class Shop:
+    @guard.once(key="order.id", tenant="acme")
+    def sell(self, order: Order) -> Receipt:
+        return Receipt(uuid4())
+
+    @classmethod
+    @guard.once(key="order_id")
+    def open(cls, order_id: int) -> None: ...
+
+    @staticmethod
+    @guard.once(key="order_id", fingerprint=None, guarantee="at_least_once", on_store_error="open")
+    def close(order_id: int) -> None: ...
+
+
+def use(order: Order) -> None:
+    assert_type(by_name(order), Receipt)
+    assert_type(by_name(order, carrier="ship"), Receipt)
+    assert_type(by_function(order, note=None), int)
+    assert_type(with_handle(order), str)
+    assert_type(Shop().sell(order), Receipt)
+    Shop.open(3)
+    Shop.close(3)
+    by_name("order")  # type: ignore[arg-type]
+    by_name()  # type: ignore[call-arg]
+    by_name(order, colour="red")  # type: ignore[call-arg]
+    by_function(order, "note")  # type: ignore[call-arg]
+    assert_type(guard.run("ship", key=order.id, call=lambda: by_name(order)), Receipt)
+    assert_type(guard.run("ship", key=7, call=lambda: None, ttl=None, returns=None), None)
+    assert_type(guard.outcome("ship", key=uuid4(), call=lambda: 1, fingerprint={"a": 1}), Outcome[int])
+    assert_type(guard.outcome("ship", key="k", call=lambda: 1).replayed, bool)
+    assert_type(guard.lookup("ship", order.id), Record | None)
+    assert_type(guard.sweep(), Swept)
+    guard.resolve("ship", order.id, Receipt(uuid4()), returns=Receipt)
+    guard.release("ship", order.id, force=True)
+    with Semel(store) as other:
+        assert_type(other, Semel)
+
+
+def wrong() -> None:
+    guard.run("ship", key="k", call=lambda: 1, guarantee="exactly_once")  # type: ignore[arg-type]
+    guard.run("ship", key="k", call=lambda: 1, leese=1)  # type: ignore[call-arg]
+    guard.run("ship", key="k")  # type: ignore[call-arg]
+    guard.once(key=7)  # type: ignore[arg-type]
+    Policy(guarantee="never")  # type: ignore[arg-type]
+    Semel(AsyncMemoryStore())  # type: ignore[arg-type]
+    AsyncSemel(MemoryStore())  # type: ignore[arg-type]
+
+
+@guard.once(key="order.id")
+async def async_under_sync(order: Order) -> Receipt:
+    return Receipt(uuid4())
+
+
+# -- async
+
+async_store: AsyncStore = AsyncMemoryStore()
+async_store = AsyncSQLiteStore("app.db")
+async_guard = AsyncSemel(async_store, policy=Policy(on_abandoned="reject"), sweep_every="10m")
+
+
+@async_guard.once(key="order.id", ttl="7d")
+async def ship(order: Order, carrier: str = "mail") -> Receipt:
+    return Receipt(uuid4())
+
+
+@async_guard.once(key="order.id")
+async def ship_with_handle(order: Order, op: AsyncOperation = INJECTED) -> UUID:
+    assert_type(await op.capture("id", uuid4), UUID)
+    assert_type(op.derive("charge"), str)
+    return await op.capture("id", uuid4)
+
+
+class AsyncShop:
+    @async_guard.once(key="order.id")
+    async def sell(self, order: Order) -> int:
+        return 1
+
+
+async def use_async(order: Order) -> None:
+    assert_type(await ship(order), Receipt)
+    assert_type(await ship(order, carrier="ship"), Receipt)
+    assert_type(await ship_with_handle(order), UUID)
+    assert_type(await AsyncShop().sell(order), int)
+    assert_type(await async_under_sync(order), Receipt)
+    await ship("order")  # type: ignore[arg-type]
+    # Not yet: once() says Awaitable where it means Coroutine. The next line must lose its comment.
+    task: asyncio.Task[Receipt] = asyncio.create_task(ship(order))  # type: ignore[arg-type]
+    assert_type(await task, Receipt)
+    results = await asyncio.gather(ship(order), ship_with_handle(order))
+    assert_type(results, tuple[Receipt, UUID])
+    assert_type(await async_guard.run("ship", key=order.id, call=lambda: ship(order)), Receipt)
+    assert_type(await async_guard.outcome("ship", key=order.id, call=lambda: ship(order)), Outcome[Receipt])
+    assert_type(await async_guard.lookup("ship", order.id), Record | None)
+    assert_type(await async_guard.sweep(10), Swept)
+    await async_guard.resolve("ship", order.id, None)
+    await async_guard.release("ship", order.id, tenant="acme", force=False)
+    async with AsyncSemel(async_store) as other:
+        assert_type(other, AsyncSemel)
+
+
+# Not yet: a plain function becomes awaitable, and once() does not say so. The next line must lose its comment.
+@async_guard.once(key="order.id")  # type: ignore[arg-type]
+def plain_under_async(order: Order) -> int:
+    return order.total
+
+
+async def use_plain(order: Order) -> None:
+    made: Awaitable[int] = plain_under_async(order)
+    assert_type(await made, int)
+
+
+# -- words
+
+verdicts = [Recovered(1), NOT_DONE, CANNOT_TELL]
+assert_type(Recovered(1), Recovered[int])
+state: State = State.DONE
+op = current_operation()
+if op is not None:
+    assert_type(op.key, str)

@@ -1,0 +1,328 @@
+"""The generated parts of the documentation, made from the code so that they cannot drift from it.
+
+A page marks a region, and this script fills it::
+
+    <!-- generated: events -->
+    ...
+    <!-- end -->
+
+Run it by hand (``python tools/docs/generate.py``), or let ``make docs`` do so: mkdocs calls ``on_pre_build``. A test
+holds that the committed pages are what the script would write now. What is not in a region is written by people.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Callable
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import semel
+from semel import errors
+from semel.core import policy, states
+from semel.observe import events
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+DOCS: Final = ROOT / "docs"
+_REGION: Final = re.compile(r"(<!-- generated: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_LEVELS: Final = {10: "debug", 20: "info", 30: "warning", 40: "error"}
+
+
+def filled(text: str) -> str:
+    """A page with its regions made anew."""
+
+    def fill(match: re.Match[str]) -> str:
+        name = match[2]
+        if name not in PARTS:
+            raise KeyError(f"no generated part is called {name!r}; there are: {', '.join(sorted(PARTS))}")
+        return f"{match[1]}\n{PARTS[name]().strip()}\n\n{match[3]}"
+
+    return _REGION.sub(fill, text)
+
+
+def stale() -> list[tuple[Path, str]]:
+    """The pages that are not what they should be, and what they should be."""
+    pages = [(page, page.read_text("utf-8")) for page in sorted(DOCS.rglob("*.md"))]
+    return [(page, fresh) for page, text in pages if (fresh := filled(text)) != text]
+
+
+def on_pre_build(config: Any) -> None:
+    """Called by mkdocs. Writes only what has changed, so that ``mkdocs serve`` does not chase its own tail."""
+    for page, text in stale():
+        page.write_text(text, "utf-8")
+
+
+# -- the parts --------------------------------------------------------------------------------------------------------
+
+
+def diagram() -> str:
+    return f"```mermaid\n{states.mermaid()}\n```"
+
+
+def transitions() -> str:
+    rows = []
+    for (state, move), target in states.TRANSITIONS.items():
+        who = "the owner, by its token" if move in states.OWNER_MOVES else _WHO[move]
+        rows.append(f"| {state.name} | {move.value} | {target.name} | {who} |")
+    return _table("from | move | to | whose move it is", rows)
+
+
+_WHO: Final = {
+    states.Move.CLAIM: "any caller",
+    states.Move.LEASE_ENDS: "the store's clock",
+    states.Move.TAKE_OVER: "any caller whose policy allows it",
+    states.Move.REFUSE: "any caller, or a sweep",
+    states.Move.EXPIRE: "the store's clock",
+    states.Move.RESOLVE_DONE: "a person, or a program that looked",
+    states.Move.RESOLVE_ABSENT: "a person, or a program that looked",
+}
+
+
+def event_table() -> str:
+    rows = []
+    for event in events.EVENTS:
+        own = ", ".join(f"`{f.name}`" for f in fields(event) if f.name not in ("operation", "tenant", "key"))
+        rows.append(f"| `{event.name}` | `{event.__name__}` | {_LEVELS[event.level]} | {own} | {_summary(event)} |")
+    return _table("name | class | level | its own fields | when", rows)
+
+
+def error_tree() -> str:
+    drawing = (errors.__doc__ or "").split("::\n\n", 1)[1].split("\n\nEvery error", 1)[0]
+    return f"```text\n{inspect.cleandoc(drawing)}\n```"
+
+
+def error_table() -> str:
+    rows = []
+    for name in sorted(errors.__all__, key=lambda n: _lineage(getattr(errors, n))):
+        error = getattr(errors, name)
+        may = "yes" if error.retryable else "no"
+        rows.append(f"| `{name}` | {error.status} | `{error.code}` | {may} | {_summary(error)} |")
+    return _table("error | HTTP status | code | may be sent again | meaning", rows)
+
+
+def _lineage(cls: type) -> list[int]:
+    order = {c: i for i, c in enumerate(vars(errors).values()) if isinstance(c, type)}
+    return [order[c] for c in reversed(cls.__mro__) if c in order and issubclass(c, errors.SemelError)]
+
+
+def policy_table() -> str:
+    rows = []
+    for f in fields(policy.Policy):
+        if f.init:
+            default = "as the guarantee says" if f.default is None and f.name != "recover" else f"`{f.default!r}`"
+            rows.append(f"| `{f.name}` | {default} |")
+    return _table("setting | default", rows)
+
+
+def api() -> str:
+    listed = {name for _, names in GROUPS for name in names}
+    if listed != set(semel.__all__):
+        raise KeyError(f"GROUPS and semel.__all__ differ in {sorted(listed ^ set(semel.__all__))}")
+    parts = []
+    for title, names in GROUPS:
+        parts.append(f"## {title}")
+        if names == tuple(errors.__all__):
+            parts.append("All errors are public names: " + ", ".join(f"`{name}`" for name in sorted(names)) + ".")
+            parts.append("See [the page of errors](errors.md).")
+        else:
+            parts += [_described(name) for name in names]
+    return "\n\n".join(parts)
+
+
+GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
+    ("Guards", ("Semel", "AsyncSemel")),
+    ("Stores", ("MemoryStore", "SQLiteStore", "PostgresStore",
+                "AsyncMemoryStore", "AsyncSQLiteStore", "AsyncPostgresStore", "Store", "AsyncStore")),
+    ("Policies", ("Policy", "wait")),
+    ("Inside a handler", ("Operation", "AsyncOperation", "current_operation", "INJECTED")),
+    ("Recovery", ("Recovered", "NOT_DONE", "CANNOT_TELL")),
+    ("What comes back", ("Outcome", "Record", "State", "Swept")),
+    ("Keys, results, encryption", ("KeyFormat", "Serializer", "Codec", "KeyRing")),
+    ("Events", ("log_events",)),
+    ("Errors", tuple(errors.__all__)),
+)  # fmt: skip
+
+
+TWINS: Final = {"AsyncSemel": "Semel", "AsyncOperation": "Operation"}
+"""Their methods are described once."""
+SAID_TWICE: Final = ("once", "capture")
+WITHOUT_MEMBERS: Final = {name for _, names in GROUPS[1:2] for name in names if name not in ("Store", "AsyncStore")}
+"""The stores: what they do is described at Store."""
+MADE_BY_US: Final = {"Operation", "AsyncOperation"}
+
+
+def _described(name: str) -> str:
+    thing = getattr(semel, name)
+    if not isinstance(thing, (type, types.FunctionType)):
+        return f"### {name}\n\n{_constant(name)}"
+    signature = "" if name in MADE_BY_US else _signature(name, thing)
+    parts = [f"### {name}", signature, _prose(thing.__doc__ or "")]
+    if isinstance(thing, type):
+        parts += [_prose(_own_doc(thing, "__init__")), _attributes(thing)]
+        for member, value in [] if name in WITHOUT_MEMBERS else _members(thing):
+            if name in TWINS and member in vars(getattr(semel, TWINS[name])) and member not in SAID_TWICE:
+                continue
+            heading = f"#### {name}.{member}"
+            if isinstance(value, property):
+                parts += [heading, _prose(value.__doc__ or "")]
+            else:
+                parts += [heading, _signature(member, value), _prose(value.__doc__ or "")]
+    return "\n\n".join(filter(None, parts))
+
+
+def _members(cls: type) -> list[tuple[str, Any]]:
+    """Public methods and properties, those of bases of ours included."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith("semel."):
+            for name, value in vars(base).items():
+                plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+                if not name.startswith("_") and isinstance(plain, (types.FunctionType, property)):
+                    found[name] = plain
+    return [(name, value) for name, value in found.items() if value.__doc__]
+
+
+def _attributes(cls: type) -> str:
+    """The texts that stand below a class's attributes, as a list."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
+    found = []
+    for field, text in pairwise(body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
+                words = " ".join(_ticks(doc).split())
+                if not name.startswith("_"):
+                    found.append(f"- `{name}`: {words}")
+    return "\n".join(found)
+
+
+def _own_doc(cls: type, name: str) -> str:
+    function = vars(cls).get(name)
+    return (getattr(function, "__doc__", None) or "") if isinstance(function, types.FunctionType) else ""
+
+
+def _constant(name: str) -> str:
+    """The text that follows the constant's assignment."""
+    home = sys.modules[semel._HOMES[name]]
+    match = re.search(rf'^{name}\b[^\n]*\n"""(.*?)"""', inspect.getsource(home), re.MULTILINE | re.DOTALL)
+    return _prose(match[1] if match else "")
+
+
+def _signature(name: str, thing: Any) -> str:
+    if isinstance(thing, type) and (getattr(thing, "_is_protocol", False) or issubclass(thing, (BaseException, int))):
+        return ""
+    try:
+        signature = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return ""
+    shown = [p for p in signature.parameters.values() if p.name not in ("self", "cls")]
+    words = [_parameter(p) for p in shown]
+    if keyword := next((i for i, p in enumerate(shown) if p.kind is p.KEYWORD_ONLY), None):
+        words.insert(keyword, "*")
+    elif keyword == 0:
+        words.insert(0, "*")
+    returns = signature.return_annotation
+    arrow = (
+        "" if returns in (inspect.Signature.empty, None, "None") or isinstance(thing, type) else f" -> {_type(returns)}"
+    )
+    prefix = "async " if inspect.iscoroutinefunction(thing) else ""
+    line = f"{prefix}{name}({', '.join(words)}){arrow}"
+    if len(line) > 100:
+        line = f"{prefix}{name}(\n" + "".join(f"    {word},\n" for word in words) + f"){arrow}"
+    return f"```text\n{line}\n```"
+
+
+def _parameter(p: inspect.Parameter) -> str:
+    text: str = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(p.kind.name, "") + p.name
+    if p.annotation is not p.empty:
+        text += f": {_type(p.annotation)}"
+    if p.default is not p.empty:
+        shown = p.default.__name__ if callable(p.default) and hasattr(p.default, "__name__") else repr(p.default)
+        if " object at 0x" in shown:
+            shown = "..."
+        text += f" = {shown}" if p.annotation is not p.empty else f"={shown}"
+    return text
+
+
+def _type(annotation: Any) -> str:
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\b(?:semel\.[\w.]+|typing|collections\.abc|events)\.", "", text).strip("'\"")
+
+
+def _summary(thing: Any) -> str:
+    return _ticks(inspect.cleandoc(thing.__doc__ or "").split("\n\n")[0].replace("\n", " "))
+
+
+def _prose(doc: str) -> str:
+    """A docstring as Markdown: single back-ticks, and parameters as a list."""
+    text = _ticks(inspect.cleandoc(doc)) if doc else ""
+    text = re.sub(r"^:param (\w+): *", r"- `\1`: ", text, flags=re.MULTILINE)
+    lead, dash, items = text.partition("- `")  # Markdown wants a blank line before a list
+    return _code_blocks(f"{lead.rstrip()}\n\n{dash}{items}".strip() if dash and lead else text)
+
+
+def _code_blocks(text: str) -> str:
+    """``::`` and an indented block become a fence."""
+    out: list[str] = []
+    inside = False
+    for line in text.split("\n"):
+        if line.strip() == "::":
+            out.append("```text")
+            inside = True
+        elif inside and line and not line.startswith(" "):
+            while out[-1] == "":
+                out.pop()
+            out += ["```", "", line]
+            inside = False
+        elif not (inside and line == "" and out[-1] == "```text"):
+            out.append(line[4:] if inside else line)
+    return "\n".join([*out, "```"] if inside else out)
+
+
+def _ticks(text: str) -> str:
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
+    return re.sub(r"``([^`]+)``", r"`\1`", text)
+
+
+def schema(dialect: str) -> str:
+    folder = ROOT / "src" / "semel" / "sql" / "schema" / dialect
+    parts = [
+        f"`{file.name}`:\n\n```sql\n{file.read_text('utf-8').strip()}\n```" for file in sorted(folder.glob("*.sql"))
+    ]
+    return "\n\n".join(parts)
+
+
+def _table(head: str, rows: list[str]) -> str:
+    columns = head.count("|") + 1
+    return "\n".join([f"| {head} |", "|" + " --- |" * columns, *rows])
+
+
+PARTS: Final[dict[str, Callable[[], str]]] = {
+    "diagram": diagram,
+    "transitions": transitions,
+    "events": event_table,
+    "error-tree": error_tree,
+    "error-table": error_table,
+    "policy": policy_table,
+    "api": api,
+    "schema-postgres": lambda: schema("postgres"),
+    "schema-sqlite": lambda: schema("sqlite"),
+}
+
+
+def main() -> int:
+    pages = stale()
+    for page, text in pages:
+        page.write_text(text, "utf-8")
+        print(f"wrote {page.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
