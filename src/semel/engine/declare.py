@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from semel.core.fingerprint import Arguments
-from semel.core.keys import KeyFormat
+from semel.core.keys import KeyFormat, normalize_key
 from semel.core.policy import Policy
 from semel.core.serializers import Serializer, serializer_for
 from semel.engine.operation import OperationHandle
-from semel.errors import PolicyError
+from semel.errors import KeyInvalid, PolicyError, RequestError
 
-__all__ = ["Declaration", "Selector", "refuse_generators", "select"]
+__all__ = ["Declaration", "Selector", "check_name", "refuse_generators", "select"]
 
 Selector: TypeAlias = str | Callable[..., Any]
 Pick: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
@@ -63,7 +63,7 @@ class Declaration:
         self.awaits = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object whose call is an async def
         )
-        self.operation = operation or _name_of(function)
+        self.operation = check_name("an operation", _name_of(function) if operation is None else operation)
         self.handle = _handle_parameter(hints)
         given, self._place = _without_handle(signature, self.handle)
         self.key = select("key", key, given)
@@ -87,6 +87,16 @@ class Declaration:
         if self._place is not None and self._place < len(args):
             return self.function(*args[: self._place], op, *args[self._place :], **kwargs)
         return self.function(*args, **{**kwargs, self.handle: op})
+
+
+def check_name(what: str, name: object) -> str:
+    """A name that scopes keys or steps: text like a key."""
+    try:
+        if isinstance(name, str):
+            return normalize_key(name)
+        raise KeyInvalid("no text")
+    except RequestError as error:
+        raise PolicyError(f"{what} has a name of 1 to 255 printable characters, not {str(name)[:40]!r}") from error
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -17,7 +17,7 @@ from semel.core.policy import Duration, Guarantee, OnAbandoned, OnStoreError, Po
 from semel.core.serializers import PLAIN, NotSerializable, Serializer, serializer_for
 from semel.core.snapshot import Codec
 from semel.core.states import State
-from semel.engine.declare import Declaration, Selector
+from semel.engine.declare import Declaration, Selector, check_name
 from semel.errors import ConfigurationError, NotResolvable, PolicyError
 from semel.observe import events
 from semel.observe.events import Event, EventHook
@@ -60,7 +60,7 @@ class Guard:
             "keep_keys": keep_keys,
         }  # fmt: skip
         self._policy = policy or Policy()
-        self._tenant = tenant
+        self._tenant = tenant and _tenant(tenant)
         self._hook = None if on_event is None else _harmless(on_event)
         self._codec = codec or Codec()
         self._secret = secret
@@ -68,6 +68,8 @@ class Guard:
         self._keep_keys = keep_keys
         self._sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
         self._serializers: dict[Any, Serializer] = {}
+        self._operations: set[str] = set()
+        """Names that were checked; there are as many as a program has operations."""
         self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
 
     def _declare(
@@ -110,8 +112,8 @@ class Guard:
         returns: Any,
         changes: Mapping[str, Any],
     ) -> Call:
-        if not operation or type(operation) is not str:
-            raise PolicyError(f"an operation has a name, which scopes its keys, not {operation!r}")
+        if operation not in self._operations:
+            self._operations.add(check_name("an operation", operation))
         return self._make(
             operation,
             normalize_key(key, ANY),
@@ -152,7 +154,7 @@ class Guard:
             return self._policy.but(**changes)
 
     def _identity(self, operation: str, key: object, tenant: str | None) -> bytes:
-        return identity(self._tenant if tenant is None else tenant, operation, normalize_key(key, ANY))
+        return identity(self._tenant if tenant is None else _tenant(tenant), operation, normalize_key(key, ANY))
 
     def _resolution(self, call: Call, result: Any) -> Resolve:
         try:
@@ -204,10 +206,8 @@ def at_least_one(limit: int) -> int:
 
 
 def _tenant(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if value is None:
-        raise PolicyError("tenant= gave None: every call must say whose it is, or leave tenant= out")
+    if value is None or value == "":
+        raise PolicyError(f"tenant= gave {value!r}: every call must say whose it is, or leave tenant= out")
     return normalize_key(value, ANY)
 
 

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from semel.core.keys import derive
+from semel.core.keys import derive, normalize_key
 from semel.core.ops import Claimed, Op, SaveStep
 from semel.core.outcomes import Call
 from semel.core.serializers import PLAIN, NotSerializable, decode_result
 from semel.core.snapshot import Kind
 from semel.engine.leases import Lease
-from semel.errors import LeaseLost, PolicyError
+from semel.errors import LeaseLost, PolicyError, RequestError
 from semel.observe import events
 
 __all__ = ["INJECTED", "AsyncOperation", "Operation", "OperationHandle", "current_operation"]
@@ -91,6 +91,10 @@ class OperationHandle:
         return (decode_result(PLAIN, snapshot.serializer, snapshot.payload),)
 
     def _save(self, name: str, value: Any) -> SaveStep:
+        try:
+            normalize_key(name)
+        except RequestError as error:
+            raise PolicyError(f"a step has a name of 1 to 255 printable characters, not {str(name)[:40]!r}") from error
         try:
             payload = PLAIN.encode(value)
         except NotSerializable as error:

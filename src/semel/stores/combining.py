@@ -6,13 +6,16 @@ busy, it queues, and the next free lane takes all that wait. So batches grow wit
 timers.
 
 In the sync combiner no thread is added: the caller that finds a lane free runs the batch for all, then hands the lane
-to one that waits. In the async one each trip is a task of its own, which no caller's cancellation can interrupt.
+to one that waits. Those who were answered together mostly come back together, but one by one, for only one thread of
+Python runs at a time: so whoever is about to lead after a shared trip first lets the others catch up. In the async one
+each trip is a task of its own, which no caller's cancellation can interrupt.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
@@ -25,10 +28,15 @@ __all__ = ["MAX_BATCH", "AsyncCombiner", "AsyncLane", "Combiner", "Lane"]
 
 MAX_BATCH: Final = 128
 """Ops in one trip."""
+GATHERINGS: Final = 4
+"""How often, at most, one that is about to lead lets others catch up."""
 
 
 class Lane(Protocol):
     """Runs a batch; each Op is answered by its result or its error. Never raises but for a bug."""
+
+    gathers: bool
+    """Whether its last trip had a price that is worth sharing: a round trip, a commit."""
 
     def run(self, ops: Sequence[Op[Any]]) -> list[Any]: ...
 
@@ -71,12 +79,15 @@ class Combiner:
         self._queue: deque[_Slot] = deque()
         self._lock = threading.Lock()
         self._max_batch = max_batch
+        self._last_batch = 1
+        self._gathering = False
         self._closed = False
-        survive_forks(self)
+        survive_forks(self._forked)
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """A forked child has none of its parent's trips; the lanes open connections of their own."""
         self._lock = threading.Lock()
+        self._gathering = False
         self._queue.clear()
         self._idle = list(self._lanes)
 
@@ -104,13 +115,19 @@ class Combiner:
             if self._closed:
                 raise StoreUnavailable("the store is closed")
             self._queue.extend(slots)
-            if self._idle:
+            if self._idle and not self._gathering:
                 slots[0].lane = self._idle.pop()
                 slots[0].wake()
 
     def _wait(self, slot: _Slot) -> Any:
         while True:
-            slot.gate.acquire()
+            try:
+                slot.gate.acquire()
+            except BaseException:  # interrupted (Ctrl-C) in the queue
+                self._leave(slot)
+                raise
+            if slot.answered and slot.lane is None:  # final: a slot that was answered is given no lane
+                return slot.answer
             with self._lock:
                 slot.woken = False
                 lane, slot.lane = slot.lane, None
@@ -122,27 +139,67 @@ class Combiner:
     def _lead(self, lane: Lane) -> None:
         """Run one trip for those who wait, then hand the lane on."""
         with self._lock:
-            batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._max_batch))]
+            batch = self._board([])
         answers: Sequence[Any] = ()
         try:
+            if lane.gathers and 0 < len(batch) < self._last_batch:
+                self._gather(batch)
+            self._last_batch = len(batch)
             if batch:
                 answers = lane.run([slot.op for slot in batch])
         finally:
             if len(answers) != len(batch):  # interrupted (Ctrl-C): the others must not wait for ever
                 answers = [StoreUncertain("the trip to the store was interrupted") for _ in batch]
             with self._lock:
-                heir = next((slot for slot in self._queue if slot.lane is None), None)
-                if heir is None and self._closed:
-                    lane.close()
-                elif heir is None:
-                    self._idle.append(lane)
-                else:
-                    heir.lane = lane
-                    heir.wake()
+                self._hand_on(lane)
                 for slot, answer in zip(batch, answers, strict=True):
                     slot.answer = answer
                     slot.answered = True
                     slot.wake()
+
+    def _hand_on(self, lane: Lane) -> None:
+        """Give the lane to one that waits; with nobody there it rests, or is closed with the store."""
+        heir = next((slot for slot in self._queue if slot.lane is None), None)
+        if heir is not None:
+            heir.lane = lane
+            heir.wake()
+        elif self._closed:
+            lane.close()
+        else:
+            self._idle.append(lane)
+
+    def _leave(self, slot: _Slot) -> None:
+        """A caller goes away unanswered: what it was given must not go with it. Its Op may still be on a trip."""
+        with self._lock:
+            if slot in self._queue:
+                self._queue.remove(slot)
+            lane, slot.lane = slot.lane, None
+            if lane is not None:
+                self._hand_on(lane)
+
+    def _board(self, batch: list[_Slot]) -> list[_Slot]:
+        while self._queue and len(batch) < self._max_batch:
+            batch.append(self._queue.popleft())
+        return batch
+
+    def _gather(self, batch: list[_Slot]) -> None:
+        """Give way to callers on their way here, as long as each time some come. Meanwhile they take no other lane."""
+        self._gathering = True
+        try:
+            for _ in range(GATHERINGS):
+                waiting = len(self._queue)
+                if len(batch) + waiting >= self._last_batch:
+                    break
+                time.sleep(0)
+                if len(self._queue) == waiting:
+                    break
+        finally:
+            with self._lock:
+                self._gathering = False
+                self._board(batch)
+                if self._queue and self._idle and self._queue[0].lane is None:  # more came than one trip takes
+                    self._queue[0].lane = self._idle.pop()
+                    self._queue[0].wake()
 
 
 class AsyncCombiner:
@@ -182,6 +239,8 @@ class AsyncCombiner:
         return [await future for future in futures]
 
     async def close(self) -> None:
+        if self._closed:
+            return
         self._closed = True
         if self._trips:
             await asyncio.gather(*self._trips, return_exceptions=True)
@@ -213,6 +272,9 @@ class AsyncCombiner:
                             future.set_result(answer)
         finally:
             self._idle.append(lane)
+            if self._queue and not self._departing and self._loop is not None and not self._loop.is_closed():
+                self._departing = True  # the trip broke off, and those behind it wait
+                self._loop.call_soon(self._depart)
 
 
 def _given(answer: Any) -> Any:

@@ -59,10 +59,11 @@ class _Writer:
         self._raw: sqlite3.Connection | None = None
         self._left_behind: list[sqlite3.Connection | None] = []
         self._migrate = migrate
+        self.gathers = False
         self.open()
-        survive_forks(self)
+        survive_forks(self._forked)
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         # Kept and never closed: SQLite's connections may not cross a fork, not even to be closed.
         self._left_behind.append(self._raw)
         self._raw = None
@@ -95,15 +96,19 @@ class _Writer:
     def _run(self, connection: SQLiteConnection, ops: Sequence[Op[Any]]) -> list[Any]:
         answers: list[Any] = [None] * len(ops)
         writing: list[tuple[int, Program[Any], Statement]] = []
+        changing: set[bytes] = set()
         for i, op in enumerate(ops):
             program = dialect.program(op, _now)
             try:
                 statement = next(program)
-                while not statement.query.writes:
+                # A read that follows a write of the same record in the batch must see it: it waits for the transaction.
+                while not statement.query.writes and changing.isdisjoint((op.id, b"")):
                     statement = program.send(connection.execute(statement))
                 writing.append((i, program, statement))
+                changing.add(op.id)
             except StopIteration as stop:
                 answers[i] = stop.value
+        self.gathers = bool(writing)  # a commit is worth sharing; reads are quicker alone
         if writing:
             self._write(connection, writing, answers)
         return answers

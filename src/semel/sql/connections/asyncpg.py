@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 
 from semel.errors import SemelError, StoreUncertain
-from semel.sql.connections.postgres_errors import from_sqlstate
+from semel.sql.connections.postgres_errors import Refused, from_sqlstate
 from semel.sql.program import Rows, Statement
 
 __all__ = ["AsyncpgConnection", "named_error"]
@@ -26,11 +26,23 @@ class AsyncpgConnection:
         try:
             rows: Rows = await self.raw.fetch(text, *values)
             return rows
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        except (
+            asyncpg.PostgresError,
+            asyncpg.InterfaceError,
+            OSError,
+            UnicodeError,
+            ValueError,
+            OverflowError,
+        ) as error:
             raise named_error(error) from error
+
+
+_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError, OverflowError)
 
 
 def named_error(error: Exception) -> SemelError:
     if isinstance(error, asyncpg.PostgresError):
         return from_sqlstate(getattr(error, "sqlstate", None), str(error))
+    if isinstance(error, (ValueError, OverflowError)):  # asyncpg's DataError among them: never sent
+        return Refused(f"the driver cannot send this: {error}")
     return StoreUncertain(f"the connection to PostgreSQL was lost: {str(error) or type(error).__name__}")

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from semel.errors import NotMigrated, SemelError, StoreUnavailable, StoreUncertain
 
-__all__ = ["from_sqlstate", "worth_another_try"]
+__all__ = ["Contended", "Refused", "from_sqlstate"]
 
-_RETRY = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock timeout: rolled back, may be sent again
+_CONTENDED = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock timeout
 _LOST = ("57P01", "57P02", "08", "57P05")  # the server is going down, or the connection is gone
+
+
+class Contended(StoreUnavailable):
+    """Rolled back because of others; the same statement may simply be sent again."""
+
+
+class Refused(StoreUnavailable):
+    """The statement was refused, by the server or by the driver: something in it is wrong, the connection is fine."""
 
 
 def from_sqlstate(sqlstate: str | None, text: str) -> SemelError:
@@ -25,9 +33,6 @@ def from_sqlstate(sqlstate: str | None, text: str) -> SemelError:
         return StoreUnavailable(f"PostgreSQL is read-only here (a replica?): {text}")
     if sqlstate == "57P03":
         return StoreUnavailable(f"PostgreSQL does not accept connections now: {text}")
-    return StoreUnavailable(f"PostgreSQL refused ({sqlstate}): {text}")
-
-
-def worth_another_try(sqlstate: str | None) -> bool:
-    """Whether the same statement may simply be sent again on the same connection."""
-    return sqlstate in _RETRY
+    if sqlstate in _CONTENDED:
+        return Contended(f"PostgreSQL could not finish because of others ({sqlstate}): {text}")
+    return Refused(f"PostgreSQL refused ({sqlstate}): {text}")

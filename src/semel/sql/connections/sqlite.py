@@ -25,6 +25,8 @@ class SQLiteConnection:
             return self.raw.execute(statement.query.sql, statement.params).fetchall()
         except sqlite3.Error as error:
             raise named_error(error) from error
+        except (UnicodeError, OverflowError, ValueError) as error:
+            raise StoreUnavailable(f"the driver cannot store this: {error}") from error
 
 
 def named_error(error: sqlite3.Error) -> SemelError:

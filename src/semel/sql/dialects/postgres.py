@@ -232,7 +232,12 @@ def _completions(ops: list[Complete]) -> Program[list[Any]]:
         snapshots=[op.snapshot for op in ops],
         ttls=[op.ttl for op in ops],
     )
-    return _held(rows, ops)
+    held = {row[0] for row in rows}
+    left = [op for op in ops if op.id not in held]
+    if left:
+        said = yield _Q["completed"](ids=[op.id for op in left], tokens=[op.token for op in left])
+        held.update(row[0] for row in said)
+    return [op.id in held for op in ops]
 
 
 _RELEASES: Final[dict[State, Query]] = {

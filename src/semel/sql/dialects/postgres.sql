@@ -30,6 +30,7 @@ SELECT r.id, r.token, r.state, r.takeover, r.attempt, r.nonce, r.origin, r.steps
        extract(epoch FROM r.lease_end - {{now}})::float8, extract(epoch FROM {{now}} - r.created)::float8,
        extract(epoch FROM r.expires - {{now}})::float8
 FROM given g JOIN semel_record r ON r.id = g.id
+WHERE g.id NOT IN (SELECT id FROM won) -- one that went after the snapshot was taken is still seen here
 
 -- name: replace (writes)
 -- An expired record makes room. The token tells that it is still the record that was read.
@@ -94,8 +95,12 @@ WITH given AS (
     RETURNING r.id, r.awaited
 )
 SELECT id, CASE WHEN awaited THEN {{notify}} END FROM finished
-UNION ALL
-SELECT r.id, NULL FROM given g JOIN semel_record r ON r.id = g.id AND r.token = g.token AND r.state = 2
+
+-- name: completed (reads)
+-- Said before by the same owner, whose answer was lost on the way. A statement of its own: the other completion may have
+-- been committed after this one's snapshot was taken.
+SELECT r.id FROM unnest(:ids::bytea[], :tokens::bigint[]) AS g (id, token)
+JOIN semel_record r ON r.id = g.id AND r.token = g.token AND r.state = 2
 
 -- name: release (writes)
 WITH given AS (SELECT * FROM unnest(:ids::bytea[], :tokens::bigint[]) AS g (id, token)),

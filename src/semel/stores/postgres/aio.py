@@ -9,9 +9,8 @@ from typing import Any, TypeVar, cast
 
 from semel.core.ops import Op
 from semel.core.policy import Duration, seconds
-from semel.errors import SemelError, StoreError, StoreUncertain
+from semel.errors import SemelError, StoreUncertain
 from semel.sql import migrations
-from semel.sql.connections.postgres_errors import worth_another_try
 from semel.sql.dialects import postgres as dialect
 from semel.sql.program import run_async
 from semel.stores.combining import AsyncCombiner
@@ -27,7 +26,7 @@ from semel.stores.postgres.settings import (
     each,
 )
 
-__all__ = ["AsyncPostgresStore", "migrate_async"]
+__all__ = ["AsyncPostgresStore", "check_async", "migrate_async"]
 
 R = TypeVar("R")
 
@@ -38,6 +37,16 @@ async def migrate_async(url: str, *, driver: DriverName | None = None) -> list[s
     connection = await chosen.connect(Settings(url, 1, 600.0, CONNECT_TIMEOUT, 0.0))
     try:
         return await migrations.migrate_async(connection, migrations.POSTGRES)
+    finally:
+        await chosen.close(connection)
+
+
+async def check_async(url: str, *, driver: DriverName | None = None) -> None:
+    """Raise NotMigrated or SchemaDrift unless the tables are exactly the ones the migrations make."""
+    chosen = driver_named(driver)
+    connection = await chosen.connect(Settings(url, 1, 600.0, CONNECT_TIMEOUT, 0.0))
+    try:
+        await migrations.check_async(connection, migrations.POSTGRES)
     finally:
         await chosen.close(connection)
 
@@ -60,12 +69,9 @@ class _Lane:
                 self._down = False
                 return answers
             except SemelError as error:
-                cause = getattr(error.__cause__, "sqlstate", None)
-                pause = None
-                if isinstance(error, StoreError):
-                    pause = trip.pause_after(error, contended=worth_another_try(cause))
-                if pause is None and len(ops) > 1 and cause is not None and not worth_another_try(cause):
+                if trip.apart(error, ops):
                     return [(await self.run([op]))[0] for op in ops]
+                pause = trip.pause_after(error)
                 if pause is None:
                     self._down = self._connection is None
                     return each(ops, trip.verdict(error))

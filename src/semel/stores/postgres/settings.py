@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from semel.core.ops import Op
-from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable, StoreUncertain
+from semel.errors import ConfigurationError, SemelError, StoreUnavailable, StoreUncertain
+from semel.sql.connections.postgres_errors import Contended, Refused
 
 __all__ = ["Settings", "Trip"]
 
-LANES: Final = 4
+LANES: Final = 2
+"""Connections of a store. Under load one is quickest, as more share each trip; the other is for when it is slow."""
 TIMEOUT: Final = 10.0
 CONNECT_TIMEOUT: Final = 5.0
 PATIENCE: Final = 1.0
@@ -70,9 +72,9 @@ class Trip:
         self._contention = 0
         self._sent = False
 
-    def pause_after(self, error: StoreError, *, contended: bool) -> float | None:
+    def pause_after(self, error: SemelError) -> float | None:
         """Seconds to wait before the next try, or None to give up."""
-        if contended:
+        if isinstance(error, Contended):
             self._contention += 1
             return 0.0 if self._contention < CONTENTION_TRIES else None
         if isinstance(error, StoreUncertain):
@@ -85,6 +87,10 @@ class Trip:
         self._left -= pause
         self._pause = min(pause * 2, SLOWEST_PAUSE)
         return pause
+
+    def apart(self, error: SemelError, ops: Sequence[Op[Any]]) -> bool:
+        """Whether each Op should be sent by itself, to find the one that is refused."""
+        return len(ops) > 1 and isinstance(error, Refused)
 
     def verdict(self, error: SemelError) -> SemelError:
         """The error of a trip that is given up: once anything was sent, nobody can say that nothing was stored."""
@@ -103,5 +109,6 @@ def unreachable(error: Exception) -> StoreUnavailable:
 
 
 def each(ops: Sequence[Op[Any]], error: SemelError) -> list[Any]:
-    """The same failure for every Op, as errors of their own."""
-    return [type(error)(str(error)) if type(error) is not _Unreachable else StoreUnavailable(str(error)) for _ in ops]
+    """The same failure for every Op, as errors of their own, in the words of the public tree."""
+    public = StoreUnavailable if isinstance(error, StoreUnavailable) else type(error)
+    return [public(str(error)) for _ in ops]

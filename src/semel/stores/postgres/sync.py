@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from semel.core.ops import Op
 from semel.core.policy import Duration, seconds
 from semel.engine.forking import survive_forks
-from semel.errors import MissingDependency, SemelError, StoreError
+from semel.errors import MissingDependency, SemelError
 from semel.sql import migrations
-from semel.sql.connections.postgres_errors import worth_another_try
 from semel.sql.dialects import postgres as dialect
 from semel.sql.program import run
 from semel.stores.combining import Combiner
@@ -37,7 +36,7 @@ from semel.stores.postgres.threads import Listener, Watchdog
 if TYPE_CHECKING:
     from semel.sql.connections.psycopg import PsycopgConnection
 
-__all__ = ["PostgresStore", "migrate"]
+__all__ = ["PostgresStore", "check", "migrate"]
 
 R = TypeVar("R")
 
@@ -85,6 +84,8 @@ def check(url: str) -> None:
 class _Lane:
     """One connection, opened when first needed, opened again when lost, and by a forked child."""
 
+    gathers = True
+
     def __init__(self, settings: Settings, watchdog: Watchdog) -> None:
         self._settings = settings
         self._watchdog = watchdog
@@ -92,9 +93,9 @@ class _Lane:
         self._left_behind: list[Any] = []
         self._down = False
         self.overdue_at = float("inf")
-        survive_forks(self)
+        survive_forks(self._forked)
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         # Kept and never closed here: closing it would end the parent's session.
         self._left_behind.append(self._connection)
         self._connection = None
@@ -107,12 +108,9 @@ class _Lane:
                 self._down = False
                 return answers
             except SemelError as error:
-                cause = getattr(error.__cause__, "sqlstate", None)
-                pause = None
-                if isinstance(error, StoreError):
-                    pause = trip.pause_after(error, contended=worth_another_try(cause))
-                if pause is None and len(ops) > 1 and cause is not None and not worth_another_try(cause):
+                if trip.apart(error, ops):
                     return [self.run([op])[0] for op in ops]
+                pause = trip.pause_after(error)
                 if pause is None:
                     self._down = self._connection is None
                     return each(ops, trip.verdict(error))

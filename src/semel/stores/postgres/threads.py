@@ -33,9 +33,9 @@ class Watchdog:
         self._started = False
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        survive_forks(self)
+        survive_forks(self._forked)
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         self._started = False
         self._lock = threading.Lock()
 
@@ -72,9 +72,9 @@ class Listener:
         self._hears = threading.Event()
         self._stop = threading.Event()
         self._started = False
-        survive_forks(self)
+        survive_forks(self._forked)
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         self._gates = {}
         self._lock = threading.Lock()
         self._hears = threading.Event()

@@ -1,0 +1,60 @@
+"""Prove a store: derive a test class from ``StoreSuite`` or ``AsyncStoreSuite`` and say how the store is opened.
+
+::
+
+    class TestMyStore(conformance.StoreSuite):
+        @pytest.fixture
+        def open_store(self, tmp_path):
+            return lambda: MyStore(tmp_path / "records.db")
+
+Needs pytest; the comparison with the model also needs Hypothesis, and is skipped without it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.register_assert_rewrite("semel.testing.conformance.families", "semel.testing.conformance.phrases")
+
+from semel.testing.conformance.script import Batch, Elsewhere, Family, Linger, Pause, Proof, Script, Together, Wait  # noqa: E402
+from semel.testing.conformance.stages import AsyncStage, Clock, ManualClock, Stage  # noqa: E402
+from semel.testing.conformance.suite import FAMILIES, AsyncStoreSuite, StoreSuite, play, play_async  # noqa: E402
+
+if TYPE_CHECKING:
+    from semel.testing.conformance.machine import async_machine_for as async_machine_for
+    from semel.testing.conformance.machine import check as check
+    from semel.testing.conformance.machine import machine_for as machine_for
+
+__all__ = [
+    "FAMILIES",
+    "AsyncStage",
+    "AsyncStoreSuite",
+    "Batch",
+    "Clock",
+    "Elsewhere",
+    "Family",
+    "Linger",
+    "ManualClock",
+    "Pause",
+    "Proof",
+    "Script",
+    "Stage",
+    "StoreSuite",
+    "Together",
+    "Wait",
+    "async_machine_for",
+    "check",
+    "machine_for",
+    "play",
+    "play_async",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("machine_for", "async_machine_for", "check"):  # the only part that needs Hypothesis
+        from semel.testing.conformance import machine
+
+        return getattr(machine, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,255 @@
+"""Random sequences of Ops, played on a store and on the model beside it: a Hypothesis state machine.
+
+A lease or ttl is either a thousand seconds, and never ends, or a moment, and is waited for within the same step: so
+there is never a doubt about what the clock has made of a record, and no step depends on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from semel.core.ops import Claim, Complete, Lookup, Op, Release, Renew, Resolve, SaveStep, Sweep
+from semel.core.states import State, Takeover
+from semel.engine.ports import AsyncStore, Store
+from semel.testing.conformance.model import Model
+from semel.testing.conformance.stages import Clock
+
+__all__ = ["async_machine_for", "check", "machine_for"]
+
+R = TypeVar("R")
+LONG: Final = 1000.0
+
+which = st.sampled_from([0, 0, 0, 1, 1, 2])
+lasting = st.sampled_from(["long", "short"])
+answers = st.sampled_from([b"", b"one", b"two", bytes(range(256))])
+ends = st.sampled_from([State.ABSENT, State.ABANDONED, State.UNKNOWN])
+tokens = st.sampled_from(["newest"] * 6 + ["older", "oldest", "next", "made up"])
+moves = st.sampled_from(["claim", "renew", "save", "complete", "release", "lookup", "resolve"])
+
+
+class _Bridge:
+    """An async store as a sync one, in an event loop of its own."""
+
+    def __init__(self, open_store: Callable[[], AsyncStore]) -> None:
+        self._runner = asyncio.Runner()
+        self._store = self._runner.run(_opened(open_store))
+        self.wakes = False
+
+    def execute(self, op: Op[R]) -> R:
+        return self._runner.run(self._store.execute(op))
+
+    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return self._runner.run(self._store.execute_many(ops))
+
+    def wait(self, id: bytes, seconds: float) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._runner.run(self._store.close())
+        self._runner.close()
+
+
+async def _opened(open_store: Callable[[], AsyncStore]) -> AsyncStore:
+    return open_store()
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """A few records, a few fingerprints, all rules of take-over, and tokens that are current, stale or made up."""
+
+    open_store: Callable[[], Store]
+    clock: Clock | None
+    tick: float
+    forgets_expired: bool
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = type(self).open_store()
+        self.model = Model(forgets_expired=self.forgets_expired)
+        self.ids = [os.urandom(16) for _ in range(3)]
+        self.nonces = [0] * 3
+        self.nonce = 0
+        self.positions = 0
+        self._pause()
+        self._sweep_all(1000)  # what other sequences have left behind
+
+    def teardown(self) -> None:
+        try:
+            for id in self.ids:
+                self._play(Lookup(id))
+        finally:
+            self.store.close()
+
+    # -- one Op at a time ------------------------------------------------------------------------------------------
+
+    @rule(
+        i=which, lease=lasting, ttl=lasting, takeover=st.sampled_from(Takeover), again=st.booleans(),
+        fingerprint=st.sampled_from([b"", b"f" * 16, b"f" * 16, b"g" * 16]),
+    )  # fmt: skip
+    def claim(self, i: int, lease: str, ttl: str, takeover: Takeover, again: bool, fingerprint: bytes) -> None:
+        self._do(self._claim(i, lease, ttl, takeover, again, fingerprint), lease, ttl)
+
+    @rule(i=which)
+    def claim_plainly(self, i: int) -> None:
+        self._do(self._claim(i, "long", "long", Takeover.RETRY, False, b""))
+
+    @rule(i=which, token=tokens, lease=lasting)
+    def renew(self, i: int, token: str, lease: str) -> None:
+        self._do(Renew(self.ids[i], self._token(i, token), self._seconds(lease)), lease)
+
+    @rule(i=which, token=tokens, ttl=lasting, snapshot=answers)
+    def complete(self, i: int, token: str, ttl: str, snapshot: bytes) -> None:
+        self._do(Complete(self.ids[i], self._token(i, token), snapshot, self._seconds(ttl)), ttl)
+
+    @rule(i=which, token=tokens, to=ends)
+    def release(self, i: int, token: str, to: State) -> None:
+        self._do(Release(self.ids[i], self._token(i, token), to))
+
+    @rule(
+        i=which,
+        token=tokens,
+        names=st.lists(st.sampled_from(["reserve", "charge", "ship"]), min_size=1, max_size=3),
+        value=answers,
+    )
+    def save_steps(self, i: int, token: str, names: list[str], value: bytes) -> None:
+        for name in names:
+            self._do(self._save(i, token, name, value))
+
+    @rule(i=which, snapshot=st.none() | answers, ttl=lasting, force=st.booleans())
+    def resolve(self, i: int, snapshot: bytes | None, ttl: str, force: bool) -> None:
+        self._do(Resolve(self.ids[i], snapshot, self._seconds(ttl), force), ttl)
+
+    # -- many ------------------------------------------------------------------------------------------------------
+
+    @rule(plan=st.lists(st.tuples(st.integers(0, 1), moves, tokens, answers), min_size=2, max_size=7))
+    def batch(self, plan: list[tuple[int, str, str, bytes]]) -> None:
+        """Several Ops on two records in one call, answered in order. Nothing in it is short: it could end half way."""
+        ops: list[Op[Any]] = [self._planned(*part) for part in plan]
+        given = self.store.execute_many(ops)
+        assert len(given) == len(ops)
+        for op, answer in zip(ops, given, strict=True):
+            self.model.play(op, answer)
+        for id in self.ids[:2]:
+            self._play(Lookup(id))
+
+    @precondition(lambda self: self.model.sweep_is_certain())
+    @rule(limit=st.sampled_from([1, 2, 100]))
+    def sweep(self, limit: int) -> None:
+        """Which records a bounded sweep takes first is the store's affair: sweep until nothing is left."""
+        expected = self.model.sweep()
+        removed, unknown = self._sweep_all(limit)
+        assert unknown == expected.unknown
+        assert removed <= expected.removed if self.forgets_expired else removed == expected.removed
+        for id in self.ids:
+            self._play(Lookup(id))
+
+    def _sweep_all(self, limit: int) -> tuple[int, int]:
+        removed = unknown = 0
+        for _ in range(1000):
+            swept = self.store.execute(Sweep(limit))
+            assert swept.removed + swept.unknown <= limit
+            if not swept.removed + swept.unknown:
+                return removed, unknown
+            removed += swept.removed
+            unknown += swept.unknown
+        raise AssertionError("the sweep always finds something: it does not remove what it counts")
+
+    # -- how -------------------------------------------------------------------------------------------------------
+
+    def _do(self, op: Op[Any], *durations: str) -> None:
+        self._play(op)
+        if "short" in durations:
+            self._pause()
+        self._play(Lookup(op.id))
+
+    def _play(self, op: Op[Any]) -> None:
+        self.model.play(op, self.store.execute(op))
+
+    def _pause(self) -> None:
+        seconds = 3 * self.tick
+        self.clock.advance(seconds) if self.clock is not None else time.sleep(seconds)
+        self.model.now += seconds
+
+    def _seconds(self, lasting: str) -> float:
+        return self.tick if lasting == "short" else LONG
+
+    def _token(self, i: int, kind: str) -> int:
+        known = self.model.tokens(self.ids[i]) or [0]
+        made = {"newest": known[-1], "older": known[-2:][0], "oldest": known[0], "next": known[-1] + 1, "made up": 1}
+        return made[kind]
+
+    def _claim(self, i: int, lease: str, ttl: str, takeover: Takeover, again: bool, fingerprint: bytes) -> Claim:
+        if not again:
+            self.nonce += 1
+            self.nonces[i] = self.nonce
+        return Claim(
+            self.ids[i], self.nonces[i], fingerprint, self._seconds(lease), self._seconds(ttl), takeover,
+            "acme", "conformance", f"key {i}",
+        )  # fmt: skip
+
+    def _save(self, i: int, token: str, name: str, value: bytes) -> SaveStep:
+        self.positions += 1
+        return SaveStep(self.ids[i], self._token(i, token), name, value, self.positions)
+
+    def _planned(self, i: int, move: str, token: str, value: bytes) -> Op[Any]:
+        id, chosen = self.ids[i], self._token(i, token)
+        match move:
+            case "claim":
+                return self._claim(i, "long", "long", Takeover.RETRY, False, b"")
+            case "renew":
+                return Renew(id, chosen, LONG)
+            case "save":
+                return self._save(i, token, "charge", value)
+            case "complete":
+                return Complete(id, chosen, value, LONG)
+            case "release":
+                return Release(id, chosen, State.ABANDONED)
+            case "lookup":
+                return Lookup(id)
+            case _:
+                return Resolve(id, value, LONG)
+
+
+def machine_for(
+    open_store: Callable[[], Store],
+    *,
+    clock: Clock | None = None,
+    tick: float = 0.002,
+    forgets_expired: bool = False,
+) -> type[StoreMachine]:
+    """A state machine over a store that ``open_store`` opens, once for each sequence, on the same records or on others.
+
+    :param clock: moves the store's time, where it can be moved; otherwise short times are slept.
+    :param tick: how long a short lease lasts; a store that counts in seconds needs more.
+    :param forgets_expired: the store removes expired records by itself.
+    """
+    made = {"open_store": staticmethod(open_store), "clock": clock, "tick": tick, "forgets_expired": forgets_expired}
+    return type("StoreMachine", (StoreMachine,), made)
+
+
+def async_machine_for(
+    open_store: Callable[[], AsyncStore],
+    *,
+    clock: Clock | None = None,
+    tick: float = 0.002,
+    forgets_expired: bool = False,
+) -> type[StoreMachine]:
+    """The same over an async store; ``open_store`` is called inside an event loop."""
+    return machine_for(lambda: _Bridge(open_store), clock=clock, tick=tick, forgets_expired=forgets_expired)
+
+
+def check(machine: type[StoreMachine], examples: int = 40, steps: int = 30) -> None:
+    """Play so many random sequences; the smallest one that differs from the model is shown."""
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

@@ -1,0 +1,200 @@
+"""The suite as pytest classes: a store's test file derives from one of them and says how the store is opened.
+
+Every proof of every family is a test of its own, ``test_claim[an_absent_record_is_won]``; ``test_model`` plays random
+Ops against the pure model of ``core/semantics.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import pytest
+
+from semel.engine.ports import AsyncStore, Store
+from semel.testing.conformance.families import (
+    batch,
+    claim,
+    expiry,
+    fencing,
+    lease,
+    race,
+    replay,
+    resolve,
+    steps,
+    sweep,
+    values,
+    wakeup,
+)
+from semel.testing.conformance.script import Proof
+from semel.testing.conformance.stages import AsyncStage, Clock, Stage
+
+__all__ = ["FAMILIES", "AsyncStoreSuite", "StoreSuite", "play", "play_async"]
+
+F = TypeVar("F", bound=Callable[..., None])
+
+FAMILIES = tuple(
+    module.FAMILY
+    for module in (claim, lease, fencing, replay, expiry, steps, resolve, sweep, values, batch, race, wakeup)
+)
+
+
+def play(proof: Proof, open_store: Callable[[], Store], *, shared: bool = True, clock: Clock | None = None) -> None:
+    """Play one proof on a store that is opened for it, and closed (twice, as the contract allows)."""
+    store = open_store()
+    second = open_store() if shared else None
+    try:
+        Stage(store, second, clock).play(proof.script())
+    finally:
+        for opened in (store, second, store):
+            if opened is not None:
+                opened.close()
+
+
+def play_async(
+    proof: Proof, open_store: Callable[[], AsyncStore], *, shared: bool = True, clock: Clock | None = None
+) -> None:
+    """The same on an async store, in an event loop of its own."""
+
+    async def main() -> None:
+        store = open_store()
+        second = open_store() if shared else None
+        try:
+            await AsyncStage(store, second, clock).play(proof.script())
+        finally:
+            for opened in (store, second, store):
+                if opened is not None:
+                    await opened.close()
+
+    asyncio.run(main())
+
+
+def _each(family: str) -> Callable[[F], F]:
+    (found,) = [each for each in FAMILIES if each.name == family]
+    mark: Callable[[F], F] = pytest.mark.parametrize("proof", found.proofs, ids=str)
+    return mark
+
+
+class _Suite:
+    """What the sync and the async suite share: the families, and what a store declares."""
+
+    shared: ClassVar[bool] = True
+    """Whether two stores opened by ``open_store`` see the same records, as two processes would."""
+    wakes: ClassVar[bool] = False
+    """Whether the store is to be woken by changes: must say the same as the store's own ``wakes``."""
+    forgets_expired: ClassVar[bool] = False
+    """Whether the store removes expired records by itself (a server-side TTL), so that there is nothing to sweep."""
+    examples: ClassVar[int] = 40
+    """How many random sequences ``test_model`` plays; each has up to 30 steps."""
+
+    @pytest.fixture
+    def open_store(self) -> Callable[[], Any]:
+        """Override: a function without arguments that opens the store. The suite closes what it opened."""
+        raise NotImplementedError(f"{type(self).__name__} needs a fixture open_store that returns a function")
+
+    @pytest.fixture
+    def clock(self) -> Clock | None:
+        """Override where the suite can move the store's clock, which then need not sleep: see ``ManualClock``."""
+        return None
+
+    def _play(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        raise NotImplementedError
+
+    def _prove(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        if proof.second and not self.shared:
+            pytest.skip("the store is not shared between instances")
+        if proof.wakes and not self.wakes:
+            pytest.skip("the store declares no wake-up")
+        if proof.keeps_expired and self.forgets_expired:
+            pytest.skip("the store removes expired records by itself")
+        self._play(proof, open_store, clock)
+
+    @_each("claim")
+    def test_claim(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+    @_each("lease")
+    def test_lease(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+    @_each("fencing")
+    def test_fencing(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+    @_each("replay")
+    def test_replay(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+    @_each("expiry")
+    def test_expiry(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+    @_each("steps")
+    def test_steps(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+    @_each("resolve")
+    def test_resolve(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+    @_each("sweep")
+    def test_sweep(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+    @_each("values")
+    def test_values(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+    @_each("batch")
+    def test_batch(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+    @_each("race")
+    def test_race(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+    @_each("wakeup")
+    def test_wakeup(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+
+class StoreSuite(_Suite):
+    """For a sync store: derive, and override ``open_store``."""
+
+    def _play(self, proof: Proof, open_store: Callable[[], Store], clock: Clock | None) -> None:
+        play(proof, open_store, shared=self.shared, clock=clock)
+
+    def test_declares_its_wake_up(self, open_store: Callable[[], Store]) -> None:
+        store = open_store()
+        declared = store.wakes
+        store.close()
+        assert declared is self.wakes, "the suite's wakes must be the store's own"
+
+    def test_model(self, open_store: Callable[[], Store], clock: Clock | None) -> None:
+        pytest.importorskip("hypothesis")
+        from semel.testing.conformance.machine import check, machine_for
+
+        check(machine_for(open_store, clock=clock, forgets_expired=self.forgets_expired), self.examples)
+
+
+class AsyncStoreSuite(_Suite):
+    """For an async store: derive, and override ``open_store``; it is called inside the event loop."""
+
+    def _play(self, proof: Proof, open_store: Callable[[], AsyncStore], clock: Clock | None) -> None:
+        play_async(proof, open_store, shared=self.shared, clock=clock)
+
+    def test_declares_its_wake_up(self, open_store: Callable[[], AsyncStore]) -> None:
+        async def ask() -> bool:
+            store = open_store()
+            declared = store.wakes
+            await store.close()
+            return declared
+
+        assert asyncio.run(ask()) is self.wakes, "the suite's wakes must be the store's own"
+
+    def test_model(self, open_store: Callable[[], AsyncStore], clock: Clock | None) -> None:
+        pytest.importorskip("hypothesis")
+        from semel.testing.conformance.machine import async_machine_for, check
+
+        check(async_machine_for(open_store, clock=clock, forgets_expired=self.forgets_expired), self.examples)

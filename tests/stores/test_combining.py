@@ -1,0 +1,469 @@
+"""Combining, with a lane made of events: who travels together, who gets which answer, and that nobody is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from semel.core.ops import Lookup, Op
+from semel.errors import ConfigurationError, StoreUnavailable, StoreUncertain
+from semel.stores.combining import AsyncCombiner, Combiner
+
+PATIENCE = 10.0
+
+
+def op(number: int) -> Lookup:
+    return Lookup(b"%d" % number)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.001)
+
+
+class FakeLane:
+    """Answers an Op with its id. While ``held``, its trips do not come back."""
+
+    gathers = False
+
+    def __init__(self) -> None:
+        self.trips: list[list[bytes]] = []
+        self.free = threading.Event()
+        self.free.set()
+        self.fails: dict[bytes, BaseException] = {}
+        self.closed = 0
+
+    def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        self.trips.append([each.id for each in ops])
+        assert self.free.wait(PATIENCE)
+        for each in ops:
+            error = self.fails.pop(each.id, None)
+            if isinstance(error, StoreUnavailable):
+                return [error if other is each else other.id for other in ops]
+            if error is not None:
+                raise error
+        return [each.id for each in ops]
+
+    def close(self) -> None:
+        self.closed += 1
+
+    @contextlib.contextmanager
+    def held(self, combiner: Combiner) -> Iterator[list[Any]]:
+        """One Op is on its way and does not come back before the block ends."""
+        self.free.clear()
+        first: list[Any] = []
+        thread = start(lambda: first.append(combiner.execute(op(0))))
+        until(lambda: bool(self.trips))
+        try:
+            yield first
+        finally:
+            self.free.set()
+            thread.join(PATIENCE)
+
+
+def start(call: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def finish(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), "a caller is left behind"
+
+
+def waiting(combiner: Combiner) -> int:
+    return len(combiner._queue)
+
+
+# Threads
+
+
+def test_an_op_with_a_free_lane_leaves_at_once_and_alone() -> None:
+    lane = FakeLane()
+    combiner = Combiner([lane])
+    assert [combiner.execute(op(i)) for i in range(3)] == [b"0", b"1", b"2"]
+    assert lane.trips == [[b"0"], [b"1"], [b"2"]]
+
+
+def test_those_who_wait_for_a_busy_lane_leave_together() -> None:
+    lane = FakeLane()
+    combiner = Combiner([lane])
+    answers: list[Any] = []
+    with lane.held(combiner) as first:
+        threads = [start(lambda i=i: answers.append((i, combiner.execute(op(i))))) for i in range(1, 9)]  # type: ignore[misc]
+        until(lambda: waiting(combiner) == 8)
+    finish(threads)
+    assert first == [b"0"]
+    assert sorted(answers) == [(i, b"%d" % i) for i in range(1, 9)]
+    assert [len(trip) for trip in lane.trips] == [1, 8]
+
+
+def test_a_batch_keeps_its_order() -> None:
+    lane = FakeLane()
+    combiner = Combiner([lane])
+    ids = [b"%d" % (i % 5) for i in range(50)]
+    assert combiner.execute_many([Lookup(id) for id in ids]) == ids
+    assert lane.trips == [ids]
+    assert combiner.execute_many([]) == []
+    assert len(lane.trips) == 1
+
+
+def test_a_batch_beyond_the_limit_takes_several_trips() -> None:
+    lane = FakeLane()
+    combiner = Combiner([lane], max_batch=4)
+    assert combiner.execute_many([op(i) for i in range(10)]) == [b"%d" % i for i in range(10)]
+    assert [len(trip) for trip in lane.trips] == [4, 4, 2]
+
+
+def test_callers_behind_a_full_batch_take_the_next_trip() -> None:
+    lane = FakeLane()
+    combiner = Combiner([lane], max_batch=3)
+    answers: list[Any] = []
+    with lane.held(combiner):
+        threads = [start(lambda i=i: answers.append(combiner.execute(op(i)))) for i in range(1, 9)]  # type: ignore[misc]
+        until(lambda: waiting(combiner) == 8)
+    finish(threads)
+    assert sorted(answers) == [b"%d" % i for i in range(1, 9)]
+    assert [len(trip) for trip in lane.trips] == [1, 3, 3, 2]
+
+
+def test_an_error_is_its_ops_alone() -> None:
+    lane = FakeLane()
+    combiner = Combiner([lane])
+    lane.fails[b"3"] = refused = StoreUnavailable("refused")
+    outcomes: dict[int, Any] = {}
+
+    def call(i: int) -> None:
+        try:
+            outcomes[i] = combiner.execute(op(i))
+        except StoreUnavailable as error:
+            outcomes[i] = error
+
+    with lane.held(combiner):
+        threads = [start(lambda i=i: call(i)) for i in range(1, 6)]  # type: ignore[misc]
+        until(lambda: waiting(combiner) == 5)
+    finish(threads)
+    assert outcomes == {1: b"1", 2: b"2", 3: refused, 4: b"4", 5: b"5"}
+    lane.fails[b"7"] = refused
+    assert combiner.execute_many([op(6), op(7), op(8)]) == [b"6", refused, b"8"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug")])
+def test_a_leader_that_is_interrupted_leaves_nobody_waiting(error: BaseException) -> None:
+    lane = FakeLane()
+    combiner = Combiner([lane])
+    lane.fails[b"1"] = error
+    outcomes: list[str] = []
+
+    def call(i: int) -> None:
+        try:
+            combiner.execute(op(i))
+        except BaseException as raised:
+            outcomes.append(type(raised).__name__)
+        else:
+            outcomes.append("answered")
+
+    with lane.held(combiner):
+        threads = [start(lambda i=i: call(i)) for i in range(1, 6)]  # type: ignore[misc]
+        until(lambda: waiting(combiner) == 5)
+    finish(threads)
+    assert sorted(outcomes) == sorted([type(error).__name__, *["StoreUncertain"] * 4])
+    assert combiner.execute(op(9)) == b"9"
+
+
+def test_a_caller_interrupted_while_it_waits_does_not_take_the_lane_with_it() -> None:
+    """Ctrl-C reaches the main thread while another thread's trip runs: the lane must not be handed to one that left."""
+    lane = FakeLane()
+    combiner = Combiner([lane])
+    main = threading.main_thread().ident
+    assert main is not None
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+
+        def interrupt() -> None:
+            until(lambda: waiting(combiner) == 1)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        with lane.held(combiner) as first:
+            thread = start(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                combiner.execute(op(1))
+            finish([thread])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert first == [b"0"]
+    later: list[Any] = []
+    finish([start(lambda: later.append(combiner.execute(op(2))))])
+    assert later == [b"2"]
+
+
+def test_several_lanes_travel_at_the_same_time() -> None:
+    lanes = [FakeLane(), FakeLane()]
+    for lane in lanes:
+        lane.free.clear()
+    combiner = Combiner(lanes)
+    answers: list[Any] = []
+    threads = [start(lambda i=i: answers.append(combiner.execute(op(i)))) for i in range(2)]  # type: ignore[misc]
+    until(lambda: all(lane.trips for lane in lanes))
+    threads += [start(lambda i=i: answers.append(combiner.execute(op(i)))) for i in range(2, 6)]  # type: ignore[misc]
+    until(lambda: waiting(combiner) == 4)
+    lanes[0].free.set()
+    finish(threads[2:])
+    assert len(lanes[1].trips) == 1
+    lanes[1].free.set()
+    finish(threads)
+    assert sorted(answers) == [b"%d" % i for i in range(6)]
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_everyone_gets_their_own_answer(gathers: bool) -> None:
+    lanes = [FakeLane(), FakeLane()]
+    for lane in lanes:
+        lane.gathers = gathers
+    combiner = Combiner(lanes, max_batch=5)
+    wrong: list[Any] = []
+
+    def call(caller: int) -> None:
+        for i in range(100):
+            many = [op(caller * 1000 + i + j) for j in range(1 if i % 10 else 8)]
+            given = combiner.execute_many(many) if len(many) > 1 else [combiner.execute(many[0])]
+            if given != [each.id for each in many]:
+                wrong.append((given, many))
+
+    finish([start(lambda caller=caller: call(caller)) for caller in range(16)])  # type: ignore[misc]
+    assert wrong == []
+    assert sum(len(trip) for lane in lanes for trip in lane.trips) == 16 * (90 + 80)
+
+
+def test_a_closed_combiner_refuses() -> None:
+    lane = FakeLane()
+    combiner = Combiner([lane])
+    combiner.close()
+    combiner.close()
+    assert lane.closed == 1
+    with pytest.raises(StoreUnavailable):
+        combiner.execute(op(1))
+    with pytest.raises(StoreUnavailable):
+        combiner.execute_many([op(1)])
+    assert lane.trips == []
+
+
+def test_closing_lets_those_on_their_way_arrive() -> None:
+    lane = FakeLane()
+    combiner = Combiner([lane])
+    answers: list[Any] = []
+    with lane.held(combiner) as first:
+        threads = [start(lambda i=i: answers.append(combiner.execute(op(i)))) for i in (1, 2)]  # type: ignore[misc]
+        until(lambda: waiting(combiner) == 2)
+        combiner.close()
+        assert lane.closed == 0
+    finish(threads)
+    assert first == [b"0"]
+    assert sorted(answers) == [b"1", b"2"]
+    assert lane.closed == 1
+
+
+# One event loop
+
+
+class FakeAsyncLane:
+    def __init__(self) -> None:
+        self.trips: list[list[bytes]] = []
+        self.free = asyncio.Event()
+        self.free.set()
+        self.fails: dict[bytes, BaseException] = {}
+        self.closed = 0
+
+    async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        self.trips.append([each.id for each in ops])
+        await self.free.wait()
+        for each in ops:
+            error = self.fails.pop(each.id, None)
+            if isinstance(error, StoreUnavailable):
+                return [error if other is each else other.id for other in ops]
+            if error is not None:
+                raise error
+        return [each.id for each in ops]
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def run(main: Callable[[], Any]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(PATIENCE):
+            await main()
+
+    asyncio.run(bounded())
+
+
+def test_ops_of_the_same_turn_leave_together() -> None:
+    async def main() -> None:
+        lane = FakeAsyncLane()
+        combiner = AsyncCombiner([lane])
+        assert await asyncio.gather(*(combiner.execute(op(i)) for i in range(5))) == [b"%d" % i for i in range(5)]
+        assert [len(trip) for trip in lane.trips] == [5]
+        assert await combiner.execute(op(9)) == b"9"
+        assert [len(trip) for trip in lane.trips] == [5, 1]
+        assert await combiner.execute_many([]) == []
+
+    run(main)
+
+
+def test_tasks_that_wait_for_a_busy_lane_leave_together() -> None:
+    async def main() -> None:
+        lane = FakeAsyncLane()
+        lane.free.clear()
+        combiner = AsyncCombiner([lane], max_batch=6)
+        first = asyncio.ensure_future(combiner.execute(op(0)))
+        await settle()
+        others = [asyncio.ensure_future(combiner.execute(op(i))) for i in range(1, 9)]
+        await settle()
+        assert [len(trip) for trip in lane.trips] == [1]
+        lane.free.set()
+        assert await asyncio.gather(first, *others) == [b"%d" % i for i in range(9)]
+        assert [len(trip) for trip in lane.trips] == [1, 6, 2]
+
+    run(main)
+
+
+def test_many_ops_take_all_lanes() -> None:
+    async def main() -> None:
+        lanes = [FakeAsyncLane() for _ in range(3)]
+        for lane in lanes:
+            lane.free.clear()
+        combiner = AsyncCombiner(lanes, max_batch=4)
+        answers = asyncio.ensure_future(combiner.execute_many([op(i) for i in range(10)]))
+        await settle()
+        assert sorted(len(trip) for lane in lanes for trip in lane.trips) == [2, 4, 4]
+        for lane in lanes:
+            lane.free.set()
+        assert await answers == [b"%d" % i for i in range(10)]
+
+    run(main)
+
+
+def test_an_error_is_its_tasks_alone() -> None:
+    async def main() -> None:
+        lane = FakeAsyncLane()
+        combiner = AsyncCombiner([lane])
+        lane.fails[b"1"] = refused = StoreUnavailable("refused")
+        answers = await asyncio.gather(*(combiner.execute(op(i)) for i in range(3)), return_exceptions=True)
+        assert answers == [b"0", refused, b"2"]
+        lane.fails[b"1"] = refused
+        assert await combiner.execute_many([op(0), op(1), op(2)]) == [b"0", refused, b"2"]
+
+    run(main)
+
+
+def test_a_cancelled_caller_interrupts_no_trip() -> None:
+    async def main() -> None:
+        lane = FakeAsyncLane()
+        lane.free.clear()
+        combiner = AsyncCombiner([lane])
+        doomed, other = (asyncio.ensure_future(combiner.execute(op(i))) for i in (1, 2))
+        await settle()
+        later = asyncio.ensure_future(combiner.execute(op(3)))
+        await settle()
+        doomed.cancel()
+        await settle()
+        assert doomed.cancelled()
+        lane.free.set()
+        assert (await other, await later) == (b"2", b"3")
+        assert lane.trips == [[b"1", b"2"], [b"3"]]
+
+    run(main)
+
+
+def test_a_trip_that_breaks_leaves_nobody_waiting() -> None:
+    """Those on it are told that it is uncertain; those behind it are sent all the same."""
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        lane = FakeAsyncLane()
+        lane.free.clear()
+        combiner = AsyncCombiner([lane])
+        lane.fails[b"1"] = RuntimeError("a bug")
+        broken = asyncio.ensure_future(combiner.execute(op(1)))
+        await settle()
+        behind = asyncio.ensure_future(combiner.execute(op(2)))
+        await settle()
+        lane.free.set()
+        with pytest.raises(StoreUncertain):
+            await broken
+        async with asyncio.timeout(5):
+            assert await behind == b"2"
+
+    run(main)
+
+
+def test_a_closed_async_combiner_refuses() -> None:
+    async def main() -> None:
+        lane = FakeAsyncLane()
+        lane.free.clear()
+        combiner = AsyncCombiner([lane])
+        first = asyncio.ensure_future(combiner.execute(op(1)))
+        await settle()
+        second = asyncio.ensure_future(combiner.execute(op(2)))
+        await settle()
+        closing = asyncio.ensure_future(combiner.close())
+        await settle()
+        assert lane.closed == 0
+        lane.free.set()
+        await closing
+        assert (await first, await second) == (b"1", b"2")
+        await combiner.close()
+        assert lane.closed == 1
+        with pytest.raises(StoreUnavailable):
+            await combiner.execute(op(3))
+
+    run(main)
+
+
+def test_an_op_submitted_just_before_closing_is_answered() -> None:
+    async def main() -> None:
+        lane = FakeAsyncLane()
+        combiner = AsyncCombiner([lane])
+        task = combiner.submit(op(1))
+        await combiner.close()
+        async with asyncio.timeout(5):
+            answer = await task
+        assert answer == b"1" or isinstance(answer, StoreUnavailable)
+
+    run(main)
+
+
+def test_a_store_belongs_to_one_loop_while_that_lives() -> None:
+    async def use(combiner: AsyncCombiner) -> Any:
+        return await combiner.execute(op(1))
+
+    lane_loop = asyncio.new_event_loop()
+    try:
+
+        async def make() -> AsyncCombiner:
+            return AsyncCombiner([FakeAsyncLane()])
+
+        combiner = lane_loop.run_until_complete(make())
+        assert lane_loop.run_until_complete(use(combiner)) == b"1"
+        with pytest.raises(ConfigurationError):
+            asyncio.run(use(combiner))
+        assert lane_loop.run_until_complete(use(combiner)) == b"1"
+    finally:
+        lane_loop.close()
+    assert asyncio.run(use(combiner)) == b"1"

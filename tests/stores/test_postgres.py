@@ -1,0 +1,52 @@
+"""PostgreSQL: the conformance suite for each driver, with a second instance on the same database."""
+
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from semel import AsyncPostgresStore, PostgresStore
+from semel.stores.postgres import migrate
+from semel.testing import conformance
+from tests.servers import PostgresServer
+
+
+@pytest.fixture(scope="module")
+def migrated(postgres: PostgresServer) -> Iterator[str]:
+    """One migrated database for the whole module: making one for each proof would take most of the time."""
+    url = postgres.create_database()
+    migrate(url)
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture
+def database(migrated: str) -> str:
+    """The database, without any records."""
+    with psycopg.connect(migrated, autocommit=True) as connection:
+        connection.execute("TRUNCATE semel_record, semel_step")
+    return migrated
+
+
+class TestPostgresStore(conformance.StoreSuite):
+    wakes = True
+
+    @pytest.fixture
+    def open_store(self, database: str) -> Callable[[], PostgresStore]:
+        return lambda: PostgresStore(database)
+
+
+class TestAsyncpgStore(conformance.AsyncStoreSuite):
+    wakes = True
+
+    @pytest.fixture
+    def open_store(self, database: str) -> Callable[[], AsyncPostgresStore]:
+        return lambda: AsyncPostgresStore(database, driver="asyncpg")
+
+
+class TestAsyncPsycopgStore(conformance.AsyncStoreSuite):
+    wakes = True
+
+    @pytest.fixture
+    def open_store(self, database: str) -> Callable[[], AsyncPostgresStore]:
+        return lambda: AsyncPostgresStore(database, driver="psycopg")

@@ -1,0 +1,21 @@
+"""SQLite: the conformance suite, sync and async, with a second instance on the same file."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from semel import AsyncSQLiteStore, SQLiteStore
+from semel.testing import conformance
+
+
+class TestSQLiteStore(conformance.StoreSuite):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> Callable[[], SQLiteStore]:
+        return lambda: SQLiteStore(tmp_path / "records.db")
+
+
+class TestAsyncSQLiteStore(conformance.AsyncStoreSuite):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> Callable[[], AsyncSQLiteStore]:
+        return lambda: AsyncSQLiteStore(tmp_path / "records.db")
