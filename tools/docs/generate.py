@@ -140,11 +140,12 @@ GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("Guards", ("Semel", "AsyncSemel")),
     ("Stores", ("MemoryStore", "SQLiteStore", "PostgresStore",
                 "AsyncMemoryStore", "AsyncSQLiteStore", "AsyncPostgresStore", "Store", "AsyncStore")),
+    ("Stores by URL", ("open_store", "open_async_store", "migrate_store")),
     ("Policies", ("Policy", "wait")),
     ("Inside a handler", ("Operation", "AsyncOperation", "current_operation", "INJECTED")),
     ("Recovery", ("Recovered", "NOT_DONE", "CANNOT_TELL")),
     ("What comes back", ("Outcome", "Record", "State", "Swept")),
-    ("Keys, results, encryption", ("KeyFormat", "Serializer", "Codec", "KeyRing")),
+    ("Keys, results, encryption", ("KeyFormat", "Serializer", "Codec", "make_codec", "KeyRing")),
     ("Events", ("log_events",)),
     ("Errors", tuple(errors.__all__)),
 )  # fmt: skip

@@ -26,14 +26,7 @@ class AsyncpgConnection:
         try:
             rows: Rows = await self.raw.fetch(text, *values)
             return rows
-        except (
-            asyncpg.PostgresError,
-            asyncpg.InterfaceError,
-            OSError,
-            UnicodeError,
-            ValueError,
-            OverflowError,
-        ) as error:
+        except _ERRORS as error:
             raise named_error(error) from error
 
 

@@ -1,0 +1,129 @@
+"""`python -m bench`: measure, print the tables, judge the aims. Exit code 0 whatever the figures are."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from bench import aims, environment, memory, postgres, report, sqlite
+from bench.contest import QUICK, Match, Pace
+
+CALLERS = 32
+STORES = ("memory", "sqlite", "postgres")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    pace = QUICK if options.quick else Pace()
+    only = options.only or list(STORES)
+    try:
+        found = measure(pace, only, callers=CALLERS, url=options.url, progress=_Progress())
+    except KeyboardInterrupt:
+        print("stopped; nothing was left behind", file=sys.stderr)
+        return 130
+    print(json.dumps(found.as_json(), indent=2) if options.json else found.as_text())
+    return 0
+
+
+class Findings:
+    """All that one run found."""
+
+    def __init__(self, callers: int) -> None:
+        self.callers = callers
+        self.environment: dict[str, Any] = {}
+        self.costs: list[memory.Cost] = []
+        self.matches: list[Match] = []
+        self.notes: list[str] = []
+
+    def verdicts(self) -> list[aims.Verdict]:
+        return aims.judge(self.costs, self.matches, self.callers)
+
+    def as_text(self) -> str:
+        return report.text(self.environment, self.costs, self.matches, self.verdicts(), self.notes)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "environment": self.environment,
+            "overhead": [cost.as_json() for cost in self.costs],
+            "matches": [
+                {
+                    "store": match.store,
+                    "title": match.title,
+                    "standings": [standing.as_json() for standing in match.standings()],
+                    "notes": match.notes,
+                }
+                for match in self.matches
+            ],
+            "aims": [verdict.as_json() for verdict in self.verdicts()],
+            "notes": self.notes,
+        }
+
+
+def measure(pace: Pace, only: Sequence[str], *, callers: int, url: str | None, progress: Any) -> Findings:
+    """Measure the stores that are named. Without a URL a PostgreSQL server is started for the while."""
+    found = Findings(callers)
+    found.environment = environment.describe()
+    if "memory" in only:
+        found.costs = memory.overhead(pace, progress)
+        with memory.matches(callers) as matches:
+            _play(found, matches, pace, progress)
+    if "sqlite" in only:
+        with sqlite.matches(callers) as matches:
+            _play(found, matches, pace, progress)
+    if "postgres" in only:
+        with ExitStack() as stack:
+            here = url or _server(stack, found, progress)
+            if here is not None:
+                _play(found, stack.enter_context(postgres.matches(here, callers)), pace, progress)
+    progress("")
+    return found
+
+
+def _play(found: Findings, matches: Sequence[Match], pace: Pace, progress: Any) -> None:
+    for match in matches:
+        match.play(pace, progress)
+        found.matches.append(match)
+
+
+def _server(stack: ExitStack, found: Findings, progress: Any) -> str | None:
+    from tests.servers import PostgresServer, ServerMissing
+
+    progress("PostgreSQL: starting a server")
+    try:
+        return stack.enter_context(PostgresServer()).url
+    except ServerMissing as missing:
+        found.notes.append(f"PostgreSQL was not measured: {missing}")
+        return None
+
+
+class _Progress:
+    """What is being done, on stderr; one line that changes on a terminal."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._tty = sys.stderr.isatty()
+
+    def __call__(self, what: str) -> None:
+        if self._tty:
+            sys.stderr.write(f"\r\033[K{time.monotonic() - self._began:5.0f} s  {what}" if what else "\r\033[K")
+        elif what:
+            sys.stderr.write(f"{time.monotonic() - self._began:5.0f} s  {what}\n")
+        sys.stderr.flush()
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Semel beside bare drivers and its peer.")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: half a minute, rough figures")
+    parser.add_argument("--only", action="append", choices=STORES, help="one store; may be given again")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--url", help="a PostgreSQL database to fill, instead of a server of our own")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
