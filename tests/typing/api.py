@@ -172,11 +172,10 @@ async def use_async(order: Order) -> None:
     assert_type(await AsyncShop().sell(order), int)
     assert_type(await async_under_sync(order), Receipt)
     await ship("order")  # type: ignore[arg-type]
-    # Not yet: once() says Awaitable where it means Coroutine. The next line must lose its comment.
-    task: asyncio.Task[Receipt] = asyncio.create_task(ship(order))  # type: ignore[arg-type]
+    task: asyncio.Task[Receipt] = asyncio.create_task(ship(order))
     assert_type(await task, Receipt)
-    results = await asyncio.gather(ship(order), ship_with_handle(order))
-    assert_type(results, tuple[Receipt, UUID])
+    results = await asyncio.gather(ship(order), ship(order))
+    assert_type(results, tuple[Receipt, Receipt])
     assert_type(await async_guard.run("ship", key=order.id, call=lambda: ship(order)), Receipt)
     assert_type(await async_guard.outcome("ship", key=order.id, call=lambda: ship(order)), Outcome[Receipt])
     assert_type(await async_guard.lookup("ship", order.id), Record | None)
@@ -187,8 +186,7 @@ async def use_async(order: Order) -> None:
         assert_type(other, AsyncSemel)
 
 
-# Not yet: a plain function becomes awaitable, and once() does not say so. The next line must lose its comment.
-@async_guard.once(key="order.id")  # type: ignore[arg-type]
+@async_guard.once(key="order.id")
 def plain_under_async(order: Order) -> int:
     return order.total
 
