@@ -21,8 +21,8 @@ BARE_REPLAY: Final = "one bare select"
 class Pace:
     """How long and how often. ``count`` is for what is measured in calls instead of time."""
 
-    rounds: int = 7
-    seconds: float = 0.35
+    rounds: int = 5
+    seconds: float = 0.3
     count: int = 2000
 
 
@@ -86,6 +86,8 @@ class Match:
             start = number * len(self.contestants) // pace.rounds
             for contestant in self.contestants[start:] + self.contestants[:start]:
                 contestant.rates.append(contestant.turn(pace.seconds))
+        for contestant in self.contestants:
+            contestant.turn = _over  # lets go of its store: a full heap would slow down those who come after
 
     def standings(self) -> list[Standing]:
         return [self._standing(contestant) for contestant in self.contestants]
@@ -103,6 +105,10 @@ class Match:
             _ratio(one, [rival for rival in rivals if rival.yardstick]),
             None if one.peer or one.yardstick else _ratio(one, [rival for rival in rivals if rival.peer]),
         )
+
+
+def _over(seconds: float) -> float:
+    raise RuntimeError("the match is over")
 
 
 def _ratio(one: Contestant, against: Sequence[Contestant]) -> float | None:

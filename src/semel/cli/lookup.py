@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from semel.cli.targets import open_guard
 
     with open_guard(args.url) as guard:
-        record = guard.lookup(args.operation, args.key, tenant=args.tenant)
+        record = guard.lookup(args.operation, args.key, tenant=args.tenant or None)
     shown = {"operation": args.operation, "key": args.key, "tenant": args.tenant, **describe(record)}
     if args.json:
         print(json.dumps(shown, ensure_ascii=False, default=repr))

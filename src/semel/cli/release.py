@@ -23,6 +23,6 @@ def run(args: argparse.Namespace) -> int:
     from semel.cli.targets import open_guard
 
     with open_guard(args.url) as guard:
-        guard.release(args.operation, args.key, tenant=args.tenant, force=args.force)
+        guard.release(args.operation, args.key, tenant=args.tenant or None, force=args.force)
     print(f"released {args.operation}[{args.key}]: the next call runs it")
     return OK

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
     result = _json(args.result)
     with open_guard(args.url) as guard:
-        guard.resolve(args.operation, args.key, result, tenant=args.tenant)
+        guard.resolve(args.operation, args.key, result, tenant=args.tenant or None)
     print(f"resolved {args.operation}[{args.key}]: later calls get {json.dumps(result)}")
     return OK
 
