@@ -28,7 +28,20 @@ from semel.errors import (
 )
 from semel.observe import events
 
-__all__ = ["Await", "Flow", "Lost", "NotRun", "Pause", "Raised", "Recover", "Request", "Returned", "Run", "perform"]
+__all__ = [
+    "Await",
+    "Declined",
+    "Flow",
+    "Lost",
+    "NotRun",
+    "Pause",
+    "Raised",
+    "Recover",
+    "Request",
+    "Returned",
+    "Run",
+    "perform",
+]
 
 
 @value
@@ -76,6 +89,13 @@ class Raised:
     """The handler raised this."""
 
     error: BaseException
+
+
+@value
+class Declined:
+    """The handler returned this, and says that nothing happened: the answer is given, and the key is free again."""
+
+    value: Any
 
 
 @value
@@ -165,6 +185,10 @@ def _execute(call: Call, claimed: Claimed) -> Flow:
         return (yield from _complete(call, claimed, outcome.value))
     if kind is Lost:
         return (yield from _superseded(call, claimed))
+    if kind is Declined:
+        to = State.ABANDONED if call.has_steps else State.ABSENT
+        yield from _release(call, claimed, None, to=to)
+        return Outcome(outcome.value, False, claimed.attempt)
     if kind is NotRun:
         # Nothing happened in this attempt; what an earlier one did, or saved, is as it was.
         yield from _release(call, claimed, outcome.error, to=State.ABSENT if claimed.attempt == 1 else State.ABANDONED)
@@ -249,7 +273,7 @@ def _failed(call: Call, claimed: Claimed, error: BaseException) -> Flow:
     return Failed(error)
 
 
-def _release(call: Call, claimed: Claimed, error: BaseException, *, to: State) -> Generator[Request, Any, None]:
+def _release(call: Call, claimed: Claimed, error: BaseException | None, *, to: State) -> Generator[Request, Any, None]:
     try:
         held = yield Release(call.id, claimed.token, to)
     except StoreError as failure:
@@ -257,7 +281,7 @@ def _release(call: Call, claimed: Claimed, error: BaseException, *, to: State) -
         call.tell(events.StoreFailed, "release", str(failure))
         return
     if held:
-        call.tell(events.Released, claimed.attempt, repr(error), to is State.ABANDONED)
+        call.tell(events.Released, claimed.attempt, "" if error is None else repr(error), to is State.ABANDONED)
     else:
         call.tell(events.LeaseLost, claimed.attempt, claimed.token)
 

@@ -22,6 +22,7 @@ from semel.core.policy import Duration, Policy
 from semel.core.serializers import Serializer
 from semel.core.snapshot import Codec
 from semel.engine.aio_keeper import AsyncKeeper
+from semel.engine.attempts import AsyncAttempt
 from semel.engine.declare import Declaration, Selector
 from semel.engine.drive import Drive
 from semel.engine.flights import Flight
@@ -205,6 +206,38 @@ class AsyncSemel(Guard):
             if drive.cancelled is not None:  # whatever the flow found, the caller was cancelled
                 raise drive.cancelled from None
             raise
+        finally:
+            self._finish(drive)
+        if drive.cancelled is not None:
+            raise drive.cancelled
+        return step
+
+    async def begin(self, call: Call) -> AsyncAttempt | Outcome[Any]:
+        """Claim, for an adapter: an outcome, or an attempt to be ended by it. See ``semel.engine.attempts``."""
+        drive, hook = Drive(call), call.policy.recover
+
+        def recover(op: object) -> Any:
+            return hook() if hook is not None else None
+
+        try:
+            step = await self._advance(drive, None)
+            while isinstance(step, Recover):
+                step = await self._advance(drive, await self._run(drive, step.claimed, recover))
+        except BaseException:
+            self._finish(drive)
+            raise
+        if isinstance(step, Outcome):
+            self._finish(drive)
+            return step
+        lease = drive.hold(step.claimed)
+        if lease is not None:
+            self._keeper.hold(lease)
+        return AsyncAttempt(self, drive, step.claimed, AsyncOperation(call, lease, step.claimed, self.store.execute))
+
+    async def _end(self, drive: Drive, answer: Any) -> Outcome[Any]:
+        try:
+            step = await self._advance(drive, answer)
+            assert isinstance(step, Outcome)
         finally:
             self._finish(drive)
         if drive.cancelled is not None:

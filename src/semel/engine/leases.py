@@ -59,6 +59,7 @@ class Leases:
 
     def hold(self, lease: Lease) -> None:
         self._held[id(lease)] = lease
+        self.begun += 1
         self.shortest = min(self.shortest, lease.span)
 
     def drop(self, lease: Lease) -> None:

@@ -22,6 +22,7 @@ from semel.core.outcomes import Call, Failed, Outcome
 from semel.core.policy import Duration, Policy
 from semel.core.serializers import Serializer
 from semel.core.snapshot import Codec
+from semel.engine.attempts import Attempt
 from semel.engine.declare import Declaration, Selector
 from semel.engine.drive import Drive
 from semel.engine.flights import Flight
@@ -219,6 +220,36 @@ class Semel(Guard):
             while not isinstance(step, Outcome):
                 work = handler if type(step) is Run else lambda op: recover() if recover is not None else None
                 step = self._advance(drive, self._run(drive, step.claimed, work))
+            return step
+        finally:
+            self._finish(drive)
+
+    def begin(self, call: Call) -> Attempt | Outcome[Any]:
+        """Claim, for an adapter: an outcome, or an attempt to be ended by it. See ``semel.engine.attempts``."""
+        drive, hook = Drive(call), call.policy.recover
+
+        def recover(op: object) -> Any:
+            return hook() if hook is not None else None
+
+        try:
+            step = self._advance(drive, None)
+            while isinstance(step, Recover):
+                step = self._advance(drive, self._run(drive, step.claimed, recover))
+        except BaseException:
+            self._finish(drive)
+            raise
+        if isinstance(step, Outcome):
+            self._finish(drive)
+            return step
+        lease = drive.hold(step.claimed)
+        if lease is not None:
+            self._keeper.hold(lease)
+        return Attempt(self, drive, step.claimed, Operation(call, lease, step.claimed, self.store.execute))
+
+    def _end(self, drive: Drive, answer: Any) -> Outcome[Any]:
+        try:
+            step = self._advance(drive, answer)
+            assert isinstance(step, Outcome)
             return step
         finally:
             self._finish(drive)

@@ -1,0 +1,77 @@
+"""An attempt in the hands of an adapter: for callers that cannot hand over a function, because others run the handler.
+
+``guard.begin(call)`` claims. What it gives back is either an outcome (a replay) or an attempt, whose lease is kept
+alive until the adapter says how it ended: ``complete``, ``decline`` (nothing happened) or ``fail``; one of them, once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from semel.core.flows import Declined, Raised, Returned
+from semel.core.outcomes import Outcome
+
+if TYPE_CHECKING:
+    from semel.core.ops import Claimed
+    from semel.engine.aio import AsyncSemel
+    from semel.engine.drive import Drive
+    from semel.engine.operation import AsyncOperation, Operation
+    from semel.engine.sync import Semel
+
+__all__ = ["AsyncAttempt", "Attempt"]
+
+
+class Attempt:
+    """Under ``Semel``."""
+
+    __slots__ = ("_drive", "_guard", "claimed", "operation")
+
+    def __init__(self, guard: Semel, drive: Drive, claimed: Claimed | None, operation: Operation) -> None:
+        self._guard = guard
+        self._drive = drive
+        self.claimed = claimed
+        self.operation = operation
+
+    def complete(self, value: Any) -> Outcome[Any]:
+        """It is done, with this. The outcome is another's when this attempt had been replaced meanwhile."""
+        return self._guard._end(self._drive, Returned(value))
+
+    def decline(self, value: Any) -> Outcome[Any]:
+        """It was answered, and nothing happened: the key is free again."""
+        return self._guard._end(self._drive, Declined(value))
+
+    def fail(self, error: BaseException) -> None:
+        """The handler raised. Kept or released, as the policy says; raising it is the adapter's business."""
+        try:
+            self._guard._end(self._drive, Raised(error))
+        except BaseException as raised:
+            if raised is not error:
+                raise
+
+
+class AsyncAttempt:
+    """Under ``AsyncSemel``: the same names."""
+
+    __slots__ = ("_drive", "_guard", "claimed", "operation")
+
+    def __init__(self, guard: AsyncSemel, drive: Drive, claimed: Claimed | None, operation: AsyncOperation) -> None:
+        self._guard = guard
+        self._drive = drive
+        self.claimed = claimed
+        self.operation = operation
+
+    async def complete(self, value: Any) -> Outcome[Any]:
+        """It is done, with this. The outcome is another's when this attempt had been replaced meanwhile."""
+        return await self._guard._end(self._drive, Returned(value))
+
+    async def decline(self, value: Any) -> Outcome[Any]:
+        """It was answered, and nothing happened: the key is free again."""
+        return await self._guard._end(self._drive, Declined(value))
+
+    async def fail(self, error: BaseException) -> None:
+        """The handler raised. Kept or released, as the policy says; raising it is the adapter's business."""
+        try:
+            await self._guard._end(self._drive, Raised(error))
+        except BaseException as raised:
+            if raised is not error:
+                raise
