@@ -46,6 +46,10 @@ class Settings:
             "jit": "off",
             # Our few statements are prepared once; planning each anew would cost more than running it.
             "plan_cache_mode": "force_generic_plan",
+            # A plan made while the table is new would read all of it for every Op, and be kept while it grows.
+            "enable_seqscan": "off",
+            "enable_hashjoin": "off",
+            "enable_mergejoin": "off",
         }
 
     def options(self, given: object = "") -> str:
