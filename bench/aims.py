@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from bench.contest import Match
 from bench.memory import Cost
+from bench.sqlite import ONE_COMMIT_PER_OP
 
 __all__ = ["Verdict", "judge"]
 
@@ -41,6 +42,7 @@ def judge(costs: Sequence[Cost], matches: Iterable[Match], callers: int) -> list
         if cost.name == "Semel"
     ]
     for match in matches:
+        alone = {s.job: s.rate for s in match.standings() if s.name == ONE_COMMIT_PER_OP and s.callers == callers}
         for standing in match.standings():
             if standing.job != "first" or standing.callers != callers or standing.name != "Semel":
                 continue
@@ -50,6 +52,10 @@ def judge(costs: Sequence[Cost], matches: Iterable[Match], callers: int) -> list
             if match.store == "postgres":
                 aim, least = f"at least {POSTGRES:g}× two bare statements", POSTGRES
             else:
+                # An Op is what the group commit shares: the same path, one commit for each. Beside it, the bare driver.
                 aim, least = f"at least {SQLITE:g}× one commit per Op", SQLITE
+                bare = f"{match.title}, {callers} callers: at least {SQLITE:g}× bare statements, one commit each"
+                verdicts.append(Verdict(bare, ratio, "×", ratio >= least))
+                ratio = standing.rate / alone["first"]
             verdicts.append(Verdict(f"{match.title}, {callers} callers: {aim}", ratio, "×", ratio >= least))
     return verdicts

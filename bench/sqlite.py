@@ -9,14 +9,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from bench import guarded, job
 from bench.contest import BARE_FIRST, BARE_REPLAY, Contestant, Match
 from bench.turns import threads
 from semel import AsyncSQLiteStore, SQLiteStore
 
-__all__ = ["matches"]
+__all__ = ["ONE_COMMIT_PER_OP", "matches"]
 
 _TABLE: Final = (
     "CREATE TABLE bare (id BLOB PRIMARY KEY, state INTEGER, token INTEGER, lease_end INTEGER, snapshot BLOB)"
@@ -35,23 +35,40 @@ def matches(callers: int) -> Iterator[list[Match]]:
             Match("sqlite", "SQLite, threads (sqlite3)", [
                 *_bare(stack, folder / "bare.db", callers),
                 *guarded.sync_contestants(_sync(stack, folder), (1, callers)),
+                *guarded.sync_contestants(_alone(_sync(stack, folder, "alone.db")), (callers,), ONE_COMMIT_PER_OP),
             ]),
             Match("sqlite", "SQLite, asyncio (sqlite3 in one thread)", [
                 *_bare(stack, folder / "bare-beside-async.db", callers),
-                *guarded.async_contestants(*_async(stack, folder), (1, callers)),
+                *guarded.async_contestants(*(pair := _async(stack, folder)), (1, callers)),
+                *guarded.async_contestants(
+                    pair[0], _alone(_async(stack, folder, "alone-async.db", pair[0])[1]), (callers,), ONE_COMMIT_PER_OP
+                ),
             ], ["the bare contestants are threads here too: sqlite3 knows no event loop"]),
         ]  # fmt: skip
 
 
-def _sync(stack: ExitStack, folder: Path) -> SQLiteStore:
-    store = SQLiteStore(folder / "semel.db")
+ONE_COMMIT_PER_OP: Final = "Semel, one commit per Op"
+"""The same path with nothing shared: what the group commit is worth."""
+
+S = TypeVar("S", SQLiteStore, AsyncSQLiteStore)
+
+
+def _alone(store: S) -> S:
+    store._combiner._max_batch = 1
+    return store
+
+
+def _sync(stack: ExitStack, folder: Path, name: str = "semel.db") -> SQLiteStore:
+    store = SQLiteStore(folder / name)
     stack.callback(store.close)
     return store
 
 
-def _async(stack: ExitStack, folder: Path) -> tuple[asyncio.Runner, AsyncSQLiteStore]:
-    runner = stack.enter_context(asyncio.Runner())
-    store = AsyncSQLiteStore(folder / "semel-async.db")
+def _async(
+    stack: ExitStack, folder: Path, name: str = "semel-async.db", runner: asyncio.Runner | None = None
+) -> tuple[asyncio.Runner, AsyncSQLiteStore]:
+    runner = runner or stack.enter_context(asyncio.Runner())
+    store = AsyncSQLiteStore(folder / name)
     stack.callback(lambda: runner.run(store.close()))
     return runner, store
 

@@ -10,23 +10,24 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 __all__ = ["survive_forks"]
 
-_survivors: list[weakref.WeakMethod[Callable[[], Any]]] = []
+_survivors: weakref.WeakKeyDictionary[Any, list[Callable[[Any], Any]]] = weakref.WeakKeyDictionary()
 
 
 def survive_forks(renew: Callable[[], Any]) -> None:
     """Have the bound method called in every child of this process, for as long as its object lives."""
-    _survivors.append(weakref.WeakMethod(renew, _survivors.remove))
+    assert isinstance(renew, MethodType)
+    _survivors.setdefault(renew.__self__, []).append(renew.__func__)
 
 
 def _tell() -> None:
-    for survivor in list(_survivors):
-        renew = survivor()
-        if renew is not None:
-            renew()
+    for survivor, renewals in list(_survivors.items()):
+        for renew in renewals:
+            renew(survivor)
 
 
 if hasattr(os, "register_at_fork"):
