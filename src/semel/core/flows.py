@@ -323,7 +323,7 @@ def _superseded(call: Call, claimed: Claimed) -> Flow:
 
 def _unprotected() -> Flow:
     outcome = yield Run(None)
-    if type(outcome) is Returned:
+    if type(outcome) in (Returned, Declined):
         return Outcome(outcome.value, False, 1)
     return Failed(outcome.error)
 

@@ -51,9 +51,20 @@ Lift = Callable[[Any], Any]
 # Beyond this, int ↔ decimal text may be refused (sys.set_int_max_str_digits goes down to 640 digits): hex is not.
 _BIG: Final = 10**600
 
-_encode: Final = json.JSONEncoder(
-    ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
-).encode  # circles are caught by the walk, which also bounds the depth
+# Circles are caught by the walk, which also bounds the depth.
+_encoder: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
+
+
+def _make_encode() -> Callable[[Any], str]:
+    """JSONEncoder makes its C encoder anew for every value, at half the price of a small one: make it once."""
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # another Python than CPython
+        return _encoder.encode
+    chunks = make(None, _encoder.default, json.encoder.encode_basestring, None, ":", ",", False, False, False)
+    return lambda value: "".join(chunks(value, 0))
+
+
+_encode: Final = _make_encode()
 
 
 def _no_constant(name: str) -> Any:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from semel.core.flows import Declined, Raised, Returned
+from semel.core.flows import Declined, Lost, Raised, Returned
 from semel.core.outcomes import Outcome
 
 if TYPE_CHECKING:
-    from semel.core.ops import Claimed
+    from semel.core.ops import Claimed, Op
+    from semel.core.outcomes import Call
     from semel.engine.aio import AsyncSemel
     from semel.engine.drive import Drive
+    from semel.engine.leases import Lease
     from semel.engine.operation import AsyncOperation, Operation
     from semel.engine.sync import Semel
 
@@ -32,6 +34,10 @@ class Attempt:
         self.claimed = claimed
         self.operation = operation
 
+    @property
+    def lease(self) -> Lease | None:
+        return self._drive.lease
+
     def complete(self, value: Any) -> Outcome[Any]:
         """It is done, with this. The outcome is another's when this attempt had been replaced meanwhile."""
         return self._guard._end(self._drive, Returned(value))
@@ -39,6 +45,10 @@ class Attempt:
     def decline(self, value: Any) -> Outcome[Any]:
         """It was answered, and nothing happened: the key is free again."""
         return self._guard._end(self._drive, Declined(value))
+
+    def lost(self) -> Outcome[Any]:
+        """The lease was lost and the handler stopped: the new owner's outcome, or LeaseLost."""
+        return self._guard._end(self._drive, Lost())
 
     def fail(self, error: BaseException) -> None:
         """The handler raised. Kept or released, as the policy says; raising it is the adapter's business."""
@@ -60,6 +70,18 @@ class AsyncAttempt:
         self.claimed = claimed
         self.operation = operation
 
+    @property
+    def lease(self) -> Lease | None:
+        return self._drive.lease
+
+    @property
+    def call(self) -> Call:
+        return self._drive.call
+
+    async def execute(self, op: Op[Any]) -> Any:
+        """An Op of the handler's own, such as a captured value."""
+        return await self._guard.store.execute(op)
+
     async def complete(self, value: Any) -> Outcome[Any]:
         """It is done, with this. The outcome is another's when this attempt had been replaced meanwhile."""
         return await self._guard._end(self._drive, Returned(value))
@@ -67,6 +89,10 @@ class AsyncAttempt:
     async def decline(self, value: Any) -> Outcome[Any]:
         """It was answered, and nothing happened: the key is free again."""
         return await self._guard._end(self._drive, Declined(value))
+
+    async def lost(self) -> Outcome[Any]:
+        """The lease was lost and the handler stopped: the new owner's outcome, or LeaseLost."""
+        return await self._guard._end(self._drive, Lost())
 
     async def fail(self, error: BaseException) -> None:
         """The handler raised. Kept or released, as the policy says; raising it is the adapter's business."""

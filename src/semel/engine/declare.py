@@ -18,7 +18,7 @@ from semel.core.serializers import Serializer, serializer_for
 from semel.engine.operation import OperationHandle
 from semel.errors import KeyInvalid, PolicyError, RequestError
 
-__all__ = ["Declaration", "Selector", "check_name", "refuse_generators", "select"]
+__all__ = ["Declaration", "Selector", "check_name", "handle_parameter", "refuse_generators", "select"]
 
 Selector: TypeAlias = str | Callable[..., Any]
 Pick: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
@@ -64,7 +64,7 @@ class Declaration:
             getattr(function, "__call__", None)  # noqa: B004 - an object whose call is an async def
         )
         self.operation = check_name("an operation", _name_of(function) if operation is None else operation)
-        self.handle = _handle_parameter(hints)
+        self.handle = handle_parameter(hints)
         given, self._place = _without_handle(signature, self.handle)
         self.key = select("key", key, given)
         self.tenant = None if tenant is None else select("tenant", tenant, given)
@@ -225,7 +225,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return {k: v for k, v in getattr(target, "__annotations__", {}).items() if not isinstance(v, str)}
 
 
-def _handle_parameter(hints: Mapping[str, Any]) -> str | None:
+def handle_parameter(hints: Mapping[str, Any]) -> str | None:
     for name, hint in hints.items():
         candidates = typing.get_args(hint) or (hint,)
         if name != "return" and any(isinstance(c, type) and issubclass(c, OperationHandle) for c in candidates):

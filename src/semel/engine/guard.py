@@ -60,10 +60,10 @@ class Guard:
             "keep_keys": keep_keys,
         }  # fmt: skip
         self._policy = policy or Policy()
-        self._tenant = tenant and _tenant(tenant)
+        self.tenant = tenant and checked_tenant(tenant)
         self._hook = None if on_event is None else _harmless(on_event)
         self._codec = codec or Codec()
-        self._secret = secret
+        self.secret = secret
         self._data = Arguments(lambda fingerprint: None, "all", secret=secret)
         self._keep_keys = keep_keys
         self._sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
@@ -95,13 +95,13 @@ class Guard:
             key_format=key_format,
             serializer=serializer,
             policy=self._policy.but(**changes),
-            secret=self._secret,
+            secret=self.secret,
         )
 
     def _declared_call(self, what: Declaration, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         key = normalize_key(what.key(args, kwargs), what.key_format)
-        tenant = self._tenant if what.tenant is None else _tenant(what.tenant(args, kwargs))
-        return self._make(what.operation, key, tenant, what.digest(args, kwargs), what.policy, what.serializer)
+        tenant = self.tenant if what.tenant is None else checked_tenant(what.tenant(args, kwargs))
+        return self.make_call(what.operation, key, tenant, what.digest(args, kwargs), what.policy, what.serializer)
 
     def _plain_call(
         self,
@@ -114,19 +114,27 @@ class Guard:
     ) -> Call:
         if operation not in self._operations:
             self._operations.add(check_name("an operation", operation))
-        return self._make(
+        return self.make_call(
             operation,
             normalize_key(key, ANY),
-            self._tenant if tenant is None else _tenant(tenant),
+            self.tenant if tenant is None else checked_tenant(tenant),
             b"" if fingerprint is None else self._data.digest((fingerprint,), {}),
             self._changed_policy(changes) if changes else self._policy,
             PLAIN if returns is None else self._serializer(returns),
         )
 
-    def _make(
-        self, operation: str, key: str, tenant: str, fingerprint: bytes, policy: Policy, serializer: Serializer
+    def make_call(
+        self,
+        operation: str,
+        key: str,
+        tenant: str,
+        fingerprint: bytes,
+        policy: Policy,
+        serializer: Serializer = PLAIN,
+        kind: type[Call] = Call,
     ) -> Call:
-        return Call(
+        """A call under this guard's settings, for adapters; its parts are checked by whoever asks."""
+        return kind(
             identity(tenant, operation, key),
             tenant,
             operation,
@@ -154,7 +162,7 @@ class Guard:
             return self._policy.but(**changes)
 
     def _identity(self, operation: str, key: object, tenant: str | None) -> bytes:
-        return identity(self._tenant if tenant is None else _tenant(tenant), operation, normalize_key(key, ANY))
+        return identity(self.tenant if tenant is None else checked_tenant(tenant), operation, normalize_key(key, ANY))
 
     def _resolution(self, call: Call, result: Any) -> Resolve:
         try:
@@ -205,7 +213,7 @@ def at_least_one(limit: int) -> int:
     return limit
 
 
-def _tenant(value: object) -> str:
+def checked_tenant(value: object) -> str:
     if value is None or value == "":
         raise PolicyError(f"tenant= gave {value!r}: every call must say whose it is, or leave tenant= out")
     return normalize_key(value, ANY)

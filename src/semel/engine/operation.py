@@ -121,11 +121,11 @@ class Operation(OperationHandle):
     ) -> None:
         super().__init__(call, lease, claimed)
         self._execute = execute
-        self._lock = threading.RLock()
+        self._lock: Any = None
 
     def capture(self, name: str, make: Callable[[], T]) -> T:
         """A value that would differ from attempt to attempt, made once: stored before it is returned, then reused."""
-        with self._lock:
+        with self._one_at_a_time():
             known = self._recall(name)
             if known is not None:
                 return known[0]  # type: ignore[no-any-return]
@@ -135,6 +135,16 @@ class Operation(OperationHandle):
                 op = self._save(name, self._made[name])
                 self._saved(op, self._execute(op))
             return self._made[name]  # type: ignore[no-any-return]
+
+    def _one_at_a_time(self) -> Any:
+        """Made when first asked for: most operations capture nothing."""
+        with _MAKING:
+            if self._lock is None:
+                self._lock = threading.RLock()
+            return self._lock
+
+
+_MAKING = threading.Lock()
 
 
 class AsyncOperation(OperationHandle):

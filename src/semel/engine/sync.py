@@ -263,10 +263,10 @@ class Semel(Guard):
                 request = flow.send(answer) if error is None else flow.throw(error)
                 error = None
                 try:
-                    if isinstance(request, (Run, Recover)):
-                        return request
                     if isinstance(request, Claim):
                         answer = self._claim(drive, request)
+                    elif isinstance(request, (Run, Recover)):
+                        return request
                     elif isinstance(request, Complete):
                         answer = self.store.execute(request)
                         if answer and drive.flight is not None:
