@@ -37,6 +37,7 @@ def test_a_caller_interrupted_in_the_queue_does_not_keep_the_lane_for_ever() -> 
     first = threading.Thread(target=combiner.execute, args=(Lookup(b"first"),), daemon=True)
     first.start()
     lane.began.wait()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever was set, or ignored, before
     main = threading.main_thread().ident
     assert main is not None
     assert threading.current_thread() is threading.main_thread()
@@ -49,8 +50,11 @@ def test_a_caller_interrupted_in_the_queue_does_not_keep_the_lane_for_ever() -> 
 
     watcher = threading.Thread(target=interrupt)
     watcher.start()
-    with pytest.raises(KeyboardInterrupt):
-        combiner.execute(Lookup(b"interrupted"))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            combiner.execute(Lookup(b"interrupted"))
+    finally:
+        signal.signal(signal.SIGINT, before)
     watcher.join()
     answers: list[Any] = []
     last = threading.Thread(target=lambda: answers.append(combiner.execute(Lookup(b"last"))), daemon=True)

@@ -354,6 +354,7 @@ import os, sys
 from semel import SQLiteStore, StoreUnavailable
 from semel.core.ops import Claim, Existing, Lookup
 from semel.core.states import Takeover
+SQLiteStore(":memory:").close()  # all that is imported late, while the sources can be read
 if os.geteuid() == 0:  # who may write anything
     os.setgroups([])
     os.setgid(65534)

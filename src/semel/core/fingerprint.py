@@ -105,7 +105,7 @@ class Arguments:
     counts as omitted, so that a parameter added with a default does not make conflicts of the retries under way.
     """
 
-    __slots__ = ("_calls", "_columns", "_extract", "_hash", "_paths", "_strict", "_without")
+    __slots__ = ("_calls", "_columns", "_extract", "_hash", "_paths", "_strict", "_without", "left_out")
 
     def __init__(
         self,
@@ -117,6 +117,8 @@ class Arguments:
         secret: bytes | None = None,
     ) -> None:
         self._hash = blake2b(digest_size=DIGEST_SIZE, key=_hash_key(secret), person=b"semel.args.1")
+        self.left_out: dict[str, type] = {}
+        """Arguments that were no plain data in calls so far, and so did not count, though nobody said that."""
         self._calls = _Calls(function, skip)
         self._extract = choice if callable(choice) else None
         self._strict = choice != "auto"
@@ -172,7 +174,9 @@ class Arguments:
                     continue
                 name, label, default = column
                 text = encode_value(value, strict)
-                if text not in (default, LIVE):
+                if text == LIVE:
+                    self.left_out.setdefault(name, type(value))
+                elif text != default:
                     found.append(label + text)
             if extra and calls.rest not in self._without:
                 name = f"*{calls.rest}"

@@ -300,9 +300,10 @@ def _settle(call: Call, op: Complete, result: Any, error: StoreError) -> Generat
         if pause > left:
             if call.policy.fails_open:
                 return None
-            error.add_note(f"{call} ran, but its outcome could not be stored")
-            error.result = result
-            raise error
+            # Not the store's own words alone: they speak of the last Op, and the effect has happened.
+            unsettled = type(error)(f"{call} ran, but its outcome could not be stored: {error}")
+            unsettled.result = result
+            raise unsettled from error
         left -= pause
         yield Pause(pause)
         try:

@@ -6,9 +6,12 @@ Everything that can be wrong is found here, when the decorator runs, not at the 
 from __future__ import annotations
 
 import inspect
+import sys
 import typing
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 from semel.core.fingerprint import Arguments
@@ -29,6 +32,7 @@ class Declaration:
 
     __slots__ = (
         "_place",
+        "_warned",
         "awaits",
         "fingerprint",
         "function",
@@ -60,6 +64,7 @@ class Declaration:
         signature = inspect.signature(function)
         hints = _hints(function)
         self.function = function
+        self._warned = False
         self.awaits = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object whose call is an async def
         )
@@ -78,7 +83,21 @@ class Declaration:
         """The fingerprint of a call; the handle is no part of the request."""
         if self.handle is not None and self.handle in kwargs:
             kwargs = {name: value for name, value in kwargs.items() if name != self.handle}
-        return self.fingerprint.digest(args, kwargs)
+        digest = self.fingerprint.digest(args, kwargs)
+        if self.fingerprint.left_out and not self._warned:
+            self._warn()
+        return digest
+
+    def _warn(self) -> None:
+        """Once: an argument that is not compared is one whose change would be swallowed."""
+        self._warned = True
+        names = ", ".join(f"{name} ({cls.__name__})" for name, cls in self.fingerprint.left_out.items())
+        first = next(iter(self.fingerprint.left_out))
+        warnings.warn(
+            f"{self.operation}: {names} is no plain data, so another one under the same key would not be noticed. "
+            f'Say what counts, fingerprint=("{first}.id", …), or that it does not, without=("{first}",)',
+            stacklevel=6,
+        )
 
     def invoke(self, op: OperationHandle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function, its handle filled in unless the caller gave one."""
@@ -104,7 +123,20 @@ def _name_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__qualname__", "")
     if not name or name.endswith("<lambda>"):
         raise PolicyError("a lambda has no name of its own, and keys are kept by name: pass operation=")
-    return f"{function.__module__}.{name}"
+    return f"{_module_of(function)}.{name}"
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    """The module's name as other processes know it: only the program that was started calls itself ``__main__``."""
+    name = function.__module__
+    if name not in ("__main__", "__mp_main__"):
+        return name
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    if spec is not None and spec.name not in ("__main__", "__mp_main__"):
+        return str(spec.name.removesuffix(".__main__"))
+    file = getattr(module, "__file__", None)
+    return PurePath(file).stem if file else "__main__"
 
 
 def refuse_generators(function: Callable[..., Any]) -> None:

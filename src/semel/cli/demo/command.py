@@ -10,6 +10,8 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -47,9 +49,11 @@ def run(args: argparse.Namespace) -> int:
         raise StoreURLError("the demo's workers are processes, and cannot share a store in memory")
     stream = sys.stderr if args.json else sys.stdout
     screen = Screen(stream)
-    stopping = _stop_on_signals()
     total, storms = Verdict(), 0
-    with tempfile.TemporaryDirectory(prefix="semel-demo-", ignore_cleanup_errors=True) as home:
+    with (
+        _stopping_on_signals() as stopping,
+        tempfile.TemporaryDirectory(prefix="semel-demo-", ignore_cleanup_errors=True) as home,
+    ):
         store = args.store or "sqlite:///" + str(Path(home).resolve() / "semel.db")
         migrate_store(store)
         while not stopping.is_set():
@@ -95,7 +99,8 @@ def _last_words(folder: Path) -> str:
     return "\n".join(["the workers' last words:", *lines]) if lines else "the workers said nothing"
 
 
-def _stop_on_signals() -> threading.Event:
+@contextmanager
+def _stopping_on_signals() -> Iterator[threading.Event]:
     """Ctrl-C and SIGTERM end the storm in hand, which is still finished and judged; a second one ends at once."""
     stopping = threading.Event()
 
@@ -104,13 +109,19 @@ def _stop_on_signals() -> threading.Event:
             raise KeyboardInterrupt
         stopping.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
-    return stopping
+    before = [(number, signal.signal(number, stop)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield stopping
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def _positive(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number < 86400:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return number

@@ -65,7 +65,7 @@ class Screen:
         numbers = [f"{name} {n}" for name, n in _numbers(view)]
         cells = [f"{cell:<18}" for cell in numbers]
         return [
-            self._bold(view.title),
+            view.title,
             f"  {bar} {view.elapsed:5.1f} s of {view.seconds:g} s  {view.phase}",
             "  " + "".join(cells[:4]),
             "  " + "".join(cells[4:]),
@@ -74,7 +74,8 @@ class Screen:
     def _draw(self, lines: list[str]) -> None:
         width = shutil.get_terminal_size().columns - 1  # a line that wraps would spoil the count of lines to go up
         up = f"\x1b[{self._drawn}A" if self._drawn else ""
-        text = "".join(f"\x1b[2K{_cut(line, width)}\n" for line in lines)
+        cut = [line[:width] for line in lines]
+        text = "".join(f"\x1b[2K{line}\n" for line in [self._bold(cut[0]), *cut[1:]])
         self._stream.write(up + text)
         self._stream.flush()
         self._drawn = len(lines)
@@ -86,10 +87,6 @@ class Screen:
 
     def _bold(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self._color else text
-
-
-def _cut(line: str, width: int) -> str:
-    return line if "\x1b" in line or len(line) <= width else line[:width]
 
 
 def _numbers(view: View) -> list[tuple[str, int]]:

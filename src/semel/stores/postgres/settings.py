@@ -115,4 +115,9 @@ def unreachable(error: Exception) -> StoreUnavailable:
 def each(ops: Sequence[Op[Any]], error: SemelError) -> list[Any]:
     """The same failure for every Op, as errors of their own, in the words of the public tree."""
     public = StoreUnavailable if isinstance(error, StoreUnavailable) else type(error)
-    return [public(str(error)) for _ in ops]
+    answers = []
+    for _ in ops:
+        answer = public(str(error))
+        answer.__cause__ = error.__cause__
+        answers.append(answer)
+    return answers
