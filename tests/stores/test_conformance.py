@@ -20,6 +20,8 @@ from semel.testing import conformance
 
 Break = Callable[[Row | None, Any, float], "tuple[Row | None, Any] | None"]
 
+pytestmark = pytest.mark.slow
+
 
 class BrokenStore:
     """The table over a dict, but for one mutation: where it answers, its answer counts."""

@@ -8,6 +8,8 @@ import pytest
 from semel import AsyncSQLiteStore, SQLiteStore
 from semel.testing import conformance
 
+pytestmark = pytest.mark.slow  # most of it waits for leases to end, and for the disk
+
 
 class TestSQLiteStore(conformance.StoreSuite):
     @pytest.fixture
