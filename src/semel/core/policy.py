@@ -1,19 +1,16 @@
-"""What an operation promises: guarantee, lease, ttl, and what to do with duplicates, silence, failures and a dead
-store.
+"""What an operation promises: guarantee, lease, ttl; what to do with duplicates, silence, failures and a dead store.
 
 A ``Policy`` is frozen and belongs to one operation; durations are numbers of seconds, ``"24h"``-like texts, or
 timedeltas. The three guarantees are names for defaults, and what contradicts a guarantee is refused:
 
-==================  =============  ================  ==================
-================================================== guarantee           on_abandoned   on_store_error    failures
-in words
-==================  =============  ================  ==================
-================================================== effectively_once    retry          closed            run again
-never runs unclaimed; an abandoned attempt is run again, resuming after its steps at_most_once        reject
-closed            remembered          never runs twice, even if that means not knowing at_least_once       retry
-open              run again           never turned away for the store's sake
-==================  =============  ================  ==================
-==================================================
+================  ============  ==============  ===========  ========================================================
+guarantee         on_abandoned  on_store_error  failures     in words
+================  ============  ==============  ===========  ========================================================
+effectively_once  retry         closed          run again    never runs unclaimed; what was abandoned is run again,
+                                                             resuming after its steps
+at_most_once      reject        closed          remembered   never runs twice, even if that means not knowing
+at_least_once     retry         open            run again    never turned away for the store's sake
+================  ============  ==============  ===========  ========================================================
 """
 
 from __future__ import annotations
