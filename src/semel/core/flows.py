@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import Any, Final, TypeAlias
 
 from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Record, Release
-from semel.core.outcomes import CANNOT_TELL, NOT_DONE, Call, Failed, Outcome, Recovered
+from semel.core.outcomes import CANNOT_TELL, NOT_DONE, Call, Failed, Outcome, Recovered, shown
 from semel.core.serializers import NotSerializable
 from semel.core.states import State
 from semel.core.values import value
@@ -261,7 +261,7 @@ def _failed(call: Call, claimed: Claimed, error: BaseException) -> Flow:
         except StoreError:
             held = None  # the lease will end by itself; the handler's own error matters more to the caller
         if held:
-            call.tell(events.FailureRemembered, claimed.attempt, repr(error))
+            call.tell(events.FailureRemembered, claimed.attempt, shown(error))
         elif held is False:
             call.tell(events.LeaseLost, claimed.attempt, claimed.token)
         return Failed(error)
@@ -281,7 +281,7 @@ def _release(call: Call, claimed: Claimed, error: BaseException | None, *, to: S
         call.tell(events.StoreFailed, "release", str(failure))
         return
     if held:
-        call.tell(events.Released, claimed.attempt, "" if error is None else repr(error), to is State.ABANDONED)
+        call.tell(events.Released, claimed.attempt, "" if error is None else shown(error), to is State.ABANDONED)
     else:
         call.tell(events.LeaseLost, claimed.attempt, claimed.token)
 

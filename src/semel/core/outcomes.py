@@ -62,6 +62,14 @@ CANNOT_TELL: Final = Verdict("CANNOT_TELL")
 """Nobody can say: the operation becomes UNKNOWN until it is resolved."""
 
 
+def shown(error: BaseException) -> str:
+    """An exception in words, also one whose own words fail."""
+    try:
+        return repr(error)
+    except Exception:
+        return type(error).__qualname__
+
+
 class Call:
     """One call of one operation: made by an engine, read by the flow."""
 
@@ -112,15 +120,26 @@ class Call:
         except NotSerializable:
             raise
         except Exception as error:  # a serializer of the user's may raise anything
-            raise NotSerializable(f"the serializer {self.serializer.name!r} failed: {error!r}") from error
-        return self.codec.seal(Kind.VALUE, self.serializer.name, payload, self.id)
+            raise NotSerializable(f"the serializer {self.serializer.name!r} failed: {shown(error)}") from error
+        return self._sealed(Kind.VALUE, self.serializer.name, payload)
 
     def seal_nothing(self, reason: str) -> bytes:
-        return self.codec.seal_empty(reason, self.id)
+        try:
+            return self._sealed(Kind.EMPTY, "", reason.encode("utf-8", "replace")[:500])
+        except NotSerializable:  # in clear, and says nothing: that it is done matters more than why there is no result
+            return Codec(compression=None).seal_empty("its result could not be sealed", self.id)
+
+    def _sealed(self, kind: Kind, serializer: str, payload: bytes) -> bytes:
+        try:
+            return self.codec.seal(kind, serializer, payload, self.id)
+        except NotSerializable:
+            raise
+        except Exception as error:  # a cipher of the user's may raise anything: its key service is down
+            raise NotSerializable(f"the result cannot be sealed: {shown(error)}") from error
 
     def seal_error(self, error: BaseException) -> bytes:
         try:
-            return self.codec.seal(Kind.ERROR, "", encode_error(error), self.id)
+            return self._sealed(Kind.ERROR, "", encode_error(error))
         except NotSerializable as too_large:
             return self.seal_nothing(f"{type(error).__qualname__}, {too_large}")
 

@@ -238,6 +238,10 @@ class AsyncSemel(Guard):
         try:
             step = await self._advance(drive, answer)
             assert isinstance(step, Outcome)
+        except Exception:
+            if drive.cancelled is not None:
+                raise drive.cancelled from None
+            raise
         finally:
             self._finish(drive)
         if drive.cancelled is not None:
@@ -280,10 +284,12 @@ class AsyncSemel(Guard):
         return outcome  # type: ignore[no-any-return]
 
     def _finish(self, drive: Drive) -> None:
+        """Give back what the call holds. May be called again: there is nothing left then."""
         if drive.lease is not None:
             self._keeper.drop(drive.lease)
         if drive.flight is not None:
             self._land(drive.call.id, drive.flight)
+            drive.flight = None
 
     async def _send(self, drive: Drive, op: Op[Any]) -> Any:
         """Do an Op that must not be left half done: a cancellation waits until it is settled."""
@@ -305,7 +311,7 @@ class AsyncSemel(Guard):
                 if learned is not None:
                     return learned
                 continue
-            drive.began = time.monotonic()
+            drive.began = drive.began or time.monotonic()
             try:
                 answer: Claimed | Existing = await self._send(drive, op)
             except BaseException as error:
@@ -313,6 +319,7 @@ class AsyncSemel(Guard):
                 self._land(op.id, mine)
                 raise
             if isinstance(answer, Existing):
+                drive.began = 0.0  # not won, so the next claim is a new one
                 mine.record = answer.record
                 self._land(op.id, mine)
                 return answer
@@ -330,7 +337,8 @@ class AsyncSemel(Guard):
             await change(flight)
 
     def _land(self, id: bytes, flight: Flight) -> None:
-        self._flights.pop(id, None)
+        if self._flights.get(id) is flight:
+            del self._flights[id]
         flight.land()
 
     async def _run(self, drive: Drive, claimed: Claimed | None, work: Handler) -> Returned | Raised | Lost:
@@ -348,7 +356,8 @@ class AsyncSemel(Guard):
             # A plain function given as call= has had its effect by now: what it returned is the result.
             return Returned(await result if inspect.isawaitable(result) else result)
         except Late as late:
-            if lease is None or not lease.lost:
+            ours = 1 if lease is not None and lease.lost else 0
+            if task is None or task.cancelling() > cancels + ours:
                 drive.cancelled = late.cancelled
             return late.outcome
         except asyncio.CancelledError as error:

@@ -33,10 +33,14 @@ class AsyncKeeper:
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = _NEVER
         self._round: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
         self._sweep_at = _NEVER
         self._closed = False
 
     def hold(self, lease: Lease) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._adopt(loop)
         self._leases.hold(lease)
         if lease.due < self._rings_at:
             self._set(lease.due)
@@ -49,22 +53,21 @@ class AsyncKeeper:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._round is not None:
-            await asyncio.gather(self._round, return_exceptions=True)
+        await asyncio.gather(*filter(None, (self._round, self._sweeping)), return_exceptions=True)
 
     def _set(self, when: float) -> None:
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._adopt(loop)
+        assert self._loop is not None
         if self._timer is not None:
             self._timer.cancel()
         self._rings_at = min(when, self._sweep_at)
-        self._timer = loop.call_later(max(0.0, self._rings_at - time.monotonic()), self._ring)
+        self._timer = self._loop.call_later(max(0.0, self._rings_at - time.monotonic()), self._ring)
 
     def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is not None and not self._loop.is_closed():
             raise ConfigurationError("this AsyncSemel belongs to another event loop: make one per loop")
-        self._loop, self._timer, self._round = loop, None, None
+        # Whatever a dead loop left behind is over: its timer never rings, its leases are nobody's.
+        self._loop, self._timer, self._round, self._sweeping = loop, None, None, None
+        self._leases, self._rings_at = Leases(), _NEVER
         self._sweep_at = time.monotonic() + self._sweep_every if self._sweep_every else _NEVER
 
     def _ring(self) -> None:
@@ -74,24 +77,20 @@ class AsyncKeeper:
         now = time.monotonic()
         if self._closed:
             return
+        if now >= self._sweep_at:
+            # A task of its own: a slow sweep must not keep the leases waiting.
+            self._sweep_at = _NEVER
+            self._sweeping = self._loop.create_task(self._sweep(), name="semel-sweeper")
         if self._round is not None and not self._round.done():
             self._leases.expire(now)  # the last round still waits for the store, which may never answer
             self._set(now + self._leases.shortest * RETRY_AFTER)
-        elif self._leases.due(now) or now >= self._sweep_at:
-            self._round = self._loop.create_task(self._keep(), name="semel-keeper")
+        elif self._leases.due(now):
+            self._round = self._loop.create_task(self._renew(), name="semel-keeper")
             self._set(now + self._leases.shortest * RETRY_AFTER)
         elif len(self._leases):
             self._set(self._leases.next_due(now))
         elif self._sweep_at < _NEVER:
             self._set(self._sweep_at)
-
-    async def _keep(self) -> None:
-        await self._renew()
-        if time.monotonic() >= self._sweep_at:
-            try:
-                await self._sweep()
-            finally:
-                self._sweep_at = time.monotonic() + (self._sweep_every or 0)
 
     async def _renew(self) -> None:
         sent = time.monotonic()
@@ -104,12 +103,15 @@ class AsyncKeeper:
             self._leases.renewed(due, fitted(answers, due), sent, time.monotonic())
 
     async def _sweep(self) -> None:
-        for _ in range(SWEEP_STEPS):
-            try:
+        try:
+            for _ in range(SWEEP_STEPS):
                 swept = await self._store.execute(Sweep(SWEEP_LIMIT))
                 self._on_swept(swept.removed, swept.unknown)
-            except Exception:  # there is always a next time, and the keeper must live
-                return
-            await self._renew()
-            if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
-                return
+                if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
+                    break
+        except Exception:  # there is always a next time
+            pass
+        finally:
+            self._sweep_at = time.monotonic() + (self._sweep_every or 0)
+            if not self._closed and self._sweep_at < self._rings_at:
+                self._set(self._sweep_at)

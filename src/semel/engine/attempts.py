@@ -34,6 +34,10 @@ class Attempt:
         self.claimed = claimed
         self.operation = operation
 
+    def __del__(self) -> None:
+        # An adapter that lost it: the lease ends by itself, as if the process had died.
+        self._guard._finish(self._drive)
+
     @property
     def lease(self) -> Lease | None:
         return self._drive.lease
@@ -69,6 +73,10 @@ class AsyncAttempt:
         self._drive = drive
         self.claimed = claimed
         self.operation = operation
+
+    def __del__(self) -> None:
+        # An adapter that lost it: the lease ends by itself, as if the process had died.
+        self._guard._finish(self._drive)
 
     @property
     def lease(self) -> Lease | None:

@@ -69,6 +69,11 @@ class Flight:
             self.waiters = []
         self.waiters.append(wake)
 
+    def leave(self, wake: Callable[[], object]) -> None:
+        """Give up waiting."""
+        if self.waiters is not None and wake in self.waiters:
+            self.waiters.remove(wake)
+
     def _wake(self) -> None:
         if self.waiters is not None:
             waiters, self.waiters = self.waiters, None

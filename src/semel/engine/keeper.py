@@ -73,6 +73,7 @@ class Keeper:
     def _keep(self) -> None:
         sweep_at = time.monotonic() + self._sweep_every if self._sweep_every else _NEVER
         begun = -1
+        sweeper = threading.Thread()
         while not self._closed:
             with self._condition:
                 now = time.monotonic()
@@ -86,7 +87,10 @@ class Keeper:
                 self._sleeps_until = _AWAKE
             renew(self._store, self._leases)
             if time.monotonic() >= sweep_at and not self._closed:
-                self._sweep()
+                # A thread of its own: a slow sweep must not keep the leases waiting.
+                if not sweeper.is_alive():
+                    sweeper = threading.Thread(target=self._sweep, name="semel-sweeper", daemon=True)
+                    sweeper.start()
                 sweep_at = time.monotonic() + (self._sweep_every or 0)
 
     def _sweep(self) -> None:
@@ -96,7 +100,6 @@ class Keeper:
                 self._on_swept(swept.removed, swept.unknown)
             except Exception:  # there is always a next time, and the keeper must live
                 return
-            renew(self._store, self._leases)
             if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
                 return
 

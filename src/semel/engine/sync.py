@@ -286,22 +286,30 @@ class Semel(Guard):
         return outcome  # type: ignore[no-any-return]
 
     def _finish(self, drive: Drive) -> None:
-        if drive.lease is not None:
-            self._keeper.drop(drive.lease)
-        if drive.flight is not None:
-            self._land(drive.call.id, drive.flight)
+        """Give back what the call holds. May be called again: there is nothing left then."""
+        try:
+            if drive.lease is not None:
+                self._keeper.drop(drive.lease)
+        finally:
+            if drive.flight is not None:
+                self._land(drive.call.id, drive.flight)
+                drive.flight = None
 
     def _claim(self, drive: Drive, op: Claim) -> Claimed | Existing:
         """Ask the store, unless another call of this process is asking or running: then learn from that one."""
         while True:
-            mine = Flight(op.fingerprint, op.lease)
+            drive.flight = mine = Flight(op.fingerprint, op.lease)  # written down before it is known: see _finish
             flight = self._flights.setdefault(op.id, mine)
             if flight is not mine:
+                drive.flight = None
+                if flight.landed:  # and still here: its caller was interrupted before it could take it out
+                    self._flights.pop(op.id, None)
+                    continue
                 learned = self._learn(flight, op.id)
                 if learned is not None:
                     return learned
                 continue
-            drive.began = time.monotonic()
+            drive.began = drive.began or time.monotonic()
             try:
                 answer = self.store.execute(op)
             except BaseException as error:
@@ -309,10 +317,10 @@ class Semel(Guard):
                 self._land(op.id, mine)
                 raise
             if isinstance(answer, Existing):
+                drive.began = 0.0  # not won, so the next claim is a new one
                 mine.record = answer.record
                 self._land(op.id, mine)
                 return answer
-            drive.flight = mine
             with self._lock:
                 mine.claimed(answer)
             return answer
@@ -330,9 +338,12 @@ class Semel(Guard):
             gate.acquire()
 
     def _land(self, id: bytes, flight: Flight) -> None:
-        self._flights.pop(id, None)
-        with self._lock:
-            flight.land()
+        try:
+            if self._flights.get(id) is flight:
+                self._flights.pop(id, None)
+        finally:
+            with self._lock:
+                flight.land()
 
     def _run(
         self, drive: Drive, claimed: Claimed | None, work: Callable[[Operation], Any]
@@ -365,7 +376,9 @@ class Semel(Guard):
             else:
                 flight = None
         if flight is not None:
-            gate.acquire(timeout=request.seconds)
+            if not gate.acquire(timeout=request.seconds):
+                with self._lock:
+                    flight.leave(gate.release)
         elif self.store.wakes:
             self.store.wait(request.id, request.seconds)
         else:
@@ -379,13 +392,6 @@ class Semel(Guard):
 
     def _async_twin(self) -> Any:
         """The guard of ``async def`` functions decorated here, one per event loop; its store calls go to threads."""
-        import asyncio
+        from semel.engine.threaded import twin_in_this_loop
 
-        from semel.engine.aio import AsyncSemel
-        from semel.engine.threaded import ThreadedStore
-
-        loop = asyncio.get_running_loop()
-        twin = self._twins.get(loop)
-        if twin is None:
-            twin = self._twins[loop] = AsyncSemel(ThreadedStore(self.store), **self._settings, sweep_every=None)
-        return twin
+        return twin_in_this_loop(self._twins, self.store, self._settings)

@@ -34,7 +34,10 @@ async def change(flight: Flight, seconds: float | None = None) -> None:
             changed.set_result(None)
 
     flight.wait(wake)
-    await asyncio.wait([changed], timeout=seconds)
+    try:
+        await asyncio.wait([changed], timeout=seconds)
+    finally:
+        flight.leave(wake)
 
 
 async def shielded(work: Awaitable[T], drive: Drive) -> T:

@@ -6,14 +6,16 @@ For the odd ``async def`` in a sync program. A program that is async throughout 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from semel.core.ops import Op
 from semel.engine.ports import Store
 
-__all__ = ["ThreadedStore"]
+__all__ = ["ThreadedStore", "twin_in_this_loop"]
 
+THREADS = 8
 R = TypeVar("R")
 
 
@@ -22,16 +24,31 @@ class ThreadedStore:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        # Threads of our own: asyncio's are the program's, and a lease must be renewed also while all of them are busy.
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="semel-store")
         self.wakes = store.wakes
 
     async def execute(self, op: Op[R]) -> R:
-        return await asyncio.to_thread(self._store.execute, op)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._store.execute, op)
 
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return await asyncio.to_thread(self._store.execute_many, ops)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._store.execute_many, ops)
 
     async def wait(self, id: bytes, seconds: float) -> None:
         await asyncio.to_thread(self._store.wait, id, seconds)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._store.close)
+
+
+def twin_in_this_loop(twins: MutableMapping[Any, Any], store: Store, settings: Mapping[str, Any]) -> Any:
+    """The async guard over a sync guard's store, for the event loop that runs; ``twins`` are those made so far."""
+    from semel.engine.aio import AsyncSemel
+
+    loop = asyncio.get_running_loop()
+    twin = twins.get(loop)
+    if twin is None:
+        for dead in [known for known in twins if known.is_closed()]:
+            del twins[dead]  # a twin holds its loop, so neither would ever go by itself
+        twin = twins[loop] = AsyncSemel(ThreadedStore(store), **settings, sweep_every=None)
+    return twin

@@ -14,6 +14,7 @@ each trip is a task of its own, which no caller's cancellation can interrupt.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import deque
@@ -52,26 +53,27 @@ class AsyncLane(Protocol):
 class _Slot:
     """One Op that waits for its answer, and the caller that waits for it. Guarded by the combiner's lock."""
 
-    __slots__ = ("answer", "answered", "gate", "lane", "op", "woken")
+    __slots__ = ("answer", "answered", "batch", "gate", "lane", "op")
 
     def __init__(self, op: Op[Any]) -> None:
         self.op = op
         self.answer: Any = None
         self.answered = False
         self.lane: Lane | None = None
-        self.woken = False
+        """The lane it was given, until it is handed on."""
+        self.batch: list[_Slot] = []
+        """Those it leads, until they are answered."""
         self.gate = threading.Lock()
         self.gate.acquire()
 
     def wake(self) -> None:
-        # A caller may be given a lane and, before it wakes up, its answer by another's trip: one wake-up is enough.
-        if not self.woken:
-            self.woken = True
+        with contextlib.suppress(RuntimeError):  # awake already: it looks for itself
             self.gate.release()
 
 
 class Combiner:
-    """For threads."""
+    """For threads. What a caller holds (a lane, a batch) is written on its slot, so that one who is interrupted
+    (Ctrl-C, a task queue's time limit) between any two lines can give it back."""
 
     def __init__(self, lanes: Sequence[Lane], max_batch: int = MAX_BATCH) -> None:
         self._lanes = list(lanes)
@@ -92,14 +94,10 @@ class Combiner:
         self._idle = list(self._lanes)
 
     def execute(self, op: Op[Any]) -> Any:
-        slot = _Slot(op)
-        self._enter([slot])
-        return _given(self._wait(slot))
+        return _given(self._travel([_Slot(op)])[0])
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        slots = [_Slot(op) for op in ops]
-        self._enter(slots)
-        return [self._wait(slot) for slot in slots]
+        return self._travel([_Slot(op) for op in ops])
 
     def close(self) -> None:
         with self._lock:
@@ -107,6 +105,14 @@ class Combiner:
             idle, self._idle = self._idle, []
         for lane in idle:
             lane.close()  # one that is on a trip is closed when it comes back
+
+    def _travel(self, slots: list[_Slot]) -> list[Any]:
+        try:
+            self._enter(slots)
+            return [self._wait(slot) for slot in slots]
+        except BaseException:  # interrupted: what was given to us must not go with us
+            self._leave(slots)
+            raise
 
     def _enter(self, slots: list[_Slot]) -> None:
         if not slots:
@@ -116,70 +122,71 @@ class Combiner:
                 raise StoreUnavailable("the store is closed")
             self._queue.extend(slots)
             if self._idle and not self._gathering:
-                slots[0].lane = self._idle.pop()
-                slots[0].wake()
+                self._give_idle(slots[0])
+
+    def _give_idle(self, slot: _Slot) -> None:
+        slot.lane = self._idle[-1]  # written down before it is taken
+        self._idle.pop()
+        slot.wake()
 
     def _wait(self, slot: _Slot) -> Any:
         while True:
-            try:
-                slot.gate.acquire()
-            except BaseException:  # interrupted (Ctrl-C) in the queue
-                self._leave(slot)
-                raise
-            if slot.answered and slot.lane is None:  # final: a slot that was answered is given no lane
-                return slot.answer
-            with self._lock:
-                slot.woken = False
-                lane, slot.lane = slot.lane, None
-            if lane is not None:
-                self._lead(lane)
+            slot.gate.acquire()
+            if slot.lane is not None:
+                self._lead(slot, slot.lane)
             if slot.answered:
                 return slot.answer
 
-    def _lead(self, lane: Lane) -> None:
+    def _lead(self, leader: _Slot, lane: Lane) -> None:
         """Run one trip for those who wait, then hand the lane on."""
         with self._lock:
-            batch = self._board([])
-        answers: Sequence[Any] = ()
-        try:
-            if lane.gathers and 0 < len(batch) < self._last_batch:
-                self._gather(batch)
-            self._last_batch = len(batch)
-            if batch:
-                answers = lane.run([slot.op for slot in batch])
-        finally:
-            if len(answers) != len(batch):  # interrupted (Ctrl-C): the others must not wait for ever
-                answers = [StoreUncertain("the trip to the store was interrupted") for _ in batch]
-            with self._lock:
-                self._hand_on(lane)
-                for slot, answer in zip(batch, answers, strict=True):
-                    slot.answer = answer
-                    slot.answered = True
-                    slot.wake()
-
-    def _hand_on(self, lane: Lane) -> None:
-        """Give the lane to one that waits; with nobody there it rests, or is closed with the store."""
-        heir = next((slot for slot in self._queue if slot.lane is None), None)
-        if heir is not None:
-            heir.lane = lane
-            heir.wake()
-        elif self._closed:
-            lane.close()
-        else:
-            self._idle.append(lane)
-
-    def _leave(self, slot: _Slot) -> None:
-        """A caller goes away unanswered: what it was given must not go with it. Its Op may still be on a trip."""
+            batch = self._board(leader.batch)
+        if lane.gathers and 0 < len(batch) < self._last_batch:
+            self._gather(batch)
+        self._last_batch = len(batch)
+        answers = lane.run([slot.op for slot in batch]) if batch else []
         with self._lock:
-            if slot in self._queue:
-                self._queue.remove(slot)
-            lane, slot.lane = slot.lane, None
-            if lane is not None:
-                self._hand_on(lane)
+            self._arrive(leader, answers)
+
+    def _arrive(self, leader: _Slot, answers: Sequence[Any]) -> None:
+        """Hand the lane on (with nobody there it rests, or is closed with the store), then the answers."""
+        lane, batch = leader.lane, leader.batch
+        if lane is not None:
+            heir = next((slot for slot in self._queue if slot.lane is None), None)
+            if heir is not None:
+                heir.lane, leader.lane = lane, None
+                heir.wake()
+            elif self._closed:
+                leader.lane = None
+                lane.close()
+            else:
+                if lane not in self._idle:
+                    self._idle.append(lane)
+                leader.lane = None
+        for slot, answer in zip(batch, answers, strict=True):
+            slot.answer, slot.answered = answer, True
+            slot.wake()
+        leader.batch = []
+
+    def _leave(self, slots: list[_Slot]) -> None:
+        """A caller goes away. Its own Ops may still be on a trip."""
+        with self._lock:
+            mine = set(map(id, slots))
+            self._queue = deque(slot for slot in self._queue if id(slot) not in mine)
+            for slot in slots:
+                if slot.lane is not None or slot.batch:
+                    self._arrive(slot, [StoreUncertain("the trip to the store was interrupted") for _ in slot.batch])
+            self._gathering = False
+            if self._queue and self._idle and all(slot.lane is None for slot in self._queue):
+                self._give_idle(self._queue[0])
+            for slot in self._queue:
+                if slot.lane is not None:
+                    slot.wake()  # it may have been given the lane, and not been woken
 
     def _board(self, batch: list[_Slot]) -> list[_Slot]:
         while self._queue and len(batch) < self._max_batch:
-            batch.append(self._queue.popleft())
+            batch.append(self._queue[0])  # written down before it is taken
+            self._queue.popleft()
         return batch
 
     def _gather(self, batch: list[_Slot]) -> None:
@@ -198,8 +205,7 @@ class Combiner:
                 self._gathering = False
                 self._board(batch)
                 if self._queue and self._idle and self._queue[0].lane is None:  # more came than one trip takes
-                    self._queue[0].lane = self._idle.pop()
-                    self._queue[0].wake()
+                    self._give_idle(self._queue[0])
 
 
 class AsyncCombiner:
@@ -208,7 +214,10 @@ class AsyncCombiner:
     def __init__(self, lanes: Sequence[AsyncLane], max_batch: int = MAX_BATCH) -> None:
         self._lanes = list(lanes)
         self._idle = list(lanes)
-        self._queue: deque[tuple[Op[Any], asyncio.Future[Any]]] = deque()
+        self._queue: deque[Op[Any]] = deque()
+        self._awaited: dict[int, list[asyncio.Future[Any]]] = {}
+        """Who waits for each Op that is queued or on a trip. A cancelled caller that asks again joins the first send:
+        a second one could overtake it, and the first would land when all is over."""
         self._trips: set[asyncio.Task[None]] = set()
         self._max_batch = max_batch
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -221,11 +230,19 @@ class AsyncCombiner:
         if self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
                 raise ConfigurationError("this store belongs to another event loop: make one per loop")
-            self._loop = loop
+            # What a dead loop left behind is nobody's: futures that nobody awaits, a departure that never comes.
+            self._queue.clear()
+            self._awaited.clear()
+            self._loop, self._departing, self._idle = loop, False, list(self._lanes)
         if self._closed:
             raise StoreUnavailable("the store is closed")
         future: asyncio.Future[Any] = loop.create_future()
-        self._queue.append((op, future))
+        waiting = self._awaited.get(id(op))
+        if waiting is not None:
+            waiting.append(future)
+            return future
+        self._awaited[id(op)] = [future]
+        self._queue.append(op)
         if self._idle and not self._departing:
             self._departing = True
             loop.call_soon(self._depart)
@@ -263,13 +280,14 @@ class AsyncCombiner:
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._max_batch))]
                 answers: Sequence[Any] = ()
                 try:
-                    answers = await lane.run([op for op, _ in batch])
+                    answers = await lane.run(batch)
                 finally:
                     if len(answers) != len(batch):  # cancelled with its loop
                         answers = [StoreUncertain("the trip to the store was interrupted") for _ in batch]
-                    for (_, future), answer in zip(batch, answers, strict=True):
-                        if not future.done():
-                            future.set_result(answer)
+                    for op, answer in zip(batch, answers, strict=True):
+                        for future in self._awaited.pop(id(op), ()):
+                            if not future.done():
+                                future.set_result(answer)
         finally:
             self._idle.append(lane)
             if self._queue and not self._departing and self._loop is not None and not self._loop.is_closed():

@@ -29,6 +29,7 @@ class _Records:
     def __init__(self, clock: Callable[[], float], max_records: int) -> None:
         self.clock = clock
         self.max_records = max_records
+        self.full_until = float("-inf")
         self.rows: dict[bytes, Row] = {}
         self.waiters: dict[bytes, list[Callable[[], object]]] = {}
 
@@ -51,7 +52,9 @@ class _Records:
         return answer
 
     def make_room(self, now: float) -> None:
-        if not self.sweep(self.max_records // 10 + 1, now).removed:
+        if now < self.full_until or not self.sweep(self.max_records // 10 + 1, now).removed:
+            if now >= self.full_until:
+                self.full_until = now + 1.0  # looking through all of them for every claim would stop the process
             raise StoreUnavailable(f"the memory store is full: {self.max_records} live records")
 
     def sweep(self, limit: int, now: float) -> Swept:
@@ -88,7 +91,7 @@ class MemoryStore:
 
     wakes = True
 
-    def __init__(self, *, clock: Callable[[], float] = time.time, max_records: int = MAX_RECORDS) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, max_records: int = MAX_RECORDS) -> None:
         """
         :param clock: seconds; the store's idea of now, so that tests can move it.
         :param max_records: live records beyond which claims are refused.
@@ -123,7 +126,7 @@ class AsyncMemoryStore:
 
     wakes = True
 
-    def __init__(self, *, clock: Callable[[], float] = time.time, max_records: int = MAX_RECORDS) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic, max_records: int = MAX_RECORDS) -> None:
         """As of ``MemoryStore``."""
         self._records = _Records(clock, max_records)
 

@@ -18,8 +18,8 @@ from typing import Any, Final, Literal, TypeVar, cast
 from semel.core.ops import Op
 from semel.core.policy import Duration, seconds
 from semel.engine.forking import survive_forks
-from semel.errors import SemelError, StoreUnavailable
-from semel.sql.connections.sqlite import SQLiteConnection, named_error
+from semel.errors import ConfigurationError, SemelError
+from semel.sql.connections.sqlite import Busy, SQLiteConnection, named_error
 from semel.sql.dialects import sqlite as dialect
 from semel.sql.migrations import migrate_sqlite
 from semel.sql.program import Program, Statement
@@ -52,7 +52,7 @@ class _Writer:
 
     def __init__(self, path: str | os.PathLike[str], synchronous: str, busy_timeout: float, migrate: bool) -> None:
         if synchronous not in ("full", "normal"):
-            raise StoreUnavailable(f'synchronous is "full" or "normal", not {synchronous!r}')
+            raise ConfigurationError(f'synchronous is "full" or "normal", not {synchronous!r}')
         self.path = os.fspath(path)
         self.synchronous = synchronous
         self.busy_timeout = busy_timeout
@@ -90,6 +90,8 @@ class _Writer:
         except SemelError as error:
             if len(ops) == 1:
                 return [error]
+            if isinstance(error, Busy):
+                return [type(error)(str(error)) for _ in ops]  # all alike, and all have waited long enough
             # One of them, or the disk: let each stand for itself.
             return [self.run([op])[0] for op in ops]
 
@@ -181,6 +183,10 @@ class _ThreadLane:
 
     def __init__(self, writer: _Writer) -> None:
         self._writer = writer
+        self._start()
+        survive_forks(self._start)
+
+    def _start(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-sqlite")
 
     async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:

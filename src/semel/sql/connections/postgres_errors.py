@@ -33,6 +33,8 @@ def from_sqlstate(sqlstate: str | None, text: str) -> SemelError:
         return StoreUnavailable(f"PostgreSQL is read-only here (a replica?): {text}")
     if sqlstate == "57P03":
         return StoreUnavailable(f"PostgreSQL does not accept connections now: {text}")
+    if sqlstate == "57014":
+        return StoreUnavailable(f"PostgreSQL took too long and was stopped; nothing was stored: {text}")
     if sqlstate in _CONTENDED:
         return Contended(f"PostgreSQL could not finish because of others ({sqlstate}): {text}")
     return Refused(f"PostgreSQL refused ({sqlstate}): {text}")

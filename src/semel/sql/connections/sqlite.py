@@ -12,6 +12,10 @@ __all__ = ["SQLiteConnection", "named_error"]
 _FULL = "the disk that holds the database is full; nothing was stored"
 
 
+class Busy(StoreUnavailable):
+    """The file was locked for longer than the busy timeout."""
+
+
 class SQLiteConnection:
     """Wraps a sqlite3.Connection, ours or the caller's."""
 
@@ -41,7 +45,7 @@ def named_error(error: sqlite3.Error) -> SemelError:
     if code.startswith("SQLITE_READONLY"):
         return StoreUnavailable(f"the database cannot be written: {text}")
     if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return StoreUnavailable(f"another process held the database for longer than the busy timeout: {text}")
+        return Busy(f"another process held the database for longer than the busy timeout: {text}")
     if isinstance(error, sqlite3.ProgrammingError):
         return StoreUnavailable(f"the database connection is closed or misused: {text}")
     if code.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_NOTADB", "SQLITE_CORRUPT")):

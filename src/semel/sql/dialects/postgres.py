@@ -42,10 +42,20 @@ _TRIES: Final = 10
 """How often an Op that lost a race looks again before it gives up."""
 
 
-def program(ops: Sequence[Op[Any]]) -> Program[list[Any]]:
-    """All Ops of a batch. Those of one kind go out as one statement; those of one record keep their order."""
-    answers: list[Any] = [None] * len(ops)
+PENDING: Final = object()
+"""The answer of an Op that has none yet."""
+
+
+def program(ops: Sequence[Op[Any]], answers: list[Any] | None = None) -> Program[list[Any]]:
+    """All Ops of a batch. Those of one kind go out as one statement; those of one record keep their order.
+
+    ``answers`` is filled in as they come: when the program breaks off, what is answered there is committed.
+    """
+    if answers is None:
+        answers = [PENDING] * len(ops)
     for group in _groups(ops):
+        # Rows are locked in the order they are given in: the same for all, so that two batches cannot deadlock.
+        group.sort(key=lambda i: ops[i].id)
         found = yield from _PROGRAMS[type(ops[group[0]])]([ops[i] for i in group])
         for i, answer in zip(group, found, strict=True):
             answers[i] = answer

@@ -41,7 +41,7 @@ WITH given AS (
     ) AS g (id, token, nonce, fingerprint, lease, ttl, takeover, tenant, operation, key)
 )
 UPDATE semel_record r SET
-    state = 1, takeover = g.takeover, attempt = 1, steps = 0, token = greatest(r.token + 1, {{token}}),
+    state = 1, takeover = g.takeover, attempt = 1, token = greatest(r.token + 1, {{token}}),
     origin = greatest(r.token + 1, {{token}}), nonce = g.nonce, lease_end = {{now}} + g.lease * interval '1 second',
     created = {{now}}, expires = {{now}} + g.ttl * interval '1 second',
     sweep_after = {{now}} + g.ttl * interval '1 second', fingerprint = g.fingerprint, tenant = g.tenant,
@@ -159,9 +159,10 @@ WITH finished AS (
 SELECT id, CASE WHEN awaited THEN {{notify}} END FROM finished
 
 -- name: watch (writes)
-UPDATE semel_record SET awaited = true
-WHERE id = ANY (:ids::bytea[]) AND state = 1 AND lease_end > {{now}}
-RETURNING id, extract(epoch FROM lease_end - {{now}})::float8
+UPDATE semel_record r SET awaited = true
+FROM unnest(:ids::bytea[]) AS g (id)
+WHERE r.id = g.id AND r.state = 1 AND r.lease_end > {{now}}
+RETURNING r.id, extract(epoch FROM r.lease_end - {{now}})::float8
 
 -- name: sweep (writes)
 WITH dead AS (

@@ -15,7 +15,7 @@ VALUES (
     :fingerprint, :tenant, :operation, :key
 )
 ON CONFLICT (id) DO UPDATE SET
-    state = 1, takeover = excluded.takeover, attempt = 1, steps = 0,
+    state = 1, takeover = excluded.takeover, attempt = 1,
     token = max(r.token + 1, :now), origin = max(r.token + 1, :now), nonce = excluded.nonce,
     lease_end = excluded.lease_end, created = excluded.created, expires = excluded.expires,
     sweep_after = excluded.sweep_after, fingerprint = excluded.fingerprint, tenant = excluded.tenant,

@@ -23,7 +23,6 @@ from semel.stores.postgres.settings import (
     TIMEOUT,
     Settings,
     Trip,
-    each,
 )
 
 __all__ = ["AsyncPostgresStore", "check_async", "migrate_async"]
@@ -62,29 +61,30 @@ class _Lane:
         self._down = False
 
     async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        trip = Trip(0.0 if self._down else self._settings.patience)
-        while True:
+        trip = Trip(ops, 0.0 if self._down else self._settings.patience)
+        while left := trip.begin():
             try:
-                answers = await self._once(ops)
+                await self._once(left, trip.found)
                 self._down = False
-                return answers
             except SemelError as error:
-                if trip.apart(error, ops):
-                    return [(await self.run([op]))[0] for op in ops]
+                if trip.apart(error):
+                    for at, op in trip.unanswered():
+                        trip.found[at] = (await self.run([op]))[0]
+                    continue
                 pause = trip.pause_after(error)
                 if pause is None:
                     self._down = self._connection is None
-                    return each(ops, trip.verdict(error))
-            if pause:
-                await asyncio.sleep(pause)
+                elif pause:
+                    await asyncio.sleep(pause)
+        return trip.answers
 
-    async def _once(self, ops: Sequence[Op[Any]]) -> list[Any]:
+    async def _once(self, ops: Sequence[Op[Any]], found: list[Any]) -> None:
         loop = asyncio.get_running_loop()
         if self._connection is None or self._loop is not loop:
             self._connection, self._loop = await self._driver.connect(self._settings), loop
         try:
             async with asyncio.timeout(self._settings.timeout + 1.0):
-                return await run_async(dialect.program(ops), self._connection)
+                await run_async(dialect.program(ops, found), self._connection)
         except TimeoutError as error:
             self._driver.abort(self._connection)
             raise StoreUncertain(f"PostgreSQL did not answer within {self._settings.timeout:g} s") from error
@@ -108,13 +108,13 @@ class _Listener:
         self._hears = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def listen(self) -> bool:
+    async def listen(self, seconds: float) -> bool:
         """Start if need be; whether notifications are heard."""
         if self._task is None or self._task.done():
             self._hears = asyncio.Event()
             self._task = asyncio.get_running_loop().create_task(self._hear(), name="semel-listener")
         try:
-            async with asyncio.timeout(self._settings.connect_timeout):
+            async with asyncio.timeout(min(seconds, self._settings.connect_timeout)):
                 await self._hears.wait()
         except TimeoutError:
             return False
@@ -205,7 +205,7 @@ class AsyncPostgresStore:
         return await self._combiner.execute_many(ops)
 
     async def wait(self, id: bytes, seconds: float) -> None:
-        if not await self._listener.listen():
+        if not await self._listener.listen(seconds):
             await asyncio.sleep(min(seconds, LISTEN_AGAIN / 4))
             return
         gate = self._listener.enter(id)  # before we ask to be told, so that no answer can slip in between

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from semel.errors import ConfigurationError, MissingDependency
 from semel.sql.dialects.postgres import CHANNEL
 from semel.sql.program import AsyncConnection
-from semel.stores.postgres.settings import Settings, unreachable
+from semel.stores.postgres.settings import Settings, unreachable, unreadable
 
 __all__ = ["Driver", "DriverName", "driver_named"]
 
@@ -45,7 +45,9 @@ class Asyncpg:
             raw = await asyncpg.connect(
                 settings.url, timeout=settings.connect_timeout, server_settings=settings.session(), command_timeout=None
             )
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError, ValueError) as error:
+        except ValueError:
+            raise unreadable() from None
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
             raise unreachable(error) from error
         return AsyncpgConnection(raw)
 
@@ -76,6 +78,9 @@ class AsyncPsycopg:
 
         try:
             given = conninfo_to_dict(settings.url).get("options") or ""
+        except psycopg.Error:
+            raise unreadable() from None
+        try:
             raw = await psycopg.AsyncConnection.connect(
                 settings.url,
                 autocommit=True,

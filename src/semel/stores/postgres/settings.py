@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from semel.core.ops import Op
-from semel.errors import ConfigurationError, SemelError, StoreUnavailable, StoreUncertain
+from semel.core.ops import Op, Resolve
+from semel.errors import ConfigurationError, SemelError, StoreUnavailable, StoreUncertain, StoreURLError
 from semel.sql.connections.postgres_errors import Contended, Refused
+from semel.sql.dialects.postgres import PENDING
 
 __all__ = ["Settings", "Trip"]
 
@@ -61,23 +63,60 @@ class Settings:
 
 
 class Trip:
-    """How often one batch is tried: pure bookkeeping, the lane does the waiting.
+    """One batch on its way: what is answered, and how often the rest is tried. The lane does the sending and waiting.
 
-    A lost connection is opened again and the batch sent again, for Ops may be sent twice; until ``patience`` is used
-    up. Contention (a deadlock) is tried again at once, a few times. Anything else in a batch of several is found out
-    by sending each Op by itself, so that one bad Op does not fail its neighbours.
+    A batch is several statements, each committed by itself, so answers are kept as they come and only the rest is sent
+    again. A lost connection is opened again and the rest sent again, for Ops may be sent twice, until ``patience`` is
+    used up. Contention (a deadlock) is tried again at once, a few times. What is refused in a batch of several is found
+    out by sending each Op by itself, so that one bad Op does not fail its neighbours.
     """
 
-    __slots__ = ("_contention", "_left", "_pause", "_sent")
+    __slots__ = ("_contention", "_left", "_ops", "_pause", "_sent", "_until", "answers", "found")
 
-    def __init__(self, patience: float) -> None:
-        self._left = patience
+    def __init__(self, ops: Sequence[Op[Any]], patience: float) -> None:
+        self._ops = ops
+        self._until = time.monotonic() + patience
         self._pause = FIRST_PAUSE
         self._contention = 0
         self._sent = False
+        self._left: list[int] = []
+        self.answers: list[Any] = [PENDING] * len(ops)
+        self.found: list[Any] = []
+        """The answers to the try in hand, filled in as they come."""
+
+    def begin(self) -> list[Op[Any]]:
+        """The Ops that have no answer yet, to be sent now; none when the trip is over."""
+        for i, answer in zip(self._left, self.found, strict=True):
+            self.answers[i] = answer
+        self._left = [i for i, answer in enumerate(self.answers) if answer is PENDING]
+        self.found = [PENDING] * len(self._left)
+        return [self._ops[i] for i in self._left]
+
+    def unanswered(self) -> list[tuple[int, Op[Any]]]:
+        """Of the try in hand: positions in ``found``, and the Ops."""
+        return [(at, self._ops[i]) for at, i in enumerate(self._left) if self.found[at] is PENDING]
+
+    def apart(self, error: SemelError) -> bool:
+        """Whether each Op should be sent by itself, to find the one that is refused."""
+        return isinstance(error, Refused) and len(self._ops) > 1
 
     def pause_after(self, error: SemelError) -> float | None:
-        """Seconds to wait before the next try, or None to give up."""
+        """Seconds to wait before the next try; None where it is given up: each Op left is answered by the error."""
+        pause = self._next_pause(error)
+        if isinstance(error, StoreUncertain) and any(type(op) is Resolve for _, op in self.unanswered()):
+            pause = None  # the one Op that may not be sent twice: by then the record may be another owner's
+        if pause is None:
+            public = type(error)
+            if self._sent:
+                public = StoreUncertain  # once anything was sent, nobody can say that nothing was stored
+            elif isinstance(error, StoreUnavailable):
+                public = StoreUnavailable
+            for at, _ in self.unanswered():
+                self.found[at] = public(str(error))
+                self.found[at].__cause__ = error.__cause__
+        return pause
+
+    def _next_pause(self, error: SemelError) -> float | None:
         if isinstance(error, Contended):
             self._contention += 1
             return 0.0 if self._contention < CONTENTION_TRIES else None
@@ -86,21 +125,10 @@ class Trip:
         elif not isinstance(error, _Unreachable):
             return None
         pause = self._pause
-        if pause > self._left:
+        if time.monotonic() + pause > self._until:
             return None
-        self._left -= pause
         self._pause = min(pause * 2, SLOWEST_PAUSE)
         return pause
-
-    def apart(self, error: SemelError, ops: Sequence[Op[Any]]) -> bool:
-        """Whether each Op should be sent by itself, to find the one that is refused."""
-        return len(ops) > 1 and isinstance(error, Refused)
-
-    def verdict(self, error: SemelError) -> SemelError:
-        """The error of a trip that is given up: once anything was sent, nobody can say that nothing was stored."""
-        if self._sent and not isinstance(error, StoreUncertain):
-            return StoreUncertain(str(error))
-        return error
 
 
 class _Unreachable(StoreUnavailable):
@@ -112,12 +140,6 @@ def unreachable(error: Exception) -> StoreUnavailable:
     return _Unreachable(f"PostgreSQL cannot be reached: {text}")
 
 
-def each(ops: Sequence[Op[Any]], error: SemelError) -> list[Any]:
-    """The same failure for every Op, as errors of their own, in the words of the public tree."""
-    public = StoreUnavailable if isinstance(error, StoreUnavailable) else type(error)
-    answers = []
-    for _ in ops:
-        answer = public(str(error))
-        answer.__cause__ = error.__cause__
-        answers.append(answer)
-    return answers
+def unreadable() -> StoreURLError:
+    """The drivers show the part they stumble over, which may be the password: so they are not quoted."""
+    return StoreURLError("the PostgreSQL URL cannot be read: percent-encode what is special in its user and password")

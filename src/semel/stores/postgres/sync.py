@@ -28,8 +28,8 @@ from semel.stores.postgres.settings import (
     TIMEOUT,
     Settings,
     Trip,
-    each,
     unreachable,
+    unreadable,
 )
 from semel.stores.postgres.threads import Listener, Watchdog
 
@@ -51,6 +51,9 @@ def connect(settings: Settings) -> PsycopgConnection:
         raise MissingDependency("psycopg", "postgres") from error
     try:
         given = conninfo_to_dict(settings.url).get("options") or ""
+    except psycopg.Error:
+        raise unreadable() from None
+    try:
         raw = psycopg.connect(
             settings.url,
             autocommit=True,
@@ -101,28 +104,34 @@ class _Lane:
         self._connection = None
 
     def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        trip = Trip(0.0 if self._down else self._settings.patience)
-        while True:
+        trip = Trip(ops, 0.0 if self._down else self._settings.patience)
+        while left := trip.begin():
             try:
-                answers = self._once(ops)
+                self._once(left, trip.found)
                 self._down = False
-                return answers
             except SemelError as error:
-                if trip.apart(error, ops):
-                    return [self.run([op])[0] for op in ops]
+                if trip.apart(error):
+                    for at, op in trip.unanswered():
+                        trip.found[at] = self.run([op])[0]
+                    continue
                 pause = trip.pause_after(error)
                 if pause is None:
                     self._down = self._connection is None
-                    return each(ops, trip.verdict(error))
-            if pause:
-                time.sleep(pause)
+                elif pause:
+                    time.sleep(pause)
+        return trip.answers
 
-    def _once(self, ops: Sequence[Op[Any]]) -> list[Any]:
+    def _once(self, ops: Sequence[Op[Any]], found: list[Any]) -> None:
         connection = self._open()
         self.overdue_at = time.monotonic() + self._settings.timeout + 1.0
         self._watchdog.watch(self)
         try:
-            return run(dialect.program(ops), connection)
+            run(dialect.program(ops, found), connection)
+        except SemelError:
+            raise
+        except BaseException:  # interrupted in mid-statement: the connection still waits for that answer
+            self.close()
+            raise
         finally:
             self.overdue_at = float("inf")
             if connection.raw.closed:
@@ -186,7 +195,7 @@ class PostgresStore:
         return self._combiner.execute_many(ops)
 
     def wait(self, id: bytes, seconds: float) -> None:
-        if not self._listener.listen():
+        if not self._listener.listen(seconds):
             time.sleep(min(seconds, LISTEN_AGAIN / 4))
             return
         gate = self._listener.enter(id)  # before we ask to be told, so that no answer can slip in between

@@ -80,13 +80,13 @@ class Listener:
         self._hears = threading.Event()
         self._started = False
 
-    def listen(self) -> bool:
+    def listen(self, seconds: float) -> bool:
         """Start if need be; whether notifications are heard."""
         with self._lock:
             if not self._started:
                 self._started = True
                 threading.Thread(target=self._hear, name="semel-listener", daemon=True).start()
-        return self._hears.wait(self._settings.connect_timeout)
+        return self._hears.wait(min(seconds, self._settings.connect_timeout))
 
     def enter(self, id: bytes) -> threading.Lock:
         gate = threading.Lock()

@@ -1,0 +1,112 @@
+"""ASGI: a middleware that prepares and captures at the edge; the claim is made at the endpoint, before the handler.
+
+So authentication, rate limits and validation come first, and turn requests away without a claim. For an application
+whose endpoints cannot be decorated, ``routes=`` names the rules and the claim is made here, at the edge.
+
+A request without a key can claim nothing, so it costs next to nothing: no task, no buffer, no hash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import warnings
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import Final, TypeAlias
+
+from semel.engine.aio import AsyncSemel
+from semel.errors import ConfigurationError
+from semel.http.responder import App, Receive, Responder, Scope, Send
+from semel.http.routes import Routes
+from semel.http.rules import SAFE_METHODS, Action
+
+__all__ = ["Idempotency", "Responder", "current_responder"]
+
+TenantResolver: TypeAlias = Callable[[Scope], "str | Awaitable[str | None] | None"]
+
+_SAFE: Final = object()
+"""The request in hand is a GET or the like: its endpoint runs as if it were not declared."""
+_current: ContextVar[Responder | object | None] = ContextVar("semel_responder", default=None)
+_log = logging.getLogger("semel.http")
+
+
+def current_responder() -> Responder | None:
+    """The responder of the request in hand, for the decorators; None for a method that is never claimed."""
+    responder = _current.get()
+    if responder is None:
+        raise ConfigurationError(
+            "this endpoint is declared to happen once, and the Idempotency middleware is not installed: "
+            "app.add_middleware(Idempotency, guard=…)"
+        )
+    return responder if isinstance(responder, Responder) else None
+
+
+class Idempotency:
+    """``app.add_middleware(Idempotency, guard=guard, tenant=…)``"""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        guard: AsyncSemel,
+        tenant: TenantResolver | None = None,
+        routes: Mapping[tuple[str, str], Action] | None = None,
+        docs: str | None = None,
+    ) -> None:
+        """
+        :param tenant: whose request it is, from the ASGI scope, after authentication; its result scopes the keys.
+        :param routes: rules by (method, path) that are claimed here, for endpoints that are not decorated; a path may
+            have parts, like ``/orders/{id}``.
+        :param docs: a page that explains the errors; linked from them.
+        """
+        if not isinstance(guard, AsyncSemel):
+            raise ConfigurationError(f"ASGI is async: guard= takes an AsyncSemel, not {type(guard).__name__}")
+        if tenant is None and not guard.tenant:
+            warnings.warn(
+                "Idempotency has no tenant=: all callers share one space of keys, so one may be given another's answer",
+                stacklevel=2,
+            )
+        self.app = app
+        self.guard = guard
+        self.tenant = tenant
+        self.docs = docs
+        self.routes = Routes(routes)
+        self._rules: dict[int, tuple[Action, Action]] = {}
+        self._left: set[asyncio.Task[None]] = set()
+        """Handlers that finish without a client; the event loop itself would let go of them."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        if scope["method"] in SAFE_METHODS:
+            token = _current.set(_SAFE)
+            try:
+                await self.app(scope, receive, send)
+            finally:
+                _current.reset(token)
+            return
+        responder = Responder(self, scope, receive, send)
+        token = _current.set(responder)
+        try:
+            await responder.respond(self.routes.find(scope["method"], scope["path"]))
+        finally:
+            _current.reset(token)
+
+    def rule(self, declared: Action) -> Action:
+        """The rule under this guard's policy, made out once."""
+        known = self._rules.get(id(declared))
+        if known is None:  # the declared one is kept too, so that its id stays its own
+            known = self._rules[id(declared)] = (declared, declared.under(self.guard._policy))
+        return known[1]
+
+    def leave(self, task: asyncio.Task[None]) -> None:
+        """Let a handler finish that nobody waits for any more."""
+        self._left.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._left.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a handler failed after its client had gone", exc_info=task.exception())

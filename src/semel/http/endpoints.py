@@ -1,0 +1,144 @@
+"""Endpoints of ASGI frameworks, wrapped so that the claim is made just before the handler, sync handlers included."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias, TypeVar, cast
+
+from semel.core.ops import Op
+from semel.engine.declare import handle_parameter, refuse_generators
+from semel.engine.operation import AsyncOperation, Operation, running
+from semel.errors import ConfigurationError, PolicyError
+from semel.http.asgi import Responder, current_responder
+from semel.http.rules import Action
+
+__all__ = ["protect"]
+
+Endpoint: TypeAlias = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+def protect(function: F, rule: Action, blank: Callable[[], Any]) -> F:
+    """The endpoint under ``rule``.
+
+    :param blank: makes an answer of the framework's own, which takes the place of the handler's when it does not run;
+        the middleware sends the real one.
+    """
+    refuse_generators(function)
+    hints = _hints(function)
+    handle = handle_parameter(hints)
+    awaits = inspect.iscoroutinefunction(function)
+    if handle is not None and (Operation if awaits else AsyncOperation) in (
+        typing.get_args(hints[handle]) or (hints[handle],)
+    ):
+        wanted = "AsyncOperation" if awaits else "Operation"
+        raise PolicyError(f"{function.__qualname__}: annotate {handle} with {wanted}")
+    wrapper = (_async if awaits else _sync)(function, rule, blank, handle)
+    functools.update_wrapper(wrapper, function)
+    # Frameworks read the signature to know what to inject: with real types, and without what is injected here.
+    signature = inspect.signature(function)
+    wrapper.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[
+            p.replace(annotation=hints.get(p.name, p.annotation))
+            for p in signature.parameters.values()
+            if p.name != handle
+        ],
+        return_annotation=hints.get("return", signature.return_annotation),
+    )
+    wrapper.__annotations__ = {name: hint for name, hint in hints.items() if name != handle}
+    wrapper.__semel_rule__ = rule  # type: ignore[attr-defined]
+    return cast(F, wrapper)
+
+
+def _async(
+    function: Callable[..., Any], rule: Action, blank: Callable[[], Any], handle: str | None
+) -> Callable[..., Any]:
+    async def endpoint(*args: Any, **kwargs: Any) -> Any:
+        responder = current_responder()
+        if responder is not None and not await responder.claim(rule):
+            return blank()
+        attempt = None if responder is None else responder.attempt
+        if responder is None or attempt is None:
+            return await function(*args, **_given(kwargs, handle, None))
+        task = asyncio.current_task()
+        responder.watch(task)
+        token = running.set(attempt.operation)
+        try:
+            return await function(*args, **_given(kwargs, handle, attempt.operation))
+        except asyncio.CancelledError:
+            # Dealt with here, where it arrives: a framework's task group would make another error of it.
+            if not await responder.superseded(task):
+                raise
+            return blank()
+        finally:
+            running.reset(token)
+            responder.unwatch()
+
+    return endpoint
+
+
+def _sync(
+    function: Callable[..., Any], rule: Action, blank: Callable[[], Any], handle: str | None
+) -> Callable[..., Any]:
+    def endpoint(*args: Any, **kwargs: Any) -> Any:
+        responder = current_responder()
+        if responder is None:
+            return function(*args, **_given(kwargs, handle, None))
+        if not _through(responder, responder.claim(rule)):
+            return blank()
+        operation = _bridged(responder)
+        token = running.set(operation)
+        try:
+            return function(*args, **_given(kwargs, handle, operation))
+        finally:
+            running.reset(token)
+
+    return endpoint
+
+
+def _through(responder: Responder, work: Coroutine[Any, Any, T]) -> T:
+    """Do it in the event loop, and wait for it in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run_coroutine_threadsafe(work, responder.loop).result()
+    work.close()
+    raise ConfigurationError("a plain def endpoint was called in the event loop, which it would block for ever")
+
+
+def _bridged(responder: Responder) -> Operation | None:
+    """The handle of a handler that runs in a thread: what it stores goes through the event loop."""
+    attempt = responder.attempt
+    if attempt is None:
+        return None
+
+    def execute(op: Op[bool]) -> bool:
+        held: bool = _through(responder, attempt.execute(op))
+        return held
+
+    return Operation(attempt.call, attempt.lease, attempt.claimed, execute)
+
+
+def _given(kwargs: dict[str, Any], handle: str | None, operation: Any) -> dict[str, Any]:
+    return kwargs if handle is None else {**kwargs, handle: operation}
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations as types; one that names something local stays text, for the framework to judge."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except NameError:
+        found: dict[str, Any] = {}
+        for name, hint in function.__annotations__.items():
+            alone = types.SimpleNamespace(__annotations__={name: hint})
+            try:
+                found |= typing.get_type_hints(alone, function.__globals__, include_extras=True)
+            except NameError:
+                found[name] = hint
+        return found

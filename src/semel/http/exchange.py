@@ -1,0 +1,314 @@
+"""One request under the contract, as pure code: headers in, decisions and answers out. ASGI and WSGI use it alike.
+
+It reads the key, builds the fingerprint while the body streams by, captures the answer, and says what is sent. It makes
+no claim itself and knows neither sockets nor event loops.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from hashlib import blake2b
+from operator import itemgetter
+from typing import Any, Final
+from urllib.parse import quote
+
+from semel.core.canonical import canonical_json, parse_json, select_fields
+from semel.core.fingerprint import Fingerprint
+from semel.core.keys import header_value, parse_header
+from semel.core.outcomes import Call
+from semel.core.serializers import NotSerializable
+from semel.core.snapshot import Kind, StoredResponse, decode_response, encode_response
+from semel.engine.guard import Guard, checked_tenant
+from semel.errors import (
+    ConfigurationError,
+    DocumentError,
+    KeyInvalid,
+    KeyMissing,
+    KeyReused,
+    RequestError,
+    ResultNotStored,
+    SemelError,
+    StoreError,
+)
+from semel.http.problems import problem
+from semel.http.rules import Action
+from semel.observe import events
+
+__all__ = ["FAILED", "KEY", "Capture", "Exchange", "HTTPCall"]
+
+KEY: Final = b"idempotency-key"
+FAILED: Final = StoredResponse(500, [(b"content-type", b"text/plain; charset=utf-8")], b"Internal Server Error")
+"""What is remembered of a handler that raised, where that is an answer."""
+DOCUMENT_LIMIT: Final = 8 * 1024 * 1024
+"""Bytes of a request's body that are read as JSON; a larger one is compared byte by byte."""
+_PRECONDITIONS: Final = frozenset({b"content-type", b"if-match", b"if-none-match"})
+_EXPOSED: Final = ("Idempotency-Key", "Retry-After", "Link")
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"content-type", b"trailer", KEY})
+"""Lines that belong to one body; those of an answer that only stands for another are left out."""
+_LONGEST_PATH: Final = 200
+_log = logging.getLogger("semel.http")
+_name = itemgetter(0)
+
+
+class HTTPCall(Call):
+    """A call whose result is an HTTP answer."""
+
+    __slots__ = ()
+
+    def seal_value(self, result: Any) -> bytes:
+        response = as_response(result)
+        try:
+            return self._seal(response)
+        except NotSerializable:  # larger than the codec takes: like an answer above the limit
+            return self._seal(response._replace(body=b"", body_omitted=True))
+
+    def _seal(self, response: StoredResponse) -> bytes:
+        try:
+            payload = encode_response(
+                response.status, response.headers, response.body, body_omitted=response.body_omitted
+            )
+        except ValueError as error:
+            raise NotSerializable(str(error)) from error
+        return self.codec.seal(Kind.RESPONSE, "", payload, self.id)
+
+    def open_snapshot(self, blob: bytes | None) -> Any:
+        snapshot = self.codec.open(blob or b"", self.id)
+        if snapshot.kind is Kind.RESPONSE:
+            return decode_response(snapshot.payload)
+        try:  # said by guard.resolve(), in plain data
+            value = super().open_snapshot(blob)
+        except SemelError:
+            raise
+        except Exception as error:  # a remembered failure, from before this route was served over HTTP
+            raise ResultNotStored(f"{self} is done, but what is stored is no HTTP answer") from error
+        return as_response(value)
+
+
+def as_response(value: Any) -> StoredResponse:
+    """An answer from what ``resolve`` or a recover hook says: a StoredResponse as it is, plain data as JSON."""
+    if isinstance(value, StoredResponse):
+        return value
+    if value is None:
+        return StoredResponse(204, [], b"")
+    try:
+        body = json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise NotSerializable(
+            f"an HTTP answer is a StoredResponse or plain data, not {type(value).__name__}"
+        ) from error
+    return StoredResponse(200, [(b"content-type", b"application/json")], body)
+
+
+class Exchange:
+    """What is known of a request, and what will be said."""
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        query: bytes,
+        headers: Iterable[tuple[bytes, bytes]],
+        *,
+        secret: bytes | None = None,
+        docs: str | None = None,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.docs = docs
+        self.headers = [(name.lower(), value) for name, value in headers]
+        self.body: list[bytes] | None = []
+        """Chunks of the body, for rules that read it as a whole; None once it is larger than such rules read."""
+        self._body_size = 0
+        self.key: str | None = None
+        self._secret = secret
+        self._query = query
+        self._stream = Fingerprint(secret)
+        self._stream.open("body")
+
+    def fed(self, chunk: bytes) -> None:
+        """A chunk of the request's body came by."""
+        self._stream.update(chunk)
+        if self.body is not None:
+            self.body.append(chunk)
+            self._body_size += len(chunk)
+            if self._body_size > DOCUMENT_LIMIT:
+                self.body = None
+
+    def read_key(self, rule: Action) -> str | None:
+        """The key, or None where the route may go without. Raises KeyMissing or KeyInvalid."""
+        lines = [value for name, value in self.headers if name == KEY]
+        if not lines:
+            if rule.required:
+                raise KeyMissing("This request needs an Idempotency-Key header: a new key for each new request.")
+            return None
+        if len(lines) > 1:
+            raise KeyInvalid("Send one Idempotency-Key header line, not several.")
+        try:
+            text = lines[0].decode("ascii")
+        except UnicodeDecodeError as error:
+            raise KeyInvalid("The Idempotency-Key holds characters other than printable ASCII.") from error
+        self.key = parse_header(text, rule.key_mode, rule.key_format)
+        return self.key
+
+    def operation(self, rule: Action) -> str:
+        """What scopes the key, beside the tenant."""
+        if rule.scope == "tenant":
+            return "*"
+        path = self.path
+        if len(path) > _LONGEST_PATH or not path.isprintable():  # a store takes short text without control characters
+            digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+            path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
+        return f"{self.method} {path}"
+
+    def fingerprint(self, rule: Action) -> bytes:
+        """Of all that makes this request this request; asked once the body is through."""
+        parts = Fingerprint(self._secret)
+        method, path = self.method.encode(), self.path.encode("utf-8", "surrogatepass")
+        lengths = b"%d %d " % (len(method), len(path))  # so that no path can pass for one with a query
+        parts.part("target", lengths + method + path + self._query)
+        wanted = _PRECONDITIONS
+        if rule.fingerprint_headers:
+            wanted = wanted.union(name.lower().encode() for name in rule.fingerprint_headers)
+        lines = [line for line in self.headers if line[0] in wanted]
+        lines.sort(key=_name)  # lines of one name keep their order, names have none
+        for name, value in lines:
+            parts.part("header " + name.decode("latin-1"), value)
+        document = self._document(rule)
+        if document is None:
+            parts.part("body", self._stream.digest())
+        else:
+            parts.part("document", document)
+        return parts.digest()
+
+    def call(self, guard: Guard, rule: Action, key: str, tenant: str | None) -> Call:
+        """The call to claim, once the body is through."""
+        try:
+            whose = guard.tenant if tenant is None else checked_tenant(tenant)
+        except RequestError as error:  # not the client's mistake
+            raise ConfigurationError(f"tenant= gave no text of 1 to 255 characters: {error}") from error
+        return guard.make_call(
+            self.operation(rule),
+            key,
+            whose,
+            self.fingerprint(rule),
+            rule.under(guard._policy).policy,
+            kind=HTTPCall,
+        )
+
+    def tell_unprotected(self, guard: Guard, rule: Action) -> None:
+        """A route whose key is optional runs without one."""
+        guard.make_call(self.operation(rule), "", guard.tenant, b"", rule.policy).tell(events.Unprotected)
+
+    def _document(self, rule: Action) -> bytes | None:
+        """The body as canonical JSON, where the rule asks for that; None where it is no JSON: then its bytes count."""
+        if not rule.reads_json or self.body is None:
+            return None
+        try:
+            document = parse_json(b"".join(self.body))
+            if rule.only or rule.without:
+                document = select_fields(document, only=rule.only or None, without=rule.without or None)
+            return canonical_json(document)
+        except DocumentError:
+            return None
+
+    # -- answers
+
+    def refusal(self, error: SemelError, rule: Action | None) -> StoredResponse:
+        """The answer to a request that is not run, or whose outcome is not known."""
+        if error.status >= 500 and not isinstance(error, StoreError):  # the store's failures are events
+            _log.error("%s %a: %s", self.method, self.path, error)
+        status = rule.reused_status if rule is not None and isinstance(error, KeyReused) else None
+        answer = problem(error, instance=self.path, status=status, docs=self.docs)
+        length = (b"content-length", str(len(answer.body)).encode())
+        return answer._replace(headers=[*answer.headers, length, *self._echo()])
+
+    def replay(self, stored: StoredResponse, rule: Action) -> StoredResponse:
+        """The first answer again, marked as such."""
+        stored = as_response(stored)
+        lines = stored.headers
+        if stored.body_omitted:  # nothing is left to be decoded
+            lines = [line for line in lines if line[0] != b"content-encoding"]
+        headers = [*lines, (rule.replayed_header, b"omitted" if stored.body_omitted else b"true"), *self._echo()]
+        if stored.status not in (204, 304):
+            headers.append((b"content-length", str(len(stored.body)).encode()))
+        return stored._replace(headers=headers)
+
+    def first(self, headers: list[tuple[bytes, bytes]], rule: Action | None = None) -> list[tuple[bytes, bytes]]:
+        """The header lines of a first answer: its own, and the key as an echo."""
+        ours = (KEY, rule.replayed_header if rule is not None else b"idempotent-replayed")
+        return [*(line for line in headers if line[0] not in ours), *self._echo()]
+
+    def carried(
+        self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Action | None = None
+    ) -> list[tuple[bytes, bytes]]:
+        """The lines of an answer, with those that belong to the exchange that carries it, such as CORS's."""
+        left_out = _FRAMING if rule is None else _FRAMING | rule.replayed_headers
+        has = {name for name, _ in answer}
+        lines = ((bytes(name).lower(), bytes(value)) for name, value in carrier)
+        return [*answer, *(line for line in lines if line[0] not in left_out and line[0] not in has)]
+
+    def exposed(self, headers: list[tuple[bytes, bytes]], rule: Action | None = None) -> list[tuple[bytes, bytes]]:
+        """The same lines; where the answer speaks CORS, scripts may read ours."""
+        if not any(name == b"access-control-allow-origin" for name, _ in headers):
+            return headers
+        name = b"access-control-expose-headers"
+        said = [v.strip() for n, value in headers if n == name for v in value.decode("latin-1").split(",") if v.strip()]
+        mark = (rule.replayed_header if rule is not None else b"idempotent-replayed").decode("latin-1").title()
+        known = {word.lower() for word in said}
+        missing = [word for word in (*_EXPOSED, mark) if word.lower() not in known]
+        if not missing:
+            return headers
+        rest = [line for line in headers if line[0] != name]
+        return [*rest, (name, ", ".join([*said, *missing]).encode("latin-1"))]
+
+    def _echo(self) -> list[tuple[bytes, bytes]]:
+        if self.key is None:
+            return []
+        try:
+            return [(KEY, header_value(self.key).encode())]
+        except KeyInvalid:
+            return [(KEY, header_value(self.key, quote=True).encode())]
+
+
+class Capture:
+    """An answer on its way out: held back until it is stored, or, when it outgrows the limit, let through."""
+
+    def __init__(self, rule: Action) -> None:
+        self._rule = rule
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self.overflowed = False
+
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.headers = [(bytes(name).lower(), bytes(value)) for name, value in headers]
+
+    def add(self, chunk: bytes) -> bool:
+        """Keep a chunk; False once the answer is larger than may be kept, and should be let through."""
+        if self.overflowed:
+            return False
+        self._size += len(chunk)
+        self._chunks.append(bytes(chunk))  # a buffer of the application's may change after this
+        self.overflowed = self._size > self._rule.body_limit
+        return not self.overflowed
+
+    def taken(self) -> bytes:
+        """What was held back so far, handed over."""
+        body = b"".join(self._chunks)
+        self._chunks = []
+        return body
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._chunks)
+
+    def stored(self) -> StoredResponse:
+        """What is remembered of the answer."""
+        kept = [(name, value) for name, value in self.headers if name in self._rule.replayed_headers]
+        if self.overflowed or (self._size and not self._rule.keep_body):
+            return StoredResponse(self.status, kept, b"", True)
+        return StoredResponse(self.status, kept, self.body)

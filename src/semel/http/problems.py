@@ -1,0 +1,63 @@
+"""Errors as ``application/problem+json`` (RFC 9457): nothing of what is stored shows in them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Final
+from urllib.parse import quote
+
+from semel.core.snapshot import StoredResponse
+from semel.errors import InProgress, KeyReused, SemelError
+
+__all__ = ["TITLES", "problem"]
+
+TYPE: Final = "urn:semel:problem:"
+
+TITLES: Final = {
+    "idempotency_key_missing": "An Idempotency-Key is needed",
+    "idempotency_key_invalid": "The Idempotency-Key is malformed",
+    "idempotency_key_reused": "The Idempotency-Key was used for another request",
+    "idempotency_key_in_use": "The first request with this key is still being processed",
+    "idempotency_store_unavailable": "Requests cannot be recorded at the moment",
+    "idempotency_outcome_unknown": "What became of this request is not known",
+    "idempotency_too_many_keys": "Too many keys are in use",
+    "idempotency_lease_lost": "Another worker has taken over this request",
+}
+
+_DETAILS: Final = {
+    KeyReused.code: "This Idempotency-Key came before with another request. Use a new key for a new request.",
+    InProgress.code: "The first request with this key is still being processed. Send the same request again later.",
+}
+"""Said instead of the error's own words, which name the operation and the key."""
+
+
+def problem(error: SemelError, *, instance: str, status: int | None = None, docs: str | None = None) -> StoredResponse:
+    """The answer to a request that ended in ``error``."""
+    code = error.code
+    real = status or error.status
+    retry_after = None
+    if error.retryable:
+        retry_after = max(1, math.ceil(error.retry_after or 1))
+    body: dict[str, object] = {
+        "type": TYPE + code.removeprefix("idempotency_").replace("_", "-"),
+        "title": TITLES.get(code, "The request could not be made to happen once"),
+        "status": real,
+        "detail": _DETAILS.get(code) or _detail(error),
+        "instance": quote(instance, safe="/:@!$&'()*+,;=-._~", errors="replace"),
+        "code": code,
+        "retryable": error.retryable,
+    }
+    headers = [(b"content-type", b"application/problem+json"), (b"cache-control", b"no-store")]
+    if retry_after is not None:
+        body["retry_after"] = retry_after
+        headers.append((b"retry-after", str(retry_after).encode()))
+    if docs:
+        headers.append((b"link", f'<{docs}>; rel="describedby"'.encode("latin-1", "replace")))
+    return StoredResponse(real, headers, json.dumps(body).encode())
+
+
+def _detail(error: SemelError) -> str:
+    if error.status >= 500:
+        return "See the service's logs."  # what a store says is not for clients
+    return str(error)

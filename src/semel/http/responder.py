@@ -1,0 +1,333 @@
+"""One ASGI request under the contract: its body on the way in, its answer on the way out, and the attempt between.
+
+The claim is asked for by whoever knows the rule: the middleware at the edge, or a decorated endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from semel.core.outcomes import Outcome
+from semel.core.snapshot import StoredResponse
+from semel.engine.attempts import AsyncAttempt
+from semel.engine.operation import running
+from semel.errors import ConfigurationError, LeaseLost, SemelError
+from semel.http.exchange import FAILED, KEY, Capture, Exchange
+from semel.http.held_body import HeldBody
+from semel.http.rules import Action
+
+if TYPE_CHECKING:
+    from semel.http.asgi import Idempotency
+
+__all__ = ["App", "Message", "Receive", "Responder", "Scope", "Send"]
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_FILES: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
+"""Ways of a server to send a file that the application never reads: nothing could be captured."""
+
+
+def _has_key(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    return any(name == KEY or (len(name) == len(KEY) and name.lower() == KEY) for name, _ in headers)
+
+
+class Responder:
+    """One request: its body on the way in, its answer on the way out, and the attempt between."""
+
+    def __init__(self, middleware: Idempotency, scope: Scope, receive: Receive, send: Send) -> None:
+        self._middleware = middleware
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._held: HeldBody | None = None
+        self._body_done = False
+        self._gone: Message | None = None
+        """The message that the client hung up, when it came."""
+        self._settled: asyncio.Event | None = None
+        self._exchange: Exchange | None = None
+        self._rule: Action | None = None
+        self._answer: StoredResponse | None = None
+        self._answered = False
+        self._silent = False
+        self._start: Message | None = None
+        self._capture: Capture | None = None
+        self.loop = asyncio.get_running_loop()
+        self.attempt: AsyncAttempt | None = None
+
+    @property
+    def exchange(self) -> Exchange:
+        if self._exchange is None:
+            scope = self._scope
+            self._exchange = Exchange(
+                scope["method"],
+                scope["path"],
+                scope.get("query_string", b""),
+                scope["headers"],
+                secret=self._middleware.guard.secret,
+                docs=self._middleware.docs,
+            )
+        return self._exchange
+
+    async def respond(self, rule: Action | None) -> None:
+        """Run the application; ``rule`` is the one to be claimed here, at the edge."""
+        scope = self._scope
+        if not _has_key(scope["headers"]):
+            if rule is not None and not await self.claim(rule):
+                await self._say()
+                return
+            await self._middleware.app(scope, self._receive, self.send)
+            return
+        if "extensions" in scope and not _FILES.isdisjoint(scope["extensions"] or ()):
+            scope["extensions"] = {name: value for name, value in scope["extensions"].items() if name not in _FILES}
+        # A task of its own: when the client hangs up and the server cancels us, the handler still finishes, and its
+        # answer is stored for the retry.
+        task = self.loop.create_task(self._run(rule))
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                if self.attempt is None:
+                    task.cancel()
+                self._middleware.leave(task)
+            raise
+
+    async def _run(self, rule: Action | None) -> None:
+        task = asyncio.current_task()
+        try:
+            if rule is not None:
+                if not await self.claim(rule):
+                    await self._say()
+                    return
+                self.watch(task)
+                if self.attempt is not None:
+                    running.set(self.attempt.operation)  # for this task alone, which ends with the request
+            await self._middleware.app(self._scope, self.receive, self.send)
+            if self.attempt is not None:
+                raise RuntimeError("the application ended without an answer")
+        except BaseException as error:
+            if not await self._broken(error, task):
+                raise
+        finally:
+            if self._held is not None:
+                self._held.close()
+        await self._say()
+
+    # -- the attempt
+
+    def watch(self, task: asyncio.Task[Any] | None) -> None:
+        """Stop this task, which runs the handler, when the lease is lost."""
+        if self.attempt is not None and self.attempt.lease is not None and task is not None:
+            self.attempt.lease.on_lost = task.cancel
+
+    def unwatch(self) -> None:
+        """From here on only the record is settled, which must not be cancelled."""
+        if self.attempt is not None and self.attempt.lease is not None:
+            self.attempt.lease.on_lost = None
+
+    async def superseded(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether the handler was cancelled because its lease was lost; then its successor's answer is ours."""
+        attempt = self.attempt
+        if attempt is None or attempt.lease is None or not attempt.lease.lost:
+            return False
+        if task is not None:
+            if task.cancelling() > 1:
+                return False  # someone else wants it stopped as well
+            task.uncancel()
+        await self._settle(attempt.lost())
+        return True
+
+    async def claim(self, declared: Action) -> bool:
+        """Claim the request's key; whether the handler is to run. If not, what to answer is known."""
+        if self._rule is not None:
+            raise ConfigurationError("this request was claimed already: one rule for one request")
+        rule = self._rule = self._middleware.rule(declared)
+        exchange, guard = self.exchange, self._middleware.guard
+        try:
+            key = exchange.read_key(rule)
+            if key is None:
+                exchange.tell_unprotected(guard, rule)
+                return True
+            if not rule.reads_json:
+                exchange.body = None
+            while not self._body_done:
+                message = await self._take()
+                if message["type"] == "http.disconnect":  # half a request is none
+                    self._silent = True
+                    return False
+                if self._held is None:
+                    self._held = HeldBody()
+                self._held.add(message.get("body", b""))
+            begun = await guard.begin(exchange.call(guard, rule, key, await self._tenant()))
+        except ConfigurationError:
+            raise  # the service's mistake: for its logs, and no answer of ours
+        except SemelError as error:
+            self._answer = exchange.refusal(error, rule)
+            return False
+        finally:
+            exchange.body = None
+        if isinstance(begun, Outcome):
+            self._answer = exchange.replay(begun.value, rule)
+            return False
+        self.attempt = begun
+        self._capture = Capture(rule)
+        return True
+
+    async def _tenant(self) -> str | None:
+        resolve = self._middleware.tenant
+        if resolve is None:
+            return None
+        found = resolve(self._scope)
+        tenant = await found if inspect.isawaitable(found) else found
+        if not tenant:
+            raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")
+        return tenant
+
+    async def _settle(self, end: Awaitable[Outcome[Any]]) -> None:
+        """End the attempt. When it had been replaced, or cannot be stored, the answer is another one."""
+        rule = self._rule
+        assert rule is not None
+        self.unwatch()
+        try:
+            outcome = await end
+        except SemelError as error:
+            self._answer = self.exchange.refusal(error, rule)
+        else:
+            if outcome.replayed:
+                self._answer = self.exchange.replay(outcome.value, rule)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self.attempt = None
+        self._capture = None
+        if self._settled is not None:
+            self._settled.set()
+
+    async def _broken(self, error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+        """The application raised. Whether that is dealt with, and an answer known."""
+        attempt, rule = self.attempt, self._rule
+        if attempt is None or rule is None:
+            return False
+        self.unwatch()
+        if isinstance(error, asyncio.CancelledError) and await self.superseded(task):
+            return True
+        if isinstance(error, Exception) and rule.stores(500) and not isinstance(error, LeaseLost):
+            await self._settle(attempt.complete(FAILED))
+            if self._answer is None:
+                length = (b"content-length", str(len(FAILED.body)).encode())
+                self._answer = FAILED._replace(headers=self.exchange.first([*FAILED.headers, length], rule))
+            await self._say()
+            return False  # the client has its answer, and the server's log the error
+        try:
+            await attempt.fail(error)
+        finally:
+            self._release()
+        if isinstance(error, LeaseLost):  # what the handler wanted to save was refused
+            self._answer = self.exchange.refusal(error, rule)
+            return True
+        return False
+
+    # -- in
+
+    async def receive(self) -> Message:
+        """What the application reads its request from."""
+        if self._held is not None:
+            body = self._held.take()
+            more = bool(self._held)
+            if not more:
+                self._held = None
+            return {"type": "http.request", "body": body, "more_body": more}
+        message = self._gone or await self._take()
+        if message["type"] == "http.disconnect" and self.attempt is not None:
+            # An application that hears of it would stop half way. It hears when its answer is stored.
+            if self._settled is None:
+                self._settled = asyncio.Event()
+            await self._settled.wait()
+        return message
+
+    async def _take(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            body = message.get("body", b"")
+            if body:
+                self.exchange.fed(body)
+            self._body_done = not message.get("more_body", False)
+        elif message["type"] == "http.disconnect":
+            self._gone = message
+        return message
+
+    # -- out
+
+    async def send(self, message: Message) -> None:
+        """What the application writes its answer to."""
+        kind = message["type"]
+        if self._silent:
+            return
+        if self._answer is not None:
+            if kind == "http.response.start" and not self._answered:
+                await self._say(message.get("headers", ()))
+            return
+        capture = self._capture
+        if capture is None:
+            await self._send(message)
+        elif kind == "http.response.start":
+            self._start = message
+            capture.start(message["status"], message.get("headers", ()))
+        elif kind == "http.response.body":
+            await self._captured(capture, message)
+        elif kind in _FILES:
+            capture.overflowed = True
+            await self._finish(capture, message)
+        else:
+            await self._send(message)
+
+    async def _captured(self, capture: Capture, message: Message) -> None:
+        was_open = capture.overflowed
+        kept = capture.add(message.get("body", b""))
+        if not message.get("more_body", False):
+            body = message.get("body", b"") if was_open else capture.taken() if not kept else capture.body
+            await self._finish(capture, {"type": "http.response.body", "body": body, "more_body": False}, was_open)
+        elif not kept:
+            if not was_open:
+                await self._begin(capture)
+            body = message.get("body", b"") if was_open else capture.taken()
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _finish(self, capture: Capture, last: Message, begun: bool = False) -> None:
+        """The answer is whole: store it, and only then let it go, or its end."""
+        attempt, rule = self.attempt, self._rule
+        assert attempt is not None
+        assert rule is not None
+        stored = capture.stored()
+        await self._settle(attempt.complete(stored) if rule.stores(capture.status) else attempt.decline(stored))
+        if self._answer is None:
+            if not begun:
+                await self._begin(capture)
+            await self._send(last)
+        elif begun:
+            # Too late for another answer. An end that is missing tells the client that this one does not hold.
+            raise ConnectionError("the answer was let through, and could not be stored")
+        else:
+            await self._say()
+
+    async def _begin(self, capture: Capture) -> None:
+        assert self._start is not None
+        headers = self.exchange.exposed(self.exchange.first(capture.headers, self._rule), self._rule)
+        await self._send({**self._start, "headers": headers})
+
+    async def _say(self, carrier: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        """Send the answer that is known, in the place of the one that ``carrier`` are the lines of."""
+        answer, rule = self._answer, self._rule
+        if answer is None or self._answered:
+            return
+        self._answered = True
+        lines = self.exchange.exposed(self.exchange.carried(answer.headers, carrier, rule), rule)
+        await self._send({"type": "http.response.start", "status": answer.status, "headers": lines})
+        await self._send({"type": "http.response.body", "body": answer.body, "more_body": False})

@@ -1,0 +1,43 @@
+"""The table of routes that are claimed at the edge: rules by method and path, where a path may have ``{parts}``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from semel.errors import ConfigurationError
+from semel.http.rules import SAFE_METHODS, Action
+
+__all__ = ["Routes"]
+
+_PART = re.compile(r"\{\w+\}")
+
+
+class Routes:
+    """Finds the rule of a request. ``/orders/{id}`` is any one segment in that place; a path without parts wins."""
+
+    def __init__(self, rules: Mapping[tuple[str, str], Action] | None = None) -> None:
+        self._exact: dict[tuple[str, str], Action] = {}
+        self._patterns: list[tuple[str, re.Pattern[str], Action]] = []
+        for (method, path), rule in (rules or {}).items():
+            if method in SAFE_METHODS:
+                raise ConfigurationError(f"{method} {path} changes nothing and is never claimed: leave it out")
+            if method != method.upper() or not path.startswith("/"):
+                raise ConfigurationError(
+                    f'a route is a method and a path, like ("POST", "/orders"), not {method} {path}'
+                )
+            if not _PART.search(path):
+                self._exact[method, path] = rule
+                continue
+            literals = [re.escape(text) for text in _PART.split(path)]
+            self._patterns.append((method, re.compile("[^/]+".join(literals)), rule))
+
+    def find(self, method: str, path: str) -> Action | None:
+        """The rule for this request, or None: not declared."""
+        rule = self._exact.get((method, path))
+        if rule is not None or not self._patterns:
+            return rule
+        for wanted, pattern, declared in self._patterns:
+            if wanted == method and pattern.fullmatch(path):
+                return declared
+        return None

@@ -1,0 +1,121 @@
+"""What a route promises on the wire: its class, how its key is read, what is fingerprinted, stored and replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+from semel.core.keys import HeaderMode, KeyFormat
+from semel.core.policy import Policy
+from semel.errors import PolicyError
+
+__all__ = ["RELEASED", "REPLAYED_HEADERS", "SAFE_METHODS", "Action"]
+
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+"""Never claimed, never replayed, whatever they carry."""
+
+RELEASED: Final = frozenset({401, 403, 408, 409, 412, 423, 425, 428, 429})
+"""Refusals that say nothing about the request itself: the same key may be used again."""
+
+REPLAYED_HEADERS: Final = frozenset(
+    {
+        b"content-type",
+        b"content-language",
+        b"content-encoding",
+        b"content-disposition",
+        b"location",
+        b"content-location",
+        b"etag",
+        b"last-modified",
+        b"link",
+    }
+)
+"""Header lines that belong to the answer; all others belong to the exchange that carried it."""
+
+_NEVER: Final = frozenset({b"set-cookie", b"www-authenticate", b"date"})
+BODY_LIMIT: Final = 1024 * 1024
+_GUARDS: Final = Policy()
+"""Stands for "as the guard's policy says"; known by its identity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """A route that does something: it needs a key, and happens once for it."""
+
+    policy: Policy = _GUARDS
+    """Left out: the guard's."""
+    changes: tuple[tuple[str, Any], ...] = ()
+    """Settings of the guard's policy that are other for this route; filled by ``declared``."""
+    required: bool = True
+    """False: without a key the route runs unprotected, and says so in the events."""
+    key_mode: HeaderMode = "auto"
+    key_format: KeyFormat = field(default_factory=lambda: KeyFormat.named("any"))
+    reused_status: Literal[422, 409, 400] = 422
+    """The status of "same key, other payload"."""
+    scope: Literal["operation", "tenant"] = "operation"
+    """``tenant``: a key is good for one request in all of the service, whatever its path."""
+    external_effects: bool = False
+    """The handler changes things outside of the database, so a 5xx answer is an answer: stored, and not run again."""
+    released: frozenset[int] = RELEASED
+    replayed_headers: frozenset[bytes] = REPLAYED_HEADERS
+    replayed_header: bytes = b"idempotent-replayed"
+    """The name of the header line that marks a replay."""
+    fingerprint_headers: tuple[str, ...] = ()
+    """Header lines that make it another request, beside Content-Type and the preconditions."""
+    canonical_json: bool = False
+    """Compare JSON bodies by what they say (RFC 8785), not by their bytes."""
+    only: tuple[str, ...] = ()
+    """Fields of a JSON body that count, by dotted path; empty: all."""
+    without: tuple[str, ...] = ()
+    """Fields of a JSON body that do not count."""
+    body_limit: int = BODY_LIMIT
+    """Bytes of an answer's body that are kept; a larger one is remembered without it."""
+    keep_body: bool = True
+    """False for routes that issue secrets: the answer is remembered without its body."""
+
+    def __post_init__(self) -> None:
+        if self.reused_status not in (422, 409, 400):
+            raise PolicyError(f"reused_status is 422, 409 or 400, not {self.reused_status!r}")
+        if self.scope not in ("operation", "tenant"):
+            raise PolicyError(f'scope is "operation" or "tenant", not {self.scope!r}')
+        if any(name != name.lower() for name in self.replayed_headers) or self.replayed_header.lower() in _NEVER:
+            raise PolicyError("replayed_headers are names in lower case, as bytes")
+        if self.replayed_headers & _NEVER:
+            raise PolicyError("Set-Cookie, WWW-Authenticate and Date are never replayed: leave them out")
+        if self.body_limit < 0:
+            raise PolicyError("body_limit is a number of bytes, 0 or more")
+        if self.only and self.without:
+            raise PolicyError("name the fields that count (only=) or those that do not (without=), not both")
+
+    @property
+    def reads_json(self) -> bool:
+        return self.canonical_json or bool(self.only or self.without)
+
+    def stores(self, status: int) -> bool:
+        """Whether an answer of this status is the answer, to be replayed; else the key is free again."""
+        if status in self.released:
+            return False
+        return status < 500 or self.external_effects or self.policy.guarantee == "at_most_once"
+
+    def under(self, policy: Policy) -> Action:
+        """This rule under a guard's policy: that one, changed as the route says, unless the rule brings its own."""
+        if self._brings_its_own:
+            return self
+        return replace(self, policy=policy.but(**dict(self.changes)), changes=())
+
+    @property
+    def _brings_its_own(self) -> bool:
+        return self.policy is not _GUARDS and not self.changes
+
+    @classmethod
+    def declared(cls, base: Action | None = None, **settings: Any) -> Action:
+        """An Action from the keywords of a decorator: its own settings, and those of its policy."""
+        own = {name: settings.pop(name) for name in list(settings) if name in cls.__dataclass_fields__}
+        if isinstance(own.get("key_format"), str):
+            own["key_format"] = KeyFormat.named(own["key_format"])
+        start = base or cls()
+        if "policy" in own or start._brings_its_own:
+            own["policy"] = own.get("policy", start.policy).but(**settings)
+            return replace(start, **{**own, "changes": ()})
+        changes = {**dict(start.changes), **settings}
+        return replace(start, **{**own, "policy": _GUARDS.but(**changes), "changes": tuple(changes.items())})

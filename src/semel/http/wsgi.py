@@ -1,0 +1,96 @@
+"""WSGI: a middleware that prepares and captures at the edge; the claim is made at the endpoint, before the handler.
+
+The same shape and names as ``semel.http.asgi``, for ``Semel``. All of a request happens in the thread that serves it.
+For an application whose endpoints cannot be decorated, ``routes=`` names the rules and the claim is made here, at the
+edge. A request without a key can claim nothing, so it costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from semel.engine.sync import Semel
+from semel.errors import ConfigurationError
+from semel.http.routes import Routes
+from semel.http.rules import SAFE_METHODS, Action
+from semel.http.wsgi_lines import path_text
+from semel.http.wsgi_responder import App, Environ, Responder
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse
+
+__all__ = ["Idempotency", "Responder", "current_responder"]
+
+TenantResolver: TypeAlias = "Callable[[Environ], str | None]"
+
+_SAFE: Final = object()
+"""The request in hand is a GET or the like: its endpoint runs as if it were not declared."""
+_current: ContextVar[Responder | object | None] = ContextVar("semel_wsgi_responder", default=None)
+
+
+def current_responder() -> Responder | None:
+    """The responder of the request in hand, for the decorators; None for a method that is never claimed."""
+    responder = _current.get()
+    if responder is None:
+        raise ConfigurationError(
+            "this endpoint is declared to happen once, and the Idempotency middleware is not installed: "
+            "app.wsgi_app = Idempotency(app.wsgi_app, guard=…)"
+        )
+    return responder if isinstance(responder, Responder) else None
+
+
+class Idempotency:
+    """``application = Idempotency(application, guard=guard, tenant=…)``"""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        guard: Semel,
+        tenant: TenantResolver | None = None,
+        routes: Mapping[tuple[str, str], Action] | None = None,
+        docs: str | None = None,
+    ) -> None:
+        """
+        :param tenant: whose request it is, from the WSGI environ, after authentication; its result scopes the keys.
+        :param routes: rules by (method, path) that are claimed here, for endpoints that are not decorated; a path may
+            have parts, like ``/orders/{id}``.
+        :param docs: a page that explains the errors; linked from them.
+        """
+        if not isinstance(guard, Semel):
+            raise ConfigurationError(f"WSGI is sync: guard= takes a Semel, not {type(guard).__name__}")
+        if tenant is None and not guard.tenant:
+            warnings.warn(
+                "Idempotency has no tenant=: all callers share one space of keys, so one may be given another's answer",
+                stacklevel=2,
+            )
+        self.app = app
+        self.guard = guard
+        self.tenant = tenant
+        self.docs = docs
+        self.routes = Routes(routes)
+        self._rules: dict[int, tuple[Action, Action]] = {}
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] in SAFE_METHODS:
+            token = _current.set(_SAFE)
+            try:
+                return self.app(environ, start_response)
+            finally:
+                _current.reset(token)
+        responder = Responder(self, environ, start_response)
+        token = _current.set(responder)
+        try:
+            return responder.respond(self.routes.find(environ["REQUEST_METHOD"], path_text(environ)))
+        finally:
+            _current.reset(token)
+
+    def rule(self, declared: Action) -> Action:
+        """The rule under this guard's policy, made out once."""
+        known = self._rules.get(id(declared))
+        if known is None:  # the declared one is kept too, so that its id stays its own
+            known = self._rules[id(declared)] = (declared, declared.under(self.guard._policy))
+        return known[1]

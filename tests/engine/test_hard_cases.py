@@ -1,0 +1,365 @@
+# ruff: noqa: ASYNC110, E501
+"""Hard cases of the engines: what a reviewer broke once."""
+
+import asyncio
+import gc
+import os
+import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from semel import AsyncMemoryStore, AsyncSemel, AsyncSQLiteStore, MemoryStore, Semel, wait
+from semel.core.ops import Claim, Lookup, Renew, Sweep
+from semel.core.snapshot import Codec
+from semel.errors import InProgress, StoreUncertain
+
+
+class Watched:
+    """A sync store that counts Ops by kind and may do something first."""
+
+    def __init__(self, inner: Any, before: Any = None, after: Any = None) -> None:
+        self.inner, self.before, self.after, self.ops = inner, before, after, []
+        self.wakes = inner.wakes
+
+    def execute(self, op: Any) -> Any:
+        self.ops.append(op)
+        if self.before:
+            self.before(op)
+        answer = self.inner.execute(op)
+        if self.after:
+            self.after(op)
+        return answer
+
+    def execute_many(self, ops: Any) -> Any:
+        return [self.execute(op) for op in ops]
+
+    def wait(self, id: bytes, seconds: float) -> None:
+        self.inner.wait(id, seconds)
+
+    def close(self) -> None: ...
+
+
+class AsyncWatched:
+    def __init__(self, inner: Any, before: Any = None, after: Any = None) -> None:
+        self.inner, self.before, self.after, self.ops = inner, before, after, []
+        self.wakes = inner.wakes
+
+    async def execute(self, op: Any) -> Any:
+        self.ops.append(op)
+        if self.before:
+            await self.before(op)
+        answer = await self.inner.execute(op)
+        if self.after:
+            await self.after(op)
+        return answer
+
+    async def execute_many(self, ops: Any) -> Any:
+        return [await self.execute(op) for op in ops]
+
+    async def wait(self, id: bytes, seconds: float) -> None:
+        await self.inner.wait(id, seconds)
+
+    async def close(self) -> None: ...
+
+
+def kinds(store: Any, kind: type) -> int:
+    return sum(type(op) is kind for op in store.ops)
+
+
+def test_leases_are_renewed_in_the_second_event_loop_too() -> None:
+    """asyncio.run twice with one guard: _adopt() leaves _rings_at of the dead loop, so no timer is ever set again."""
+    store = AsyncWatched(AsyncMemoryStore())
+    guard = AsyncSemel(store, sweep_every=None)
+
+    async def quick() -> int:
+        return 1
+
+    async def slow() -> int:
+        await asyncio.sleep(0.5)
+        return 2
+
+    asyncio.run(guard.run("op", key="a", call=quick, lease=0.3))
+    asyncio.run(guard.run("op", key="b", call=slow, lease=0.3))
+    assert kinds(store, Renew) > 0
+
+
+def test_a_claim_found_by_its_nonce_is_renewed_before_its_lease_ends() -> None:
+    """The first send made the claim; its answer came late and was lost. Its lease counts from then, not from the second."""
+    lost: list[int] = []
+
+    def lose(op: Any) -> None:
+        if type(op) is Claim and not lost:
+            lost.append(1)
+            time.sleep(0.5)  # of 0.6 s of lease
+            raise StoreUncertain("no answer")
+
+    store = Watched(MemoryStore(), after=lose)
+    guard = Semel(store, sweep_every=None)
+    rival = Semel(store.inner, sweep_every=None)
+    ran: list[str] = []
+
+    def handler() -> None:
+        ran.append("first")
+        time.sleep(0.15)  # now 0.65 s after the claim was made; the first renewal is planned for 0.7 s
+        rival.run("op", key="k", call=lambda: ran.append("second"), lease=0.6)
+
+    with pytest.raises(InProgress):
+        guard.run("op", key="k", call=handler, lease=0.6)
+    assert ran == ["first"]
+
+
+def test_a_slow_sweep_does_not_cost_anybody_the_lease() -> None:
+    async def scenario() -> None:
+        async def slow_sweep(op: Any) -> None:
+            if type(op) is Sweep:
+                await asyncio.sleep(1.5)
+
+        store = AsyncWatched(AsyncMemoryStore(), before=slow_sweep)
+        guard = AsyncSemel(store, sweep_every=0.05)
+
+        async def handler() -> str:
+            await asyncio.sleep(0.9)
+            return "done"
+
+        assert await guard.run("op", key="k", call=handler, lease=0.3) == "done"
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_sweep_does_not_cost_a_thread_the_lease() -> None:
+    def slow_sweep(op: Any) -> None:
+        if type(op) is Sweep:
+            time.sleep(1.0)
+
+    store = Watched(MemoryStore(), before=slow_sweep)
+    guard = Semel(store, sweep_every=0.05)
+    rival = Semel(store.inner, sweep_every=None)
+    ran: list[str] = []
+
+    def handler() -> str:
+        ran.append("first")
+        time.sleep(0.7)
+        with pytest.raises(InProgress):
+            rival.run("op", key="k", call=lambda: ran.append("second"), lease=0.3)
+        return "done"
+
+    try:
+        guard.run("op", key="k", call=handler, lease=0.3)
+    finally:
+        guard.close()
+    assert ran == ["first"]
+
+
+class Broken:
+    """A cipher whose key service is down when the effect has happened."""
+
+    def __init__(self) -> None:
+        self.down = True
+
+    def encrypt(self, plaintext: bytes, context: bytes) -> bytes:
+        if self.down:
+            raise ConnectionError("KMS is down")
+        return plaintext
+
+    def decrypt(self, ciphertext: bytes, context: bytes) -> bytes:
+        return ciphertext
+
+
+def test_a_cipher_that_fails_does_not_make_a_finished_operation_run_again() -> None:
+    now = [1000.0]
+    cipher = Broken()
+    guard = Semel(MemoryStore(clock=lambda: now[0]), codec=Codec(cipher), sweep_every=None)
+    ran: list[int] = []
+    for _ in range(2):
+        try:
+            guard.run("op", key="k", call=lambda: ran.append(1))
+        except Exception as error:
+            print(repr(error))
+        now[0] += 31
+        cipher.down = False
+    assert ran == [1]
+
+
+class Mute(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+class Fussy:
+    name = "fussy"
+
+    def encode(self, value: Any) -> bytes:
+        raise Mute
+
+    def decode(self, payload: bytes) -> Any:
+        return None
+
+
+def test_a_serializer_whose_error_cannot_be_shown_does_not_make_it_run_again() -> None:
+    now = [1000.0]
+    guard = Semel(MemoryStore(clock=lambda: now[0]), sweep_every=None)
+    ran: list[int] = []
+
+    @guard.once(key="k", serializer=Fussy())
+    def function(k: str) -> None:
+        ran.append(1)
+
+    for _ in range(2):
+        try:
+            function("k")
+        except Exception as error:
+            print(type(error), error)
+        now[0] += 31
+    assert ran == [1]
+
+
+@pytest.mark.parametrize("remember", [None, "all"])
+def test_the_handlers_error_is_raised_though_it_cannot_be_shown(remember: Any) -> None:
+    guard = Semel(MemoryStore(), sweep_every=None)
+
+    def handler() -> None:
+        raise Mute
+
+    with pytest.raises(Mute):
+        guard.run("op", key="k", call=handler, remember=remember)
+
+
+def test_a_dead_event_loop_is_forgotten() -> None:
+    guard = Semel(MemoryStore(), sweep_every=None)
+
+    @guard.once(key="k")
+    async def function(k: str) -> int:
+        return 1
+
+    loops: list[Any] = []
+
+    async def main(k: str) -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await function(k)
+
+    for i in range(3):
+        asyncio.run(main(str(i)))
+    gc.collect()
+    assert [loop() for loop in loops if loop() is not None][1:] == []
+
+
+def test_a_full_default_executor_does_not_cost_the_lease() -> None:
+    """async def under a sync guard: renewals share asyncio's default threads with whatever the program does there."""
+    store = Watched(MemoryStore())
+    guard = Semel(store, sweep_every=None)
+
+    @guard.once(key="k", lease=0.3)
+    async def function(k: str) -> str:
+        await asyncio.to_thread(time.sleep, 0.8)
+        return "done"
+
+    async def main() -> str:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        return await function("k")
+
+    assert asyncio.run(main()) == "done"
+
+
+def test_waiters_that_gave_up_are_forgotten() -> None:
+    guard = Semel(MemoryStore(), sweep_every=None)
+    left: list[Any] = []
+
+    def handler() -> None:
+        for _ in range(20):
+            with pytest.raises(InProgress):
+                guard.run("op", key="k", call=lambda: None, on_duplicate=wait(0.001))
+        (flight,) = guard._flights.values()
+        left.append(len(flight.waiters or ()))
+
+    guard.run("op", key="k", call=handler)
+    assert left[0] <= 1
+
+
+def test_both_a_lost_lease_and_a_cancellation_end_in_the_cancellation() -> None:
+    async def scenario() -> None:
+        store = AsyncMemoryStore()
+        guard = AsyncSemel(store, sweep_every=None)
+        go = threading.Event()
+        began = threading.Event()
+
+        @guard.once(key="k", operation="op", lease=0.3)
+        def function(k: str) -> str:
+            began.set()
+            go.wait(3)
+            return "x"
+
+        task = asyncio.ensure_future(function("k"))  # type: ignore[arg-type]
+        while not began.is_set():
+            await asyncio.sleep(0.01)
+        await guard.release("op", "k", force=True)
+        await asyncio.sleep(0.3)  # the lease is found lost
+        task.cancel()
+        await asyncio.sleep(0.01)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+
+
+def test_a_forked_child_can_use_an_async_sqlite_store(tmp_path: Any) -> None:
+    store = AsyncSQLiteStore(tmp_path / "a.db")
+    asyncio.run(_look(store))
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            asyncio.run(asyncio.wait_for(_look(store), 3))
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+async def _look(store: Any) -> None:
+    await store.execute(Lookup(b"x" * 16))
+
+
+def test_a_store_whose_loop_was_closed_in_mid_air_works_in_the_next(tmp_path: Any) -> None:
+    store = AsyncSQLiteStore(tmp_path / "a.db")
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(_look(store))
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert not task.done()
+    loop.close()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    asyncio.run(asyncio.wait_for(_look(store), 3))
+
+
+def test_one_async_guard_in_two_living_loops_says_so() -> None:
+    guard = AsyncSemel(AsyncMemoryStore(), sweep_every=None)
+    errors: list[Any] = []
+    began, over = threading.Event(), threading.Event()
+
+    async def first() -> None:
+        async def handler() -> int:
+            began.set()
+            while not over.is_set():
+                await asyncio.sleep(0.01)
+            return 1
+
+        await guard.run("op", key="k", call=handler)
+
+    async def second() -> int:
+        return 2
+
+    thread = threading.Thread(target=lambda: asyncio.run(first()))
+    thread.start()
+    began.wait(3)
+    try:
+        asyncio.run(guard.run("op", key="other", call=second))
+    except Exception as error:
+        errors.append(error)
+    over.set()
+    thread.join()
+    assert [type(e).__name__ for e in errors] == ["ConfigurationError"]

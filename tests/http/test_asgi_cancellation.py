@@ -1,0 +1,106 @@
+"""Servers that cancel a request, and event loops that end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from semel import (
+    AsyncMemoryStore,
+    AsyncSemel,
+)
+from semel.http.fastapi import Idempotency
+from tests.http.asking import Counting, ask, at_the_edge, header, whose
+
+
+class Cancelled:
+    """A request whose handler waits, and whose server has cancelled it."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.came = asyncio.Event()
+        self.finished = asyncio.Event()
+        self.fails = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.came.set()
+        await self.open.wait()
+        if self.fails:
+            self.finished.set()
+            raise KeyError("nobody hears")
+        await Counting()(scope, receive, send)
+        self.finished.set()
+
+
+def test_a_server_that_cancels_does_not_stop_the_handler() -> None:
+    async def run() -> None:
+        app = Cancelled()
+        guarded = at_the_edge(app)
+        request = asyncio.ensure_future(ask(guarded))
+        await app.came.wait()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        app.open.set()
+        await app.finished.wait()
+        sent = await ask(guarded)
+        assert header(sent, b"idempotent-replayed") == [b"true"]
+        assert not guarded._left
+
+    asyncio.run(run())
+
+
+def test_a_handler_that_fails_without_its_client_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        app = Cancelled()
+        app.fails = True
+        request = asyncio.ensure_future(ask(at_the_edge(app)))
+        await app.came.wait()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        app.open.set()
+        await app.finished.wait()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert "after its client had gone" in caplog.text
+
+
+def test_a_server_that_cancels_stops_what_is_not_claimed() -> None:
+    async def run() -> None:
+        app = Cancelled()
+        guarded = Idempotency(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+        request = asyncio.ensure_future(ask(guarded))
+        await app.came.wait()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        app.open.set()
+        await asyncio.gather(*guarded._left, return_exceptions=True)
+        assert not app.finished.is_set()
+
+    asyncio.run(run())
+
+
+def test_a_loop_that_shuts_down_releases_the_key() -> None:
+    store = AsyncMemoryStore()
+    app = None
+
+    async def begin() -> None:
+        nonlocal app
+        app = Cancelled()
+        task = asyncio.ensure_future(ask(at_the_edge(app, AsyncSemel(store))))
+        await app.came.wait()
+        assert not task.done()
+
+    asyncio.run(begin())  # which cancels all that still runs
+
+    async def later() -> None:
+        assert await AsyncSemel(store).lookup("POST /pay", "k", tenant="alice") is None
+
+    asyncio.run(later())

@@ -1,0 +1,177 @@
+"""Policies of routes, what is stored for them, and what operators and hooks say in their place."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from semel import (
+    NOT_DONE,
+    AsyncMemoryStore,
+    AsyncSemel,
+    Codec,
+    Policy,
+    Recovered,
+    current_operation,
+)
+from semel.core.snapshot import StoredResponse
+from semel.engine.attempts import AsyncAttempt
+from semel.errors import LeaseLost
+from semel.http.exchange import HTTPCall
+from semel.http.fastapi import Action, Idempotency
+from semel.observe import events
+from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose
+
+
+def test_the_guards_policy_holds_for_routes_and_each_route_changes_its_own() -> None:
+    """Two routes that share a store: neither's settings win for both."""
+    guard = AsyncSemel(AsyncMemoryStore(), policy=Policy(ttl="1h", lease="7s"))
+    routes = {
+        ("POST", "/as-the-guard"): Action(required=False),
+        ("POST", "/shorter"): Action.declared(ttl="5m"),
+        ("POST", "/its-own"): Action(policy=Policy(ttl="2h")),
+        ("POST", "/changed"): Action.declared(Action(policy=Policy(ttl="2h")), lease="9s"),
+    }
+    guarded = Idempotency(Counting(), guard=guard, tenant=whose, routes=routes)
+    made = {path: guarded.rule(rule).policy for (_, path), rule in routes.items()}
+    assert {path: (policy.ttl, policy.lease) for path, policy in made.items()} == {
+        "/as-the-guard": ("1h", "7s"),
+        "/shorter": ("5m", "7s"),
+        "/its-own": ("2h", 30.0),
+        "/changed": ("2h", "9s"),
+    }
+
+
+def test_a_codec_that_takes_less_than_the_route_stores_the_answer_without_its_body() -> None:
+    class Large(Counting):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            self.runs += 1
+            await send({"type": "http.response.start", "status": 201, "headers": []})
+            await send({"type": "http.response.body", "body": b"x" * 500})
+
+    app = Large()
+    guarded = at_the_edge(app, AsyncSemel(AsyncMemoryStore(), codec=Codec(limit=200)))
+
+    async def run() -> None:
+        first, again = await ask(guarded), await ask(guarded)
+        assert body_of(first) == b"x" * 500
+        assert (again[0]["status"], body_of(again)) == (201, b"")
+        assert header(again, b"idempotent-replayed") == [b"omitted"]
+
+    asyncio.run(run())
+    assert app.runs == 1
+
+
+def test_what_someone_resolves_is_the_answer() -> None:
+    guard = AsyncSemel(AsyncMemoryStore())
+    app = Counting()
+    guarded = at_the_edge(app, guard, Action(policy=Policy(guarantee="at_most_once")))
+
+    async def interrupted(scope: Any, receive: Any, send: Any) -> None:
+        raise asyncio.CancelledError
+
+    async def run() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await ask(at_the_edge(interrupted, guard, Action(policy=Policy(guarantee="at_most_once"))))
+        unknown = await ask(guarded)
+        assert unknown[0]["status"] == 500
+        assert b"idempotency_outcome_unknown" in body_of(unknown)
+        await guard.resolve("POST /pay", "k", {"paid": True}, tenant="alice")
+        sent = await ask(guarded)
+        assert (sent[0]["status"], body_of(sent)) == (200, b'{"paid": true}')
+        assert header(sent, b"idempotent-replayed") == [b"true"]
+
+    asyncio.run(run())
+    assert app.runs == 0
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status", "body"),
+    [
+        (Recovered({"found": 1}), 200, b'{"found": 1}'),
+        (Recovered(StoredResponse(201, [(b"location", b"/7")], b"found")), 201, b"found"),
+        (Recovered(None), 204, b""),
+        (NOT_DONE, 200, b"run 1"),
+    ],
+)
+def test_a_recover_hook_finds_out_what_an_abandoned_attempt_did(verdict: Any, status: int, body: bytes) -> None:
+    now = [1000.0]
+    store = AsyncMemoryStore(clock=lambda: now[0])
+    asked: list[str] = []
+
+    async def recover() -> Any:
+        operation = current_operation()
+        assert operation is not None
+        asked.append(operation.key)
+        return verdict
+
+    async def run() -> None:
+        rule = Action(policy=Policy(recover=recover, lease="5s"))
+        guarded = at_the_edge(Counting(), AsyncSemel(store), rule)
+        dead = AsyncSemel(store)
+        exchange_call = dead.make_call(
+            "POST /pay", "k", "alice", b"", Policy(recover=recover, lease="5s"), kind=HTTPCall
+        )
+        assert isinstance(await dead.begin(exchange_call), AsyncAttempt)
+        now[0] += 60
+        sent = await ask(guarded)
+        assert (sent[0]["status"], body_of(sent)) == (status, body)
+        assert body_of(await ask(guarded)) == body
+        await dead.close()
+
+    asyncio.run(run())
+    assert asked == ["k"]
+
+
+def test_a_handler_that_is_refused_a_step_because_its_lease_is_lost_answers_409() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise LeaseLost("POST /pay[k]: another owner took over")
+
+    guard = AsyncSemel(AsyncMemoryStore())
+
+    async def run() -> None:
+        sent = await ask(at_the_edge(app, guard, Action(external_effects=True)))
+        assert sent[0]["status"] == 409
+        assert header(sent, b"retry-after") == [b"1"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/a\x00b", "/" + "x" * 5000, "/ä\u2028", "/\ud800"])
+def test_odd_paths_are_operations_that_every_store_takes(path: str) -> None:
+    seen: list[events.Event] = []
+    guard = AsyncSemel(AsyncMemoryStore(), on_event=seen.append)
+    app = Counting()
+    guarded = Idempotency(
+        app, guard=guard, tenant=whose, routes={("POST", path): Action(), ("POST", path + "2"): Action()}
+    )
+
+    async def run() -> None:
+        for asked in (path, path, path + "2"):
+            assert (await ask(guarded, scope_of(asked)))[0]["status"] == 200
+
+    asyncio.run(run())
+    assert app.runs == 2
+    for event in seen:
+        assert event.operation.isprintable()
+        assert len(event.operation) < 255
+
+
+def test_an_answer_outside_of_http_is_remembered_as_done() -> None:
+    class Odd(Counting):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            self.runs += 1
+            await send({"type": "http.response.start", "status": 1000, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+    app = Odd()
+    guarded = at_the_edge(app, rule=Action(external_effects=True))
+
+    async def run() -> None:
+        for _ in range(2):
+            assert b"idempotency_result_not_stored" in body_of(await ask(guarded))
+
+    asyncio.run(run())
+    assert app.runs == 1

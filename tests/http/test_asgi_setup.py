@@ -1,0 +1,195 @@
+"""Mistakes in the set-up: loud, early, and never a silent pass."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from semel import (
+    AsyncMemoryStore,
+    AsyncOperation,
+    AsyncSemel,
+    ConfigurationError,
+    MemoryStore,
+    Operation,
+    PolicyError,
+    Semel,
+)
+from semel.http.fastapi import Action, Idempotency, action
+from semel.http.routes import Routes
+from tests.http.asking import Counting, ask, at_the_edge, scope_of, whose
+
+
+def test_a_declared_endpoint_without_the_middleware_is_an_error_and_does_not_run() -> None:
+    runs = []
+
+    @action()
+    async def pay(request: Request) -> Response:
+        runs.append(1)
+        return PlainTextResponse("")
+
+    app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
+    with pytest.raises(ConfigurationError, match="middleware is not installed"):
+        asyncio.run(ask(app))
+    assert runs == []
+
+
+def test_one_request_is_claimed_once() -> None:
+    @action()
+    async def pay(request: Request) -> Response:
+        return PlainTextResponse("")
+
+    app = at_the_edge(Starlette(routes=[Route("/pay", pay, methods=["POST"])]))
+    with pytest.raises(ConfigurationError, match="claimed already"):
+        asyncio.run(ask(app))
+
+
+def test_no_tenant_is_a_loud_warning_unless_the_guard_has_one() -> None:
+    with pytest.warns(UserWarning, match="no tenant="):
+        Idempotency(Counting(), guard=AsyncSemel(AsyncMemoryStore()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Idempotency(Counting(), guard=AsyncSemel(AsyncMemoryStore(), tenant="shop"))
+
+
+@pytest.mark.parametrize(
+    ("resolver", "error"),
+    [
+        (lambda scope: scope["user"], KeyError),
+        (lambda scope: None, ConfigurationError),
+        (lambda scope: "", ConfigurationError),
+        (lambda scope: "t" * 256, ConfigurationError),
+        (lambda scope: 1.5, ConfigurationError),
+    ],
+)
+def test_a_tenant_that_cannot_be_told_is_the_services_error_and_nothing_runs(resolver: Any, error: Any) -> None:
+    app = Counting()
+    guarded = Idempotency(
+        app, guard=AsyncSemel(AsyncMemoryStore()), tenant=resolver, routes={("POST", "/pay"): Action()}
+    )
+    with pytest.raises(error):
+        asyncio.run(ask(guarded))
+    assert app.runs == 0
+
+
+def test_a_tenant_may_be_awaited() -> None:
+    async def resolver(scope: Any) -> str:
+        return "bob"
+
+    guard = AsyncSemel(AsyncMemoryStore())
+    guarded = Idempotency(Counting(), guard=guard, tenant=resolver, routes={("POST", "/pay"): Action()})
+
+    async def run() -> None:
+        await ask(guarded)
+        assert await guard.lookup("POST /pay", "k", tenant="bob") is not None
+
+    asyncio.run(run())
+
+
+def test_a_sync_guard_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="AsyncSemel"):
+        Idempotency(Counting(), guard=Semel(MemoryStore()), tenant=whose)  # type: ignore[arg-type]
+
+
+def test_rules_for_methods_that_change_nothing_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="GET /pay"):
+        Idempotency(Counting(), guard=AsyncSemel(AsyncMemoryStore()), tenant=whose, routes={("GET", "/pay"): Action()})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reused_status": 418},
+        {"scope": "planet"},
+        {"replayed_headers": frozenset({b"set-cookie"})},
+        {"replayed_headers": frozenset({b"ETag"})},
+        {"body_limit": -1},
+        {"only": ("a",), "without": ("b",)},
+        {"ttl": "soon"},
+        {"retries": 3},
+        {"key_format": "telephone"},
+    ],
+)
+def test_a_rule_that_cannot_be_meant_is_refused_when_it_is_declared(settings: dict[str, Any]) -> None:
+    with pytest.raises(PolicyError):
+        action(**settings)
+
+
+def test_a_generator_and_the_wrong_handle_are_refused_when_declared() -> None:
+    with pytest.raises(PolicyError, match="generator"):
+
+        @action()
+        async def stream() -> Any:
+            yield 1
+
+    with pytest.raises(PolicyError, match="AsyncOperation"):
+
+        @action()
+        async def pay(op: Operation) -> None: ...
+
+    with pytest.raises(PolicyError, match="annotate op with Operation"):
+
+        @action()
+        def pay_in_thread(op: AsyncOperation) -> None: ...
+
+
+def test_a_sync_endpoint_called_in_the_event_loop_is_an_error_and_no_deadlock() -> None:
+    @action()
+    def pay() -> None: ...
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        pay()
+
+    guarded = Idempotency(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+    with pytest.raises(ConfigurationError, match="event loop"):
+        asyncio.run(ask(guarded))
+
+
+def test_a_path_may_have_parts_and_a_literal_one_wins() -> None:
+    refund, special, put = Action(required=False), Action(external_effects=True), Action(keep_body=False)
+    routes = Routes(
+        {
+            ("POST", "/orders/{id}/refund"): refund,
+            ("POST", "/orders/special/refund"): special,
+            ("PUT", "/orders/{id}.json"): put,
+        }
+    )
+    assert routes.find("POST", "/orders/7/refund") is refund
+    assert routes.find("POST", "/orders/special/refund") is special
+    assert routes.find("PUT", "/orders/7.json") is put
+    for method, path in [
+        ("PUT", "/orders/7/refund"),
+        ("POST", "/orders//refund"),
+        ("POST", "/orders/7/8/refund"),
+        ("POST", "/orders/7/refund/"),
+        ("POST", "/orders/7/refund\n"),
+        ("PUT", "/orders/7xjson"),
+    ]:
+        assert routes.find(method, path) is None
+
+
+@pytest.mark.parametrize("route", [("GET", "/pay"), ("post", "/pay"), ("POST", "pay")])
+def test_a_route_that_would_never_be_found_is_refused(route: tuple[str, str]) -> None:
+    with pytest.raises(ConfigurationError):
+        Routes({route: Action()})
+
+
+def test_requests_to_a_path_with_parts_are_operations_of_their_own() -> None:
+    app = Counting()
+    guarded = Idempotency(
+        app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose, routes={("POST", "/orders/{id}"): Action()}
+    )
+
+    async def run() -> None:
+        for path in ("/orders/1", "/orders/1", "/orders/2"):
+            assert (await ask(guarded, scope_of(path)))[0]["status"] == 200
+
+    asyncio.run(run())
+    assert app.runs == 2
