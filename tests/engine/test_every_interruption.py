@@ -52,13 +52,14 @@ def interrupted_at(n: int, files: tuple[str, ...], work: Any) -> str | None:
             last.pop(id(frame), None)
         return trace
 
+    before = sys.gettrace()  # coverage's, perhaps
     sys.settrace(trace)
     try:
         contextvars.copy_context().run(work)
     except Interrupt:
         pass
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     return where[0] if where else None
 
 

@@ -7,6 +7,7 @@ anew beside the real one, inside a transaction that is rolled back, and lists wh
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sqlite3
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Schema:
     aside: tuple[str, ...]
     """How to begin making the schema anew beside the real one."""
 
+    @functools.cache  # noqa: B019 - there are as many schemas as dialects
     def migrations(self) -> list[tuple[int, str, list[str]]]:
         """(number, name, statements) of every file, in order."""
         found = []
