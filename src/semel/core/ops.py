@@ -1,8 +1,8 @@
 """The Ops: all that a flow can ask of a store, and what it is told.
 
 An Op carries durations, never instants: the store's own server clock decides when a lease or a record ends, so the
-clocks of workers do not matter. Every Op is one atomic step and may be sent again when its answer was lost: a Claim
-is known by its nonce, the rest by the token.
+clocks of workers do not matter. Every Op is one atomic step. All but Resolve may be sent again when the answer was
+lost: a Claim is known by its nonce, the rest by the token.
 """
 
 from __future__ import annotations
