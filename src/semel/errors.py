@@ -13,9 +13,14 @@
     │   ├── KeyMissing        400
     │   ├── KeyInvalid        400
     │   ├── KeyReused         422   the same key came with another request
+    │   ├── KeyExpired        422   the answer under this key has expired: use a new key
     │   ├── DocumentError     400   a JSON document is malformed, or has no canonical form (also a ValueError)
     │   ├── InProgress        409   the first still runs: retry later
-    │   ├── TooManyKeys       429
+    │   ├── TooManyKeys       429   the tenant holds as many live keys as its quota allows
+    │   ├── PreconditionError
+    │   │   ├── PreconditionInvalid   400   If-Match or If-None-Match is malformed
+    │   │   ├── PreconditionFailed    412   the resource is not what the caller thinks it is
+    │   │   └── PreconditionRequired  428   the route changes nothing unconditionally
     │   └── NotResolvable     409   resolve() or release() of an operation that is not in doubt
     ├── OutcomeError                the operation ran, or may have run
     │   ├── OutcomeUnknown    500   an attempt ended without a word; someone must resolve it
@@ -40,6 +45,7 @@ __all__ = [
     "ConfigurationError",
     "DocumentError",
     "InProgress",
+    "KeyExpired",
     "KeyInvalid",
     "KeyMissing",
     "KeyReused",
@@ -50,6 +56,10 @@ __all__ = [
     "OutcomeError",
     "OutcomeUnknown",
     "PolicyError",
+    "PreconditionError",
+    "PreconditionFailed",
+    "PreconditionInvalid",
+    "PreconditionRequired",
     "RememberedFailure",
     "RequestError",
     "ResultNotStored",
@@ -131,6 +141,13 @@ class KeyReused(RequestError):
     code = "idempotency_key_reused"
 
 
+class KeyExpired(RequestError):
+    """The key was used so long ago that its answer is forgotten; it is not run again: use a new key."""
+
+    status = 422
+    code = "idempotency_key_expired"
+
+
 class DocumentError(RequestError, ValueError):
     """The JSON document is malformed, or has no canonical form."""
 
@@ -150,11 +167,39 @@ class InProgress(RequestError):
 
 
 class TooManyKeys(RequestError):
-    """The principal holds more live keys than its quota allows."""
+    """The tenant holds as many live keys as its quota allows; keys that exist still work."""
 
     status = 429
     code = "idempotency_too_many_keys"
     retryable = True
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class PreconditionError(RequestError):
+    """The request's If-Match or If-None-Match is missing, malformed, or does not hold; nothing was changed."""
+
+    code = "precondition_invalid"
+
+
+class PreconditionInvalid(PreconditionError):
+    """If-Match or If-None-Match is no ``*`` and no list of entity tags."""
+
+
+class PreconditionFailed(PreconditionError):
+    """The resource is not in the state that the request names: read it again, and decide anew."""
+
+    status = 412
+    code = "precondition_failed"
+
+
+class PreconditionRequired(PreconditionError):
+    """The route makes conditional changes only, and the request names no state."""
+
+    status = 428
+    code = "precondition_required"
 
 
 class NotResolvable(RequestError):

@@ -175,3 +175,72 @@ def test_an_answer_outside_of_http_is_remembered_as_done() -> None:
 
     asyncio.run(run())
     assert app.runs == 1
+
+
+def test_an_error_that_the_policy_remembers_is_an_answer_of_500_and_replayed() -> None:
+    class Refused(Exception):
+        pass
+
+    class Refusing(Counting):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            self.runs += 1
+            raise Refused("the provider says no")
+
+    app = Refusing()
+    guarded = at_the_edge(app, rule=Action.declared(remember=Refused))
+
+    async def run() -> None:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        with pytest.raises(Refused):  # for the server's log
+            await guarded(scope_of(), receive, send)
+        again = await ask(guarded)
+        assert sent[0]["status"] == again[0]["status"] == 500
+        assert body_of(again) == body_of(sent)
+        assert header(again, b"idempotent-replayed") == [b"true"]
+
+    asyncio.run(run())
+    assert app.runs == 1
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_released_answer_of_an_owner_that_was_replaced_is_not_sent(finished: bool) -> None:
+    """The new owner's answer is the client's, or 409: never what the old one says after it was fenced off."""
+    guard = AsyncSemel(AsyncMemoryStore(), policy=Policy(lease=0.2))
+
+    class Limited(Counting):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            self.runs += 1
+            record = await guard.lookup("POST /pay", "k", tenant="alice")
+            assert record is not None
+            await guard.release("POST /pay", "k", tenant="alice", force=True)
+            other = AsyncSemel(guard.store)
+            call = other.make_call("POST /pay", "k", "alice", record.fingerprint, Policy(), kind=HTTPCall)
+            successor = await other.begin(call)
+            assert isinstance(successor, AsyncAttempt)
+            if finished:
+                await successor.complete(StoredResponse(202, [], b"the successor's"))
+            else:
+                self.successor = successor  # runs on
+            try:
+                await asyncio.sleep(30)  # cancelled when the lease is found lost, and deaf to it
+            except asyncio.CancelledError:
+                asyncio.current_task().uncancel()  # type: ignore[union-attr]
+            await send({"type": "http.response.start", "status": 429, "headers": []})
+            await send({"type": "http.response.body", "body": b"slow down"})
+
+    async def run() -> None:
+        sent = await ask(at_the_edge(Limited(), guard))
+        if finished:
+            assert (sent[0]["status"], body_of(sent)) == (202, b"the successor's")
+        else:
+            assert sent[0]["status"] == 409
+            assert b"idempotency_key_in_use" in body_of(sent)
+
+    asyncio.run(run())

@@ -387,7 +387,7 @@ def test_a_refusal_of_an_owner_that_was_replaced_is_not_told(protect: Callable[.
     for query in ("", "raise"):
         seen = serve(served, environ(QUERY_STRING=query))
         assert seen.status[:3] == "409"
-        assert b"idempotency_lease_lost" in seen.body
+        assert b"idempotency_key_in_use" in seen.body
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
@@ -429,7 +429,7 @@ def test_a_handler_that_learns_that_its_lease_is_lost(protect: Callable[..., Ide
 
     seen = serve(protect(app))
     assert seen.status[:3] == "409"
-    assert b"idempotency_lease_lost" in seen.body
+    assert b"idempotency_key_in_use" in seen.body
 
 
 def test_an_application_that_raises_in_the_place_of_a_replay_is_not_hushed_up(guard: Semel) -> None:

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import warnings
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Final, TypeAlias
 
 from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError
+from semel.http.middleware import Middleware
 from semel.http.responder import App, Receive, Responder, Scope, Send
-from semel.http.routes import Routes
-from semel.http.rules import SAFE_METHODS, Action
+from semel.http.rules import SAFE_METHODS, Rule
 
 __all__ = ["Idempotency", "Responder", "current_responder"]
 
@@ -42,7 +42,7 @@ def current_responder() -> Responder | None:
     return responder if isinstance(responder, Responder) else None
 
 
-class Idempotency:
+class Idempotency(Middleware[App, AsyncSemel]):
     """``app.add_middleware(Idempotency, guard=guard, tenant=…)``"""
 
     def __init__(
@@ -51,7 +51,7 @@ class Idempotency:
         *,
         guard: AsyncSemel,
         tenant: TenantResolver | None = None,
-        routes: Mapping[tuple[str, str], Action] | None = None,
+        routes: Mapping[tuple[str, str], Rule] | None = None,
         docs: str | None = None,
     ) -> None:
         """
@@ -60,23 +60,13 @@ class Idempotency:
             have parts, like ``/orders/{id}``.
         :param docs: a page that explains the errors; linked from them.
         """
-        if not isinstance(guard, AsyncSemel):
-            raise ConfigurationError(f"ASGI is async: guard= takes an AsyncSemel, not {type(guard).__name__}")
-        if tenant is None and not guard.tenant:
-            warnings.warn(
-                "Idempotency has no tenant=: all callers share one space of keys, so one may be given another's answer",
-                stacklevel=2,
-            )
-        self.app = app
-        self.guard = guard
-        self.tenant = tenant
-        self.docs = docs
-        self.routes = Routes(routes)
-        self._rules: dict[int, tuple[Action, Action]] = {}
+        super().__init__(app, guard, AsyncSemel, tenant=tenant, routes=routes, docs=docs)
         self._left: set[asyncio.Task[None]] = set()
         """Handlers that finish without a client; the event loop itself would let go of them."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._reported:
+            self._list(scope)
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -94,12 +84,15 @@ class Idempotency:
         finally:
             _current.reset(token)
 
-    def rule(self, declared: Action) -> Action:
-        """The rule under this guard's policy, made out once."""
-        known = self._rules.get(id(declared))
-        if known is None:  # the declared one is kept too, so that its id stays its own
-            known = self._rules[id(declared)] = (declared, declared.under(self.guard._policy))
-        return known[1]
+    def _list(self, scope: Scope) -> None:
+        """The first scope of a Starlette application knows it, and by then all of its routes are there."""
+        app = scope.get("app")
+        starlette = sys.modules.get("starlette.applications")
+        if self.known is None and starlette is not None and isinstance(app, starlette.Starlette):
+            from semel.http.fastapi import endpoints
+
+            self.known = lambda: endpoints(app)
+        self.report()
 
     def leave(self, task: asyncio.Task[None]) -> None:
         """Let a handler finish that nobody waits for any more."""

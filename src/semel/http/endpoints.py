@@ -13,9 +13,10 @@ from typing import Any, TypeAlias, TypeVar, cast
 from semel.core.ops import Op
 from semel.engine.declare import handle_parameter, refuse_generators
 from semel.engine.operation import AsyncOperation, Operation, running
-from semel.errors import ConfigurationError, PolicyError
+from semel.errors import ConfigurationError, PolicyError, PreconditionError
 from semel.http.asgi import Responder, current_responder
-from semel.http.rules import Action
+from semel.http.conditional import hold, let_go
+from semel.http.rules import Rule
 
 __all__ = ["protect"]
 
@@ -24,11 +25,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
-def protect(function: F, rule: Action, blank: Callable[[], Any]) -> F:
+def protect(function: F, rule: Rule, blank: Callable[[], Any], abort: Callable[[int], Exception]) -> F:
     """The endpoint under ``rule``.
 
     :param blank: makes an answer of the framework's own, which takes the place of the handler's when it does not run;
         the middleware sends the real one.
+    :param abort: makes the framework's own exception for a refusal of this status, so that whatever cleans up after a
+        handler, such as a database session, sees that it failed; here too the middleware sends the real answer.
     """
     refuse_generators(function)
     hints = _hints(function)
@@ -39,7 +42,7 @@ def protect(function: F, rule: Action, blank: Callable[[], Any]) -> F:
     ):
         wanted = "AsyncOperation" if awaits else "Operation"
         raise PolicyError(f"{function.__qualname__}: annotate {handle} with {wanted}")
-    wrapper = (_async if awaits else _sync)(function, rule, blank, handle)
+    wrapper = (_async if awaits else _sync)(function, rule, blank, abort, handle)
     functools.update_wrapper(wrapper, function)
     # Frameworks read the signature to know what to inject: with real types, and without what is injected here.
     signature = inspect.signature(function)
@@ -57,20 +60,24 @@ def protect(function: F, rule: Action, blank: Callable[[], Any]) -> F:
 
 
 def _async(
-    function: Callable[..., Any], rule: Action, blank: Callable[[], Any], handle: str | None
-) -> Callable[..., Any]:
+    function: Endpoint, rule: Rule, blank: Callable[[], Any], abort: Callable[[int], Exception], handle: str | None
+) -> Endpoint:
     async def endpoint(*args: Any, **kwargs: Any) -> Any:
         responder = current_responder()
         if responder is not None and not await responder.claim(rule):
             return blank()
-        attempt = None if responder is None else responder.attempt
-        if responder is None or attempt is None:
+        if responder is None:
             return await function(*args, **_given(kwargs, handle, None))
+        attempt = responder.attempt
+        operation = None if attempt is None else attempt.operation
         task = asyncio.current_task()
         responder.watch(task)
-        token = running.set(attempt.operation)
+        token, held = running.set(operation), hold(responder.preconditions)
         try:
-            return await function(*args, **_given(kwargs, handle, attempt.operation))
+            return await function(*args, **_given(kwargs, handle, operation))
+        except PreconditionError as error:
+            await responder.refuse(error)
+            raise abort(error.status) from error
         except asyncio.CancelledError:
             # Dealt with here, where it arrives: a framework's task group would make another error of it.
             if not await responder.superseded(task):
@@ -78,14 +85,15 @@ def _async(
             return blank()
         finally:
             running.reset(token)
+            let_go(held)
             responder.unwatch()
 
     return endpoint
 
 
 def _sync(
-    function: Callable[..., Any], rule: Action, blank: Callable[[], Any], handle: str | None
-) -> Callable[..., Any]:
+    function: Endpoint, rule: Rule, blank: Callable[[], Any], abort: Callable[[int], Exception], handle: str | None
+) -> Endpoint:
     def endpoint(*args: Any, **kwargs: Any) -> Any:
         responder = current_responder()
         if responder is None:
@@ -93,11 +101,15 @@ def _sync(
         if not _through(responder, responder.claim(rule)):
             return blank()
         operation = _bridged(responder)
-        token = running.set(operation)
+        token, held = running.set(operation), hold(responder.preconditions)
         try:
             return function(*args, **_given(kwargs, handle, operation))
+        except PreconditionError as error:
+            _through(responder, responder.refuse(error))
+            raise abort(error.status) from error
         finally:
             running.reset(token)
+            let_go(held)
 
     return endpoint
 

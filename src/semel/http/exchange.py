@@ -24,21 +24,26 @@ from semel.engine.guard import Guard, checked_tenant
 from semel.errors import (
     ConfigurationError,
     DocumentError,
+    InProgress,
     KeyInvalid,
     KeyMissing,
     KeyReused,
+    LeaseLost,
     RequestError,
     ResultNotStored,
     SemelError,
     StoreError,
 )
+from semel.http.conditional import Preconditions, preconditions
 from semel.http.problems import problem
-from semel.http.rules import Action
+from semel.http.rules import Action, Conditional
 from semel.observe import events
 
-__all__ = ["FAILED", "KEY", "Capture", "Exchange", "HTTPCall"]
+__all__ = ["FAILED", "KEY", "SETTLED", "Capture", "Exchange", "HTTPCall"]
 
 KEY: Final = b"idempotency-key"
+SETTLED: Final = StoredResponse(204, [], b"")
+"""The answer to a deletion of what is not there."""
 FAILED: Final = StoredResponse(500, [(b"content-type", b"text/plain; charset=utf-8")], b"Internal Server Error")
 """What is remembered of a handler that raised, where that is an answer."""
 DOCUMENT_LIMIT: Final = 8 * 1024 * 1024
@@ -193,12 +198,20 @@ class Exchange:
             key,
             whose,
             self.fingerprint(rule),
-            rule.under(guard._policy).policy,
+            rule.policy,
             kind=HTTPCall,
         )
 
+    def preconditions(self, rule: Action) -> Preconditions | None:
+        """What the request asks of the resource, where the route is conditional. Raises PreconditionError."""
+        if not isinstance(rule, Conditional):
+            return None
+        return preconditions(self.headers, required=rule.precondition_required)
+
     def tell_unprotected(self, guard: Guard, rule: Action) -> None:
-        """A route whose key is optional runs without one."""
+        """A route whose key is optional runs without one. A conditional one is protected by its precondition."""
+        if isinstance(rule, Conditional):
+            return
         guard.make_call(self.operation(rule), "", guard.tenant, b"", rule.policy).tell(events.Unprotected)
 
     def _document(self, rule: Action) -> bytes | None:
@@ -217,6 +230,8 @@ class Exchange:
 
     def refusal(self, error: SemelError, rule: Action | None) -> StoredResponse:
         """The answer to a request that is not run, or whose outcome is not known."""
+        if isinstance(error, LeaseLost):  # for a client there is one thing to know: another attempt is on its way
+            error = InProgress(str(error), retry_after=error.retry_after)
         if error.status >= 500 and not isinstance(error, StoreError):  # the store's failures are events
             _log.error("%s %a: %s", self.method, self.path, error)
         status = rule.reused_status if rule is not None and isinstance(error, KeyReused) else None

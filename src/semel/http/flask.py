@@ -15,6 +15,7 @@ and a replay is authorised as any request is.
 from __future__ import annotations
 
 import functools
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -24,8 +25,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from semel.engine.declare import handle_parameter
 from semel.engine.operation import AsyncOperation, running
 from semel.engine.sync import Semel
-from semel.errors import ConfigurationError, MissingDependency, PolicyError
-from semel.http.rules import Action
+from semel.errors import ConfigurationError, MissingDependency, PolicyError, PreconditionError
+from semel.http.conditional import check_match, etag, hold, let_go
+from semel.http.inventory import Endpoint, declared_rule, exempted
+from semel.http.rules import Action, Conditional, Natural, Rule
 from semel.http.wsgi import Idempotency, current_responder
 from semel.http.wsgi_responder import Environ
 
@@ -37,7 +40,10 @@ except ImportError as error:
 if TYPE_CHECKING:
     from flask import Flask, Request
 
-__all__ = ["Action", "SemelFlask", "action"]
+__all__ = [
+    "Action", "Conditional", "Natural", "SemelFlask", "action", "check_match", "conditional", "endpoints", "etag",
+    "exempt", "natural",
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 TenantResolver: TypeAlias = "Callable[[Request], str | None]"
@@ -71,9 +77,10 @@ class SemelFlask:
         if NAME in app.extensions:
             raise ConfigurationError("SemelFlask is installed in this app already: one guard for one app")
         app.extensions[NAME] = self
-        app.wsgi_app = Idempotency(  # type: ignore[method-assign]
-            app.wsgi_app, guard=self.guard, tenant=self.tenant and self._tenant, docs=self.docs
-        )
+        middleware = Idempotency(app.wsgi_app, guard=self.guard, tenant=self.tenant and self._tenant, docs=self.docs)
+        middleware.known = lambda: endpoints(app)
+        self.middleware = middleware
+        app.wsgi_app = middleware  # type: ignore[method-assign]
 
     def _tenant(self, environ: Environ) -> str | None:
         return self.tenant(flask.request) if self.tenant is not None else None
@@ -85,8 +92,25 @@ def action(base: Action | None = None, **settings: Any) -> Callable[[F], F]:
     GET, HEAD and OPTIONS of the same view are not concerned. A parameter annotated ``Operation`` is given the handle;
     None, where the key is optional and was left out, or the method is one of those.
     """
-    rule = Action.declared(base, **settings)
+    return _declare(Action.declared(base, **settings))
 
+
+def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F], F]:
+    """Declare a view that changes only what is as the caller knows it (If-Match): see ``check_match``."""
+    return _declare(Conditional.declared(base, **settings))
+
+
+def natural(**settings: Any) -> Callable[[F], F]:
+    """Declare a view whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
+    return _declare(Natural(**settings))
+
+
+def exempt(reason: str) -> Callable[[F], F]:
+    """Declare that a view is left alone, and why: only the report at start-up is silenced."""
+    return lambda view: exempted(view, reason)
+
+
+def _declare(rule: Rule) -> Callable[[F], F]:
     def decorate(view: F) -> F:
         hints = _hints(view)
         handle = handle_parameter(hints)
@@ -97,26 +121,54 @@ def action(base: Action | None = None, **settings: Any) -> Callable[[F], F]:
 
         @functools.wraps(view)
         def endpoint(*args: Any, **kwargs: Any) -> Any:
-            operation = None
             responder = current_responder()
+            operation = preconditions = None
             if responder is not None:
                 responder.longest_body = flask.request.max_content_length
                 if not responder.claim(rule):
                     return flask.Response(status=204)  # it takes the view's place; the middleware sends the real one
+                preconditions = responder.preconditions
                 if responder.attempt is not None:
                     operation = responder.attempt.operation
             if handle is not None:
                 kwargs[handle] = operation
-            token = running.set(operation)
+            token, held = running.set(operation), hold(preconditions)
             try:
                 return flask.current_app.ensure_sync(view)(*args, **kwargs)
+            except PreconditionError as error:
+                if responder is None:
+                    raise
+                responder.refuse(error)
+                flask.abort(error.status)  # for teardown functions; the middleware sends the real answer
             finally:
                 running.reset(token)
+                let_go(held)
 
         endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
         return cast(F, endpoint)
 
     return decorate
+
+
+def endpoints(app: Flask) -> list[Endpoint]:
+    """All routes of the app, with what they are declared to be."""
+    return [
+        Endpoint(
+            method, _PART.sub(r"{\1}", route.rule), _rule_of(app.view_functions[route.endpoint], method), route.endpoint
+        )
+        for route in app.url_map.iter_rules()
+        if route.endpoint in app.view_functions
+        for method in sorted(route.methods or ())
+    ]
+
+
+_PART = re.compile(r"<(?:[^:<>]*:)?(\w+)>")
+
+
+def _rule_of(view: Any, method: str) -> Rule | None:
+    """A class of views has a method for each of the protocol, and decorators for all."""
+    by_class = getattr(view, "view_class", None)
+    return declared_rule(view) or (declared_rule(getattr(by_class, method.lower(), None)) if by_class else None)
 
 
 def _hints(view: Callable[..., Any]) -> dict[str, Any]:

@@ -22,7 +22,9 @@ TITLES: Final = {
     "idempotency_store_unavailable": "Requests cannot be recorded at the moment",
     "idempotency_outcome_unknown": "What became of this request is not known",
     "idempotency_too_many_keys": "Too many keys are in use",
-    "idempotency_lease_lost": "Another worker has taken over this request",
+    "precondition_invalid": "The precondition is malformed",
+    "precondition_failed": "The resource has changed",
+    "precondition_required": "This request must be conditional",
 }
 
 _DETAILS: Final = {

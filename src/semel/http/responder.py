@@ -14,10 +14,11 @@ from semel.core.outcomes import Outcome
 from semel.core.snapshot import StoredResponse
 from semel.engine.attempts import AsyncAttempt
 from semel.engine.operation import running
-from semel.errors import ConfigurationError, LeaseLost, SemelError
-from semel.http.exchange import FAILED, KEY, Capture, Exchange
+from semel.errors import ConfigurationError, LeaseLost, PreconditionError, SemelError
+from semel.http.conditional import Preconditions, hold
+from semel.http.exchange import FAILED, KEY, SETTLED, Capture, Exchange
 from semel.http.held_body import HeldBody
-from semel.http.rules import Action
+from semel.http.rules import Action, Exempt, Natural, Rule
 
 if TYPE_CHECKING:
     from semel.http.asgi import Idempotency
@@ -38,6 +39,10 @@ def _has_key(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return any(name == KEY or (len(name) == len(KEY) and name.lower() == KEY) for name, _ in headers)
 
 
+def _lost(attempt: AsyncAttempt) -> bool:
+    return attempt.lease is not None and attempt.lease.lost
+
+
 class Responder:
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
@@ -56,10 +61,14 @@ class Responder:
         self._answer: StoredResponse | None = None
         self._answered = False
         self._silent = False
+        self._begun = False
+        """Whether an answer that is not captured has gone out."""
+        self._natural: Natural | None = None
         self._start: Message | None = None
         self._capture: Capture | None = None
         self.loop = asyncio.get_running_loop()
         self.attempt: AsyncAttempt | None = None
+        self.preconditions: Preconditions | None = None
 
     @property
     def exchange(self) -> Exchange:
@@ -75,14 +84,11 @@ class Responder:
             )
         return self._exchange
 
-    async def respond(self, rule: Action | None) -> None:
+    async def respond(self, rule: Rule | None) -> None:
         """Run the application; ``rule`` is the one to be claimed here, at the edge."""
         scope = self._scope
         if not _has_key(scope["headers"]):
-            if rule is not None and not await self.claim(rule):
-                await self._say()
-                return
-            await self._middleware.app(scope, self._receive, self.send)
+            await self._unkeyed(rule)
             return
         if "extensions" in scope and not _FILES.isdisjoint(scope["extensions"] or ()):
             scope["extensions"] = {name: value for name, value in scope["extensions"].items() if name not in _FILES}
@@ -98,7 +104,21 @@ class Responder:
                 self._middleware.leave(task)
             raise
 
-    async def _run(self, rule: Action | None) -> None:
+    async def _unkeyed(self, rule: Rule | None) -> None:
+        if rule is not None:
+            if not await self.claim(rule):
+                await self._say()
+                return
+            hold(self.preconditions)  # for the task of this request
+        try:
+            await self._middleware.app(self._scope, self._receive, self.send)
+        except PreconditionError as error:
+            if rule is None or self._begun:
+                raise
+            await self.refuse(error)
+            await self._say()
+
+    async def _run(self, rule: Rule | None) -> None:
         task = asyncio.current_task()
         try:
             if rule is not None:
@@ -106,6 +126,7 @@ class Responder:
                     await self._say()
                     return
                 self.watch(task)
+                hold(self.preconditions)
                 if self.attempt is not None:
                     running.set(self.attempt.operation)  # for this task alone, which ends with the request
             await self._middleware.app(self._scope, self.receive, self.send)
@@ -134,7 +155,7 @@ class Responder:
     async def superseded(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether the handler was cancelled because its lease was lost; then its successor's answer is ours."""
         attempt = self.attempt
-        if attempt is None or attempt.lease is None or not attempt.lease.lost:
+        if attempt is None or not _lost(attempt):
             return False
         if task is not None:
             if task.cancelling() > 1:
@@ -143,14 +164,20 @@ class Responder:
         await self._settle(attempt.lost())
         return True
 
-    async def claim(self, declared: Action) -> bool:
+    async def claim(self, declared: Rule) -> bool:
         """Claim the request's key; whether the handler is to run. If not, what to answer is known."""
-        if self._rule is not None:
+        if self._rule is not None or self._natural is not None:
             raise ConfigurationError("this request was claimed already: one rule for one request")
+        if isinstance(declared, Exempt):
+            return True
+        if isinstance(declared, Natural):
+            self._natural = declared
+            return True
         rule = self._rule = self._middleware.rule(declared)
         exchange, guard = self.exchange, self._middleware.guard
         try:
             key = exchange.read_key(rule)
+            self.preconditions = exchange.preconditions(rule)
             if key is None:
                 exchange.tell_unprotected(guard, rule)
                 return True
@@ -179,12 +206,20 @@ class Responder:
         self._capture = Capture(rule)
         return True
 
+    async def refuse(self, error: PreconditionError) -> None:
+        """The handler found that the precondition does not hold: nothing was done, and the key is free again."""
+        attempt = self.attempt
+        if attempt is not None:
+            await self._settle(attempt.lost() if _lost(attempt) else attempt.decline(None))
+        if self._answer is None:
+            self._answer = self.exchange.refusal(error, self._rule)
+
     async def _tenant(self) -> str | None:
         resolve = self._middleware.tenant
         if resolve is None:
             return None
         found = resolve(self._scope)
-        tenant = await found if inspect.isawaitable(found) else found
+        tenant: str | None = await found if inspect.isawaitable(found) else found
         if not tenant:
             raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")
         return tenant
@@ -218,7 +253,11 @@ class Responder:
         self.unwatch()
         if isinstance(error, asyncio.CancelledError) and await self.superseded(task):
             return True
-        if isinstance(error, Exception) and rule.stores(500) and not isinstance(error, LeaseLost):
+        if isinstance(error, PreconditionError):
+            await self.refuse(error)
+            return True
+        remembered = isinstance(error, rule.policy.remembered) or (isinstance(error, Exception) and rule.stores(500))
+        if remembered and not isinstance(error, LeaseLost):
             await self._settle(attempt.complete(FAILED))
             if self._answer is None:
                 length = (b"content-length", str(len(FAILED.body)).encode())
@@ -276,6 +315,13 @@ class Responder:
             return
         capture = self._capture
         if capture is None:
+            if kind == "http.response.start":
+                natural = self._natural
+                if natural is not None and natural.settled(self._scope["method"], message["status"]):
+                    self._answer = SETTLED
+                    await self._say(message.get("headers", ()))
+                    return
+                self._begun = True
             await self._send(message)
         elif kind == "http.response.start":
             self._start = message
@@ -306,7 +352,10 @@ class Responder:
         assert attempt is not None
         assert rule is not None
         stored = capture.stored()
-        await self._settle(attempt.complete(stored) if rule.stores(capture.status) else attempt.decline(stored))
+        if rule.stores(capture.status):
+            await self._settle(attempt.complete(stored))
+        else:
+            await self._settle(attempt.lost() if _lost(attempt) else attempt.decline(stored))
         if self._answer is None:
             if not begun:
                 await self._begin(capture)

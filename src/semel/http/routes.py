@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 
 from semel.errors import ConfigurationError
-from semel.http.rules import SAFE_METHODS, Action
+from semel.http.inventory import Endpoint
+from semel.http.rules import SAFE_METHODS, Rule
 
 __all__ = ["Routes"]
 
@@ -16,10 +17,11 @@ _PART = re.compile(r"\{\w+\}")
 class Routes:
     """Finds the rule of a request. ``/orders/{id}`` is any one segment in that place; a path without parts wins."""
 
-    def __init__(self, rules: Mapping[tuple[str, str], Action] | None = None) -> None:
-        self._exact: dict[tuple[str, str], Action] = {}
-        self._patterns: list[tuple[str, re.Pattern[str], Action]] = []
-        for (method, path), rule in (rules or {}).items():
+    def __init__(self, rules: Mapping[tuple[str, str], Rule] | None = None) -> None:
+        self.rules = dict(rules or {})
+        self._exact: dict[tuple[str, str], Rule] = {}
+        self._patterns: list[tuple[str, re.Pattern[str], Rule]] = []
+        for (method, path), rule in self.rules.items():
             if method in SAFE_METHODS:
                 raise ConfigurationError(f"{method} {path} changes nothing and is never claimed: leave it out")
             if method != method.upper() or not path.startswith("/"):
@@ -32,7 +34,11 @@ class Routes:
             literals = [re.escape(text) for text in _PART.split(path)]
             self._patterns.append((method, re.compile("[^/]+".join(literals)), rule))
 
-    def find(self, method: str, path: str) -> Action | None:
+    def endpoints(self) -> list[Endpoint]:
+        """All of the table."""
+        return [Endpoint(method, path, rule) for (method, path), rule in self.rules.items()]
+
+    def find(self, method: str, path: str) -> Rule | None:
         """The rule for this request, or None: not declared."""
         rule = self._exact.get((method, path))
         if rule is not None or not self._patterns:

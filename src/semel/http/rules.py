@@ -1,15 +1,19 @@
-"""What a route promises on the wire: its class, how its key is read, what is fingerprinted, stored and replayed."""
+"""What a route promises on the wire: its class, how its key is read, what is fingerprinted, stored and replayed.
+
+``Action`` needs a key and happens once for it. ``Conditional`` changes only what is still as the caller knows it.
+``Natural`` says the same however often it is said. ``Exempt`` is none of these, on purpose.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from semel.core.keys import HeaderMode, KeyFormat
 from semel.core.policy import Policy
 from semel.errors import PolicyError
 
-__all__ = ["RELEASED", "REPLAYED_HEADERS", "SAFE_METHODS", "Action"]
+__all__ = ["RELEASED", "REPLAYED_HEADERS", "SAFE_METHODS", "Action", "Conditional", "Exempt", "Natural", "Rule"]
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Never claimed, never replayed, whatever they carry."""
@@ -41,6 +45,8 @@ _GUARDS: Final = Policy()
 @dataclass(frozen=True, kw_only=True)
 class Action:
     """A route that does something: it needs a key, and happens once for it."""
+
+    kind: ClassVar[str] = "action"
 
     policy: Policy = _GUARDS
     """Left out: the guard's."""
@@ -97,7 +103,7 @@ class Action:
             return False
         return status < 500 or self.external_effects or self.policy.guarantee == "at_most_once"
 
-    def under(self, policy: Policy) -> Action:
+    def under(self, policy: Policy) -> Self:
         """This rule under a guard's policy: that one, changed as the route says, unless the rule brings its own."""
         if self._brings_its_own:
             return self
@@ -108,8 +114,8 @@ class Action:
         return self.policy is not _GUARDS and not self.changes
 
     @classmethod
-    def declared(cls, base: Action | None = None, **settings: Any) -> Action:
-        """An Action from the keywords of a decorator: its own settings, and those of its policy."""
+    def declared(cls, base: Self | None = None, **settings: Any) -> Self:
+        """A rule from the keywords of a decorator: its own settings, and those of its policy."""
         own = {name: settings.pop(name) for name in list(settings) if name in cls.__dataclass_fields__}
         if isinstance(own.get("key_format"), str):
             own["key_format"] = KeyFormat.named(own["key_format"])
@@ -119,3 +125,48 @@ class Action:
             return replace(start, **{**own, "changes": ()})
         changes = {**dict(start.changes), **settings}
         return replace(start, **{**own, "policy": _GUARDS.but(**changes), "changes": tuple(changes.items())})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditional(Action):
+    """A route that changes a resource only while it is as the caller knows it: If-Match, else 428.
+
+    A key is welcome: then a retry of a change that was made is told the first answer, and not 412.
+    """
+
+    kind: ClassVar[str] = "conditional"
+
+    required: bool = False
+    precondition_required: bool = True
+    """False: a request without If-Match or If-None-Match is let through, and changes whatever is there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Natural:
+    """A route that says how things shall be, so that a second call changes nothing: PUT of a whole, DELETE. No key."""
+
+    kind: ClassVar[str] = "natural"
+
+    absent: frozenset[int] = frozenset({404, 410})
+    """Answers to a DELETE that mean "it is not there": they become 204, for that is what was asked for."""
+
+    def settled(self, method: str, status: int) -> bool:
+        """Whether this answer means that all is as the request wants it."""
+        return method == "DELETE" and status in self.absent
+
+
+@dataclass(frozen=True)
+class Exempt:
+    """A route that is left alone on purpose, and why: a search by POST, a log-in."""
+
+    kind: ClassVar[str] = "exempt"
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        if not self.reason.strip():
+            raise PolicyError("exempt() wants a reason, for whoever reads the start-up report")
+
+
+Rule: TypeAlias = Action | Natural | Exempt
+"""What a route can be declared to be."""

@@ -7,15 +7,14 @@ edge. A request without a key can claim nothing, so it costs next to nothing.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError
-from semel.http.routes import Routes
-from semel.http.rules import SAFE_METHODS, Action
+from semel.http.middleware import Middleware
+from semel.http.rules import SAFE_METHODS, Rule
 from semel.http.wsgi_lines import path_text
 from semel.http.wsgi_responder import App, Environ, Responder
 
@@ -42,7 +41,7 @@ def current_responder() -> Responder | None:
     return responder if isinstance(responder, Responder) else None
 
 
-class Idempotency:
+class Idempotency(Middleware[App, Semel]):
     """``application = Idempotency(application, guard=guard, tenant=…)``"""
 
     def __init__(
@@ -51,7 +50,7 @@ class Idempotency:
         *,
         guard: Semel,
         tenant: TenantResolver | None = None,
-        routes: Mapping[tuple[str, str], Action] | None = None,
+        routes: Mapping[tuple[str, str], Rule] | None = None,
         docs: str | None = None,
     ) -> None:
         """
@@ -60,21 +59,11 @@ class Idempotency:
             have parts, like ``/orders/{id}``.
         :param docs: a page that explains the errors; linked from them.
         """
-        if not isinstance(guard, Semel):
-            raise ConfigurationError(f"WSGI is sync: guard= takes a Semel, not {type(guard).__name__}")
-        if tenant is None and not guard.tenant:
-            warnings.warn(
-                "Idempotency has no tenant=: all callers share one space of keys, so one may be given another's answer",
-                stacklevel=2,
-            )
-        self.app = app
-        self.guard = guard
-        self.tenant = tenant
-        self.docs = docs
-        self.routes = Routes(routes)
-        self._rules: dict[int, tuple[Action, Action]] = {}
+        super().__init__(app, guard, Semel, tenant=tenant, routes=routes, docs=docs)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        if not self._reported:
+            self.report()
         if environ["REQUEST_METHOD"] in SAFE_METHODS:
             token = _current.set(_SAFE)
             try:
@@ -87,10 +76,3 @@ class Idempotency:
             return responder.respond(self.routes.find(environ["REQUEST_METHOD"], path_text(environ)))
         finally:
             _current.reset(token)
-
-    def rule(self, declared: Action) -> Action:
-        """The rule under this guard's policy, made out once."""
-        known = self._rules.get(id(declared))
-        if known is None:  # the declared one is kept too, so that its id stays its own
-            known = self._rules[id(declared)] = (declared, declared.under(self.guard._policy))
-        return known[1]

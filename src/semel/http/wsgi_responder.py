@@ -12,9 +12,10 @@ from semel.core.outcomes import Outcome
 from semel.core.snapshot import StoredResponse
 from semel.engine.attempts import Attempt
 from semel.engine.operation import running
-from semel.errors import ConfigurationError, LeaseLost, SemelError
-from semel.http.exchange import FAILED, Capture, Exchange
-from semel.http.rules import Action
+from semel.errors import ConfigurationError, LeaseLost, PreconditionError, SemelError
+from semel.http.conditional import Preconditions, hold, let_go
+from semel.http.exchange import FAILED, SETTLED, Capture, Exchange
+from semel.http.rules import Action, Exempt, Natural, Rule
 from semel.http.wsgi_answers import ExcInfo, Held, LetThrough, Peeked, ThenRaised, Write
 from semel.http.wsgi_body import RequestBody
 from semel.http.wsgi_lines import KEY, Lines, as_bytes, as_text, header_lines, path_text, status_line
@@ -50,10 +51,14 @@ class Responder:
         self._held: Held | None = None
         self._started = False
         """Whether the application has begun its answer."""
+        self._passed = False
+        """Whether an answer that is not held back has begun."""
         self._app_answer: Any = None
         self._raises = False
         """Whether the error of the application follows its answer, for the server's log."""
+        self._natural: Natural | None = None
         self.attempt: Attempt | None = None
+        self.preconditions: Preconditions | None = None
         self.longest_body: int | None = None
         """Bytes of a request that the application takes: a claim reads no more, and answers 413."""
 
@@ -71,7 +76,7 @@ class Responder:
             )
         return self._exchange
 
-    def respond(self, rule: Action | None) -> Iterable[bytes]:
+    def respond(self, rule: Rule | None) -> Iterable[bytes]:
         """Run the application; ``rule`` is the one to be claimed here, at the edge."""
         if KEY in self._environ:
             self._body = RequestBody(self._environ, self.exchange.fed)
@@ -79,13 +84,15 @@ class Responder:
         if rule is not None and not self._claimed_here(rule):
             return self._say()
         token = running.set(self.attempt.operation) if self.attempt is not None else None
+        held = hold(self.preconditions)
         try:
             return self._run()
         finally:
+            let_go(held)
             if token is not None:
                 running.reset(token)
 
-    def _claimed_here(self, rule: Action) -> bool:
+    def _claimed_here(self, rule: Rule) -> bool:
         claimed = False
         try:
             claimed = self.claim(rule)
@@ -111,7 +118,9 @@ class Responder:
         except BaseException as error:
             running_still = self.attempt is not None
             self._broken(error)
-            if self._answer is None or not running_still:
+            if isinstance(error, PreconditionError) and self._rule is not None and not self._passed:
+                self.refuse(error)
+            elif self._answer is None or not running_still:
                 raise
             if self._raises:
                 return ThenRaised(self._say(), error)
@@ -129,16 +138,22 @@ class Responder:
 
     # -- the attempt
 
-    def claim(self, declared: Action) -> bool:
+    def claim(self, declared: Rule) -> bool:
         """Claim the request's key; whether the handler is to run. If not, what to answer is known."""
-        if self._rule is not None:
+        if self._rule is not None or self._natural is not None:
             raise ConfigurationError("this request was claimed already: one rule for one request")
         if self._started:
             raise ConfigurationError("the answer has begun already: the claim comes before start_response()")
+        if isinstance(declared, Exempt):
+            return True
+        if isinstance(declared, Natural):
+            self._natural = declared
+            return True
         rule = self._rule = self._middleware.rule(declared)
         exchange, guard = self.exchange, self._middleware.guard
         try:
             key = exchange.read_key(rule)
+            self.preconditions = exchange.preconditions(rule)
             if key is None:
                 exchange.tell_unprotected(guard, rule)
                 return True
@@ -166,11 +181,20 @@ class Responder:
         self._held = Held(Capture(rule), self._send_first)
         return True
 
+    def refuse(self, error: PreconditionError) -> None:
+        """The handler found that the precondition does not hold: nothing was done, and the key is free again."""
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            lost = attempt.lease is not None and attempt.lease.lost
+            self._settle(attempt.lost if lost else lambda: attempt.decline(None))
+        if self._answer is None:
+            self._answer = self.exchange.refusal(error, self._rule)
+
     def _tenant(self) -> str | None:
         resolve = self._middleware.tenant
         if resolve is None:
             return None
-        tenant = resolve(self._environ)
+        tenant: str | None = resolve(self._environ)
         if not tenant:
             raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")
         return tenant
@@ -188,6 +212,9 @@ class Responder:
     def _failed(self, attempt: Attempt, rule: Action, error: BaseException) -> None:
         if attempt.lease is not None and attempt.lease.lost:
             self._settle(attempt.lost)  # the successor's answer is ours
+        elif isinstance(error, PreconditionError):
+            self._settle(lambda: attempt.decline(None))
+            self._answer = self._answer or self.exchange.refusal(error, rule)
         elif isinstance(error, LeaseLost):  # what the handler wanted to save was refused
             attempt.fail(error)
             self._answer = self.exchange.refusal(error, rule)
@@ -232,12 +259,15 @@ class Responder:
     def start_response(self, status: str, headers: Lines, exc_info: ExcInfo | None = None, /) -> Write:
         """What the application begins its answer with."""
         write: Write
+        if self._natural is not None and self._natural.settled(self._environ["REQUEST_METHOD"], int(status[:3])):
+            self._answer = SETTLED
         if self._answer is not None:  # this one only stands for the answer that is known already
             self._carrier = as_bytes(headers)
             write = _dropped
         elif self._held is not None:
             write = self._held.start(status, headers, exc_info)
         else:
+            self._passed = True
             write = self._server(status, headers, exc_info) if exc_info else self._server(status, headers)
         self._started = True
         return write

@@ -1,0 +1,76 @@
+"""What the ASGI and the WSGI middleware share: settings, rules under the guard's policy, and the start-up report."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from semel.engine.guard import Guard
+from semel.errors import ConfigurationError
+from semel.http.inventory import Endpoint, report
+from semel.http.routes import Routes
+from semel.http.rules import Action, Rule
+
+__all__ = ["Middleware"]
+
+App = TypeVar("App")
+G = TypeVar("G", bound=Guard)
+
+
+class Middleware(Generic[App, G]):
+    """Base of ``semel.http.asgi.Idempotency`` and ``semel.http.wsgi.Idempotency``."""
+
+    def __init__(
+        self,
+        app: App,
+        guard: G,
+        wanted: type[G],
+        *,
+        tenant: Any,
+        routes: Mapping[tuple[str, str], Rule] | None,
+        docs: str | None,
+        level: int = 3,
+    ) -> None:
+        if not isinstance(guard, wanted):
+            raise ConfigurationError(f"guard= takes {_a(wanted.__name__)} here, not {type(guard).__name__}")
+        if tenant is None and not guard.tenant:
+            warnings.warn(
+                "Idempotency has no tenant=: all callers share one space of keys, so one may be given another's answer",
+                stacklevel=level,
+            )
+        self.app = app
+        self.guard = guard
+        self.tenant = tenant
+        self.docs = docs
+        self.routes = Routes(routes)
+        self.known: Callable[[], list[Endpoint]] | None = None
+        """Lists the application's endpoints, where the framework's glue can."""
+        self._reported = False
+        self._rules: dict[int, tuple[Action, Action]] = {}
+
+    def rule(self, declared: Action) -> Action:
+        """The rule under this guard's policy, made out once."""
+        known = self._rules.get(id(declared))
+        if known is None:  # the declared one is kept too, so that its id stays its own
+            known = self._rules[id(declared)] = (declared, declared.under(self.guard._policy))
+        return known[1]
+
+    def endpoints(self) -> list[Endpoint]:
+        """All that is known of the application: what its framework lists, and the table of routes."""
+        listed = self.known() if self.known is not None else []
+        by_table = [
+            Endpoint(each.method, each.path, each.rule or self.routes.find(each.method, each.path), each.name)
+            for each in listed
+        ]
+        named = {(each.method, each.path) for each in by_table}
+        return [*by_table, *(each for each in self.routes.endpoints() if (each.method, each.path) not in named)]
+
+    def report(self) -> None:
+        """Name the routes that nobody has declared, once."""
+        self._reported = True
+        report(self.endpoints())
+
+
+def _a(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"

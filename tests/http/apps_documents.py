@@ -1,0 +1,236 @@
+"""A service of documents with versions, in each framework: PATCH is conditional, PUT and DELETE natural.
+
+``POST /documents`` is not declared, ``POST /search`` is exempt. Run it as ``python -m tests.http.apps_documents KIND
+FD``.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel
+from semel.http.conditional import check_match, etag
+from semel.http.rules import Conditional, Exempt, Natural, Rule
+
+ROUTES: dict[tuple[str, str], Rule] = {
+    ("PATCH", "/documents/{id}"): Conditional(),
+    ("PATCH", "/lenient/{id}"): Conditional(precondition_required=False),
+    ("PATCH", "/keyed/{id}"): Conditional(required=True),
+    ("PUT", "/documents/{id}"): Natural(),
+    ("DELETE", "/documents/{id}"): Natural(),
+    ("DELETE", "/strict/{id}"): Natural(absent=frozenset()),
+    ("POST", "/search"): Exempt("finds, and changes nothing"),
+}
+
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Documents:
+    """What the handlers do; and what a transaction around them would see."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, int] = {}
+        self.failed = 0
+
+    def current(self, id: str) -> str | None:
+        return etag(self.versions[id]) if id in self.versions else None
+
+    def answer(self, method: str, path: str) -> Answer:
+        kind, _, id = path.strip("/").partition("/")
+        if path == "/failed":
+            return 200, {}, str(self.failed).encode()
+        if method == "GET":
+            tag = self.current(id)
+            return (404, {}, b"") if tag is None else (200, {"ETag": tag}, tag.encode())
+        if method == "PATCH":
+            check_match(self.current(id))
+            self.versions[id] += 1
+            return 200, {"ETag": etag(self.versions[id])}, f"version {self.versions[id]}".encode()
+        if method == "PUT":
+            new = id not in self.versions
+            self.versions[id] = 1
+            return 201 if new else 200, {"ETag": etag(1)}, b"put"
+        if method == "DELETE":
+            if self.versions.pop(id, None) is None:
+                return 404, {"X-Why": "gone"}, b"no such document"
+            return 204, {}, b""
+        return 200, {}, b"posted" if kind == "documents" else b"found"
+
+
+def whose(request: object) -> str:
+    return "alice"
+
+
+def plain_asgi() -> Any:
+    from semel.http.asgi import Idempotency
+
+    documents = Documents()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            return
+        status, lines, body = documents.answer(scope["method"], scope["path"])
+        headers = [(name.lower().encode(), value.encode()) for name, value in lines.items()]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return Idempotency(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose, routes=ROUTES)
+
+
+def starlette() -> Any:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    from semel.http import fastapi as glue
+
+    documents = Documents()
+
+    def view(function: Any = None) -> Any:
+        async def endpoint(request: Request) -> Response:
+            status, lines, body = documents.answer(request.method, request.url.path)
+            return Response(body, status, lines)
+
+        return endpoint
+
+    routes = [
+        *(Route(path, glue._declare(rule)(view()), methods=[method])
+          for (method, path), rule in ROUTES.items() if not isinstance(rule, Exempt)),
+        Route("/search", glue.exempt("finds, and changes nothing")(view()), methods=["POST"]),
+        Route("/documents/{id}", view(), methods=["GET"]),
+        Route("/documents", view(), methods=["POST"]),
+        Route("/failed", view()),
+    ]  # fmt: skip
+    app = Starlette(routes=routes)
+    app.add_middleware(glue.Idempotency, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+    return app
+
+
+def _fastapi(*, threads: bool) -> Any:
+    from fastapi import Depends, FastAPI
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from semel.http import fastapi as glue
+
+    documents = Documents()
+    app = FastAPI()
+    app.add_middleware(glue.Idempotency, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+
+    async def transaction() -> Any:
+        """Like a session that is given back: it must hear of a refusal."""
+        try:
+            yield
+        except Exception:
+            documents.failed += 1
+            raise
+
+    def respond(request: Request) -> Response:
+        status, lines, body = documents.answer(request.method, request.url.path)
+        return Response(body, status, lines)
+
+    def view() -> Any:
+        async def endpoint(request: Request) -> Response:
+            return respond(request)
+
+        def threaded(request: Request) -> Response:
+            return respond(request)
+
+        chosen: Callable[..., Any] = threaded if threads else endpoint
+        chosen.__annotations__ = {"request": Request, "return": Response}
+        return chosen
+
+    decorators = {
+        "PATCH /documents/{id}": glue.conditional(),
+        "PATCH /lenient/{id}": glue.conditional(precondition_required=False),
+        "PATCH /keyed/{id}": glue.conditional(required=True),
+        "PUT /documents/{id}": glue.natural(),
+        "DELETE /documents/{id}": glue.natural(),
+        "DELETE /strict/{id}": glue.natural(absent=frozenset()),
+        "POST /search": glue.exempt("finds, and changes nothing"),
+    }
+    for route, declare in decorators.items():
+        method, path = route.split()
+        app.api_route(path, methods=[method], dependencies=[Depends(transaction)], response_model=None)(declare(view()))
+    for method, path in (("GET", "/documents/{id}"), ("POST", "/documents"), ("GET", "/failed")):
+        app.api_route(path, methods=[method], response_model=None)(view())
+    return app
+
+
+def fastapi() -> Any:
+    return _fastapi(threads=False)
+
+
+def fastapi_sync() -> Any:
+    return _fastapi(threads=True)
+
+
+def plain_wsgi() -> Any:
+    from semel.http.wsgi import Idempotency
+
+    documents = Documents()
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        status, lines, body = documents.answer(environ["REQUEST_METHOD"], environ["PATH_INFO"])
+        start_response(f"{status} Said", list(lines.items()))
+        return [body]
+
+    return Idempotency(app, guard=Semel(MemoryStore()), tenant=whose, routes=ROUTES)
+
+
+def flask() -> Any:
+    import flask
+
+    from semel.http import flask as glue
+
+    documents = Documents()
+    app = flask.Flask("documents")
+    glue.SemelFlask(app, guard=Semel(MemoryStore()), tenant=whose)
+
+    def view(**parts: str) -> Any:
+        status, lines, body = documents.answer(flask.request.method, flask.request.path)
+        if status == 404:
+            flask.abort(404)
+        return flask.Response(body, status, lines)
+
+    for number, ((method, path), rule) in enumerate(ROUTES.items()):
+        declare = glue.exempt(rule.reason) if isinstance(rule, Exempt) else glue._declare(rule)
+        named = declare(functools.partial(view))
+        app.add_url_rule(path.replace("{id}", "<string:id>"), f"v{number}", named, methods=[method])
+    for number, (method, path) in enumerate((("GET", "/documents/<id>"), ("POST", "/documents"), ("GET", "/failed"))):
+        app.add_url_rule(path, f"o{number}", view, methods=[method])
+    return app
+
+
+ASGI: dict[str, Callable[[], Any]] = {
+    "asgi": plain_asgi, "starlette": starlette, "fastapi": fastapi, "fastapi_sync": fastapi_sync,
+}  # fmt: skip
+WSGI: dict[str, Callable[[], Any]] = {"wsgi": plain_wsgi, "flask": flask}
+
+
+def main() -> None:
+    """Serve one kind on the socket that the test has opened."""
+    import asyncio
+    import json
+    import os
+    import socket
+
+    kind, descriptor = sys.argv[1], int(sys.argv[2])
+    if kind in ASGI:
+        import uvicorn
+
+        config = uvicorn.Config(ASGI[kind](), log_level="warning", timeout_graceful_shutdown=2)
+        asyncio.run(uvicorn.Server(config).serve(sockets=[socket.socket(fileno=descriptor)]))
+        return
+    app = f"tests.http.apps_documents:{WSGI[kind].__name__}()"
+    options = json.loads(os.environ.get("GUNICORN", "[]"))
+    arguments = ["-m", "gunicorn", app, "--bind", f"fd://{descriptor}", "--threads=4", *options]
+    os.execv(sys.executable, [sys.executable, *arguments])
+
+
+if __name__ == "__main__":
+    main()
