@@ -1,0 +1,8 @@
+"""Natural idempotency: changes that a repeat does not make again. Awaited: ``semel.natural.aio``."""
+
+from semel.natural.results import Applied, Change, Inserted
+from semel.natural.sync import append_event, compare_and_set, delete, insert_once, transition, upsert
+
+__all__ = [
+    "Applied", "Change", "Inserted", "append_event", "compare_and_set", "delete", "insert_once", "transition", "upsert",
+]  # fmt: skip

@@ -1,0 +1,132 @@
+"""The SQL of the natural helpers, made for the caller's own tables: names are checked and quoted, values are bound.
+
+A statement is made once for a shape (table, columns) and dialect, and then found again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final
+
+from semel.errors import ConfigurationError
+from semel.sql.connections.adopt import Dialect
+from semel.sql.program import Query
+
+__all__ = ["deletion", "insertion", "merge", "names", "parameter", "selection", "update"]
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
+SHAPES: Final = 512
+"""How many shapes are kept; a program has as many as it has calls of these helpers."""
+
+
+def names(what: str, given: Iterable[str]) -> tuple[str, ...]:
+    """Column names, checked: they become part of the statement."""
+    found = (given,) if isinstance(given, str) else tuple(given)
+    for name in found:
+        if not _NAME.fullmatch(str(name)):
+            raise ConfigurationError(f"{what}: {str(name)[:60]!r} is no column name of letters, digits and _")
+    return found
+
+
+def parameter(kind: str, at: int) -> str:
+    """``v_a``, ``v_b``, … ``v_ba``: a parameter's name has letters only."""
+    letters = ""
+    while True:
+        at, digit = divmod(at, 26)
+        letters = chr(ord("a") + digit) + letters
+        if at == 0:
+            return f"{kind}_{letters}"
+
+
+@lru_cache(maxsize=SHAPES)
+def insertion(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
+    """One row, unless its key is there; the key comes back when it was put in."""
+    q = _quote(dialect)
+    head = f"{_table(dialect, table)} ({_list(q, columns)}) VALUES ({_bound('v', columns)})"
+    if dialect == "mysql":  # what was put in is counted by the next statement, on the same connection
+        same = f"{q}{key[0]}{q} = {q}{key[0]}{q}"
+        return Query("insert_once", f"INSERT INTO {head} ON DUPLICATE KEY UPDATE {same}", True)
+    conflict = f"ON CONFLICT ({_list(q, key)}) DO NOTHING RETURNING {_list(q, key)}"
+    return Query("insert_once", f"INSERT INTO {head} {conflict}", True)
+
+
+@lru_cache(maxsize=SHAPES)
+def merge(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
+    """One row, put in or brought to these values; it comes back when that changed something."""
+    q = _quote(dialect)
+    name = _table(dialect, table)
+    rest = tuple(c for c in columns if c not in key)
+    head = f"INSERT INTO {name} ({_list(q, columns)}) VALUES ({_bound('v', columns)})"
+    if dialect == "mysql":
+        sets = ", ".join(f"{q}{c}{q} = VALUES({q}{c}{q})" for c in rest or key[:1])
+        return Query("upsert", f"{head} ON DUPLICATE KEY UPDATE {sets}", True)
+    returning = f"RETURNING {_list(q, key)}"
+    if not rest:
+        return Query("upsert", f"{head} ON CONFLICT ({_list(q, key)}) DO NOTHING {returning}", True)
+    sets = ", ".join(f"{q}{c}{q} = excluded.{q}{c}{q}" for c in rest)
+    other = "IS NOT" if dialect == "sqlite" else "IS DISTINCT FROM"
+    differs = " OR ".join(f"{name}.{q}{c}{q} {other} excluded.{q}{c}{q}" for c in rest)
+    return Query(
+        "upsert", f"{head} ON CONFLICT ({_list(q, key)}) DO UPDATE SET {sets} WHERE {differs} {returning}", True
+    )
+
+
+@lru_cache(maxsize=SHAPES)
+def selection(dialect: Dialect, table: str, columns: tuple[str, ...], where: tuple[str, ...]) -> Query:
+    q = _quote(dialect)
+    return Query("look", f"SELECT {_list(q, columns)} FROM {_table(dialect, table)} WHERE {_equal(q, where)}", False)
+
+
+@lru_cache(maxsize=SHAPES)
+def update(
+    dialect: Dialect,
+    table: str,
+    sets: tuple[str, ...],
+    where: tuple[str, ...],
+    column: str,
+    choices: int,
+    counts: bool,
+) -> Query:
+    """A change of one row, if ``column`` is one of so many values; ``counts``: it grows by one as well."""
+    q = _quote(dialect)
+    assignments = [f"{q}{c}{q} = :{parameter('s', at)}" for at, c in enumerate(sets)]
+    if counts:
+        assignments.append(f"{q}{column}{q} = {q}{column}{q} + 1")
+    wanted = ", ".join(f":{parameter('f', at)}" for at in range(choices))
+    condition = f"{_equal(q, where)} AND {q}{column}{q} IN ({wanted})"
+    text = f"UPDATE {_table(dialect, table)} SET {', '.join(assignments)} WHERE {condition}"
+    return Query("change", text if dialect == "mysql" else f"{text} RETURNING 1", True)
+
+
+@lru_cache(maxsize=SHAPES)
+def deletion(dialect: Dialect, table: str, where: tuple[str, ...]) -> Query:
+    q = _quote(dialect)
+    text = f"DELETE FROM {_table(dialect, table)} WHERE {_equal(q, where)}"
+    return Query("delete", text if dialect == "mysql" else f"{text} RETURNING 1", True)
+
+
+def _quote(dialect: Dialect) -> str:
+    return "`" if dialect == "mysql" else '"'
+
+
+def _table(dialect: Dialect, table: str) -> str:
+    """``orders`` or ``shop.orders``, quoted."""
+    q = _quote(dialect)
+    parts = table.split(".")
+    if len(parts) > 2 or not all(_NAME.fullmatch(part) for part in parts):
+        raise ConfigurationError(f"{table[:80]!r} is no table name: write orders, or shop.orders")
+    return ".".join(f"{q}{part}{q}" for part in parts)
+
+
+def _list(q: str, columns: Sequence[str]) -> str:
+    return ", ".join(f"{q}{c}{q}" for c in columns)
+
+
+def _bound(kind: str, columns: Sequence[str]) -> str:
+    return ", ".join(f":{parameter(kind, at)}" for at in range(len(columns)))
+
+
+def _equal(q: str, columns: Sequence[str]) -> str:
+    return " AND ".join(f"{q}{c}{q} = :{parameter('w', at)}" for at, c in enumerate(columns))

@@ -1,0 +1,251 @@
+"""Natural idempotency on every kind of connection: a repeat changes nothing, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from semel import natural
+from semel.errors import ConfigurationError
+from semel.natural import Applied, Change, aio
+from tests.servers import PostgresServer
+from tests.transactional.kinds import ALL, ASYNC_SQLITE, SQLITE, AsyncTill, Till, till
+
+TABLES = [
+    "CREATE TABLE orders (id integer PRIMARY KEY, status text, note text, version integer DEFAULT 1, changed_by text)",
+    "CREATE TABLE charge (id integer, order_id integer NOT NULL UNIQUE, amount integer, label text)",
+    "CREATE TABLE event (stream text, sequence integer, id text, data text, PRIMARY KEY (stream, sequence))",
+]
+
+
+class Desk:
+    """The helpers on one connection, each call in a transaction of its own; sync and async look alike."""
+
+    def __init__(self, on: Till | AsyncTill) -> None:
+        self.till = on
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(aio if isinstance(self.till, AsyncTill) else natural, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if isinstance(self.till, AsyncTill):
+
+                async def work() -> Any:
+                    async with self.till.transaction():
+                        return await function(self.till.conn, *args, **kwargs)
+
+                return self.till.run(work)
+            with self.till.transaction():
+                return function(self.till.conn, *args, **kwargs)
+
+        return call
+
+    def sql(self, text: str) -> Any:
+        if isinstance(self.till, AsyncTill):
+
+            async def work() -> Any:
+                async with self.till.transaction():
+                    return await self.till.send(text)
+
+            return [tuple(row) for row in self.till.run(work)]
+        with self.till.transaction():
+            return [tuple(row) for row in self.till.send(text)]
+
+
+@pytest.fixture(scope="module")
+def shop(postgres: PostgresServer) -> Iterator[str]:
+    """One database for all tests: making one for each would take most of the time."""
+    url = postgres.create_database()
+    _migrate(url)
+    with psycopg.connect(url, autocommit=True) as conn:
+        for table in TABLES:
+            conn.execute(table.encode())
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture(params=ALL)
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+    """Each kind of connection, on empty tables."""
+    on_file = request.param in (*SQLITE, *ASYNC_SQLITE)
+    url = str(tmp_path / "shop.db") if on_file else request.getfixturevalue("empty_shop")
+    opened = till(request.param, url)
+    desk = Desk(opened)
+    for table in TABLES if on_file else ():
+        desk.sql(table)
+    yield desk
+    opened.close()
+
+
+@pytest.fixture
+def empty_shop(shop: str) -> str:
+    with psycopg.connect(shop, autocommit=True) as conn:
+        conn.execute("TRUNCATE orders, charge, event")
+    return shop
+
+
+def _migrate(url: str) -> None:
+    from semel.stores.postgres import migrate
+
+    migrate(url)
+
+
+def test_a_row_is_inserted_once_and_found_after(desk: Desk) -> None:
+    first = desk.insert_once("charge", {"order_id": 7, "amount": 5, "label": None}, key="order_id")
+    again = desk.insert_once("charge", {"order_id": 7, "amount": 9, "label": "other"}, key="order_id")
+    row, new = first
+    assert (dict(row), new) == ({"order_id": 7, "amount": 5, "label": None}, True)
+    assert (dict(again.row), again.new) == ({"order_id": 7, "amount": 5, "label": None}, False)
+    assert desk.sql("SELECT order_id, amount FROM charge") == [(7, 5)]
+
+
+def test_other_columns_of_the_row_can_be_asked_for(desk: Desk) -> None:
+    desk.sql("INSERT INTO charge (id, order_id, amount) VALUES (3, 7, 5)")
+    found = desk.insert_once("charge", {"order_id": 7, "amount": 5}, key=["order_id"], returning=("id", "amount"))
+    assert (dict(found.row), found.new) == ({"id": 3, "amount": 5}, False)
+
+
+def test_an_upsert_tells_whether_it_changed_anything(desk: Desk) -> None:
+    assert desk.upsert("orders", {"id": 1, "status": "new", "note": None}, key="id") is True
+    assert desk.upsert("orders", {"id": 1, "status": "new", "note": None}, key="id") is False
+    assert desk.upsert("orders", {"id": 1, "status": "new", "note": "x"}, key="id") is True
+    assert desk.upsert("orders", {"id": 1}, key="id") is False
+    assert desk.sql("SELECT id, status, note FROM orders") == [(1, "new", "x")]
+
+
+def test_compare_and_set_tells_a_repeat_from_a_lost_race(desk: Desk) -> None:
+    desk.sql("INSERT INTO orders (id, status, version) VALUES (1, 'new', 4)")
+    change = {"where": {"id": 1}, "version": 4, "values": {"note": "mine"}}
+    assert desk.compare_and_set("orders", **change) == Change(Applied.NOW)
+    assert desk.compare_and_set("orders", **change) == Change(Applied.ALREADY, 5)
+    lost = desk.compare_and_set("orders", {"id": 1}, version=4, values={"note": "another's"})
+    assert lost == Change(Applied.LOST, 5)
+    assert not lost
+    assert desk.compare_and_set("orders", {"id": 9}, version=4, values={"note": "x"}) == Change(Applied.ABSENT)
+    assert desk.sql("SELECT note, version FROM orders") == [("mine", 5)]
+
+
+def test_with_a_marker_a_repeat_is_known_by_it_and_by_nothing_else(desk: Desk) -> None:
+    desk.sql("INSERT INTO orders (id, status, version) VALUES (1, 'new', 4)")
+
+    def change(marker: str) -> Change:
+        return desk.compare_and_set(  # type: ignore[no-any-return]
+            "orders", {"id": 1}, version=4, values={"note": "same"}, marker=("changed_by", marker)
+        )
+
+    assert change("me") == Change(Applied.NOW)
+    assert change("me") == Change(Applied.ALREADY, 5)
+    assert change("other") == Change(Applied.LOST, 5)  # equal values, and yet another's change
+
+
+def test_a_transition_is_made_once(desk: Desk) -> None:
+    desk.sql("INSERT INTO orders (id, status) VALUES (1, 'new')")
+    assert desk.transition("orders", {"id": 1}, "status", "new", "paid", values={"note": "n"}) == Change(Applied.NOW)
+    assert desk.transition("orders", {"id": 1}, "status", "new", "paid") == Change(Applied.ALREADY, "paid")
+    assert desk.transition("orders", {"id": 1}, "status", "new", "gone") == Change(Applied.LOST, "paid")
+    assert desk.transition("orders", {"id": 1}, "status", ["new", "paid"], "sent") == Change(Applied.NOW)
+    assert desk.transition("orders", {"id": 9}, "status", "new", "paid") == Change(Applied.ABSENT)
+    assert desk.sql("SELECT status, note FROM orders") == [("sent", "n")]
+
+
+def test_an_event_is_appended_once_at_its_place(desk: Desk) -> None:
+    def append(sequence: int, id: str) -> Change:
+        return desk.append_event("event", {"stream": "order-1"}, sequence, {"id": id, "data": "{}"})  # type: ignore[no-any-return]
+
+    assert append(1, "a") == Change(Applied.NOW)
+    assert append(1, "a") == Change(Applied.ALREADY, "a")
+    assert append(1, "b") == Change(Applied.LOST, "a")
+    assert append(3, "c") == Change(Applied.LOST)  # nothing stands at 2
+    assert append(2, "b") == Change(Applied.NOW)
+    assert desk.sql("SELECT sequence, id FROM event ORDER BY sequence") == [(1, "a"), (2, "b")]
+
+
+def test_deleting_what_is_not_there_is_no_error(desk: Desk) -> None:
+    desk.sql("INSERT INTO orders (id, status) VALUES (1, 'new')")
+    assert [desk.delete("orders", {"id": 1}) for _ in range(2)] == [True, False]
+    assert desk.sql("SELECT * FROM orders") == []
+
+
+def test_a_rolled_back_insert_was_never_made(desk: Desk) -> None:
+    class Stop(Exception):
+        pass
+
+    on = desk.till
+    if isinstance(on, AsyncTill):
+
+        async def work() -> None:
+            async with on.transaction():
+                await aio.insert_once(on.conn, "charge", {"order_id": 7, "amount": 5}, key="order_id")
+                raise Stop
+
+        with pytest.raises(Stop):
+            on.run(work)
+    else:
+
+        def plain_work() -> None:
+            with on.transaction():
+                natural.insert_once(on.conn, "charge", {"order_id": 7, "amount": 5}, key="order_id")
+                raise Stop
+
+        with pytest.raises(Stop):
+            plain_work()
+    assert desk.insert_once("charge", {"order_id": 7, "amount": 6}, key="order_id").new
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda n, c: n.insert_once(c, "charge", {"order_id": 7}, key="amount"), "key= names columns"),
+        (lambda n, c: n.insert_once(c, "charge", {}, key="x"), "values is empty"),
+        (lambda n, c: n.insert_once(c, "charge", {'a"; DROP TABLE charge; --': 1}, key="x"), "no column name"),
+        (lambda n, c: n.delete(c, "charge; DROP TABLE charge", {"id": 1}), "no table name"),
+        (lambda n, c: n.delete(c, "charge", {}), "where is empty"),
+        (lambda n, c: n.transition(c, "orders", {"id": 1}, "status", ["a", "b"], "b"), "cannot be both"),
+        (lambda n, c: n.compare_and_set(c, "o", {"id": 1}, version=1, values={"version": 9}), "is the version"),
+        (lambda n, c: n.append_event(c, "event", {"stream": "s"}, 1, {"data": "x"}), "known by its 'id'"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_sent(tmp_path: Path, call: Any, words: str) -> None:
+    on = till("sqlite3", str(tmp_path / "x.db"))
+    with pytest.raises(ConfigurationError, match=words):
+        call(natural, on.conn)
+    on.close()
+
+
+def test_the_wrong_twin_is_named(tmp_path: Path, shop: str) -> None:
+    plain = till("sqlite3", str(tmp_path / "x.db"))
+    with pytest.raises(ConfigurationError, match=r"not async: from semel\.natural import"):
+        asyncio.run(aio.delete(plain.conn, "t", {"id": 1}))
+    plain.close()
+    awaited = till("asyncpg", shop)
+    with pytest.raises(ConfigurationError, match=r"is async: from semel.natural.aio import"):
+        natural.delete(awaited.conn, "t", {"id": 1})
+    awaited.close()
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "sqlalchemy-psycopg"])
+def test_of_many_at_once_one_inserts_and_all_see_its_row(kind: str, empty_shop: str) -> None:
+    desks = [Desk(till(kind, empty_shop)) for _ in range(6)]
+    start = threading.Barrier(len(desks))
+    found: list[Any] = []
+
+    def work(desk: Desk, label: str) -> None:
+        start.wait()
+        found.append(desk.insert_once("charge", {"order_id": 7, "label": label}, key="order_id"))
+
+    threads = [threading.Thread(target=work, args=(desk, uuid.uuid4().hex)) for desk in desks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for desk in desks:
+        desk.till.close()
+    assert sorted(inserted.new for inserted in found) == [False] * 5 + [True]
+    assert len({inserted.row["label"] for inserted in found}) == 1
