@@ -52,7 +52,7 @@ def test_every_error_knows_its_hints() -> None:
     for name in errors.__all__:
         cls = getattr(errors, name)
         assert 400 <= cls.status < 600
-        assert cls.code.startswith("idempotency_")
+        assert cls.code.startswith(("idempotency_", "precondition_"))
         assert isinstance(cls.retryable, bool)
         if cls.status in (409, 429, 503) and name != "NotResolvable":
             assert cls.retryable, name

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol, cast
 
 from semel import __version__
-from semel.cli import demo, diagram, lookup, migrate, release, resolve, sweep
+from semel.cli import demo, describe, diagram, lookup, migrate, release, resolve, sweep
 from semel.cli.exits import INTERRUPTED, exit_code
 from semel.errors import SemelError
 
@@ -30,7 +30,9 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace) -> int: ...
 
 
-COMMANDS: Final = tuple(cast(Command, module) for module in (demo, migrate, sweep, lookup, resolve, release, diagram))
+COMMANDS: Final = tuple(
+    cast(Command, module) for module in (demo, migrate, sweep, lookup, resolve, release, describe, diagram)
+)
 
 
 def make_parser() -> argparse.ArgumentParser:

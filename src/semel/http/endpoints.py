@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from semel.core.ops import Op
 from semel.engine.declare import handle_parameter, refuse_generators
 from semel.engine.operation import AsyncOperation, Operation, running
-from semel.errors import ConfigurationError, PolicyError, PreconditionError
+from semel.errors import ConfigurationError, NotUndone, PolicyError, PreconditionError
 from semel.http.asgi import Responder, current_responder
 from semel.http.conditional import hold, let_go
 from semel.http.rules import Rule
@@ -46,13 +46,15 @@ def protect(function: F, rule: Rule, blank: Callable[[], Any], abort: Callable[[
     functools.update_wrapper(wrapper, function)
     # Frameworks read the signature to know what to inject: with real types, and without what is injected here.
     signature = inspect.signature(function)
+    returns = hints.get("return", signature.return_annotation)
     wrapper.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[
             p.replace(annotation=hints.get(p.name, p.annotation))
             for p in signature.parameters.values()
             if p.name != handle
         ],
-        return_annotation=hints.get("return", signature.return_annotation),
+        # None is kept as it was written: frameworks tell "no body" (204) from a body of the type NoneType.
+        return_annotation=None if returns is type(None) else returns,
     )
     wrapper.__annotations__ = {name: hint for name, hint in hints.items() if name != handle}
     wrapper.__semel_rule__ = rule  # type: ignore[attr-defined]
@@ -74,10 +76,21 @@ def _async(
         responder.watch(task)
         token, held = running.set(operation), hold(responder.preconditions)
         try:
-            return await function(*args, **_given(kwargs, handle, operation))
+            result = await function(*args, **_given(kwargs, handle, operation))
+            if operation is not None:
+                operation.leave()
+            return result
         except PreconditionError as error:
             await responder.refuse(error)
             raise abort(error.status) from error
+        except Exception as error:
+            raised = error if operation is None else await operation.compensate(error)
+            if isinstance(raised, NotUndone):
+                await responder.refuse(raised)
+                raise abort(raised.status) from raised
+            if raised is error:
+                raise
+            raise raised from error
         except asyncio.CancelledError:
             # Dealt with here, where it arrives: a framework's task group would make another error of it.
             if not await responder.superseded(task):
@@ -103,10 +116,21 @@ def _sync(
         operation = _bridged(responder)
         token, held = running.set(operation), hold(responder.preconditions)
         try:
-            return function(*args, **_given(kwargs, handle, operation))
+            result = function(*args, **_given(kwargs, handle, operation))
+            if operation is not None:
+                operation.leave()
+            return result
         except PreconditionError as error:
             _through(responder, responder.refuse(error))
             raise abort(error.status) from error
+        except Exception as error:
+            raised = error if operation is None else operation.compensate(error)
+            if isinstance(raised, NotUndone):
+                _through(responder, responder.refuse(raised))
+                raise abort(raised.status) from raised
+            if raised is error:
+                raise
+            raise raised from error
         finally:
             running.reset(token)
             let_go(held)
@@ -147,10 +171,12 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         return typing.get_type_hints(function, include_extras=True)
     except NameError:
         found: dict[str, Any] = {}
+        # A handle that is imported for the type checker only is one all the same, and no query parameter.
+        names = {"AsyncOperation": AsyncOperation, "Operation": Operation, **function.__globals__}
         for name, hint in function.__annotations__.items():
             alone = types.SimpleNamespace(__annotations__={name: hint})
             try:
-                found |= typing.get_type_hints(alone, function.__globals__, include_extras=True)
+                found |= typing.get_type_hints(alone, names, include_extras=True)
             except NameError:
                 found[name] = hint
         return found

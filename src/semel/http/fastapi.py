@@ -54,7 +54,7 @@ def install(
     if hasattr(app, "openapi"):
         from semel.http.openapi import wrap_fastapi
 
-        wrap_fastapi(app, lambda: endpoints(app), guard)
+        wrap_fastapi(app, lambda: endpoints(app), guard, docs)
 
 
 def action(base: Action | None = None, **settings: Any) -> Callable[[F], F]:
@@ -93,6 +93,10 @@ def _found(routes: list[BaseRoute], prefix: str) -> list[Endpoint]:
             found += _found(route.routes, prefix + route.path)
         elif isinstance(route, Route):
             found += _of(route, prefix + route.path_format)
+        elif hasattr(route, "effective_route_contexts"):  # a router of FastAPI's, included but not unfolded
+            for inner in route.effective_route_contexts():
+                plain = inner.starlette_route
+                found += _of(inner, prefix + inner.path_format) if plain is None else _found([plain], prefix)
     return found
 
 

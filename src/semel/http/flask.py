@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from semel.engine.declare import handle_parameter
 from semel.engine.operation import AsyncOperation, running
 from semel.engine.sync import Semel
-from semel.errors import ConfigurationError, MissingDependency, PolicyError, PreconditionError
+from semel.errors import ConfigurationError, MissingDependency, NotUndone, PolicyError, PreconditionError
 from semel.http.conditional import check_match, etag, hold, let_go
 from semel.http.inventory import Endpoint, declared_rule, exempted
 from semel.http.rules import Action, Conditional, Natural, Rule
@@ -134,12 +134,23 @@ def _declare(rule: Rule) -> Callable[[F], F]:
                 kwargs[handle] = operation
             token, held = running.set(operation), hold(preconditions)
             try:
-                return flask.current_app.ensure_sync(view)(*args, **kwargs)
+                result = flask.current_app.ensure_sync(view)(*args, **kwargs)
+                if operation is not None:
+                    operation.leave()
+                return result
             except PreconditionError as error:
                 if responder is None:
                     raise
                 responder.refuse(error)
                 flask.abort(error.status)  # for teardown functions; the middleware sends the real answer
+            except Exception as error:
+                raised = error if operation is None else operation.compensate(error)
+                if responder is not None and isinstance(raised, NotUndone):
+                    responder.refuse(raised)
+                    flask.abort(raised.status)
+                if raised is error:
+                    raise
+                raise raised from error
             finally:
                 running.reset(token)
                 let_go(held)

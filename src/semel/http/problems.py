@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import quote
 
 from semel.core.snapshot import StoredResponse
-from semel.errors import InProgress, KeyReused, SemelError
+from semel.errors import InProgress, KeyExpired, KeyReused, SemelError, TooManyKeys
 
 __all__ = ["TITLES", "problem"]
 
@@ -18,9 +18,11 @@ TITLES: Final = {
     "idempotency_key_missing": "An Idempotency-Key is needed",
     "idempotency_key_invalid": "The Idempotency-Key is malformed",
     "idempotency_key_reused": "The Idempotency-Key was used for another request",
+    "idempotency_key_expired": "The Idempotency-Key was used too long ago",
     "idempotency_key_in_use": "The first request with this key is still being processed",
     "idempotency_store_unavailable": "Requests cannot be recorded at the moment",
     "idempotency_outcome_unknown": "What became of this request is not known",
+    "idempotency_not_undone": "The request failed, and not all of it could be undone",
     "idempotency_too_many_keys": "Too many keys are in use",
     "precondition_invalid": "The precondition is malformed",
     "precondition_failed": "The resource has changed",
@@ -30,6 +32,8 @@ TITLES: Final = {
 _DETAILS: Final = {
     KeyReused.code: "This Idempotency-Key came before with another request. Use a new key for a new request.",
     InProgress.code: "The first request with this key is still being processed. Send the same request again later.",
+    KeyExpired.code: "This Idempotency-Key was used too long ago, and its answer is forgotten. Use a new key.",
+    TooManyKeys.code: "Too many keys are in use. Send the same request again later; keys that are in use still work.",
 }
 """Said instead of the error's own words, which name the operation and the key."""
 

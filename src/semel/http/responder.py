@@ -14,7 +14,7 @@ from semel.core.outcomes import Outcome
 from semel.core.snapshot import StoredResponse
 from semel.engine.attempts import AsyncAttempt
 from semel.engine.operation import running
-from semel.errors import ConfigurationError, LeaseLost, PreconditionError, SemelError
+from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError
 from semel.http.conditional import Preconditions, hold
 from semel.http.exchange import FAILED, KEY, SETTLED, Capture, Exchange
 from semel.http.held_body import HeldBody
@@ -206,10 +206,18 @@ class Responder:
         self._capture = Capture(rule)
         return True
 
-    async def refuse(self, error: PreconditionError) -> None:
-        """The handler found that the precondition does not hold: nothing was done, and the key is free again."""
+    async def refuse(self, error: PreconditionError | NotUndone) -> None:
+        """The handler found that the precondition does not hold: nothing was done, and the key is free again.
+
+        Or it failed, and its steps could not be undone: then nobody may run it again.
+        """
         attempt = self.attempt
-        if attempt is not None:
+        if attempt is not None and isinstance(error, NotUndone):
+            try:
+                await attempt.fail(error)
+            finally:
+                self._release()
+        elif attempt is not None:
             await self._settle(attempt.lost() if _lost(attempt) else attempt.decline(None))
         if self._answer is None:
             self._answer = self.exchange.refusal(error, self._rule)
@@ -254,6 +262,10 @@ class Responder:
         if isinstance(error, asyncio.CancelledError) and await self.superseded(task):
             return True
         if isinstance(error, PreconditionError):
+            await self.refuse(error)
+            return True
+        error = await attempt.operation.compensate(error)  # of an application that is claimed at the edge
+        if isinstance(error, NotUndone):
             await self.refuse(error)
             return True
         remembered = isinstance(error, rule.policy.remembered) or (isinstance(error, Exception) and rule.stores(500))

@@ -12,7 +12,7 @@ from semel.core.outcomes import Outcome
 from semel.core.snapshot import StoredResponse
 from semel.engine.attempts import Attempt
 from semel.engine.operation import running
-from semel.errors import ConfigurationError, LeaseLost, PreconditionError, SemelError
+from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError
 from semel.http.conditional import Preconditions, hold, let_go
 from semel.http.exchange import FAILED, SETTLED, Capture, Exchange
 from semel.http.rules import Action, Exempt, Natural, Rule
@@ -181,10 +181,15 @@ class Responder:
         self._held = Held(Capture(rule), self._send_first)
         return True
 
-    def refuse(self, error: PreconditionError) -> None:
-        """The handler found that the precondition does not hold: nothing was done, and the key is free again."""
+    def refuse(self, error: PreconditionError | NotUndone) -> None:
+        """The handler found that the precondition does not hold: nothing was done, and the key is free again.
+
+        Or it failed, and its steps could not be undone: then nobody may run it again.
+        """
         attempt, self.attempt = self.attempt, None
-        if attempt is not None:
+        if attempt is not None and isinstance(error, NotUndone):
+            attempt.fail(error)
+        elif attempt is not None:
             lost = attempt.lease is not None and attempt.lease.lost
             self._settle(attempt.lost if lost else lambda: attempt.decline(None))
         if self._answer is None:
@@ -215,7 +220,8 @@ class Responder:
         elif isinstance(error, PreconditionError):
             self._settle(lambda: attempt.decline(None))
             self._answer = self._answer or self.exchange.refusal(error, rule)
-        elif isinstance(error, LeaseLost):  # what the handler wanted to save was refused
+        elif isinstance(error := attempt.operation.compensate(error), (LeaseLost, NotUndone)):
+            # What the handler wanted to save was refused; or, in an application claimed at the edge, half of it stands.
             attempt.fail(error)
             self._answer = self.exchange.refusal(error, rule)
         elif isinstance(error, rule.policy.remembered) or (isinstance(error, Exception) and rule.stores(500)):
