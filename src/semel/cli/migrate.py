@@ -64,9 +64,17 @@ def _check_postgres(url: str) -> None:
     check(url)
 
 
+def _check_mysql(url: str) -> None:
+    from semel.stores.mysql.sync import check
+
+    check(url)
+
+
 _CHECKS: Final[dict[str, Callable[[str], None]]] = {
     "sqlite": _check_sqlite,
     "postgresql": _check_postgres,
     "postgres": _check_postgres,
+    "mysql": _check_mysql,
+    "mariadb": _check_mysql,
     "memory": lambda url: None,
 }

@@ -7,8 +7,6 @@ import shutil
 import time
 from typing import Final, Protocol, TextIO
 
-from semel.cli.demo.sightings import Tally
-
 __all__ = ["Screen", "View", "color_wanted"]
 
 PLAIN_EVERY: Final = 1.0
@@ -21,13 +19,12 @@ class View(Protocol):
 
     title: str
     phase: str
-    tally: Tally
-    kills: int
-    effects: int
     seconds: float
 
     @property
     def elapsed(self) -> float: ...
+
+    def numbers(self) -> list[tuple[str, int]]: ...
 
 
 def color_wanted(stream: TextIO) -> bool:
@@ -51,7 +48,7 @@ class Screen:
         elif time.monotonic() >= self._plain_at:
             self._plain_at = time.monotonic() + PLAIN_EVERY
             self.say(
-                f"{view.phase:<9} {view.elapsed:5.1f} s  " + "  ".join(f"{name} {n}" for name, n in _numbers(view))
+                f"{view.phase:<9} {view.elapsed:5.1f} s  " + "  ".join(f"{name} {n}" for name, n in view.numbers())
             )
 
     def say(self, text: str) -> None:
@@ -62,7 +59,7 @@ class Screen:
     def _block(self, view: View) -> list[str]:
         done = min(1.0, view.elapsed / view.seconds) if view.seconds else 1.0
         bar = "█" * int(done * BAR) + "░" * (BAR - int(done * BAR))
-        numbers = [f"{name} {n}" for name, n in _numbers(view)]
+        numbers = [f"{name} {n}" for name, n in view.numbers()]
         cells = [f"{cell:<18}" for cell in numbers]
         return [
             view.title,
@@ -87,17 +84,3 @@ class Screen:
 
     def _bold(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self._color else text
-
-
-def _numbers(view: View) -> list[tuple[str, int]]:
-    counts = view.tally.counts
-    return [
-        ("operations", len(view.tally.answers)),
-        ("attempts", counts["attempt"]),
-        ("effects", view.effects),
-        ("replays", counts["replay"]),
-        ("refused", counts["refused"]),
-        ("kills", view.kills),
-        ("take-overs", counts["taken_over"]),
-        ("recovered", counts["recovered"]),
-    ]

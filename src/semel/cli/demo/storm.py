@@ -75,6 +75,19 @@ class Storm:
     def elapsed(self) -> float:
         return time.monotonic() - self._start
 
+    def numbers(self) -> list[tuple[str, int]]:
+        counts = self.tally.counts
+        return [
+            ("operations", len(self.tally.answers)),
+            ("attempts", counts["attempt"]),
+            ("effects", self.effects),
+            ("replays", counts["replay"]),
+            ("refused", counts["refused"]),
+            ("kills", self.kills),
+            ("take-overs", counts["taken_over"]),
+            ("recovered", counts["recovered"]),
+        ]
+
     def run(self, stopping: threading.Event, show: Callable[[Storm], None]) -> Verdict:
         """The storm, until its time is over or ``stopping`` is set; then calm, finish, verdict."""
         try:

@@ -10,7 +10,7 @@ from typing import Any
 from semel.cli.demo.ledger import Effect
 from semel.cli.demo.sightings import Tally
 
-__all__ = ["Verdict", "judge", "table"]
+__all__ = ["Verdict", "headed", "judge", "one_line", "table"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,9 @@ class Verdict:
     attempts: int = 0
     """Handlers that began."""
     effects: int = 0
-    """Lines in the ledger."""
+    """What was done: lines in the ledger, rows of the service."""
+    declined: int = 0
+    """Payments that were refused, as asked for: an answer like any other, and no effect."""
     replays: int = 0
     """Answers for which no handler ran."""
     takeovers: int = 0
@@ -32,7 +34,7 @@ class Verdict:
     refused: int = 0
     """Calls turned away (409) because the first still ran."""
     failures: int = 0
-    """Handlers that failed and were asked for again."""
+    """Calls that failed, or had no answer, and were tried again."""
     fenced: int = 0
     """Owners that were replaced while they were only slow."""
     store_errors: int = 0
@@ -102,14 +104,15 @@ _ROWS = (
     ("operations", "operations", "payments that clients asked for"),
     ("calls", "calls", "how often they asked"),
     ("attempts", "attempts", "handlers that began"),
-    ("effects", "effects", "lines in the ledger"),
+    ("effects", "effects", "what was done: lines in the ledger, rows of the service"),
+    ("declined", "declined", "refused as asked for, and remembered"),
     ("replays", "replays", "answered again, nothing run"),
     ("refused", "refused", "409: the first still ran"),
     ("kills", "kills", "worker processes killed"),
     ("takeovers", "take-overs", "abandoned attempts taken over"),
     ("recovered", "recovered", "of these, found done and not done again"),
     ("fenced", "fenced", "slow owners that were replaced"),
-    ("failures", "failures", "handlers that failed and were retried"),
+    ("failures", "failures", "calls that failed and were tried again"),
     ("store_errors", "store errors", "calls that the store failed"),
     ("crashes", "crashes", "workers that ended of an unexpected error"),
     ("duplicates", "duplicates", "payments charged more than once"),
@@ -125,3 +128,16 @@ def table(verdict: Verdict, *, color: bool) -> str:
     if color:
         word = f"\x1b[1;{32 if verdict.clean else 31}m{word}\x1b[0m"
     return "\n".join([*lines, f"  {word}"])
+
+
+def headed(title: str, verdict: Verdict, text: str) -> str:
+    return f"{title} · {verdict.seconds:.1f} s\n{text}\n"
+
+
+def one_line(title: str, verdict: Verdict) -> str:
+    """The verdict where another storm follows."""
+    numbers = (
+        f"{verdict.operations} payments, {verdict.calls} requests, {verdict.replays} replays, {verdict.kills} kills, "
+        f"{verdict.duplicates} duplicates, {verdict.lost} lost"
+    )
+    return f"{title} · {numbers} · {'CLEAN' if verdict.clean else 'NOT CLEAN'}"

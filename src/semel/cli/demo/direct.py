@@ -1,0 +1,71 @@
+"""Storms straight on the store, one after another: processes that call a protected function, and a ledger beside it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+from semel.cli.demo.screen import Screen, color_wanted
+from semel.cli.demo.stopping import stopping_on_signals
+from semel.cli.demo.storm import Storm
+from semel.cli.demo.verdict import Verdict, headed, table
+from semel.cli.exits import FAILED, OK
+from semel.stores.urls import migrate_store
+
+__all__ = ["run"]
+
+WORKERS = 4
+
+
+def run(args: argparse.Namespace) -> int:
+    stream = sys.stderr if args.json else sys.stdout
+    screen = Screen(stream)
+    total, storms = Verdict(), 0
+    with (
+        stopping_on_signals() as stopping,
+        tempfile.TemporaryDirectory(prefix="semel-demo-", ignore_cleanup_errors=True) as home,
+    ):
+        store = args.store or "sqlite:///" + str(Path(home).resolve() / "semel.db")
+        migrate_store(store)
+        while not stopping.is_set():
+            storms += 1
+            folder = Path(home, f"storm-{storms}")
+            folder.mkdir()
+            seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed + storms - 1
+            storm = Storm(
+                folder,
+                store,
+                seconds=args.seconds,
+                workers=args.workers or WORKERS,
+                seed=seed,
+                sabotage=os.environ.get("SEMEL_DEMO_SABOTAGE", ""),
+                number=storms,
+            )
+            verdict = storm.run(stopping, screen.show)
+            total += verdict
+            if not args.json:
+                screen.say(headed(storm.title, verdict, table(verdict, color=color_wanted(stream))))
+            if not verdict.clean:
+                screen.say(_last_words(folder))
+            if args.once:
+                break
+    if args.json:
+        print(
+            json.dumps({**total.as_json(), "storms": storms, "store": store.partition(":")[0], "seed": seed}),
+            flush=True,
+        )
+    elif storms > 1:
+        screen.say(headed(f"all {storms} storms", total, table(total, color=color_wanted(stream))))
+    return OK if total.clean else FAILED
+
+
+def _last_words(folder: Path) -> str:
+    """What the workers complained of, for whoever looks for the reason."""
+    log = folder / "workers.log"
+    lines = log.read_text(errors="replace").splitlines()[-20:] if log.exists() else []
+    return "\n".join(["the workers' last words:", *lines]) if lines else "the workers said nothing"
