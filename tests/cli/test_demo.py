@@ -244,7 +244,9 @@ def test_the_service_says_where_it_is_and_a_signal_ends_all_of_it(
     assert list(tmp_path.iterdir()) == [], "the temporary folder is left behind"
 
 
-def test_the_service_is_under_a_storm_until_it_is_told_to_stop(demo: Callable[..., Demo], tmp_path: Path) -> None:
+def test_beside_the_service_there_is_a_storm_until_it_is_told_to_stop(
+    demo: Callable[..., Demo], tmp_path: Path
+) -> None:
     running = demo("--port", "0", "--workers", "2", "--seconds", "1")
     assert running.process.stdout is not None
     seen = ""
@@ -253,6 +255,9 @@ def test_the_service_is_under_a_storm_until_it_is_told_to_stop(demo: Callable[..
         assert line, seen + running.end()[2]
         seen += line
     assert seen.splitlines()[-1].endswith("CLEAN")
+    stats = next(line for line in seen.splitlines() if line.strip().endswith("/stats"))
+    counted = json.loads(subprocess.run(shlex.split(stats), capture_output=True, text=True).stdout)
+    assert counted["executions"] == 0, "the storm is another service's"
     running.process.send_signal(signal.SIGINT)
     code, out, err = running.end()
     assert (code, err) == (0, ""), out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -11,7 +12,7 @@ import tempfile
 import threading
 import uuid
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from semel.cli.demo.screen import Screen, color_wanted
 from semel.cli.demo.service import Service, require_packages
@@ -35,68 +36,102 @@ TICK: Final = 0.1
 
 def run(args: argparse.Namespace) -> int:
     require_packages()
-    from semel.cli.demo.http_storm import KILL_EVERY, HTTPStorm
-    from semel.cli.demo.payments.data import Books, has_books, prepare, stats
-
     stream = sys.stderr if args.json else sys.stdout
     screen = Screen(stream)
-    total, storms, seed = Verdict(), 0, args.seed
     with (
         stopping_on_signals() as stopping,
         tempfile.TemporaryDirectory(prefix="semel-demo-", ignore_cleanup_errors=True) as home,
+        contextlib.ExitStack() as stack,
     ):
-        folder = Path(home).resolve()
-        store = args.store or f"sqlite:///{folder}/semel.db"
-        migrate_store(store)
-        # Beside the records, so that a later mode can commit both as one; a store without SQL has no place for rows.
-        where = store if has_books(store) else f"sqlite:///{folder}/books.db"
-        prepare(where)
-        service = Service(
-            folder,
-            store,
-            where,
-            workers=args.workers or WORKERS,
-            port=args.port,
-            mistake=os.environ.get("SEMEL_DEMO_SABOTAGE", ""),
-        )
-        books = Books(where)
-        try:
-            service.start()
-            if not args.once:
-                screen.say(welcome(service.url, storm=not args.no_storm))
-            while not stopping.is_set() and not args.no_storm:
-                storms += 1
-                seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed + storms - 1
-                storm = HTTPStorm(
-                    service, store, books,
-                    seconds=args.seconds, seed=seed, number=storms,
-                    pace=PACE if args.once else GENTLE_PACE,
-                    kill_every=KILL_EVERY if args.once else GENTLE_KILLS,
-                )  # fmt: skip
-                verdict = storm.run(stopping, screen.show)
-                total += verdict
-                if not args.json:
-                    text = headed(storm.title, verdict, table(verdict, color=color_wanted(stream)))
-                    screen.say(text if args.once or not verdict.clean else one_line(storm.title, verdict))
-                if not verdict.clean:
-                    screen.say("the service's last words:\n" + service.last_words())
-                if args.once:
-                    break
-                _idle(service, stopping, BETWEEN)
-            if args.no_storm:
-                _idle(service, stopping)
-            counted = books.run(stats())._asdict()
-        finally:
-            books.close()
-            service.stop()
+        served = stack.enter_context(_Served(Path(home).resolve(), args.store, args.port, args.workers or WORKERS))
+        stormy = None if args.no_storm else served
+        if not args.once:
+            screen.say(welcome(served.service.url, storm=not args.no_storm))
+            if not args.no_storm:  # one of its own, so that whoever tries the calls is neither counted nor cut off
+                apart = Path(home).resolve() / "storm"
+                apart.mkdir()
+                stormy = stack.enter_context(_Served(apart, None, 0, args.workers or WORKERS))
+        total, storms, seed = _storms(args, served, stormy, stopping, screen)
+        if stormy is None:
+            _idle((served,), stopping)
+        counted = (stormy or served).counted()
     if args.json:
-        found = {"storms": storms, "store": store.partition(":")[0], "seed": seed, "over": "http", "stats": counted}
-        print(json.dumps({**total.as_json(), **found}), flush=True)
+        found = {"storms": storms, "store": (stormy or served).store.partition(":")[0], "seed": seed}
+        print(json.dumps({**total.as_json(), **found, "over": "http", "stats": counted}), flush=True)
     else:
         if storms > 1:
             screen.say(headed(f"all {storms} storms", total, table(total, color=color_wanted(stream))))
         screen.say("GET /stats, at the end: " + json.dumps(counted))
     return OK if total.clean or not total.operations else FAILED
+
+
+class _Served:
+    """A service with a store and rows of its own."""
+
+    def __init__(self, folder: Path, store: str | None, port: int, workers: int) -> None:
+        from semel.cli.demo.payments.data import Books, has_books, prepare
+
+        self.store = store or f"sqlite:///{folder}/semel.db"
+        migrate_store(self.store)
+        # Beside the records, so that a later mode can commit both as one; a store without SQL has no place for rows.
+        where = self.store if has_books(self.store) else f"sqlite:///{folder}/books.db"
+        prepare(where)
+        mistake = os.environ.get("SEMEL_DEMO_SABOTAGE", "")
+        self.service = Service(folder, self.store, where, workers=workers, port=port, mistake=mistake)
+        self.books = Books(where)
+
+    def __enter__(self) -> Self:
+        try:
+            self.service.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.books.close()
+        self.service.stop()
+
+    def counted(self) -> dict[str, int]:
+        from semel.cli.demo.payments.data import stats
+
+        found: dict[str, int] = self.books.run(stats())._asdict()
+        return found
+
+
+def _storms(
+    args: argparse.Namespace, served: _Served, stormy: _Served | None, stopping: threading.Event, screen: Screen
+) -> tuple[Verdict, int, int | None]:
+    """Storm after storm, or one: their verdicts together, how many, and the last one's seed."""
+    from semel.cli.demo.http_storm import KILL_EVERY, HTTPStorm
+
+    stream = sys.stderr if args.json else sys.stdout
+    total, storms, seed = Verdict(), 0, args.seed
+    while stormy is not None and not stopping.is_set():
+        storms += 1
+        seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed + storms - 1
+        storm = HTTPStorm(
+            stormy.service, stormy.store, stormy.books,
+            seconds=args.seconds, seed=seed, number=storms,
+            pace=PACE if args.once else GENTLE_PACE,
+            kill_every=KILL_EVERY if args.once else GENTLE_KILLS,
+        )  # fmt: skip
+
+        def show(storm: HTTPStorm) -> None:
+            served.service.tend()
+            screen.show(storm)
+
+        verdict = storm.run(stopping, show)
+        total += verdict
+        if not args.json:
+            text = headed(storm.title, verdict, table(verdict, color=color_wanted(stream)))
+            screen.say(text if args.once or not verdict.clean else one_line(storm.title, verdict))
+        if not verdict.clean:
+            screen.say("the service's last words:\n" + stormy.service.last_words())
+        if args.once:
+            break
+        _idle((served, stormy), stopping, BETWEEN)
+    return total, storms, seed
 
 
 def welcome(url: str, *, storm: bool) -> str:
@@ -118,14 +153,19 @@ def welcome(url: str, *, storm: bool) -> str:
         f"Pages: {url}/docs   OpenAPI: {url}/openapi.json",
     ]
     if storm:
-        lines += ["", "Meanwhile a storm of retries goes over it, and its processes are killed (--no-storm: neither)."]
+        lines += [
+            "",
+            "Meanwhile a second one, with tables of its own, is under a storm of retries, and its processes are killed",
+            "(--no-storm: neither).",
+        ]
     return "\n".join([*lines, ""])
 
 
-def _idle(service: Service, stopping: threading.Event, seconds: float | None = None) -> None:
+def _idle(served: tuple[_Served, ...], stopping: threading.Event, seconds: float | None = None) -> None:
     """Only serve, until it is time or over."""
     left = seconds
     while not stopping.is_set() and (left is None or left > 0):
-        service.tend()
+        for each in served:
+            each.service.tend()
         stopping.wait(TICK)
         left = None if left is None else left - TICK
