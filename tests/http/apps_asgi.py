@@ -272,11 +272,28 @@ def fastapi_sync(service: Service) -> Any:
     return fastapi(service, threads=True)
 
 
+# -- Litestar, imported when it is served
+
+
+def litestar(service: Service) -> Any:
+    from tests.http import apps_litestar
+
+    return apps_litestar.litestar(service)
+
+
+def litestar_sync(service: Service) -> Any:
+    from tests.http import apps_litestar
+
+    return apps_litestar.litestar_sync(service)
+
+
 KINDS = {
     "asgi": plain,
     "starlette": starlette,
     "fastapi": fastapi,
     "fastapi_sync": fastapi_sync,
+    "litestar": litestar,
+    "litestar_sync": litestar_sync,
     "wrapped": wrapped,
     "nested": nested,
 }

@@ -1,4 +1,6 @@
-"""gunicorn in a process of its own, on a free loopback port, with a store in a temporary folder; and its client."""
+"""gunicorn, or uvicorn, in processes of its own, on a free loopback port, with a store in a temporary folder; and its
+client.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,21 @@ class Service:
     """A running service, and the folder it works in."""
 
     def __init__(self, app: str, folder: Path, *options: str) -> None:
+        """:param app: of ``apps_wsgi`` by its name, any other one as ``module:name``; ``module kind`` serves itself."""
         self.folder = folder
         # Bound and listening before the server is there: clients may connect at once, and no port is guessed.
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.address = self._listener.getsockname()
         self.stderr = (folder / "stderr").open("w+b")
         fd = self._listener.fileno()
+        if " " in app:
+            command = [*app.split(), str(fd)]
+        else:
+            module = "" if ":" in app else "tests.http.apps_wsgi:"
+            command = ["gunicorn", module + app, "--bind", f"fd://{fd}", *QUIET, "--worker-tmp-dir", str(folder),
+                       "--graceful-timeout", "5"]  # fmt: skip
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gunicorn", f"tests.http.apps_wsgi:{app}", "--bind", f"fd://{fd}",
-             *QUIET, "--worker-tmp-dir", str(folder), "--graceful-timeout", "5", *options],
+            [sys.executable, "-m", *command, *options],
             cwd=ROOT, env={**os.environ, "SEMEL_TEST_FOLDER": str(folder)}, pass_fds=(fd,),
             stdin=subprocess.DEVNULL, stdout=self.stderr, stderr=self.stderr,
         )  # fmt: skip

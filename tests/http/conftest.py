@@ -141,7 +141,7 @@ def own(tmp_path: Path) -> Iterator[Callable[..., Served]]:
         served.stop()
 
 
-@pytest.fixture(params=["asgi", "starlette", "fastapi", "fastapi_sync"])
+@pytest.fixture(params=["asgi", "starlette", "fastapi", "fastapi_sync", "litestar", "litestar_sync"])
 def service(request: pytest.FixtureRequest, serving: Callable[..., Served]) -> Served:
     """Each framework in turn."""
     return serving(request.param)

@@ -85,7 +85,7 @@ def test_an_optional_key_left_out_runs_unprotected_and_is_told(service: Served, 
     assert [answer.status_code for answer in answers] == [201, 201]
     assert answers[0].content != answers[1].content
     assert service.runs(word) == 2
-    told = [event for event in service.admin("events") if event[0] == "unprotected"]
+    told = [event for event in service.admin("events") if event[0] == "unkeyed"]
     assert [event[1] for event in told] == ["POST /optional"] * 2
 
 

@@ -22,6 +22,11 @@ from tests.http.apps_wsgi_server import PATIENCE, Service, read_all
     params=[
         pytest.param(("edge()", "--workers=3"), id="plain-sync"),
         pytest.param(("flask_app()", "--workers=2", "--threads=4", "--preload"), id="flask-gthread-preload"),
+        pytest.param(
+            ("tests.http.apps_django:wsgi('drf')", "--workers=2", "--threads=4", "--preload"), id="django-rest"
+        ),
+        pytest.param(("tests.http.apps_django async_loop",), id="django-async-on-asgi"),
+        pytest.param(("tests.http.apps_django class",), id="django-classes-on-asgi"),
     ],
 )
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
@@ -156,22 +161,36 @@ def test_half_a_body_claims_nothing(service: Service, tag: str) -> None:
 def test_a_client_that_hangs_up_finds_its_answer_later(service: Service, tag: str) -> None:
     with service.gate() as gate:
         path = f"/pay?gate={gate.name}"
-        connection = service.raw(request_lines(tag, f"Idempotency-Key: {tag}", "Content-Length: 0", path=path))
+        lines = (f"Idempotency-Key: {tag}", "Content-Length: 0", "Content-Type: text/plain")
+        connection = service.raw(request_lines(tag, *lines, path=path))
         gate.reached()
         connection.close()
-    retry = until_free(service, path, tag, body=b"", Content_Type="")
+    retry = until_free(service, path, tag, body=b"", Content_Type="text/plain")
     assert retry.status_code == 201
+    assert retry.headers["Idempotent-Replayed"] == "true"
+    assert len(service.runs(tag)) == 1
+
+
+def test_a_client_that_hangs_up_before_its_body_was_read_finds_its_answer_later(service: Service, tag: str) -> None:
+    with service.gate() as gate:
+        path = f"/digest?gate={gate.name}"
+        lines = (f"Idempotency-Key: {tag}", "Content-Length: 6", "Content-Type: text/plain")
+        connection = service.raw(request_lines(tag, *lines, path=path) + b"abcdef")
+        gate.reached()
+        connection.close()
+    retry = until_free(service, path, tag, body=b"abcdef", Content_Type="text/plain")
+    assert (retry.status_code, retry.json()[0]) == (200, 6)
     assert retry.headers["Idempotent-Replayed"] == "true"
     assert len(service.runs(tag)) == 1
 
 
 def test_a_client_that_hangs_up_midway_in_a_large_answer_has_it_stored(service: Service, tag: str) -> None:
     path = "/large?size=30000000"
-    lines = (f"Idempotency-Key: {tag}", "Content-Length: 0")
+    lines = (f"Idempotency-Key: {tag}", "Content-Length: 0", "Content-Type: text/plain")
     connection = service.raw(request_lines(tag, *lines, path=path))
     assert connection.recv(100).startswith(b"HTTP/1.1 200")
     connection.close()
-    retry = until_free(service, path, tag, body=b"", Content_Type="")
+    retry = until_free(service, path, tag, body=b"", Content_Type="text/plain")
     assert retry.status_code == 200
     assert (retry.headers["Idempotent-Replayed"], retry.content) == ("omitted", b"")
     assert len(service.runs(tag)) == 1

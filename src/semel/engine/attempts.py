@@ -42,6 +42,14 @@ class Attempt:
     def lease(self) -> Lease | None:
         return self._drive.lease
 
+    @property
+    def call(self) -> Call:
+        return self._drive.call
+
+    def execute(self, op: Op[Any]) -> Any:
+        """An Op of the handler's own, such as a captured value."""
+        return self._guard.store.execute(op)
+
     def complete(self, value: Any) -> Outcome[Any]:
         """It is done, with this. The outcome is another's when this attempt had been replaced meanwhile."""
         return self._guard._end(self._drive, Returned(value))

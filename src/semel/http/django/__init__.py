@@ -1,0 +1,36 @@
+"""Django: a middleware, decorators for views, and the tables through Django's own migrations.
+
+::
+
+    MIDDLEWARE = [..., "semel.http.django.IdempotencyMiddleware"]      # the last one
+    SEMEL = {"GUARD": "shop.once.guard", "TENANT": "semel.http.django.user"}
+
+    @require_POST
+    @action(ttl="24h")
+    def pay(request, op: Operation): ...
+
+The middleware is to the responders of WSGI and ASGI what a server is: it hands them the request, lets Django answer,
+and makes a response of what they say. So all of the contract is theirs. The claim is made by the decorator, just before
+the view: after all middlewares, the decorators above it, and what REST framework does first (authentication,
+permissions, throttles). The answer is taken by the middleware: rendered, and after the view's transaction
+(ATOMIC_REQUESTS) has ended.
+"""
+
+try:
+    import django as _django  # noqa: F401
+except ImportError as _error:
+    from semel.errors import MissingDependency
+
+    raise MissingDependency("django", "django") from _error
+
+from semel.http.conditional import check_match, etag
+from semel.http.django.configuration import user
+from semel.http.django.middleware import IdempotencyMiddleware
+from semel.http.django.urls import endpoints
+from semel.http.django.views import action, conditional, exempt, natural
+from semel.http.rules import Action, Conditional, Natural
+
+__all__ = [
+    "Action", "Conditional", "IdempotencyMiddleware", "Natural", "action", "check_match", "conditional", "endpoints",
+    "etag", "exempt", "natural", "user",
+]  # fmt: skip

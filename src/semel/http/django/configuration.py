@@ -1,0 +1,87 @@
+"""The ``SEMEL`` setting of a Django project, and whose request one is."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+from semel.core.values import value
+from semel.engine.guard import Guard
+from semel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+__all__ = ["Configuration", "configuration", "user"]
+
+TenantResolver: TypeAlias = "Callable[[HttpRequest], Any]"
+
+_KNOWN: Final = frozenset({"GUARD", "TENANT", "DOCS"})
+
+
+def user(request: HttpRequest) -> str | None:
+    """A tenant resolver: the authenticated user's primary key; nothing for anyone else, which is an error."""
+    found = request.user
+    return str(found.pk) if found.is_authenticated else None
+
+
+@value
+class Configuration:
+    """What the setting says."""
+
+    guard: Guard
+    tenant: TenantResolver | None
+    docs: str | None
+
+    def whose(self, request: HttpRequest) -> str | None:
+        """Ask ``TENANT``, in a thread."""
+        assert self.tenant is not None
+        resolve = async_to_sync(self.tenant) if iscoroutinefunction(self.tenant) else self.tenant
+        found: str | None = resolve(request)
+        return found
+
+    async def awhose(self, request: HttpRequest) -> str | None:
+        """The same in an event loop: a plain function may ask the database, so it is called in a thread."""
+        assert self.tenant is not None
+        resolve = self.tenant if iscoroutinefunction(self.tenant) else sync_to_async(self.tenant)
+        found: str | None = await resolve(request)
+        return found
+
+
+def configuration() -> Configuration:
+    """Read ``settings.SEMEL``. Raises ConfigurationError."""
+    said = getattr(settings, "SEMEL", None)
+    if not isinstance(said, dict) or "GUARD" not in said:
+        raise ConfigurationError('the settings lack SEMEL = {"GUARD": "shop.once.guard", "TENANT": …}')
+    if unknown := sorted(said.keys() - _KNOWN):
+        raise ConfigurationError(f"SEMEL has unknown settings: {', '.join(unknown)}; there are GUARD, TENANT and DOCS")
+    guard = _imported("GUARD", said["GUARD"])
+    if not isinstance(guard, Guard) and callable(guard) and not inspect.isclass(guard):
+        guard = _made(guard)
+    if not isinstance(guard, Guard):
+        raise ConfigurationError(f"SEMEL's GUARD is a guard such as Semel(SQLiteStore('app.db')), not {guard!r}")
+    tenant = _imported("TENANT", said.get("TENANT"))
+    if tenant is not None and not callable(tenant):
+        raise ConfigurationError(f"SEMEL's TENANT is a function of the request, or its dotted path, not {tenant!r}")
+    return Configuration(guard, tenant, said.get("DOCS"))
+
+
+@functools.cache
+def _made(make: Callable[[], Any]) -> Any:
+    """Once: the middleware, the checks and the documents ask for the same guard."""
+    return make()
+
+
+def _imported(name: str, thing: Any) -> Any:
+    if not isinstance(thing, str):
+        return thing
+    try:
+        return import_string(thing)
+    except ImportError as error:
+        raise ConfigurationError(f"SEMEL's {name} cannot be imported: {error}") from error

@@ -1,0 +1,66 @@
+"""The Django request in hand: what the middleware and the decorated view know of it together."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from semel.errors import ConfigurationError
+from semel.http.django.configuration import Configuration
+from semel.http.rules import SAFE_METHODS, Action, Rule
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+__all__ = ["Handling", "current", "in_hand", "parsed_before"]
+
+
+class Handling:
+    """One request on its way."""
+
+    def __init__(self, request: HttpRequest, configuration: Configuration, *, in_loop: bool) -> None:
+        self.request = request
+        self.in_loop = in_loop
+        """Whether it came by ASGI."""
+        self.response: Any = None
+        """What Django answered."""
+        self.tenant: str | None = None
+        self.declared = False
+        """Whether it has come to a view that is claimed. Such a one is run to its end, though the client hang up."""
+        self._configuration = configuration
+
+    def _asks(self, rule: Rule) -> bool:
+        """Whether a claim will be made, and so whose request it is must be known."""
+        request = self.request
+        self.declared = isinstance(rule, Action) and request.method not in SAFE_METHODS
+        return self.declared and self._configuration.tenant is not None and "HTTP_IDEMPOTENCY_KEY" in request.META
+
+    def prepare(self, rule: Rule) -> None:
+        """Find out whose request it is, where the view runs: what is asked may need its thread's database."""
+        if self._asks(rule):
+            self.tenant = self._configuration.whose(self.request)
+
+    async def aprepare(self, rule: Rule) -> None:
+        if self._asks(rule):
+            self.tenant = await self._configuration.awhose(self.request)
+
+
+def parsed_before() -> ConfigurationError:
+    """The body was read before it came to us, and not kept: nothing could be compared."""
+    return ConfigurationError(
+        "the request's body was parsed before IdempotencyMiddleware saw it, so it cannot be compared: put that "
+        "middleware after IdempotencyMiddleware, or have it read request.body first"
+    )
+
+
+in_hand: ContextVar[Handling | None] = ContextVar("semel_django", default=None)
+
+
+def current() -> Handling:
+    found = in_hand.get()
+    if found is None:
+        raise ConfigurationError(
+            "this view is declared to happen once, and the middleware is not installed: "
+            'MIDDLEWARE = [..., "semel.http.django.IdempotencyMiddleware"]'
+        )
+    return found

@@ -1,0 +1,54 @@
+"""``IdempotencyMiddleware``, for ``MIDDLEWARE``: the last of the list, so that all others see replays as answers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.conf import settings
+from django.core.handlers.asgi import ASGIRequest
+
+from semel.errors import ConfigurationError
+from semel.http.django.configuration import configuration
+from semel.http.django.under_asgi import UnderASGI
+from semel.http.django.under_wsgi import UnderWSGI
+from semel.http.django.urls import endpoints
+from semel.http.inventory import report
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+
+__all__ = ["IdempotencyMiddleware"]
+
+
+class IdempotencyMiddleware:
+    """Runs sync under WSGI and async under ASGI, as Django asks for."""
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        said = configuration()
+        self._under: UnderASGI | UnderWSGI
+        if iscoroutinefunction(get_response):
+            self._under = UnderASGI(get_response, said)
+            markcoroutinefunction(self)
+        else:
+            self._under = UnderWSGI(get_response, said)
+        if said.tenant is None and not said.guard.tenant:
+            warnings.warn(
+                "SEMEL has no TENANT: all callers share one space of keys, so one may be given another's answer",
+                stacklevel=2,
+            )
+        if hasattr(settings, "ROOT_URLCONF"):
+            report(endpoints())
+
+    def __call__(self, request: HttpRequest) -> Any:
+        under = self._under
+        if isinstance(under, UnderWSGI) and isinstance(request, ASGIRequest):
+            raise ConfigurationError(
+                "under ASGI, IdempotencyMiddleware stands after all middlewares that are sync only: put it last"
+            )
+        return under.respond(request)

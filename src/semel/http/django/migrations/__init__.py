@@ -1,0 +1,1 @@
+"""One migration for each numbered file of the schema."""

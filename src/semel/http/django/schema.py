@@ -1,0 +1,112 @@
+"""The numbered .sql files as Django migrations: one for each number, with the statements of the database at hand.
+
+They keep the same ledger (``semel_migration``), so ``semel migrate`` and stores find what Django has made, and the
+other way round. A later number is a file of two lines in ``migrations``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from django.db import migrations, router
+from django.db.migrations.exceptions import IrreversibleError
+from django.db.migrations.operations.base import Operation
+from django.db.utils import NotSupportedError
+
+from semel.sql.migrations import POSTGRES, SQLITE, Schema
+
+__all__ = ["Apply", "migration"]
+
+_MADE: Final = re.compile(
+    r"CREATE (?:UNIQUE )?(TABLE|INDEX|FUNCTION) (?:IF NOT EXISTS )?(\w+)(?:\s+ON (\w+))?", re.IGNORECASE
+)
+_ALTERED: Final = re.compile(r"ALTER TABLE (\w+)(?: ADD COLUMN (\w+))?", re.IGNORECASE)
+
+
+def migration(number: int, *, after: str | None = None) -> type[migrations.Migration]:
+    """The migration that is file ``number``; ``after`` names the one before it."""
+    dependencies = [("semel", after)] if after else []
+    return type("Migration", (migrations.Migration,), {"dependencies": dependencies, "operations": [Apply(number)]})
+
+
+class Apply(Operation):  # type: ignore[misc]  # Django is not typed
+    """Run the statements of one file, and of those before it, unless their numbers are in the ledger already."""
+
+    reversible = True
+    elidable = False
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """There are no models."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        if not router.allow_migrate(schema_editor.connection.alias, app_label):
+            return
+        schema = _schema_of(schema_editor.connection)
+        schema_editor.execute(schema.ledger, params=None)
+        applied = self._applied(schema_editor)
+        for number, name, statements in schema.migrations():
+            if number > self.number or number in applied:
+                continue
+            for statement in statements:
+                schema_editor.execute(statement, params=None)
+            schema_editor.execute(
+                f"INSERT INTO semel_migration (version, name) VALUES ({number}, '{name}')", params=None
+            )
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        if not router.allow_migrate(schema_editor.connection.alias, app_label):
+            return
+        schema = _schema_of(schema_editor.connection)
+        for statement in _undone(schema, self.number):
+            schema_editor.execute(statement, params=None)
+        schema_editor.execute(f"DELETE FROM semel_migration WHERE version = {self.number}", params=None)
+        if self.number == 1:
+            schema_editor.execute("DROP TABLE semel_migration", params=None)
+
+    def describe(self) -> str:
+        return f"Semel's schema, file {self.number:04d}"
+
+    def _applied(self, schema_editor: Any) -> set[int]:
+        if schema_editor.collect_sql:  # manage.py sqlmigrate: nothing is run, and this file alone is shown
+            return set(range(self.number))
+        with schema_editor.connection.cursor() as cursor:
+            cursor.execute("SELECT version FROM semel_migration")
+            return {version for (version,) in cursor.fetchall()}
+
+
+def _schema_of(connection: Any) -> Schema:
+    if connection.vendor == "sqlite":
+        return SQLITE
+    if connection.vendor == "postgresql":
+        return POSTGRES
+    if connection.vendor == "mysql":
+        from semel.sql.mysql_migrations import MYSQL
+
+        return MYSQL
+    raise NotSupportedError(
+        f"there is no store for {connection.vendor}: keep the app semel off this database with a router (allow_migrate)"
+    )
+
+
+def _undone(schema: Schema, number: int) -> list[str]:
+    """Statements that take away what a file has made."""
+    tables: set[str] = set()
+    undone = []
+    for statement in [each for found, _, statements in schema.migrations() if found == number for each in statements]:
+        made, altered = _MADE.match(statement), _ALTERED.match(statement)
+        if made:
+            kind, name, table = made.groups()
+            if kind.upper() == "TABLE":
+                tables.add(name)
+            if table not in tables:  # an index goes with its table
+                where = f" ON {table}" if table and schema.folder == "mysql" else ""
+                undone.append(f"DROP {kind} {name}{where}")
+        elif altered and altered[1] not in tables and altered[2]:
+            undone.append(f"ALTER TABLE {altered[1]} DROP COLUMN {altered[2]}")
+        elif not (altered and altered[1] in tables):
+            raise IrreversibleError(f"this statement cannot be taken back: {statement[:80]}")
+    return undone[::-1]

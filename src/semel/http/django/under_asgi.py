@@ -1,0 +1,84 @@
+"""A Django request under the ASGI responder: it is given messages, and those of its answer become a response again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from semel.engine.aio import AsyncSemel
+from semel.engine.sync import Semel
+from semel.errors import ConfigurationError
+from semel.http.asgi import Idempotency
+from semel.http.django.asgi_exchange import Exchange, rewindable
+from semel.http.django.configuration import Configuration
+from semel.http.django.handling import Handling, in_hand
+from semel.http.rules import SAFE_METHODS
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+    from django.http.response import HttpResponseBase
+
+    from semel.http.responder import Scope, Send
+
+__all__ = ["UnderASGI"]
+
+
+class UnderASGI:
+    """Stands between Django's handler and the views, for ``AsyncSemel``, or ``Semel`` with its store in threads."""
+
+    def __init__(
+        self, get_response: Callable[[HttpRequest], Awaitable[HttpResponseBase]], configuration: Configuration
+    ) -> None:
+        self._get_response = get_response
+        self._configuration = configuration
+        self._idempotency: Idempotency | None = None
+        if isinstance(configuration.guard, AsyncSemel):
+            self._idempotency = self._made(configuration.guard)
+        elif not isinstance(configuration.guard, Semel):
+            raise ConfigurationError(f"SEMEL's GUARD is no Semel or AsyncSemel: {configuration.guard!r}")
+
+    def _made(self, guard: AsyncSemel) -> Idempotency:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the middleware has warned of a missing tenant already
+            return Idempotency(
+                self._application,
+                guard=guard,
+                tenant=self._configuration.tenant and _tenant,
+                docs=self._configuration.docs,
+            )
+
+    def _of_this_loop(self) -> Idempotency:
+        guard = self._configuration.guard
+        if isinstance(guard, Semel):
+            twin = guard._async_twin()
+            if self._idempotency is None or self._idempotency.guard is not twin:
+                self._idempotency = self._made(twin)
+        assert self._idempotency is not None
+        return self._idempotency
+
+    async def respond(self, request: HttpRequest) -> HttpResponseBase:
+        if "HTTP_IDEMPOTENCY_KEY" in request.META:
+            rewindable(request)
+        exchange = Exchange(Handling(request, self._configuration, in_loop=True))
+        query = request.META["QUERY_STRING"].encode()  # which the test client's scope has as text
+        scope = {**request.scope, "method": request.method, "query_string": query, "semel.exchange": exchange}
+        token = in_hand.set(exchange.handling)
+        try:
+            running = self._of_this_loop()(scope, exchange.receive, exchange.take)
+            if request.method not in SAFE_METHODS:
+                return await exchange.answered(running)
+            await running
+            return exchange.handling.response
+        finally:
+            in_hand.reset(token)
+
+    async def _application(self, scope: Scope, receive: Any, send: Send) -> None:
+        exchange: Exchange = scope["semel.exchange"]
+        response = exchange.handling.response = await self._get_response(exchange.handling.request)
+        await exchange.give(response, send)
+
+
+def _tenant(scope: Scope) -> str | None:
+    exchange: Exchange = scope["semel.exchange"]
+    return exchange.handling.tenant

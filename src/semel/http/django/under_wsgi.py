@@ -1,0 +1,136 @@
+"""A Django request under the WSGI responder: it is given an environ, and its answer becomes a response again."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterable
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final
+
+from django.core.handlers.wsgi import LimitedStream
+
+from semel.engine.sync import Semel
+from semel.errors import ConfigurationError
+from semel.http.django.answers import lines_of, rewritten, streamed
+from semel.http.django.configuration import Configuration
+from semel.http.django.handling import Handling, in_hand, parsed_before
+from semel.http.wsgi import Idempotency
+from semel.http.wsgi_answers import LetThrough, ThenRaised
+from semel.http.wsgi_body import RequestBody
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+    from django.http.response import HttpResponseBase
+
+__all__ = ["UnderWSGI"]
+
+_INPUT: Final = "wsgi.input"
+_log = logging.getLogger("semel.http")
+
+
+class UnderWSGI:
+    """Stands between Django's handler and the views, for ``Semel``."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase], configuration: Configuration) -> None:
+        self._get_response = get_response
+        self._configuration = configuration
+        if not isinstance(configuration.guard, Semel):
+            raise ConfigurationError("WSGI is sync: SEMEL's GUARD is a Semel there. A Semel serves ASGI as well")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the middleware has warned of a missing tenant already
+            self._idempotency = Idempotency(
+                self._application,
+                guard=configuration.guard,
+                tenant=configuration.tenant and _tenant,
+                docs=configuration.docs,
+            )
+
+    def respond(self, request: HttpRequest) -> HttpResponseBase:
+        handling = Handling(request, self._configuration, in_loop=False)
+        server = _Server()
+        token = in_hand.set(handling)
+        try:
+            body = self._idempotency(_environ(request), server.start_response)
+            if isinstance(body, _Untouched):
+                return handling.response
+            if isinstance(body, LetThrough) and handling.response.streaming:
+                return streamed(handling.response, server.lines, body)
+            return rewritten(handling.response, server.status, server.lines, _content(body))
+        finally:
+            in_hand.reset(token)
+
+    def _application(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        handling = in_hand.get()
+        assert handling is not None
+        request = handling.request
+        if isinstance(environ.get(_INPUT), RequestBody) and not request._read_started:
+            request._stream = LimitedStream(environ[_INPUT], _length(environ))
+        response = handling.response = self._get_response(request)
+        start_response(f"{response.status_code} {response.reason_phrase}", lines_of(response, request))
+        return _Untouched(response if response.streaming else [response.content])
+
+
+class _Server:
+    """The server's side of ``start_response``."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.lines: list[tuple[str, str]] = []
+
+    def start_response(self, status: str, lines: list[tuple[str, str]], exc_info: Any = None, /) -> Any:
+        self.status = int(status[:3])
+        self.lines = lines
+        return None  # nothing of Django's calls write()
+
+
+class _Untouched:
+    """The content of a response. When it comes back as it is, no claim was made, and the response itself is meant."""
+
+    def __init__(self, content: Iterable[bytes]) -> None:
+        self._content = content
+
+    def __iter__(self) -> Any:
+        return iter(self._content)
+
+
+class _Gone:
+    """The body of a request that was read before it came to us, and not kept."""
+
+    def read(self, size: int = -1) -> bytes:
+        raise parsed_before()
+
+
+def _environ(request: HttpRequest) -> dict[str, Any]:
+    """As the server gave it; Django has decoded the path, and put what it has read of the body elsewhere."""
+    environ = dict(request.META)
+    environ["REQUEST_METHOD"] = request.method
+    for name in ("SCRIPT_NAME", "PATH_INFO"):
+        environ[name] = environ.get(name, "").encode().decode("latin-1")
+    environ.setdefault(_INPUT, BytesIO())
+    if request._read_started and _length(environ):
+        environ[_INPUT] = BytesIO(request._body) if hasattr(request, "_body") else _Gone()
+    return environ
+
+
+def _length(environ: dict[str, Any]) -> int:
+    try:
+        return max(0, int(environ.get("CONTENT_LENGTH") or 0))
+    except ValueError:
+        return 0
+
+
+def _tenant(environ: dict[str, Any]) -> str | None:
+    handling = in_hand.get()
+    return None if handling is None else handling.tenant
+
+
+def _content(body: Iterable[bytes]) -> bytes:
+    chunks: list[bytes] = []
+    try:
+        chunks.extend(body)
+    except Exception:
+        if not isinstance(body, ThenRaised):
+            raise
+        _log.exception("a streamed answer broke, which is an answer where the route has effects outside")
+    return b"".join(chunks)

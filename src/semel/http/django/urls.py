@@ -1,0 +1,96 @@
+"""All routes of a Django project, with what they are declared to be."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from django.urls import URLPattern, get_resolver
+from django.urls.resolvers import RoutePattern
+
+from semel.http.inventory import Endpoint, declared_rule
+from semel.http.rules import Rule
+
+__all__ = ["endpoints"]
+
+_PART: Final = re.compile(r"<(?:[^:<>]*:)?(\w+)>")
+_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+
+def endpoints(urlconf: Any = None) -> list[Endpoint]:
+    """The routes of the project, or of another URLconf. Django's own views, such as the admin's, are not listed.
+
+    A function view takes every method unless ``require_http_methods`` says otherwise, so it is listed as a POST.
+    """
+    return [
+        Endpoint(method, path, rule, name)
+        for path, view in _found(get_resolver(urlconf).url_patterns, "/")
+        if not _home(view).startswith("django.")
+        for method, rule, name in _declared(view)
+    ]
+
+
+def _found(patterns: Iterable[Any], prefix: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    from django.contrib.admindocs.views import simplify_regex
+
+    for each in patterns:
+        pattern = each.pattern
+        text = str(pattern)
+        if not isinstance(pattern, RoutePattern) and hasattr(pattern, "_regex"):
+            text = simplify_regex(text).lstrip("/")
+        path = prefix + _PART.sub(r"{\1}", text)
+        if isinstance(each, URLPattern):
+            yield path, each.callback
+        else:
+            yield from _found(each.url_patterns, path)
+
+
+def _home(view: Any) -> str:
+    return str(getattr(_class_of(view) or inspect.unwrap(view), "__module__", ""))
+
+
+def _class_of(view: Any) -> Any:
+    return getattr(view, "view_class", None) or getattr(view, "cls", None)
+
+
+def _declared(view: Any) -> Iterator[tuple[str, Rule | None, str]]:
+    """(method, rule, name) for each method that the view takes."""
+    whole = declared_rule(view)
+    by_class = _class_of(view)
+    if by_class is None:
+        for method in _taken(view):
+            yield method, whole, getattr(view, "__qualname__", repr(view))
+        return
+    actions = getattr(view, "actions", None)  # of a view set: {"post": "create"}
+    for method in _METHODS:
+        name = actions.get(method.lower()) if actions else method.lower()
+        handler = getattr(by_class, name, None) if name else None
+        if handler is not None and method.lower() in by_class.http_method_names:
+            rule = whole or declared_rule(handler) or declared_rule(by_class.dispatch) or _within(handler)
+            yield method, rule, f"{by_class.__name__}.{name}"
+
+
+def _taken(view: Any) -> Iterable[str]:
+    """What ``require_http_methods`` allows, which only its closure knows."""
+    while view is not None:
+        said = _enclosed(view, "request_method_list")
+        if said is not None:
+            return [method for method in said if method in _METHODS]
+        view = getattr(view, "__wrapped__", None)
+    return ("POST",)
+
+
+def _within(handler: Any) -> Rule | None:
+    """The rule of a function that REST framework's ``api_view`` has made a class of."""
+    return declared_rule(_enclosed(handler, "func"))
+
+
+def _enclosed(function: Any, name: str) -> Any:
+    """A variable that a decorator has left in its wrapper, or None."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    try:
+        return function.__closure__[names.index(name)].cell_contents if name in names else None
+    except ValueError:  # nothing is in it so far
+        return None

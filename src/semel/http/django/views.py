@@ -1,0 +1,194 @@
+"""Decorators for views: functions, methods of class-based views and of REST framework's, plain and ``async def``.
+
+Whether a view is served by WSGI or ASGI is known when it is called, so each has a wrapper for both.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+from asgiref.sync import iscoroutinefunction
+from django.http import Http404, HttpResponse
+
+from semel.core.ops import Op
+from semel.engine.declare import handle_parameter, refuse_generators
+from semel.engine.operation import AsyncOperation, Operation, OperationHandle, running
+from semel.errors import NotUndone, PolicyError, PreconditionError
+from semel.http import endpoints as under_asgi
+from semel.http.conditional import hold, let_go
+from semel.http.django.handling import current
+from semel.http.inventory import exempted
+from semel.http.rules import Action, Conditional, Natural, Rule
+from semel.http.wsgi import Responder, current_responder
+
+__all__ = ["action", "conditional", "exempt", "natural"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def action(base: Action | None = None, **settings: Any) -> Callable[[F], F]:
+    """Declare a view that needs a key and happens once for it. Settings of ``Action`` and of ``Policy``.
+
+    GET, HEAD and OPTIONS of the same view are not concerned. A parameter annotated ``Operation`` (``AsyncOperation`` in
+    an ``async def``) is given the handle; None, where the key is optional and left out, or the method is such a one.
+    """
+    return _declare(Action.declared(base, **settings))
+
+
+def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F], F]:
+    """Declare a view that changes only what is as the caller knows it (If-Match): see ``check_match``."""
+    return _declare(Conditional.declared(base, **settings))
+
+
+def natural(**settings: Any) -> Callable[[F], F]:
+    """Declare a view whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
+    return _declare(Natural(**settings))
+
+
+def exempt(reason: str) -> Callable[[F], F]:
+    """Declare that a view is left alone, and why: only the report at start-up is silenced."""
+    return lambda view: exempted(view, reason)
+
+
+def _declare(rule: Rule) -> Callable[[F], F]:
+    def decorate(view: F) -> F:
+        if inspect.isclass(view):
+            raise PolicyError(f"decorate the method, such as post, of {view.__qualname__}, not the class")
+        refuse_generators(view)
+        awaits = iscoroutinefunction(view)
+        handle = _handle(view, awaits)
+        in_loop = (under_asgi._async if awaits else under_asgi._sync)(view, rule, _blank, _abort, handle)
+        in_thread = (_async if awaits else _sync)(view, rule, handle)
+        endpoint: Callable[..., Any]
+        if awaits:
+
+            @functools.wraps(view)
+            async def endpoint(*args: Any, **kwargs: Any) -> Any:
+                handling = current()
+                await handling.aprepare(rule)
+                return await (in_loop if handling.in_loop else in_thread)(*args, **kwargs)
+
+        else:
+
+            @functools.wraps(view)
+            def endpoint(*args: Any, **kwargs: Any) -> Any:
+                handling = current()
+                handling.prepare(rule)
+                return (in_loop if handling.in_loop else in_thread)(*args, **kwargs)
+
+        endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
+        return cast(F, endpoint)
+
+    return decorate
+
+
+def _handle(view: Callable[..., Any], awaits: bool) -> str | None:
+    """The parameter that is given the handle."""
+    hints = under_asgi._hints(inspect.unwrap(view))  # method_decorator() decorates a partial
+    name = handle_parameter(hints)
+    if name is not None and (Operation if awaits else AsyncOperation) in (
+        typing.get_args(hints[name]) or (hints[name],)
+    ):
+        raise PolicyError(f"{view.__qualname__}: annotate {name} with {'AsyncOperation' if awaits else 'Operation'}")
+    return name
+
+
+def _blank() -> HttpResponse:
+    """It takes the place of the view's answer; the middleware sends the real one."""
+    return HttpResponse(status=204)
+
+
+def _abort(status: int) -> Exception:
+    """For a refusal out of a view: transactions are rolled back, and nobody reports it as a fault of the service."""
+    error: Exception = Http404(f"refused with {status}; the middleware says so")
+    return error
+
+
+# -- under WSGI
+
+
+def _async(view: Callable[..., Any], rule: Rule, handle: str | None) -> Callable[..., Any]:
+    async def endpoint(*args: Any, **kwargs: Any) -> Any:
+        # The loop is this request's alone, so it may block.
+        responder = current_responder()
+        if responder is not None and not responder.claim(rule):
+            return _blank()
+        operation = _awaited(responder)
+        with _held(responder, operation):
+            try:
+                result = await view(*args, **_given(kwargs, handle, operation))
+                if operation is not None:
+                    operation.leave()
+                return result
+            except PreconditionError:
+                raise
+            except Exception as error:
+                raised = error if operation is None else await operation.compensate(error)
+                if raised is error:
+                    raise
+                raise raised from error
+
+    return endpoint
+
+
+def _sync(view: Callable[..., Any], rule: Rule, handle: str | None) -> Callable[..., Any]:
+    def endpoint(*args: Any, **kwargs: Any) -> Any:
+        responder = current_responder()
+        if responder is not None and not responder.claim(rule):
+            return _blank()
+        attempt = None if responder is None else responder.attempt
+        operation = None if attempt is None else attempt.operation
+        with _held(responder, operation):
+            try:
+                result = view(*args, **_given(kwargs, handle, operation))
+                if operation is not None:
+                    operation.leave()
+                return result
+            except PreconditionError:
+                raise
+            except Exception as error:
+                raised = error if operation is None else operation.compensate(error)
+                if raised is error:
+                    raise
+                raise raised from error
+
+    return endpoint
+
+
+def _given(kwargs: dict[str, Any], handle: str | None, operation: OperationHandle | None) -> dict[str, Any]:
+    return kwargs if handle is None else {**kwargs, handle: operation}
+
+
+def _awaited(responder: Responder | None) -> AsyncOperation | None:
+    """The handle of an ``async def``: what it stores goes to a sync store."""
+    attempt = None if responder is None else responder.attempt
+    if attempt is None:
+        return None
+
+    async def execute(op: Op[bool]) -> bool:
+        held: bool = attempt.execute(op)
+        return held
+
+    return AsyncOperation(attempt.call, attempt.lease, attempt.claimed, execute)
+
+
+@contextmanager
+def _held(responder: Responder | None, operation: OperationHandle | None) -> Iterator[None]:
+    """What the view may ask for while it runs; and its refusals."""
+    if responder is None:
+        yield
+        return
+    token, held = running.set(operation), hold(responder.preconditions)
+    try:
+        yield
+    except (PreconditionError, NotUndone) as error:
+        responder.refuse(error)
+        raise _abort(error.status) from error
+    finally:
+        running.reset(token)
+        let_go(held)
