@@ -1,0 +1,174 @@
+"""The service that is measured over HTTP: one POST that reads its body and answers a small JSON, in each framework.
+
+Unprotected, under Semel, and under the peers that exist for it: asgi-idempotency-header is an ASGI middleware, idemptx
+a decorator for FastAPI. All contestants of a framework have the same handler.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from bench import job
+from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel
+from semel.http.rules import Action
+
+__all__ = ["FRAMEWORKS", "PEERS", "SEMEL", "UNPROTECTED", "contestants", "make"]
+
+UNPROTECTED: Final = "unprotected"
+SEMEL: Final = "Semel"
+HEADER: Final = "asgi-idempotency-header"
+IDEMPTX: Final = "idemptx"
+PEERS: Final = (HEADER, IDEMPTX)
+FRAMEWORKS: Final = ("ASGI", "Starlette", "FastAPI", "WSGI")
+PATH: Final = "/payments"
+ANSWER: Final = json.dumps(job.RESULT, separators=(",", ":")).encode()
+_MODULES: Final = {HEADER: "idempotency_header_middleware", IDEMPTX: "idemptx"}
+_HEADERS: Final = [(b"content-type", b"application/json"), (b"content-length", str(len(ANSWER)).encode())]
+RECORDS: Final = 50_000_000
+
+
+def contestants(framework: str) -> tuple[list[str], list[str]]:
+    """Who can be measured in it, and whose package is missing."""
+    peers = {"WSGI": (), "FastAPI": PEERS}.get(framework, (HEADER,))
+    missing = [name for name in peers if not _installed(name)]
+    return [UNPROTECTED, SEMEL, *(name for name in peers if name not in missing)], missing
+
+
+def make(framework: str, who: str, redis: str | None = None) -> Any:
+    """The application. ``redis``: the URL of the server that keeps the records, instead of this process."""
+    return {"ASGI": _asgi, "Starlette": _starlette, "FastAPI": _fastapi, "WSGI": _wsgi}[framework](who, redis)
+
+
+def _asgi(who: str, redis: str | None) -> Any:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            return
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+        await send({"type": "http.response.body", "body": ANSWER, "more_body": False})
+
+    if who == SEMEL:
+        from semel.http.asgi import Idempotency
+
+        return Idempotency(application, guard=_guard(redis), tenant=_tenant, routes={("POST", PATH): Action()})
+    return application if who == UNPROTECTED else _middleware(redis)(application)
+
+
+def _starlette(who: str, redis: str | None) -> Any:
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    async def pay(request: Request) -> JSONResponse:
+        await request.body()
+        return JSONResponse(job.RESULT)
+
+    middleware = []
+    endpoint: Callable[..., Any] = pay
+    if who == SEMEL:
+        from semel.http.fastapi import Idempotency, action
+
+        endpoint = action()(pay)
+        middleware = [Middleware(Idempotency, guard=_guard(redis), tenant=_tenant)]
+    elif who == HEADER:
+        middleware = [Middleware(_middleware(redis))]
+    return Starlette(routes=[Route(PATH, endpoint, methods=["POST"])], middleware=middleware)
+
+
+def _fastapi(who: str, redis: str | None) -> Any:
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse
+
+    async def pay(request: Request) -> JSONResponse:
+        await request.body()
+        return JSONResponse(job.RESULT)
+
+    pay.__annotations__ = {"request": Request, "return": JSONResponse}  # by value: they are local names
+    app = FastAPI(openapi_url=None)
+    endpoint: Callable[..., Any] = pay
+    if who == SEMEL:
+        from semel.http.fastapi import Idempotency, action
+
+        endpoint = action()(pay)
+        app.add_middleware(Idempotency, guard=_guard(redis), tenant=_tenant)
+    elif who == HEADER:
+        app.add_middleware(_middleware(redis))
+    elif who == IDEMPTX:
+        from idemptx import idempotent  # type: ignore[import-untyped, import-not-found, unused-ignore]
+
+        endpoint = idempotent(storage_backend=_idemptx_backend(redis))(pay)
+    app.post(PATH, response_model=None)(endpoint)
+    return app
+
+
+def _wsgi(who: str, redis: str | None) -> Any:
+    lines = [(name.decode().title(), value.decode()) for name, value in _HEADERS]
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+        start_response("200 OK", list(lines))
+        return [ANSWER]
+
+    if who == UNPROTECTED:
+        return application
+    from semel.http.wsgi import Idempotency
+
+    if redis is None:
+        guard = Semel(MemoryStore(max_records=RECORDS), sweep_every=None)
+    else:
+        from semel import RedisStore
+
+        guard = Semel(RedisStore(redis), sweep_every=None)
+    return Idempotency(application, guard=guard, tenant=_tenant, routes={("POST", PATH): Action()})
+
+
+def _guard(redis: str | None) -> AsyncSemel:
+    if redis is None:
+        return AsyncSemel(AsyncMemoryStore(max_records=RECORDS), sweep_every=None)
+    from semel import AsyncRedisStore
+
+    return AsyncSemel(AsyncRedisStore(redis), sweep_every=None)
+
+
+def _tenant(scope: Any) -> str:
+    return "acme"
+
+
+def _middleware(redis: str | None) -> Callable[[Any], Any]:
+    """asgi-idempotency-header, which compares nothing and knows no tenant: a key is a key."""
+    from idempotency_header_middleware import (  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        IdempotencyHeaderMiddleware,
+    )
+    from idempotency_header_middleware.backends import (  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        MemoryBackend,
+        RedisBackend,
+    )
+
+    if redis is None:
+        return lambda app: IdempotencyHeaderMiddleware(app, backend=MemoryBackend())
+    from redis.asyncio import Redis
+
+    return lambda app: IdempotencyHeaderMiddleware(app, backend=RedisBackend(Redis.from_url(redis)))
+
+
+def _idemptx_backend(redis: str | None) -> Any:
+    from idemptx.backend import (  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        AsyncRedisBackend,
+        InMemoryBackend,
+    )
+
+    if redis is None:
+        return InMemoryBackend()
+    from redis.asyncio import Redis
+
+    return AsyncRedisBackend(Redis.from_url(redis))
+
+
+def _installed(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(_MODULES[name]) is not None
