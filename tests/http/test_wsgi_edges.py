@@ -15,7 +15,7 @@ from semel.errors import ConfigurationError, LeaseLost
 from semel.http.rules import Action
 from semel.http.wsgi import Idempotency, current_responder
 from semel.http.wsgi_body import SPOOL_LIMIT, RequestBody
-from semel.observe.events import Unprotected
+from semel.observe.events import Unkeyed
 
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
@@ -575,7 +575,7 @@ def test_a_request_without_a_key_says_so_in_the_events() -> None:
 
     with Semel(MemoryStore(), tenant="t", on_event=lambda event: told.append(event.name)) as guard:
         serve(Idempotency(app, guard=guard, routes={("POST", "/x"): Action(required=False)}), environ(key=None))
-    assert told == [Unprotected.name]
+    assert told == [Unkeyed.name]
 
 
 # -- the body
