@@ -26,11 +26,13 @@
     │   ├── OutcomeUnknown    500   an attempt ended without a word; someone must resolve it
     │   ├── LeaseLost         409   this attempt was fenced off: another owner has the operation
     │   ├── StepMismatch      500   a re-run does not follow the steps of the first run
+    │   ├── NotUndone         500   the operation failed, and some of its steps could not be undone
     │   ├── ResultNotStored   500   done and remembered, but the result could not be kept
     │   ├── SnapshotUnreadable 500  done and stored, but the stored result cannot be turned back into what it was
     │   └── RememberedFailure 500   the failure of the first run, replayed, of a type that is not rebuilt
     └── StoreError            503   the store did not do its part
         ├── StoreUnavailable        definitely not stored: it never reached the store, or was refused
+        │   └── TransactionConflict the transaction met another: roll it back and run it again
         └── StoreUncertain          it was sent and no answer came: it may be stored, or not
 
 Every error knows its HTTP status (``status``), a stable ``code``, and whether the same request may be sent again
@@ -53,6 +55,7 @@ __all__ = [
     "MissingDependency",
     "NotMigrated",
     "NotResolvable",
+    "NotUndone",
     "OutcomeError",
     "OutcomeUnknown",
     "PolicyError",
@@ -72,6 +75,7 @@ __all__ = [
     "StoreUnavailable",
     "StoreUncertain",
     "TooManyKeys",
+    "TransactionConflict",
 ]
 
 
@@ -233,6 +237,16 @@ class StepMismatch(OutcomeError):
     code = "idempotency_step_mismatch"
 
 
+class NotUndone(OutcomeError):
+    """The operation failed, and the steps it had done could not all be undone: ``steps`` names those that stand."""
+
+    code = "idempotency_not_undone"
+
+    def __init__(self, message: str, steps: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.steps = steps
+
+
 class ResultNotStored(OutcomeError):
     """The operation is done and will not run again, but its result could not be kept.
 
@@ -279,6 +293,16 @@ class StoreError(SemelError):
 
 class StoreUnavailable(StoreError):
     """Definitely not stored: the request never reached the store, or the store refused it."""
+
+
+class TransactionConflict(StoreUnavailable):
+    """The transaction met another one, and only one of them can commit. Nothing is stored.
+
+    Roll the transaction back and run the unit of work again, with the same key. ``begin=True`` does so by itself.
+    """
+
+    code = "idempotency_transaction_conflict"
+    retry_after = 0.05
 
 
 class StoreUncertain(StoreError):

@@ -131,6 +131,10 @@ def test_every_combination_is_either_meant_or_refused(combination: Any) -> None:
         ({"ttl": 0}, "ttl must be longer than 0 s"),
         ({"ttl": "for ever"}, "ttl"),
         ({"settle_for": -1}, "settle_for"),
+        ({"refuse_expired": -1}, "refuse_expired"),
+        ({"refuse_expired": "1h", "ttl": None}, "refuse_expired"),
+        ({"on_interrupted": "ignore"}, "on_interrupted"),
+        ({"on_interrupted": "release", "guarantee": "at_most_once"}, "at_most_once cannot run an interrupted attempt"),
         ({"remember": ValueError("x")}, "remember"),
         ({"remember": (KeyError, "x")}, "remember"),
         ({"remember": BaseException}, "remember"),
@@ -144,7 +148,7 @@ def test_a_wrong_word_is_refused_and_the_right_ones_are_named(settings: Any, wor
 
 
 def test_unhashable_words_are_refused_too() -> None:
-    for name in ("guarantee", "on_abandoned", "on_store_error", "on_duplicate"):
+    for name in ("guarantee", "on_abandoned", "on_interrupted", "on_store_error", "on_duplicate"):
         with pytest.raises(PolicyError, match=name):
             Policy(**{name: ["raise"]})
 
@@ -160,6 +164,13 @@ def test_a_policy_may_be_changed_into_another_and_stays_what_it_was() -> None:
         policy.but(leese=1)
     with pytest.raises(AttributeError):
         policy.lease = 5  # type: ignore[misc]
+
+
+def test_a_record_is_kept_for_its_ttl_and_for_as_long_as_its_key_is_refused() -> None:
+    assert Policy(ttl="1h").kept_seconds == 3600.0
+    assert Policy(ttl="1h", refuse_expired="30m").kept_seconds == 5400.0
+    assert Policy(ttl=None).kept_seconds == FOREVER
+    assert Policy(ttl=FOREVER - 1, refuse_expired=FOREVER).kept_seconds == FOREVER
 
 
 def test_policies_are_values() -> None:

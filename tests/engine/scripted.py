@@ -139,6 +139,8 @@ class ScriptedStore:
         self.inner = inner
         self.script = script
         self.wakes: bool = inner.wakes
+        self.counts: bool = inner.counts
+        self.resumes: bool = getattr(inner, "resumes", False)
 
     def execute(self, op: Any) -> Any:
         rule = self.script.came(op)
@@ -183,6 +185,8 @@ class AsyncScriptedStore:
         self.inner = inner
         self.script = script
         self.wakes: bool = inner.wakes
+        self.counts: bool = inner.counts
+        self.resumes: bool = getattr(inner, "resumes", False)
 
     async def execute(self, op: Any) -> Any:
         rule = self.script.came(op)

@@ -1,5 +1,6 @@
 """A forked child: it gets its own keeper, and does not believe in the calls of its parent."""
 
+import asyncio
 import os
 import sys
 import threading
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from semel import InProgress, Semel, SQLiteStore
-from semel.core.ops import Renew
+from semel import InProgress, PostgresStore, Semel, SQLiteStore
+from semel.core.ops import Lookup, Renew
+from semel.engine.threaded import ThreadedStore
 from tests.engine.scripted import Gate, Script, ScriptedStore
 
 pytestmark = [
@@ -82,6 +84,48 @@ def test_a_child_forked_in_a_handler_asks_the_store_about_its_parents_call(tmp_p
     threading.Timer(0.1, let_finish).start()
     in_child(child)
     guard.close()
+
+
+def test_a_store_is_closed_in_a_child_whatever_its_parents_threads_held() -> None:
+    """A thread of the parent that looks at its stop sign at the moment of the fork holds the sign's lock for ever."""
+    store = PostgresStore("postgresql://nobody@127.0.0.1:1/nothing")
+    watched, heard = store._watchdog._stop, store._listener._stop
+    with watched._cond, heard._cond:
+        in_child(store.close)
+    assert not watched.is_set()
+    assert not heard.is_set()
+    store.close()
+    in_child(lambda: _closed_too(store))
+
+
+def _closed_too(store: PostgresStore) -> None:
+    assert store._watchdog._stop.is_set()
+    assert store._listener._stop.is_set()
+
+
+def test_a_child_does_not_break_its_connections_for_a_trip_of_its_parents() -> None:
+    store = PostgresStore("postgresql://nobody@127.0.0.1:1/nothing")
+    (lane, *_) = store._combiner._lanes
+    lane.overdue_at = 1.0  # type: ignore[attr-defined]
+
+    def child() -> None:
+        assert lane.overdue_at == float("inf")  # type: ignore[attr-defined]
+
+    in_child(child)
+    store.close()
+
+
+def test_threads_of_an_async_def_under_a_sync_guard_are_made_anew_in_a_child(tmp_path: Path) -> None:
+    store = ThreadedStore(SQLiteStore(tmp_path / "r.db", synchronous="normal"))
+    assert asyncio.run(store.execute(Lookup(b"x" * 16))) is None
+    assert store._threads._idle_semaphore.acquire(timeout=10)  # type: ignore[attr-defined]
+    store._threads._idle_semaphore.release()  # type: ignore[attr-defined] # a thread is idle, as far as anyone knows
+
+    def child() -> None:
+        assert asyncio.run(store.execute(Lookup(b"x" * 16))) is None
+
+    in_child(child)
+    asyncio.run(store.close())
 
 
 def test_a_child_never_repeats_its_parents_nonces(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def test_a_value_that_cannot_be_stored_is_not_captured(engine: Engine) -> None:
         op: Any = current_operation()
         yield op.capture("handle", object)
 
-    with pytest.raises(PolicyError, match="'handle' cannot be stored"):
+    with pytest.raises(PolicyError, match="the value of 'handle' cannot be stored"):
         engine.run(body)
     assert engine.record() is None
 

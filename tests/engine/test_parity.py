@@ -15,7 +15,9 @@ from semel import (
     Semel,
     SQLiteStore,
 )
-from semel.engine.ports import AsyncStore, Store
+from semel.engine.aio_transactions import AsyncTransactions
+from semel.engine.ports import AsyncStore, AsyncUnit, Store, Unit
+from semel.engine.transactions import Transactions
 
 PAIRS = [
     (Semel, AsyncSemel),
@@ -23,6 +25,8 @@ PAIRS = [
     (MemoryStore, AsyncMemoryStore),
     (SQLiteStore, AsyncSQLiteStore),
     (Store, AsyncStore),
+    (Transactions, AsyncTransactions),
+    (Unit, AsyncUnit),
 ]
 SAME = {"__enter__": "__aenter__", "__exit__": "__aexit__"}
 
@@ -59,7 +63,7 @@ def test_the_same_parameters_with_the_same_defaults(sync: type, twin: type) -> N
 
 @pytest.mark.parametrize(("sync", "twin"), PAIRS, ids=lambda cls: cls.__name__)
 def test_what_waits_is_async_in_the_twin(sync: type, twin: type) -> None:
-    pure = {"once", "__init__", "__repr__"}
+    pure = {"once", "once_in_transaction", "adopt", "require", "conflicts", "__init__", "__repr__"}
     for name in methods(twin):
         function = vars(twin)[name]
         assert inspect.iscoroutinefunction(function) is (name not in pure), name

@@ -267,6 +267,18 @@ def test_a_step_whose_mark_may_be_lost_is_not_done_again_in_the_same_run(engine:
     assert shop.done == ["charge"]
 
 
+def test_a_step_whose_mark_may_be_lost_is_not_done_again_in_the_next_run(engine: Engine, shop: Shop) -> None:
+    """The attempt ends with the store's error, and must not be released as if nothing had happened."""
+    engine.script.on(SaveStep, after=StoreUncertain("cut"))
+    with pytest.raises(StoreUncertain):
+        engine.run(steps_of(shop, "charge", "ship"))
+    record = engine.record()
+    assert record is not None
+    assert record.state is State.ABANDONED
+    assert engine.run(steps_of(shop, "charge", "ship")) == ["charge 1", "ship 2"]
+    assert shop.done == ["charge", "ship"]
+
+
 @pytest.mark.parametrize("name", ["", "~charge", "x" * 241, "new\nline", None])
 def test_bad_names_are_refused(quick_engine: Engine, shop: Shop, name: Any) -> None:
     with pytest.raises(PolicyError, match="a step has a name"):

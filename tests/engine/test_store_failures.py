@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from semel import Policy, State, StoreError, StoreUnavailable, StoreUncertain, current_operation
+from semel import Policy, State, StoreError, StoreUnavailable, StoreUncertain, current_operation, wait
+from semel.core.keys import identity
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Release
 from semel.core.states import Takeover
 from tests.engine.driving import Engine
@@ -50,6 +51,58 @@ def test_an_open_operation_runs_unprotected_and_says_so(engine: Engine) -> None:
     assert engine.script.kinds == ["Claim"]
     assert tokens == [0]
     assert engine.record() is None
+
+
+class Deaf:
+    """A store whose wake-up fails."""
+
+    def __init__(self, engine: Engine, error: BaseException) -> None:
+        self.inner, self.engine, self.error = engine.store, engine, error
+        self.wakes = self.counts = True
+        self.execute, self.execute_many = self.inner.execute, self.inner.execute_many
+        self.waits = 0
+        self.wait = self.wait_async if engine.is_async else self.wait_sync
+
+    def wait_sync(self, id: bytes, seconds: float) -> None:
+        self.waits += 1
+        raise self.error
+
+    async def wait_async(self, id: bytes, seconds: float) -> None:
+        self.wait_sync(id, seconds)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("policy", ["closed", "open"])
+def test_a_store_that_cannot_wake_is_asked_again_instead(engine: Engine, error: Any, policy: Any) -> None:
+    """Being woken is a comfort; only a claim that fails means that the store is down."""
+    claimed = engine.claim_elsewhere()
+    answer = engine.guard._plain_call("op", "k", None, None, None, {}).seal_value("theirs")
+    deaf = Deaf(engine, error("deaf"))
+    guard = engine.new_guard(deaf)
+    asked, gate = engine.script.on(Claim), Gate()
+    looked = engine.script.on(Claim, hold_before=gate)
+    waiting = engine.start_run(forbidden, guard=guard, on_duplicate=wait("20s"), on_store_error=policy)
+    asked.seen.wait()
+    looked.seen.wait()
+    engine.execute(Complete(identity("", "op", "k"), claimed.token, answer, 60.0))
+    gate.open()
+    assert waiting.result(20) == "theirs"
+    assert deaf.waits >= 1
+    assert ("store_failed", "wait") in [(event.name, getattr(event, "op", "")) for event in engine.events]
+
+
+@pytest.mark.parametrize("policy", ["closed", "open"])
+def test_a_store_that_dies_while_we_wait_is_followed_as_the_policy_says(engine: Engine, policy: Any) -> None:
+    engine.claim_elsewhere()
+    guard = engine.new_guard(Deaf(engine, StoreUnavailable("down")))
+    engine.script.on(Claim)
+    engine.script.on(Claim, before=StoreUnavailable("down"), times=5)
+    if policy == "closed":
+        with pytest.raises(StoreUnavailable, match="down"):
+            engine.run(forbidden, guard=guard, on_duplicate=wait("20s"))
+    else:
+        ran = engine.run(lambda: "unprotected", guard=guard, on_duplicate=wait("20s"), on_store_error="open")
+        assert ran == "unprotected"
 
 
 def test_an_unprotected_handlers_failure_is_its_own(engine: Engine) -> None:

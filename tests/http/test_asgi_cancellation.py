@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from semel import (
-    AsyncMemoryStore,
-    AsyncSemel,
-)
-from semel.http.fastapi import Idempotency
+from semel import AsyncMemoryStore, AsyncSemel, Policy, State
+from semel.http.fastapi import Action, Idempotency
 from tests.http.asking import Counting, ask, at_the_edge, header, whose
 
 
@@ -87,20 +84,32 @@ def test_a_server_that_cancels_stops_what_is_not_claimed() -> None:
     asyncio.run(run())
 
 
-def test_a_loop_that_shuts_down_releases_the_key() -> None:
+@pytest.mark.parametrize(
+    ("rule", "state"),
+    [
+        (Action(), None),
+        (Action(external_effects=True), State.ABANDONED),
+        (Action(policy=Policy(), external_effects=True), State.ABANDONED),
+        (Action.declared(on_abandoned="reject"), State.UNKNOWN),
+        (Action.declared(guarantee="at_most_once"), State.UNKNOWN),
+    ],
+    ids=["plain", "external", "external-own-policy", "reject", "at-most-once"],
+)
+def test_a_loop_that_shuts_down_frees_the_key_only_where_nothing_can_have_happened(
+    rule: Action, state: State | None
+) -> None:
     store = AsyncMemoryStore()
-    app = None
 
     async def begin() -> None:
-        nonlocal app
         app = Cancelled()
-        task = asyncio.ensure_future(ask(at_the_edge(app, AsyncSemel(store))))
+        task = asyncio.ensure_future(ask(at_the_edge(app, AsyncSemel(store), rule)))
         await app.came.wait()
         assert not task.done()
 
     asyncio.run(begin())  # which cancels all that still runs
 
     async def later() -> None:
-        assert await AsyncSemel(store).lookup("POST /pay", "k", tenant="alice") is None
+        record = await AsyncSemel(store).lookup("POST /pay", "k", tenant="alice")
+        assert (record and record.state) == state
 
     asyncio.run(later())

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from semel.core.ops import Lookup, Op
+from semel.core.ops import Claim, Complete, Lookup, Op, Release, Renew, Resolve, SaveStep
+from semel.core.states import Takeover
 from semel.errors import ConfigurationError, StoreUnavailable, StoreUncertain
+from semel.stores.boarding import weight
 from semel.stores.combining import AsyncCombiner, Combiner
 
 PATIENCE = 10.0
@@ -467,3 +469,178 @@ def test_a_store_belongs_to_one_loop_while_that_lives() -> None:
     finally:
         lane_loop.close()
     assert asyncio.run(use(combiner)) == b"1"
+
+
+# Bounds
+
+
+def done(number: int, size: int) -> Complete:
+    return Complete(b"%d" % number, 1, b"x" * size, 60.0)
+
+
+def test_a_batch_is_bounded_by_what_it_stores() -> None:
+    """Many large answers at once would make one statement of all of them."""
+    lane = FakeLane()
+    combiner = Combiner([lane], max_bytes=100)
+    ops = [done(0, 60), done(1, 40), done(2, 1), op(3), done(4, 500), op(5), done(6, 10)]
+    assert combiner.execute_many(ops) == [b"%d" % i for i in range(7)]
+    assert lane.trips == [[b"0", b"1"], [b"2", b"3"], [b"4"], [b"5", b"6"]]
+
+
+@pytest.mark.parametrize(
+    ("heavy", "bytes_stored"),
+    [
+        (Complete(b"1", 1, b"x" * 9, 1.0), 9),
+        (SaveStep(b"1", 1, "charge", b"x" * 8, 0), 8),
+        (Resolve(b"1", b"x" * 7, 1.0), 7),
+        (Resolve(b"1", None, 1.0), 0),
+        (Lookup(b"1"), 0),
+        (Claim(b"1", 1, b"f" * 16, 1.0, 1.0, Takeover.RETRY, "", "op", "key"), 0),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_an_op_weighs_what_it_has_the_store_keep(heavy: Any, bytes_stored: int) -> None:
+    assert weight(heavy) == bytes_stored
+
+
+def test_who_finds_a_full_queue_waits_and_is_turned_away_in_the_end() -> None:
+    lane = FakeLane()
+    combiner = Combiner([lane], max_queue=2, queue_patience=0.05)
+    with lane.held(combiner):
+        threads = [start(lambda i=i: combiner.execute(op(i))) for i in (1, 2)]  # type: ignore[misc]
+        until(lambda: waiting(combiner) == 2)
+        with pytest.raises(StoreUnavailable, match="2 Ops wait for the store already"):
+            combiner.execute(op(3))
+        assert waiting(combiner) == 2
+        assert combiner._outside == {}
+    finish(threads)
+    assert combiner.execute(op(4)) == b"4"
+
+
+def test_who_waits_for_a_place_gets_one_as_soon_as_there_is_one() -> None:
+    lane = FakeLane()
+    combiner = Combiner([lane], max_queue=2, queue_patience=PATIENCE)
+    answers: list[Any] = []
+    with lane.held(combiner):
+        threads = [start(lambda i=i: answers.append(combiner.execute(op(i)))) for i in range(1, 9)]  # type: ignore[misc]
+        until(lambda: waiting(combiner) == 2 and len(combiner._outside) == 6)
+    finish(threads)
+    assert sorted(answers) == [b"%d" % i for i in range(1, 9)]
+    assert max(len(trip) for trip in lane.trips) <= 2
+
+
+def test_an_owner_is_let_into_a_full_queue() -> None:
+    """Its handler has run: what it says must not be lost because others are many."""
+    lane = FakeLane()
+    combiner = Combiner([lane], max_queue=1, queue_patience=0.0)
+    owners = [Renew(b"1", 1, 1.0), done(2, 1), Release(b"3", 1), SaveStep(b"4", 1, "charge", b"", 0)]
+    with lane.held(combiner):
+        threads = [start(lambda: combiner.execute(op(9)))]
+        until(lambda: waiting(combiner) == 1)
+        threads += [start(lambda each=each: combiner.execute(each)) for each in owners]  # type: ignore[misc]
+        until(lambda: waiting(combiner) == 5)
+        with pytest.raises(StoreUnavailable):
+            combiner.execute(op(8))
+    finish(threads)
+
+
+def test_a_batch_larger_than_the_queue_is_taken_when_nobody_waits() -> None:
+    combiner = Combiner([FakeLane()], max_queue=3, queue_patience=0.0)
+    assert len(combiner.execute_many([op(i) for i in range(10)])) == 10
+
+
+def test_those_outside_are_told_when_the_store_is_closed() -> None:
+    lane = FakeLane()
+    combiner = Combiner([lane], max_queue=1, queue_patience=PATIENCE)
+    refused: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            combiner.execute(op(2))
+        except StoreUnavailable as error:
+            refused.append(error)
+
+    with lane.held(combiner):
+        threads = [start(lambda: combiner.execute(op(1)))]
+        until(lambda: waiting(combiner) == 1)
+        outside = start(ask)
+        until(lambda: len(combiner._outside) == 1)
+        combiner.close()
+        outside.join(PATIENCE)
+    finish(threads)
+    assert [str(error) for error in refused] == ["the store is closed"]
+
+
+def test_an_async_batch_is_bounded_by_what_it_stores() -> None:
+    async def main() -> None:
+        lane = FakeAsyncLane()
+        combiner = AsyncCombiner([lane], max_bytes=100)
+        await combiner.execute_many([done(0, 60), done(1, 40), done(2, 1), done(3, 500), op(4)])
+        assert lane.trips == [[b"0", b"1"], [b"2"], [b"3"], [b"4"]]
+
+    run(main)
+
+
+def test_a_task_that_finds_a_full_queue_waits_and_is_turned_away_in_the_end() -> None:
+    async def main() -> None:
+        lane = FakeAsyncLane()
+        lane.free.clear()
+        combiner = AsyncCombiner([lane], max_queue=2, queue_patience=0.02)
+        others = []
+        for i in range(3):  # one on its way, two in the queue
+            others.append(asyncio.ensure_future(combiner.execute(op(i))))
+            await settle()
+        with pytest.raises(StoreUnavailable, match="2 Ops wait for the store already"):
+            await combiner.execute(op(3))
+        with pytest.raises(StoreUnavailable):
+            await combiner.execute_many([op(4), op(5)])
+        owner = asyncio.ensure_future(combiner.execute(done(6, 1)))
+        await settle()
+        lane.free.set()
+        assert await asyncio.gather(*others, owner) == [b"0", b"1", b"2", b"6"]
+        assert combiner._outside == {}
+
+    run(main)
+
+
+def test_tasks_that_wait_for_a_place_are_let_in_in_their_order() -> None:
+    async def main() -> None:
+        lane = FakeAsyncLane()
+        lane.free.clear()
+        combiner = AsyncCombiner([lane], max_queue=2, queue_patience=PATIENCE)
+        tasks = []
+        for i in range(9):
+            tasks.append(asyncio.ensure_future(combiner.execute(op(i))))
+            await settle()
+        assert len(combiner._outside) == 6
+        lane.free.set()
+        assert await asyncio.gather(*tasks) == [b"%d" % i for i in range(9)]
+        assert [id for trip in lane.trips for id in trip] == [b"%d" % i for i in range(9)]
+        assert max(len(trip) for trip in lane.trips) <= 2
+
+    run(main)
+
+
+def test_a_place_given_to_a_cancelled_task_is_handed_on() -> None:
+    """Those outside are woken one for each place: one that goes away must wake the next, or nobody ever does."""
+    tasks: list[asyncio.Task[Any]] = []
+
+    class Cancelling(FakeAsyncLane):
+        async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+            if ops[0].id == b"1":  # its place in the queue has just been given to the third, who does not know yet
+                tasks[2].cancel()
+            return await super().run(ops)
+
+    async def main() -> None:
+        lane = Cancelling()
+        lane.free.clear()
+        combiner = AsyncCombiner([lane], max_queue=1, queue_patience=PATIENCE * 2)
+        for i in range(4):
+            tasks.append(asyncio.ensure_future(combiner.execute(op(i))))
+            await settle()
+        assert len(combiner._outside) == 2
+        lane.free.set()
+        assert await tasks[3] == b"3"
+        assert tasks[2].cancelled()
+
+    run(main)

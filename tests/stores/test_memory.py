@@ -14,6 +14,8 @@ from semel.testing import conformance
 class TestMemoryStore(conformance.StoreSuite):
     shared = False
     wakes = True
+    counts = True
+    resumes = True
 
     @pytest.fixture
     def clock(self) -> conformance.ManualClock:
@@ -27,6 +29,8 @@ class TestMemoryStore(conformance.StoreSuite):
 class TestAsyncMemoryStore(conformance.AsyncStoreSuite):
     shared = False
     wakes = True
+    counts = True
+    resumes = True
 
     @pytest.fixture
     def clock(self) -> conformance.ManualClock:

@@ -30,6 +30,8 @@ def database(migrated: str) -> str:
 
 class TestPostgresStore(conformance.StoreSuite):
     wakes = True
+    counts = True
+    resumes = True
 
     @pytest.fixture
     def open_store(self, database: str) -> Callable[[], PostgresStore]:
@@ -38,6 +40,8 @@ class TestPostgresStore(conformance.StoreSuite):
 
 class TestAsyncpgStore(conformance.AsyncStoreSuite):
     wakes = True
+    counts = True
+    resumes = True
 
     @pytest.fixture
     def open_store(self, database: str) -> Callable[[], AsyncPostgresStore]:
@@ -46,6 +50,8 @@ class TestAsyncpgStore(conformance.AsyncStoreSuite):
 
 class TestAsyncPsycopgStore(conformance.AsyncStoreSuite):
     wakes = True
+    counts = True
+    resumes = True
 
     @pytest.fixture
     def open_store(self, database: str) -> Callable[[], AsyncPostgresStore]:

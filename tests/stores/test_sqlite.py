@@ -12,12 +12,18 @@ pytestmark = pytest.mark.slow  # most of it waits for leases to end, and for the
 
 
 class TestSQLiteStore(conformance.StoreSuite):
+    counts = True
+    resumes = True
+
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> Callable[[], SQLiteStore]:
         return lambda: SQLiteStore(tmp_path / "records.db")
 
 
 class TestAsyncSQLiteStore(conformance.AsyncStoreSuite):
+    counts = True
+    resumes = True
+
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> Callable[[], AsyncSQLiteStore]:
         return lambda: AsyncSQLiteStore(tmp_path / "records.db")

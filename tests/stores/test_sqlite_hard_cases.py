@@ -2,8 +2,10 @@
 """Hard cases of the SQLite and the memory store, and of an adapter's attempt."""
 
 import asyncio
+import contextlib
 import gc
 import sqlite3
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel, SQLiteStore
-from semel.core.ops import Claim, Claimed, Complete, SaveStep, Sweep
+from semel.core.ops import Claim, Claimed, Complete, Lookup, Renew, SaveStep, Sweep
 from semel.core.policy import Policy
 from semel.core.states import Takeover
 from semel.errors import ConfigurationError, StoreUnavailable
@@ -123,3 +125,73 @@ def test_a_cancelled_end_is_a_cancellation_whatever_the_flow_found() -> None:
             await task
 
     asyncio.run(scenario())
+
+
+def test_a_file_that_cannot_be_migrated_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened again for every Op, it would use up all files of the process."""
+    path = tmp_path / "a.db"
+    with contextlib.closing(sqlite3.connect(path)) as raw:
+        raw.execute("CREATE TABLE semel_record (id BLOB)")
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def recorded(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        opened.append(connect(*args, **kwargs))
+        return opened[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", recorded)
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="semel_record"):
+            SQLiteStore(path)
+    assert len(opened) == 3
+    for raw in opened:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            raw.execute("SELECT 1")
+
+
+@pytest.mark.parametrize("kind", ["claim", "renew", "complete", "take over"])
+def test_a_lease_counts_from_when_the_file_was_ours_not_from_when_we_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Another process may hold the file for seconds: a lease of that length would be over before its handler began."""
+    clock = [1_700_000_000.0]
+    looked = threading.Semaphore(0)
+
+    def now() -> int:
+        looked.release()
+        return int(clock[0] * 1_000_000)
+
+    monkeypatch.setattr("semel.stores.sqlite._now", now)
+    store = SQLiteStore(tmp_path / "a.db", busy_timeout=20)
+    op: Any = claim("a", lease=5.0)
+    if kind != "claim":
+        first = store.execute(op)
+        assert isinstance(first, Claimed)
+        op = {
+            "renew": Renew(op.id, first.token, 5.0),
+            "complete": Complete(op.id, first.token, b"", 60.0),
+            "take over": claim("a", nonce=2, lease=5.0),
+        }[kind]
+        if kind == "take over":
+            clock[0] += 6.0
+    rival = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
+    rival.execute("BEGIN IMMEDIATE")
+    while looked.acquire(blocking=False):
+        pass
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(store.execute(op)))
+    asking.start()
+    for _ in range(2 if isinstance(op, Claim) else 1):  # a claim looks at the record first
+        assert looked.acquire(timeout=10), "the statement was never made"
+    clock[0] += 100.0
+    rival.execute("ROLLBACK")
+    rival.close()
+    asking.join(20)
+    assert answers
+    record = store.execute(Lookup(claim("a").id))
+    assert record is not None
+    if kind == "complete":
+        assert record.expires_in == pytest.approx(60.0)
+    else:
+        assert record.lease_left == pytest.approx(5.0)
+    store.close()

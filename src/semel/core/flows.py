@@ -3,6 +3,11 @@
 A flow yields Ops for the store and a few requests for the engine (``Run``, ``Recover``, ``Await``, ``Pause``); an
 engine drives it with ``send``, and throws the store's errors in at the yield. Nothing here does I/O, reads a clock or
 awaits.
+
+How an attempt ends. The handler returned: Complete. It raised: Complete where the policy remembers that exception, else
+Release to ABSENT, or to ABANDONED where steps were saved. It was interrupted, by a cancellation, Ctrl-C or a shutdown,
+which says nothing about the effect: like one that raised where an abandoned attempt may be run again anyway; otherwise
+like a crash, Release to ABANDONED for the recover hook to look, or to UNKNOWN where nobody may run it again.
 """
 
 from __future__ import annotations
@@ -10,15 +15,18 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final, TypeAlias
 
-from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Record, Release
+from semel.core.ops import INPUT, Claim, Claimed, Complete, Lookup, Op, Record, Release, SaveStep
 from semel.core.outcomes import CANNOT_TELL, NOT_DONE, Call, Failed, Outcome, Recovered, shown
+from semel.core.quota import admit
 from semel.core.serializers import NotSerializable
-from semel.core.states import State
+from semel.core.states import DONE, State
 from semel.core.values import value
 from semel.errors import (
     InProgress,
+    KeyExpired,
     KeyReused,
     LeaseLost,
+    NotUndone,
     OutcomeUnknown,
     PolicyError,
     ResultNotStored,
@@ -40,7 +48,11 @@ __all__ = [
     "Request",
     "Returned",
     "Run",
+    "check_same_request",
+    "expired",
     "perform",
+    "replay",
+    "turned_away",
 ]
 
 
@@ -123,13 +135,15 @@ def perform(call: Call) -> Flow:
     policy = call.policy
     patience = policy.wait_seconds
     interval = FIRST_POLL
+    if call.quota is not None:
+        yield from admit(call, call.quota)
     while True:
         claim = Claim(
             call.id,
             call.nonce,
             call.fingerprint,
             policy.lease_seconds,
-            policy.ttl_seconds,
+            policy.kept_seconds,
             policy.takeover,
             call.tenant,
             call.operation,
@@ -151,9 +165,12 @@ def perform(call: Call) -> Flow:
         if type(answer) is Claimed:
             return (yield from _execute(call, answer))
         record: Record = answer.record
-        _check_same_request(call, record)
-        if record.state is State.DONE:
-            return _replay(call, record)
+        done = record.state is DONE
+        if done and 0 < policy.refuse_seconds >= record.expires_in:
+            raise expired(call, record)
+        check_same_request(call, record)
+        if done:
+            return replay(call, record)
         if record.state is State.UNKNOWN:
             call.tell(events.WentUnknown, record.attempt)
             raise OutcomeUnknown(
@@ -161,7 +178,7 @@ def perform(call: Call) -> Flow:
                 "Find out what happened, then resolve() or release() it"
             )
         if patience <= 0:
-            raise _turned_away(call, record)
+            raise turned_away(call, record)
         # Look again no later than the lease ends: from then on the operation may be taken over.
         span = min(patience, max(record.lease_left, FIRST_POLL))
         waited: float = yield Await(call.id, span, min(interval, span))
@@ -172,6 +189,11 @@ def perform(call: Call) -> Flow:
 
 def _execute(call: Call, claimed: Claimed) -> Flow:
     if claimed.attempt == 1:
+        if call.resumption:  # what was abandoned is gone by now, and a recoverer begins nothing
+            yield from _release(call, claimed, None, to=State.ABSENT)
+            return Outcome(None, False, 0)
+        if call.quota is not None:
+            call.quota.claimed(call.tenant)
         call.tell(events.Started, 1, claimed.token)
     else:
         call.tell(events.TakenOver, claimed.attempt, claimed.token)
@@ -179,7 +201,7 @@ def _execute(call: Call, claimed: Claimed) -> Flow:
             recovered = yield from _recover(call, claimed)
             if recovered is not None:
                 return recovered
-    outcome = yield Run(claimed)
+    outcome: Any = (yield from _keep_input(call, claimed)) or (yield Run(claimed))
     kind = type(outcome)
     if kind is Returned:
         return (yield from _complete(call, claimed, outcome.value))
@@ -222,6 +244,20 @@ def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[An
     raise error
 
 
+def _keep_input(call: Call, claimed: Claimed) -> Generator[Request, Any, NotRun | Lost | None]:
+    """Where the input is to be kept, before the handler runs. What came in the handler's place, or None."""
+    if call.input is None or any(name == INPUT for name, _ in claimed.steps):
+        return None
+    try:
+        held = yield SaveStep(call.id, claimed.token, INPUT, call.seal_input(), len(claimed.steps))
+    except StoreError as error:
+        call.tell(events.StoreFailed, "keep input", str(error))
+        return None if call.policy.fails_open else NotRun(error)
+    except NotSerializable as error:
+        return NotRun(PolicyError(f"{call}: its input cannot be sealed, so nothing was run: {error}"))
+    return None if held else Lost()
+
+
 def _complete(call: Call, claimed: Claimed, result: Any) -> Flow:
     dropped: NotSerializable | None = None
     try:
@@ -230,7 +266,7 @@ def _complete(call: Call, claimed: Claimed, result: Any) -> Flow:
         # The effect has happened: remember that it is done, whatever becomes of the result, and never run it again.
         dropped = error
         snapshot = call.seal_nothing(str(error))
-    op = Complete(call.id, claimed.token, snapshot, call.policy.ttl_seconds)
+    op = Complete(call.id, claimed.token, snapshot, call.policy.kept_seconds)
     try:
         held = yield op
     except StoreError as error:
@@ -249,10 +285,14 @@ def _complete(call: Call, claimed: Claimed, result: Any) -> Flow:
 
 
 def _failed(call: Call, claimed: Claimed, error: BaseException) -> Flow:
-    """The handler raised. An exception that is an answer is stored; any other means that nothing happened."""
+    """The handler raised. An exception that is an answer is stored; any other means that nothing happened, unless it
+    is no Exception but an interruption."""
     policy = call.policy
+    if isinstance(error, NotUndone):  # half of it stands: nobody may run it again, or be told that it is over
+        yield from _release(call, claimed, error, to=State.UNKNOWN)
+        return Failed(error)
     if isinstance(error, policy.remembered):
-        op = Complete(call.id, claimed.token, call.seal_error(error), policy.ttl_seconds)
+        op = Complete(call.id, claimed.token, call.seal_error(error), policy.kept_seconds)
         try:
             try:
                 held = yield op
@@ -265,10 +305,9 @@ def _failed(call: Call, claimed: Claimed, error: BaseException) -> Flow:
         elif held is False:
             call.tell(events.LeaseLost, claimed.attempt, claimed.token)
         return Failed(error)
-    if policy.guarantee == "at_most_once":
-        to = State.UNKNOWN  # interrupted half way by something that is no answer: a cancellation, Ctrl-C
-    else:
-        to = State.ABANDONED if call.has_steps else State.ABSENT
+    to = State.ABANDONED if call.has_steps else State.ABSENT
+    if policy.interrupted_to is not None and not isinstance(error, Exception):
+        to = policy.interrupted_to
     yield from _release(call, claimed, error, to=to)
     return Failed(error)
 
@@ -281,6 +320,8 @@ def _release(call: Call, claimed: Claimed, error: BaseException | None, *, to: S
         call.tell(events.StoreFailed, "release", str(failure))
         return
     if held:
+        if to is State.ABSENT and call.quota is not None:
+            call.quota.released(call.tenant)
         call.tell(events.Released, claimed.attempt, "" if error is None else shown(error), to is State.ABANDONED)
     else:
         call.tell(events.LeaseLost, claimed.attempt, claimed.token)
@@ -318,7 +359,7 @@ def _superseded(call: Call, claimed: Claimed) -> Flow:
     call.tell(events.LeaseLost, claimed.attempt, claimed.token)
     record = yield Lookup(call.id)
     if record is not None and record.state is State.DONE:
-        return _replay(call, record)
+        return replay(call, record)
     raise LeaseLost(f"{call}: attempt {claimed.attempt} outlived its lease and another owner took over")
 
 
@@ -329,18 +370,23 @@ def _unprotected() -> Flow:
     return Failed(outcome.error)
 
 
-def _replay(call: Call, record: Record) -> Outcome[Any]:
+def replay(call: Call, record: Record) -> Outcome[Any]:
     call.tell(events.Replayed, record.age, record.attempt)
     return Outcome(call.open_snapshot(record.snapshot), True, record.attempt)
 
 
-def _check_same_request(call: Call, record: Record) -> None:
+def check_same_request(call: Call, record: Record) -> None:
     if call.fingerprint and record.fingerprint and call.fingerprint != record.fingerprint:
         call.tell(events.Mismatched)
         raise KeyReused(f"{call}: this key came before with another request; use a new key for a new request")
 
 
-def _turned_away(call: Call, record: Record) -> InProgress:
+def expired(call: Call, record: Record) -> KeyExpired:
+    call.tell(events.Expired, record.age)
+    return KeyExpired(f"{call}: this key was used {record.age:.0f} s ago and its answer has expired; use a new key")
+
+
+def turned_away(call: Call, record: Record) -> InProgress:
     retry_after = max(1.0, min(record.lease_left, 5.0))
     call.tell(events.TurnedAway, retry_after)
     return InProgress(f"{call}: the first call still runs; retry in {retry_after:.0f} s", retry_after=retry_after)

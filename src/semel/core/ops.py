@@ -40,6 +40,7 @@ class Record:
     age: float
     """Seconds since the first attempt was claimed."""
     expires_in: float
+    """Seconds until the record is forgotten; the time in which an expired key is refused is part of them."""
     tenant: str = ""
     operation: str = ""
     key: str | None = None
@@ -90,7 +91,7 @@ class Claim(Op["Claimed | Existing"]):
 
 @value
 class Renew(Op[bool]):
-    """Hold the lease for another while."""
+    """Hold the lease for another while, counted from now; it never ends sooner than before."""
 
     id: bytes
     token: int
@@ -111,8 +112,8 @@ class Complete(Op[bool]):
 class Release(Op[bool]):
     """End the attempt without an answer.
 
-    ``to`` is ABSENT (nothing happened), ABANDONED (finished steps stay, the next try resumes), or UNKNOWN (cannot
-    tell).
+    ``to`` is ABSENT (nothing happened), ABANDONED (finished steps stay, the next try resumes; the token is stale from
+    then on, so that a renewal still on its way cannot revive the attempt), or UNKNOWN (cannot tell).
     """
 
     id: bytes
@@ -169,5 +170,54 @@ class Sweep(Op[Swept]):
     id: bytes = b""
 
 
+@value
+class Count(Op[int]):
+    """How many live records a tenant has, counted no further than ``limit``. Asked only of stores that say ``counts``.
+
+    Live is what is not absent: running, abandoned or done and not expired, or unknown. A store may leave out some whose
+    end is near.
+    """
+
+    tenant: str
+    limit: int
+    id: bytes = b""
+
+
+INPUT: Final = "~input"
+"""The step under which an operation keeps what it was called with, where it may be resumed without its caller."""
+
+
+@value
+class Abandoned:
+    """An attempt that ended without a word, and what it was called with."""
+
+    record: Record
+    input: bytes
+
+
+@value
+class Page:
+    """What one look at the inputs found."""
+
+    found: tuple[Abandoned, ...]
+    last: bytes | None
+    """Go on after this one; None at the end."""
+
+
+@value
+class Resumable(Op[Page]):
+    """Abandoned operations of these names that keep their input and may be run again. Only for stores that say
+    ``resumes``.
+
+    ``limit`` inputs are looked at, in the order of their ids, after ``after``. Inputs of operations that are done are
+    forgotten on the way.
+    """
+
+    operations: tuple[str, ...]
+    after: bytes
+    limit: int
+    id: bytes = b""
+
+
 OPS: Final[tuple[type[Op[Any]], ...]] = (Claim, Renew, Complete, Release, SaveStep, Lookup, Resolve, Sweep)
-"""All Ops a store answers."""
+"""All Ops that every store answers. ``Count`` and ``Resumable`` are for stores that declare them."""

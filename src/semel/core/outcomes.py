@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from semel.core.failures import decode_error, encode_error
-from semel.core.serializers import NotSerializable, Serializer, decode_result
+from semel.core.serializers import PLAIN, NotSerializable, Serializer, decode_result
 from semel.core.snapshot import Codec, Kind
 from semel.core.values import value
 from semel.errors import ResultNotStored
 
 if TYPE_CHECKING:
     from semel.core.policy import Policy
+    from semel.core.quota import Meter
     from semel.observe.events import Event, EventHook
 
 __all__ = ["CANNOT_TELL", "NOT_DONE", "Call", "Failed", "Outcome", "Recovered", "Verdict"]
 
 T = TypeVar("T")
+_VALUE: Final = Kind.VALUE
+"""Looked up in every call, and Python 3.11 takes its time to find a member."""
 
 
 @value
@@ -74,8 +77,8 @@ class Call:
     """One call of one operation: made by an engine, read by the flow."""
 
     __slots__ = (
-        "codec", "fingerprint", "has_steps", "hook", "id", "key", "nonce", "operation", "policy", "serializer",
-        "stored_key", "tenant",
+        "codec", "fingerprint", "has_steps", "hook", "id", "input", "key", "nonce", "operation", "policy",
+        "quota", "resumption", "serializer", "stored_key", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +94,7 @@ class Call:
         serializer: Serializer,
         codec: Codec,
         hook: EventHook | None,
+        quota: Meter | None = None,
     ) -> None:
         self.id = id
         self.tenant = tenant
@@ -103,7 +107,12 @@ class Call:
         self.serializer = serializer
         self.codec = codec
         self.hook = hook
+        self.quota = quota
         self.has_steps = False
+        self.input: bytes | None = None
+        """What the function was called with, where that is to be kept."""
+        self.resumption = False
+        """Made by a recoverer: it goes on with what was abandoned, and begins nothing."""
 
     def __str__(self) -> str:
         return f"{self.operation}[{self.key}]" if self.stored_key is not None else f"{self.operation}[…]"
@@ -121,13 +130,16 @@ class Call:
             raise
         except Exception as error:  # a serializer of the user's may raise anything
             raise NotSerializable(f"the serializer {self.serializer.name!r} failed: {shown(error)}") from error
-        return self._sealed(Kind.VALUE, self.serializer.name, payload)
+        return self._sealed(_VALUE, self.serializer.name, payload)
 
     def seal_nothing(self, reason: str) -> bytes:
         try:
             return self._sealed(Kind.EMPTY, "", reason.encode("utf-8", "replace")[:500])
         except NotSerializable:  # in clear, and says nothing: that it is done matters more than why there is no result
             return Codec(compression=None).seal_empty("its result could not be sealed", self.id)
+
+    def seal_input(self) -> bytes:
+        return self._sealed(Kind.VALUE, PLAIN.name, self.input or b"")
 
     def _sealed(self, kind: Kind, serializer: str, payload: bytes) -> bytes:
         try:
@@ -146,7 +158,7 @@ class Call:
     def open_snapshot(self, blob: bytes | None) -> Any:
         """The remembered result; a remembered failure is raised."""
         snapshot = self.codec.open(blob or b"", self.id)
-        if snapshot.kind is Kind.VALUE:
+        if snapshot.kind is _VALUE:
             return decode_result(self.serializer, snapshot.serializer, snapshot.payload)
         if snapshot.kind is Kind.ERROR:
             raise decode_error(snapshot.payload, self.policy.remembered)

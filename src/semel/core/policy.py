@@ -11,6 +11,9 @@ effectively_once  retry         closed          run again    never runs unclaime
 at_most_once      reject        closed          remembered   never runs twice, even if that means not knowing
 at_least_once     retry         open            run again    never turned away for the store's sake
 ================  ============  ==============  ===========  ========================================================
+
+A handler that is interrupted (a cancelled task, Ctrl-C, a shutdown) has said nothing about its effect. Where an
+abandoned attempt may not simply be run again, an interrupted one may not either: see ``on_interrupted``.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from datetime import timedelta
 from typing import Any, Final, Literal, TypeAlias
 
 from semel.core.ops import FOREVER
-from semel.core.states import Takeover
+from semel.core.states import State, Takeover
 from semel.errors import PolicyError
 
 __all__ = ["Duration", "Policy", "Wait", "seconds", "wait"]
@@ -30,6 +33,7 @@ __all__ = ["Duration", "Policy", "Wait", "seconds", "wait"]
 Duration: TypeAlias = float | int | str | timedelta
 Guarantee: TypeAlias = Literal["effectively_once", "at_most_once", "at_least_once"]
 OnAbandoned: TypeAlias = Literal["retry", "reject"]
+OnInterrupted: TypeAlias = Literal["release", "abandon"]
 OnStoreError: TypeAlias = Literal["closed", "open"]
 Remember: TypeAlias = Literal["all"] | type[BaseException] | tuple[type[BaseException], ...]
 
@@ -88,11 +92,20 @@ class Policy:
     """How long a silent owner is believed alive. Renewed while the handler runs, so it may be shorter than the work."""
     ttl: Duration | None = 86400.0
     """How long an answer is remembered; None for ever."""
+    refuse_expired: Duration | None = None
+    """For how long after the ttl a key is refused (KeyExpired) instead of being run again as a new one. The record is
+    kept for so much longer; one that was written before this was set counts as expired in the last of its time.
+    """
     on_duplicate: Literal["raise"] | Wait = "raise"
     on_abandoned: OnAbandoned | None = None
     recover: Callable[..., Any] | None = None
     """Called for an abandoned attempt to find out what happened: see ``semel.Recovered``, ``NOT_DONE``,
     ``CANNOT_TELL``.
+    """
+    on_interrupted: OnInterrupted | None = None
+    """A handler stopped from outside, by a cancellation or Ctrl-C: ``"release"`` takes it that nothing happened, as
+    when it raised; ``"abandon"`` treats it like a crash. By default the former where an abandoned attempt is run
+    again, the latter where it is rejected or recovered.
     """
     on_store_error: OnStoreError | None = None
     remember: Remember | None = None
@@ -101,18 +114,28 @@ class Policy:
     """
     settle_for: Duration = 5.0
     """How long the outcome of a finished handler is offered to a failing store before giving up."""
+    resumable: bool = False
+    """Keep what the function was called with, so that a recoverer can go on when its process has died. For functions
+    decorated by ``once``.
+    """
 
     lease_seconds: float = field(init=False, repr=False, compare=False)
     ttl_seconds: float = field(init=False, repr=False, compare=False)
+    refuse_seconds: float = field(init=False, repr=False, compare=False)
+    kept_seconds: float = field(init=False, repr=False, compare=False)
+    """How long the store keeps the record: the ttl, and the time in which the expired key is refused."""
     wait_seconds: float = field(init=False, repr=False, compare=False)
     settle_seconds: float = field(init=False, repr=False, compare=False)
     takeover: Takeover = field(init=False, repr=False, compare=False)
+    interrupted_to: State | None = field(init=False, repr=False, compare=False)
+    """Where an interrupted attempt is released to; None: as one that raised."""
     fails_open: bool = field(init=False, repr=False, compare=False)
     remembered: tuple[type[BaseException], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _known("guarantee", self.guarantee, ("effectively_once", "at_most_once", "at_least_once"))
         _known("on_abandoned", self.on_abandoned, (None, "retry", "reject"))
+        _known("on_interrupted", self.on_interrupted, (None, "release", "abandon"))
         _known("on_store_error", self.on_store_error, (None, "closed", "open"))
         if self.on_duplicate != "raise" and not isinstance(self.on_duplicate, Wait):
             raise PolicyError(f'on_duplicate is "raise" or wait(seconds), not {self.on_duplicate!r}')
@@ -123,8 +146,12 @@ class Policy:
         at_most_once = self.guarantee == "at_most_once"
         if at_most_once and self.on_abandoned == "retry":
             raise PolicyError('at_most_once cannot run an abandoned attempt again: on_abandoned="reject" or recover=')
+        if at_most_once and self.on_interrupted == "release":
+            raise PolicyError('at_most_once cannot run an interrupted attempt again: on_interrupted="abandon"')
         if at_most_once and self.on_store_error == "open":
             raise PolicyError('at_most_once cannot run without its record: on_store_error="closed"')
+        if self.resumable and self.recover is None and (at_most_once or self.on_abandoned == "reject"):
+            raise PolicyError("resumable= runs an abandoned attempt again, and this policy forbids it: leave one out")
         lease = seconds(self.lease, "lease")
         if lease <= 0:
             raise PolicyError("lease must be longer than 0 s")
@@ -134,17 +161,32 @@ class Policy:
         self._set("wait_seconds", self.on_duplicate.seconds if isinstance(self.on_duplicate, Wait) else 0.0)
         self._set("settle_seconds", settle)
         self._set("takeover", self._takeover(at_most_once))
+        self._set("interrupted_to", self._interrupted_to())
         self._set(
             "fails_open", (self.on_store_error or ("open" if self.guarantee == "at_least_once" else "closed")) == "open"
         )
         self._set("remembered", _exceptions(self.remember, all_of_them=at_most_once))
         if self.ttl_seconds <= 0:
             raise PolicyError("ttl must be longer than 0 s")
+        if self.refuse_expired is not None and self.ttl is None:
+            raise PolicyError("refuse_expired= says what follows the ttl, and ttl=None never ends: leave one out")
+        self._set(
+            "refuse_seconds", 0.0 if self.refuse_expired is None else seconds(self.refuse_expired, "refuse_expired")
+        )
+        self._set("kept_seconds", min(FOREVER, self.ttl_seconds + self.refuse_seconds))
 
     def _takeover(self, at_most_once: bool) -> Takeover:
         if self.recover is not None:
             return Takeover.RECOVER
         return Takeover.REJECT if at_most_once or self.on_abandoned == "reject" else Takeover.RETRY
+
+    def _interrupted_to(self) -> State | None:
+        """As the table of states has it for silence: UNKNOWN where nobody may run it again, else ABANDONED."""
+        if self.takeover is Takeover.RETRY:
+            return State.ABANDONED if self.on_interrupted == "abandon" else None
+        if self.on_interrupted == "release":
+            return None
+        return State.ABANDONED if self.takeover is Takeover.RECOVER else State.UNKNOWN
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

@@ -22,12 +22,26 @@ from semel.core.ops import (
     Resolve,
     SaveStep,
 )
-from semel.core.states import TRANSITIONS, Move, State, Takeover, follow
+from semel.core.states import (
+    ABANDONED,
+    ABSENT,
+    DONE,
+    RUNNING,
+    TRANSITIONS,
+    UNKNOWN,
+    Move,
+    State,
+    Takeover,
+)
 
-__all__ = ["Row", "apply", "expired", "state_of", "sweepable"]
+__all__ = ["Row", "apply", "expired", "may_take_over", "same_request", "state_at", "state_of", "sweepable"]
 
 
-_RUNNING: Final = TRANSITIONS[State.ABSENT, Move.CLAIM]
+_RETRY: Final = Takeover.RETRY
+_RECOVER: Final = Takeover.RECOVER
+_RENEW: Final = Move.RENEW
+_COMPLETE: Final = Move.COMPLETE
+_CLAIMED: Final = TRANSITIONS[ABSENT, Move.CLAIM]
 
 
 class Row(NamedTuple):
@@ -50,30 +64,38 @@ class Row(NamedTuple):
     steps: tuple[tuple[str, bytes], ...] = ()
 
 
+def state_at(stored: int, takeover: int, lease_left: float, expires_in: float) -> State:
+    """The state of plain numbers: what is written, and what the clock makes of it. Times are what is left, in any unit.
+
+    A record counts as absent when it is past its time and nothing about it is in doubt.
+    """
+    if stored == RUNNING:
+        if lease_left > 0:
+            return RUNNING
+        return ABSENT if expires_in <= 0 and takeover == _RETRY else ABANDONED
+    if stored == DONE:
+        return DONE if expires_in > 0 else ABSENT
+    return UNKNOWN
+
+
 def state_of(row: Row | None, now: float) -> State:
-    """The state of a row at a moment: what is written, and what the clock makes of it."""
-    if row is None or expired(row, now):
-        return State.ABSENT
-    if row.state is State.RUNNING and row.lease_end <= now:
-        return State.ABANDONED
-    return row.state
+    """The state of a row at a moment."""
+    if row is None:
+        return ABSENT
+    return state_at(row.state, row.takeover, row.lease_end - now, row.expires - now)
 
 
 def expired(row: Row, now: float) -> bool:
-    """Whether the row counts as absent: past its time, and nothing about it is in doubt."""
-    if row.expires > now:
-        return False
-    return row.state is State.DONE or (
-        row.state is State.RUNNING and row.lease_end <= now and row.takeover is Takeover.RETRY
-    )
+    """Whether the row counts as absent."""
+    return state_of(row, now) is ABSENT
 
 
 def sweepable(row: Row, now: float) -> State | None:
     """What a sweep makes of the row: ABSENT, UNKNOWN, or None to leave it."""
     if expired(row, now):
-        return State.ABSENT
-    if row.state is State.RUNNING and row.lease_end <= now and row.expires <= now:
-        return State.UNKNOWN
+        return ABSENT
+    if row.state is RUNNING and row.lease_end <= now and row.expires <= now:
+        return UNKNOWN
     return None
 
 
@@ -95,13 +117,14 @@ def show(row: Row, now: float) -> Record:
     )
 
 
-def same_request(row: Row, fingerprint: bytes) -> bool:
-    return not fingerprint or not row.fingerprint or row.fingerprint == fingerprint
+def same_request(stored: bytes, asked: bytes) -> bool:
+    """Whether two fingerprints may be of one request; an empty one matches everything."""
+    return not asked or not stored or stored == asked
 
 
-def may_take_over(row: Row, claim: Claim) -> bool:
+def may_take_over(owner: int, claimer: int) -> bool:
     """Both must allow a plain re-run; a claimer that can find out what happened may always look."""
-    return claim.takeover is Takeover.RECOVER or (claim.takeover is Takeover.RETRY and row.takeover is Takeover.RETRY)
+    return claimer == _RECOVER or (claimer == _RETRY and owner == _RETRY)
 
 
 def next_token(row: Row | None, now: float) -> int:
@@ -111,11 +134,11 @@ def next_token(row: Row | None, now: float) -> int:
 
 def claim(row: Row | None, op: Claim, now: float) -> tuple[Row | None, Claimed | Existing]:
     state = state_of(row, now)
-    if row is None or state is State.ABSENT:
+    if row is None or state is ABSENT:
         token = next_token(row, now)
         fresh = Row(
             op.id,
-            _RUNNING,
+            _CLAIMED,
             token,
             1,
             op.nonce,
@@ -129,11 +152,11 @@ def claim(row: Row | None, op: Claim, now: float) -> tuple[Row | None, Claimed |
             op.key,
         )
         return fresh, Claimed(token, 1)
-    if state is State.RUNNING and row.nonce == op.nonce:
+    if state is RUNNING and row.nonce == op.nonce:
         return row, Claimed(row.token, row.attempt, row.steps)
-    if state is not State.ABANDONED or not same_request(row, op.fingerprint):
+    if state is not ABANDONED or not same_request(row.fingerprint, op.fingerprint):
         return row, Existing(show(row, now))
-    if not may_take_over(row, op):
+    if not may_take_over(row.takeover, op.takeover):
         refused = row._replace(state=TRANSITIONS[state, Move.REFUSE])
         return refused, Existing(show(refused, now))
     taken = row._replace(
@@ -149,36 +172,37 @@ def claim(row: Row | None, op: Claim, now: float) -> tuple[Row | None, Claimed |
 
 
 def renew(row: Row | None, op: Renew, now: float) -> tuple[Row | None, bool]:
-    if row is None or not _owner_may(row, op.token, Move.RENEW, now):
+    if row is None or not _owner_may(row, op.token, _RENEW, now):
         return row, False
-    return row._replace(lease_end=now + op.lease), True
+    return row._replace(lease_end=max(row.lease_end, now + op.lease)), True
 
 
 def complete(row: Row | None, op: Complete, now: float) -> tuple[Row | None, bool]:
     if row is None or row.token != op.token:
         return row, False
-    if row.state is State.DONE:
+    if row.state is DONE:
         return row, True  # said before, by the same owner: its answer was lost on the way
-    if not _owner_may(row, op.token, Move.COMPLETE, now):
+    if not _owner_may(row, op.token, _COMPLETE, now):
         return row, False
     # Spelled out, for _replace() is slow and this is done for every call of the memory store.
     return Row(
-        row.id, State.DONE, row.token, row.attempt, row.nonce, row.takeover, row.fingerprint, now, row.created,
+        row.id, DONE, row.token, row.attempt, row.nonce, row.takeover, row.fingerprint, now, row.created,
         now + op.ttl, row.tenant, row.operation, row.key, op.snapshot, row.steps,
     ), True  # fmt: skip
 
 
-_RELEASES: Final = {State.ABSENT: Move.RELEASE, State.ABANDONED: Move.YIELD, State.UNKNOWN: Move.GIVE_UP}
+_RELEASES: Final = {ABSENT: Move.RELEASE, ABANDONED: Move.YIELD, UNKNOWN: Move.GIVE_UP}
 
 
 def release(row: Row | None, op: Release, now: float) -> tuple[Row | None, bool]:
     if row is None or not _owner_may(row, op.token, _RELEASES[op.to], now):
         return row, False
-    if op.to is State.ABSENT:
+    if op.to is ABSENT:
         return None, True
-    if op.to is State.UNKNOWN:
-        return row._replace(state=State.UNKNOWN), True
-    return row._replace(lease_end=now), True
+    if op.to is UNKNOWN:
+        return row._replace(state=UNKNOWN), True
+    # A new token: a renewal that is still on its way must not hold what nobody runs.
+    return row._replace(lease_end=now, token=next_token(row, now)), True
 
 
 def save_step(row: Row | None, op: SaveStep, now: float) -> tuple[Row | None, bool]:
@@ -190,19 +214,19 @@ def save_step(row: Row | None, op: SaveStep, now: float) -> tuple[Row | None, bo
 
 
 def lookup(row: Row | None, op: Lookup, now: float) -> tuple[Row | None, Record | None]:
-    return row, None if row is None or state_of(row, now) is State.ABSENT else show(row, now)
+    return row, None if row is None or state_of(row, now) is ABSENT else show(row, now)
 
 
 def resolve(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, State]:
     state = state_of(row, now)
-    if row is None or not (state in (State.UNKNOWN, State.ABANDONED) or (op.force and state is State.RUNNING)):
+    if row is None or not (state in (UNKNOWN, ABANDONED) or (op.force and state is RUNNING)):
         return row, state
     if op.snapshot is None:
         return None, state
     # A new token, so that the lost owner, should it come back, finds its own stale.
     return (
         row._replace(
-            state=State.DONE,
+            state=DONE,
             token=next_token(row, now),
             snapshot=op.snapshot,
             lease_end=now,
@@ -214,8 +238,8 @@ def resolve(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, State
 
 def _owner_may(row: Row, token: int, move: Move, now: float) -> bool:
     """Expiry is left aside: while nobody has taken the place of an expired attempt, its owner's word still counts."""
-    state = State.ABANDONED if row.state is State.RUNNING and row.lease_end <= now else row.state
-    return row.token == token and follow(state, move) is not None
+    state = ABANDONED if row.state is RUNNING and row.lease_end <= now else row.state
+    return row.token == token and (state, move) in TRANSITIONS
 
 
 _APPLY: Final[dict[type[Op[Any]], Callable[..., tuple[Row | None, Any]]]] = {
@@ -230,5 +254,5 @@ _APPLY: Final[dict[type[Op[Any]], Callable[..., tuple[Row | None, Any]]]] = {
 
 
 def apply(row: Row | None, op: Op[Any], now: float) -> tuple[Row | None, Any]:
-    """The row after ``op``, and the Op's answer. Sweep is over many rows and is the store's own loop."""
+    """The row after ``op``, and the Op's answer. Sweep and Count are over many rows: the store's own loop."""
     return _APPLY[type(op)](row, op, now)

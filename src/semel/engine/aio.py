@@ -10,23 +10,25 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import Any, TypeVar, Unpack, cast
 
 from semel.core.flows import Await, Lost, NotRun, Pause, Raised, Recover, Returned, Run
 from semel.core.keys import KeyFormat
-from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Op, Record, Release, Resolve, Sweep, Swept
+from semel.core.ops import Claim, Claimed, Complete, Count, Existing, Lookup, Op, Record, Release, Resolve, Sweep, Swept
 from semel.core.outcomes import Call, Failed, Outcome
 from semel.core.policy import Duration, Policy
+from semel.core.quota import Quota
 from semel.core.serializers import Serializer
 from semel.core.snapshot import Codec
 from semel.engine.aio_keeper import AsyncKeeper
+from semel.engine.aio_transactions import AsyncTransactions
 from semel.engine.attempts import AsyncAttempt
-from semel.engine.declare import Declaration, Selector
-from semel.engine.drive import Drive
+from semel.engine.declare import AsyncOnce, Declaration, Selector
+from semel.engine.drive import Drive, ignoring
 from semel.engine.flights import Flight
-from semel.engine.guard import Guard, PolicyChanges, at_least_one, check_store, not_a_generator
+from semel.engine.guard import PolicyChanges, at_least_one, check_store, not_a_generator
 from semel.engine.keeper import SWEEP_LIMIT
 from semel.engine.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore
@@ -36,22 +38,11 @@ from semel.observe import events
 
 __all__ = ["AsyncSemel"]
 
-P = ParamSpec("P")
 T = TypeVar("T")
 Handler = Callable[[AsyncOperation], Any]
 
 
-class AsyncOnce(Protocol):
-    """What ``AsyncSemel.once`` returns: an ``async def`` keeps its type, a plain ``def`` becomes awaitable."""
-
-    @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]: ...
-
-    @overload
-    def __call__(self, function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]: ...
-
-
-class AsyncSemel(Guard):
+class AsyncSemel(AsyncTransactions):
     """Makes functions happen once, however often they are called with the same key. One per event loop."""
 
     def __init__(
@@ -65,13 +56,14 @@ class AsyncSemel(Guard):
         secret: bytes | None = None,
         keep_keys: bool = True,
         sweep_every: Duration | None = "10m",
+        quota: Quota | None = None,
     ) -> None:
         """The same settings as ``Semel``."""
         super().__init__(
             policy=policy, tenant=tenant, on_event=on_event, codec=codec, secret=secret,
-            keep_keys=keep_keys, sweep_every=sweep_every,
+            keep_keys=keep_keys, sweep_every=sweep_every, quota=quota,
         )  # fmt: skip
-        check_store(store, awaited=True)
+        check_store(store, quota, awaited=True)
         self.store = store
         self._flights: dict[bytes, Flight] = {}
         self._keeper = AsyncKeeper(store, self._sweep_every, self._tell_swept)
@@ -159,7 +151,7 @@ class AsyncSemel(Guard):
         ``force`` does so even while its owner runs; that owner's outcome will be refused.
         """
         call = self._plain_call(operation, key, tenant, None, None, {})
-        found = await self.store.execute(Resolve(call.id, None, call.policy.ttl_seconds, force))
+        found = await self.store.execute(Resolve(call.id, None, call.policy.kept_seconds, force))
         self._report(call, found, happened=False, force=force)
 
     async def sweep(self, limit: int = SWEEP_LIMIT) -> Swept:
@@ -200,7 +192,7 @@ class AsyncSemel(Guard):
         try:
             step = await self._advance(drive, None)
             while not isinstance(step, Outcome):
-                work = handler if type(step) is Run else lambda op: recover() if recover is not None else None
+                work = handler if type(step) is Run else ignoring(recover)
                 step = await self._advance(drive, await self._run(drive, step.claimed, work))
         except Exception:
             if drive.cancelled is not None:  # whatever the flow found, the caller was cancelled
@@ -214,11 +206,7 @@ class AsyncSemel(Guard):
 
     async def begin(self, call: Call) -> AsyncAttempt | Outcome[Any]:
         """Claim, for an adapter: an outcome, or an attempt to be ended by it. See ``semel.engine.attempts``."""
-        drive, hook = Drive(call), call.policy.recover
-
-        def recover(op: object) -> Any:
-            return hook() if hook is not None else None
-
+        drive, recover = Drive(call), ignoring(call.policy.recover)
         try:
             step = await self._advance(drive, None)
             while isinstance(step, Recover):
@@ -271,7 +259,7 @@ class AsyncSemel(Guard):
                         answer = await self._await(drive, request)
                     elif isinstance(request, Pause):
                         await shielded(asyncio.sleep(request.seconds), drive)
-                    elif isinstance(request, Lookup):
+                    elif isinstance(request, (Lookup, Count)):
                         answer = await self.store.execute(request)
                     else:
                         answer = await self._send(drive, request)
@@ -304,14 +292,14 @@ class AsyncSemel(Guard):
     async def _claim(self, drive: Drive, op: Claim) -> Claimed | Existing:
         """Ask the store, unless another call of this process is asking or running: then learn from that one."""
         while True:
-            mine = Flight(op.fingerprint, op.lease)
+            mine = Flight(op)
             flight = self._flights.setdefault(op.id, mine)
             if flight is not mine:
-                learned = await self._learn(flight, op.id)
+                learned = await self._learn(flight)
                 if learned is not None:
                     return learned
                 continue
-            drive.began = drive.began or time.monotonic()
+            drive.began = mine.began = drive.began or time.monotonic()
             try:
                 answer: Claimed | Existing = await self._send(drive, op)
             except BaseException as error:
@@ -328,10 +316,10 @@ class AsyncSemel(Guard):
                 mine.claimed(answer)
             return answer
 
-    async def _learn(self, flight: Flight, id: bytes) -> Existing | None:
+    async def _learn(self, flight: Flight) -> Existing | None:
         """What the flight knows; waits while it is claiming. None: it left the key free."""
         while True:
-            answer = flight.answer(id)
+            answer = flight.answer(time.monotonic())
             if answer is not None or flight.landed:
                 return answer
             await change(flight)
@@ -347,14 +335,17 @@ class AsyncSemel(Guard):
         op = AsyncOperation(drive.call, lease, claimed, self.store.execute)
         task = asyncio.current_task()
         cancels = task.cancelling() if task is not None else 0
-        token = running.set(op)
+        outer = running.get()
         try:
+            running.set(op)
             if lease is not None:
                 lease.on_lost = task.cancel if task is not None else None
                 self._keeper.hold(lease)
             result = work(op)
             # A plain function given as call= has had its effect by now: what it returned is the result.
-            return Returned(await result if inspect.isawaitable(result) else result)
+            returned = await result if inspect.isawaitable(result) else result
+            op.leave()
+            return Returned(returned)
         except Late as late:
             ours = 1 if lease is not None and lease.lost else 0
             if task is None or task.cancelling() > cancels + ours:
@@ -365,9 +356,9 @@ class AsyncSemel(Guard):
                 return Lost()  # our own doing, and nobody else's
             return Raised(error)
         except BaseException as error:
-            return Raised(error)
+            return Raised(await op.compensate(error))
         finally:
-            running.reset(token)
+            running.set(outer)  # not by the token of set(): an interruption may come before we hold it
             if lease is not None:
                 lease.on_lost = None  # from here on only the record is settled, which must not be cancelled
                 if lease.lost and task is not None:
@@ -381,8 +372,14 @@ class AsyncSemel(Guard):
         flight = self._flights.get(request.id)
         if flight is not None:
             await change(flight, request.seconds)
-        elif self.store.wakes:
-            await self.store.wait(request.id, request.seconds)
-        else:
+            return time.monotonic() - began
+        wakes = self.store.wakes
+        if wakes:
+            try:
+                await self.store.wait(request.id, request.seconds)
+            except StoreError as error:  # nobody wakes us, so look for ourselves; that the store is down the claim says
+                drive.call.tell(events.StoreFailed, "wait", str(error))
+                wakes = False
+        if not wakes:
             await asyncio.sleep(request.interval)
         return time.monotonic() - began

@@ -9,22 +9,35 @@ import inspect
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import PurePath
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from semel.core.fingerprint import Arguments
 from semel.core.keys import KeyFormat, normalize_key
 from semel.core.policy import Policy
 from semel.core.serializers import Serializer, serializer_for
+from semel.engine.inputs import Inputs
 from semel.engine.operation import OperationHandle
 from semel.errors import KeyInvalid, PolicyError, RequestError
 
-__all__ = ["Declaration", "Selector", "check_name", "handle_parameter", "refuse_generators", "select"]
+__all__ = ["AsyncOnce", "Declaration", "Selector", "check_name", "handle_parameter", "refuse_generators", "select"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Selector: TypeAlias = str | Callable[..., Any]
 Pick: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+class AsyncOnce(Protocol):
+    """What ``AsyncSemel.once`` returns: an ``async def`` keeps its type, a plain ``def`` becomes awaitable."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]: ...
 
 
 class Declaration:
@@ -37,6 +50,7 @@ class Declaration:
         "fingerprint",
         "function",
         "handle",
+        "inputs",
         "key",
         "key_format",
         "operation",
@@ -78,15 +92,23 @@ class Declaration:
         self.serializer = serializer_for(hints.get("return", inspect.Signature.empty), serializer)
         self.policy = policy
         self.recover = None if policy.recover is None else select("recover", policy.recover, given)
+        self.inputs = Inputs(self.operation, given, hints) if policy.resumable else None
 
     def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """The fingerprint of a call; the handle is no part of the request."""
-        if self.handle is not None and self.handle in kwargs:
-            kwargs = {name: value for name, value in kwargs.items() if name != self.handle}
-        digest = self.fingerprint.digest(args, kwargs)
+        digest = self.fingerprint.digest(args, self._given(kwargs))
         if self.fingerprint.left_out and not self._warned:
             self._warn()
         return digest
+
+    def input(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
+        """The call's arguments, where they are to be kept."""
+        return None if self.inputs is None else self.inputs.encode(args, self._given(kwargs))
+
+    def _given(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self.handle is None or self.handle not in kwargs:
+            return kwargs
+        return {name: value for name, value in kwargs.items() if name != self.handle}
 
     def _warn(self) -> None:
         """Once: an argument that is not compared is one whose change would be swallowed."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from semel.core.flows import Flow, perform
 from semel.core.ops import Claimed
 from semel.core.outcomes import Call
 from semel.engine.flights import Flight
 from semel.engine.leases import Lease
 
-__all__ = ["Drive"]
+__all__ = ["Drive", "ignoring"]
+
+
+def ignoring(hook: Callable[[], Any] | None) -> Callable[[Any], Any]:
+    """A recover hook in a handler's place: it is not handed the operation."""
+    return lambda op: hook() if hook is not None else None
 
 
 class Drive:

@@ -7,9 +7,10 @@ guards it with its lock.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
-from semel.core.ops import Claimed, Complete, Existing, Record
+from semel.core.ops import Claim, Claimed, Complete, Existing, Record
 from semel.core.states import State
 from semel.errors import StoreError
 
@@ -19,11 +20,12 @@ __all__ = ["Flight"]
 class Flight:
     """One call in the air. ``waiters`` are called, and forgotten, at every change."""
 
-    __slots__ = ("completed", "error", "fingerprint", "landed", "lease", "record", "running", "waiters")
+    __slots__ = ("began", "claim", "completed", "error", "landed", "record", "running", "waiters")
 
-    def __init__(self, fingerprint: bytes, lease: float) -> None:
-        self.fingerprint = fingerprint
-        self.lease = lease
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.began = 0.0
+        """When the claim was sent, by the engine's clock."""
         self.running: Claimed | None = None
         self.landed = False
         self.record: Record | None = None
@@ -44,23 +46,37 @@ class Flight:
         self.landed = True
         self._wake()
 
-    def answer(self, id: bytes) -> Existing | None:
+    def answer(self, now: float) -> Existing | None:
         """What another call for the key is told; None while the store has not answered, or once the key is free."""
         if not self.landed:
-            return self._shown(id, State.RUNNING, None) if self.running is not None else None
+            return self._shown(State.RUNNING, None, self.claim.ttl, now) if self.running is not None else None
         if self.error is not None:
             # One of many callers has waited for a dead store: the others need not wait in line to learn the same.
             raise type(self.error)(*self.error.args) from self.error
         if self.completed is not None:
-            return self._shown(id, State.DONE, self.completed.snapshot)
+            return self._shown(State.DONE, self.completed.snapshot, self.completed.ttl, now)
         if self.record is not None and self.record.state is not State.ABANDONED:
             return Existing(self.record)
         return None  # free, or abandoned: others may have the right to take it over, so they ask for themselves
 
-    def _shown(self, id: bytes, state: State, snapshot: bytes | None) -> Existing:
-        claimed = self.running or Claimed(0, 1)
+    def _shown(self, state: State, snapshot: bytes | None, expires_in: float, now: float) -> Existing:
+        """The record as this process knows it; its age counts from this attempt, also where that is not the first."""
+        claim, claimed = self.claim, self.running or Claimed(0, 1)
         return Existing(
-            Record(id, state, claimed.token, claimed.attempt, self.fingerprint, snapshot, self.lease, 0.0, self.lease)
+            Record(
+                claim.id,
+                state,
+                claimed.token,
+                claimed.attempt,
+                claim.fingerprint,
+                snapshot,
+                claim.lease,
+                now - self.began,
+                expires_in,
+                claim.tenant,
+                claim.operation,
+                claim.key,
+            )
         )
 
     def wait(self, wake: Callable[[], object]) -> None:
@@ -68,6 +84,19 @@ class Flight:
         if self.waiters is None:
             self.waiters = []
         self.waiters.append(wake)
+
+    def wait_in_thread(self, lock: threading.Lock, seconds: float) -> bool:
+        """Wait for the next change, for so long at most; False at once when there will be none."""
+        gate = threading.Lock()
+        with lock:
+            if self.landed:
+                return False
+            gate.acquire()
+            self.wait(gate.release)
+        if not gate.acquire(timeout=seconds):
+            with lock:
+                self.leave(gate.release)
+        return True
 
     def leave(self, wake: Callable[[], object]) -> None:
         """Give up waiting."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypedDict
@@ -13,7 +14,8 @@ from semel.core.fingerprint import Arguments
 from semel.core.keys import KeyFormat, identity, normalize_key
 from semel.core.ops import Resolve
 from semel.core.outcomes import Call
-from semel.core.policy import Duration, Guarantee, OnAbandoned, OnStoreError, Policy, Remember, seconds
+from semel.core.policy import Duration, Guarantee, OnAbandoned, OnInterrupted, OnStoreError, Policy, Remember, seconds
+from semel.core.quota import Meter, Quota
 from semel.core.serializers import PLAIN, NotSerializable, Serializer, serializer_for
 from semel.core.snapshot import Codec
 from semel.core.states import State
@@ -25,6 +27,8 @@ from semel.observe.events import Event, EventHook
 __all__ = ["Guard", "PolicyChanges"]
 
 ANY: Final = KeyFormat.named("any")
+REMEMBERED: Final = 256
+"""Operation names, changed policies and serializers of result types that a guard keeps ready; each list by itself."""
 
 
 class PolicyChanges(TypedDict, total=False):
@@ -33,12 +37,15 @@ class PolicyChanges(TypedDict, total=False):
     guarantee: Guarantee
     lease: Duration
     ttl: Duration | None
+    refuse_expired: Duration | None
     on_duplicate: Any  # "raise" | Wait, spelled loosely so that a literal needs no cast
     on_abandoned: OnAbandoned | None
     recover: Callable[..., Any] | None
+    on_interrupted: OnInterrupted | None
     on_store_error: OnStoreError | None
     remember: Remember | None
     settle_for: Duration
+    resumable: bool
 
 
 class Guard:
@@ -54,10 +61,11 @@ class Guard:
         secret: bytes | None = None,
         keep_keys: bool = True,
         sweep_every: Duration | None = "10m",
+        quota: Quota | None = None,
     ) -> None:
         self._settings: dict[str, Any] = {
             "policy": policy, "tenant": tenant, "on_event": on_event, "codec": codec, "secret": secret,
-            "keep_keys": keep_keys,
+            "keep_keys": keep_keys, "quota": quota,
         }  # fmt: skip
         self._policy = policy or Policy()
         self.tenant = tenant and checked_tenant(tenant)
@@ -69,8 +77,18 @@ class Guard:
         self._sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
         self._serializers: dict[Any, Serializer] = {}
         self._operations: set[str] = set()
-        """Names that were checked; there are as many as a program has operations."""
+        """Names that were checked; begun anew when there are many, for a program may make them as it runs."""
         self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
+        if self._policy.resumable:
+            raise PolicyError("resumable= is said of a function whose arguments can be kept: @guard.once(…)")
+        self._resumable: dict[str, Declaration] = {}
+        """Functions that a recoverer may run, by the names of their operations."""
+        self._meter = None if quota is None else Meter(quota, time.monotonic)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of operations that do not say otherwise."""
+        return self._policy
 
     def _declare(
         self,
@@ -85,7 +103,7 @@ class Guard:
         serializer: Serializer | None,
         changes: Mapping[str, Any],
     ) -> Declaration:
-        return Declaration(
+        declared = Declaration(
             function,
             operation=operation,
             key=key,
@@ -97,11 +115,16 @@ class Guard:
             policy=self._policy.but(**changes),
             secret=self.secret,
         )
+        if declared.inputs is not None:
+            self._resumable[declared.operation] = declared
+        return declared
 
     def _declared_call(self, what: Declaration, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         key = normalize_key(what.key(args, kwargs), what.key_format)
         tenant = self.tenant if what.tenant is None else checked_tenant(what.tenant(args, kwargs))
-        return self.make_call(what.operation, key, tenant, what.digest(args, kwargs), what.policy, what.serializer)
+        call = self.make_call(what.operation, key, tenant, what.digest(args, kwargs), what.policy, what.serializer)
+        call.input = what.input(args, kwargs)
+        return call
 
     def _plain_call(
         self,
@@ -113,6 +136,8 @@ class Guard:
         changes: Mapping[str, Any],
     ) -> Call:
         if operation not in self._operations:
+            if len(self._operations) >= REMEMBERED:
+                self._operations.clear()
             self._operations.add(check_name("an operation", operation))
         return self.make_call(
             operation,
@@ -147,6 +172,7 @@ class Guard:
             serializer,
             self._codec,
             self._hook,
+            self._meter,
         )
 
     def _changed_policy(self, changes: Mapping[str, Any]) -> Policy:
@@ -154,9 +180,11 @@ class Guard:
             wanted = tuple(changes.items())
             known = self._policies.get(wanted)
             if known is None:
-                if len(self._policies) >= 256:
+                if len(self._policies) >= REMEMBERED:
                     self._policies.clear()
                 known = self._policies[wanted] = self._policy.but(**changes)
+            if known.resumable:
+                raise PolicyError("resumable= is for functions, whose arguments can be kept: @guard.once(…)")
             return known
         except TypeError:  # an unhashable value: no policy has one, and but() says which
             return self._policy.but(**changes)
@@ -166,7 +194,7 @@ class Guard:
 
     def _resolution(self, call: Call, result: Any) -> Resolve:
         try:
-            return Resolve(call.id, call.seal_value(result), call.policy.ttl_seconds)
+            return Resolve(call.id, call.seal_value(result), call.policy.kept_seconds)
         except NotSerializable as error:
             raise PolicyError(f"{call}: this result cannot be stored, so nothing is resolved: {error}") from error
 
@@ -188,6 +216,8 @@ class Guard:
     def _serializer(self, returns: Any) -> Serializer:
         known = self._serializers.get(returns)
         if known is None:
+            if len(self._serializers) >= REMEMBERED:
+                self._serializers.clear()
             known = self._serializers[returns] = serializer_for(returns)
         return known
 
@@ -219,7 +249,7 @@ def checked_tenant(value: object) -> str:
     return normalize_key(value, ANY)
 
 
-def check_store(store: Any, *, awaited: bool) -> None:
+def check_store(store: Any, quota: Quota | None, *, awaited: bool) -> None:
     """A store of the wrong kind would only fail at the first call, and in words that explain nothing."""
     execute = getattr(store, "execute", None)
     if not callable(execute):
@@ -229,6 +259,10 @@ def check_store(store: Any, *, awaited: bool) -> None:
         kind = type(store).__name__
         raise ConfigurationError(
             f"{kind} is {'a sync' if awaited else 'an async'} store: {needs} cannot use it; use {other}"
+        )
+    if quota is not None and not getattr(store, "counts", False):
+        raise ConfigurationError(
+            f"quota= needs a store that counts keys, and {type(store).__name__} does not: use another"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import typing
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Final
@@ -85,6 +85,17 @@ class OperationHandle:
     def derive(self, step: str) -> str:
         """The key to send on for this step: the same in every attempt, UUID-shaped, and no one else's."""
         return derive(self._call.id, step)
+
+    def propagate(self, step: str | None = None) -> AbstractContextManager[None]:
+        """``with op.propagate("charge"): …``: what is sent in it carries this operation's key for that step.
+
+        In an ``async def`` it is a plain ``with`` too. See ``outgoing_headers`` and ``outgoing_metadata``.
+
+        :param step: one call, and its retries. Without it every target has a key of its own.
+        """
+        from semel.engine.propagation import propagating
+
+        return propagating(self, step)
 
     @property
     def journal(self) -> Journal:

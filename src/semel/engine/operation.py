@@ -26,6 +26,7 @@ from semel.engine.handle import (
     undo_pauses,
 )
 from semel.engine.leases import Lease
+from semel.errors import StoreUncertain
 from semel.observe import events
 
 __all__ = ["INJECTED", "AsyncOperation", "Operation", "OperationHandle", "current_operation", "running"]
@@ -122,7 +123,12 @@ class Operation(OperationHandle):
     def _keep(self, entry: Callable[..., SaveStep], *details: Any) -> None:
         if self._lease is not None:  # without a lease it runs unprotected, and there is nothing to keep it in
             op = entry(self.token, *details)
-            self._saved(op, self._execute(op))
+            try:
+                held = self._execute(op)
+            except StoreUncertain:
+                self._call.has_steps = True  # it may be saved: the end of this attempt must not forget it
+                raise
+            self._saved(op, held)
 
     def _one_at_a_time(self) -> Any:
         """A lock, made when first asked for: most operations have no steps. The function of a step holds it already."""
@@ -234,7 +240,12 @@ class AsyncOperation(OperationHandle):
     async def _keep(self, entry: Callable[..., SaveStep], *details: Any) -> None:
         if self._lease is not None:  # without a lease it runs unprotected, and there is nothing to keep it in
             op = entry(self.token, *details)
-            self._saved(op, await self._execute(op))
+            try:
+                held = await self._execute(op)
+            except StoreUncertain:
+                self._call.has_steps = True  # it may be saved: the end of this attempt must not forget it
+                raise
+            self._saved(op, held)
 
     def _one_at_a_time(self) -> Any:
         """A lock, made when first asked for: most operations have no steps. The function of a step holds it already."""

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from semel.core.ops import Op
+from semel.core.semantics import Row
+from semel.core.transactional import Keep, Lock, Occupied
 
-__all__ = ["AsyncStore", "Store"]
+__all__ = ["AsyncStore", "AsyncUnit", "Store", "Unit"]
 
 R = TypeVar("R")
 
@@ -19,7 +21,11 @@ class Store(Protocol):
     """Answers Ops, from any thread. Every Op is one atomic step; what fails raises a StoreError."""
 
     wakes: bool
-    """Whether ``wait`` is woken by a change made elsewhere; if not, the engine polls and never calls it."""
+    """Whether ``wait`` is woken by a change made elsewhere; if not, the engine polls and never calls it.
+
+    A store that also answers ``Count`` says so by ``counts = True``; a guard with a quota takes no other.
+    One that answers ``Resumable`` says ``resumes = True``; a recoverer takes no other.
+    """
 
     def execute(self, op: Op[R]) -> R:
         """Do the Op, or raise StoreUnavailable (not done) or StoreUncertain (cannot tell)."""
@@ -50,3 +56,46 @@ class AsyncStore(Protocol):
     async def wait(self, id: bytes, seconds: float) -> None: ...
 
     async def close(self) -> None: ...
+
+
+class Unit(Protocol):
+    """A unit of work on a connection of the caller's: what a store's ``adopt(conn)`` gives back.
+
+    Only stores that keep their records in a database of transactions have it.
+    """
+
+    def require(self, own: bool) -> None:
+        """Raise ConfigurationError unless there is a transaction to work in; with ``own``, unless there is none."""
+        ...
+
+    def conflicts(self, error: BaseException) -> bool:
+        """Whether a handler's error only says that another transaction stood in the way."""
+        ...
+
+    def lock(self, op: Lock) -> Row | Occupied | None: ...
+
+    def keep(self, op: Keep) -> None: ...
+
+    def finish(self) -> None:
+        """Send what the caller's layer still holds back; its errors come out as they are."""
+        ...
+
+    def undo(self) -> None:
+        """Roll back what ``lock`` opened; harmless when nothing is open."""
+        ...
+
+
+class AsyncUnit(Protocol):
+    """The same, awaited."""
+
+    def require(self, own: bool) -> None: ...
+
+    def conflicts(self, error: BaseException) -> bool: ...
+
+    async def lock(self, op: Lock) -> Row | Occupied | None: ...
+
+    async def keep(self, op: Keep) -> None: ...
+
+    async def finish(self) -> None: ...
+
+    async def undo(self) -> None: ...

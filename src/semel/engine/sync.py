@@ -20,17 +20,19 @@ from semel.core.keys import KeyFormat
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Record, Resolve, Sweep, Swept
 from semel.core.outcomes import Call, Failed, Outcome
 from semel.core.policy import Duration, Policy
+from semel.core.quota import Quota
 from semel.core.serializers import Serializer
 from semel.core.snapshot import Codec
 from semel.engine.attempts import Attempt
 from semel.engine.declare import Declaration, Selector
-from semel.engine.drive import Drive
+from semel.engine.drive import Drive, ignoring
 from semel.engine.flights import Flight
 from semel.engine.forking import survive_forks
-from semel.engine.guard import Guard, PolicyChanges, at_least_one, check_store, not_a_generator
+from semel.engine.guard import PolicyChanges, at_least_one, check_store, not_a_generator
 from semel.engine.keeper import SWEEP_LIMIT, Keeper
 from semel.engine.operation import Operation, running
 from semel.engine.ports import Store
+from semel.engine.transactions import Transactions
 from semel.errors import PolicyError, StoreError
 from semel.observe import events
 
@@ -40,7 +42,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Semel(Guard):
+class Semel(Transactions):
     """Makes functions happen once, however often they are called with the same key."""
 
     def __init__(
@@ -54,6 +56,7 @@ class Semel(Guard):
         secret: bytes | None = None,
         keep_keys: bool = True,
         sweep_every: Duration | None = "10m",
+        quota: Quota | None = None,
     ) -> None:
         """
         :param policy: the default for every operation; each may change it by keywords.
@@ -63,12 +66,13 @@ class Semel(Guard):
         :param secret: makes fingerprints unguessable (a MAC instead of a hash).
         :param keep_keys: False stores keys hashed only.
         :param sweep_every: how often expired records are removed in the background; None never.
+        :param quota: how many live keys each tenant may hold.
         """
         super().__init__(
             policy=policy, tenant=tenant, on_event=on_event, codec=codec, secret=secret,
-            keep_keys=keep_keys, sweep_every=sweep_every,
+            keep_keys=keep_keys, sweep_every=sweep_every, quota=quota,
         )  # fmt: skip
-        check_store(store, awaited=False)
+        check_store(store, quota, awaited=False)
         self.store = store
         self._flights: dict[bytes, Flight] = {}
         self._lock = threading.Lock()
@@ -179,7 +183,7 @@ class Semel(Guard):
         ``force`` does so even while its owner runs; that owner's outcome will be refused.
         """
         call = self._plain_call(operation, key, tenant, None, None, {})
-        found = self.store.execute(Resolve(call.id, None, call.policy.ttl_seconds, force))
+        found = self.store.execute(Resolve(call.id, None, call.policy.kept_seconds, force))
         self._report(call, found, happened=False, force=force)
 
     def sweep(self, limit: int = SWEEP_LIMIT) -> Swept:
@@ -191,6 +195,8 @@ class Semel(Guard):
     def close(self) -> None:
         """Stop the keeper and close the store."""
         self._keeper.close()
+        for twin in list(self._twins.values()):
+            twin.store.shut_down()
         self.store.close()
 
     def __enter__(self) -> Semel:
@@ -218,7 +224,7 @@ class Semel(Guard):
         try:
             step = self._advance(drive, None)
             while not isinstance(step, Outcome):
-                work = handler if type(step) is Run else lambda op: recover() if recover is not None else None
+                work = handler if type(step) is Run else ignoring(recover)
                 step = self._advance(drive, self._run(drive, step.claimed, work))
             return step
         finally:
@@ -226,11 +232,7 @@ class Semel(Guard):
 
     def begin(self, call: Call) -> Attempt | Outcome[Any]:
         """Claim, for an adapter: an outcome, or an attempt to be ended by it. See ``semel.engine.attempts``."""
-        drive, hook = Drive(call), call.policy.recover
-
-        def recover(op: object) -> Any:
-            return hook() if hook is not None else None
-
+        drive, recover = Drive(call), ignoring(call.policy.recover)
         try:
             step = self._advance(drive, None)
             while isinstance(step, Recover):
@@ -272,7 +274,7 @@ class Semel(Guard):
                         if answer and drive.flight is not None:
                             drive.flight.completed = request
                     elif isinstance(request, Await):
-                        answer = self._await(request)
+                        answer = self._await(drive, request)
                     elif isinstance(request, Pause):
                         time.sleep(request.seconds)
                     else:
@@ -298,18 +300,18 @@ class Semel(Guard):
     def _claim(self, drive: Drive, op: Claim) -> Claimed | Existing:
         """Ask the store, unless another call of this process is asking or running: then learn from that one."""
         while True:
-            drive.flight = mine = Flight(op.fingerprint, op.lease)  # written down before it is known: see _finish
+            drive.flight = mine = Flight(op)  # written down before it is known: see _finish
             flight = self._flights.setdefault(op.id, mine)
             if flight is not mine:
                 drive.flight = None
                 if flight.landed:  # and still here: its caller was interrupted before it could take it out
                     self._flights.pop(op.id, None)
                     continue
-                learned = self._learn(flight, op.id)
+                learned = self._learn(flight)
                 if learned is not None:
                     return learned
                 continue
-            drive.began = drive.began or time.monotonic()
+            drive.began = mine.began = drive.began or time.monotonic()
             try:
                 answer = self.store.execute(op)
             except BaseException as error:
@@ -325,11 +327,11 @@ class Semel(Guard):
                 mine.claimed(answer)
             return answer
 
-    def _learn(self, flight: Flight, id: bytes) -> Existing | None:
+    def _learn(self, flight: Flight) -> Existing | None:
         """What the flight knows; waits while it is claiming. None: it left the key free."""
         while True:
             with self._lock:
-                answer = flight.answer(id)
+                answer = flight.answer(time.monotonic())
                 if answer is not None or flight.landed:
                     return answer
                 gate = threading.Lock()
@@ -352,36 +354,34 @@ class Semel(Guard):
         op = Operation(drive.call, drive.hold(claimed), claimed, self.store.execute)
         if drive.lease is not None:
             self._keeper.hold(drive.lease)
-        token = running.set(op)
+        outer = running.get()
         try:
+            running.set(op)
             result = work(op)
+            op.leave()
         except BaseException as error:
-            return Raised(error)
+            return Raised(op.compensate(error))
         finally:
-            running.reset(token)
+            running.set(outer)  # not by the token of set(): an interruption may come before we hold it
         if type(result) is CoroutineType:
             result.close()
             return NotRun(PolicyError(f"{drive.call}: the handler is async; use AsyncSemel, or decorate the async def"))
         return Returned(result)
 
-    def _await(self, request: Await) -> float:
+    def _await(self, drive: Drive, request: Await) -> float:
         """Wait for a change: from a flight of this process, from the store's wake-up, or for the next look."""
         began = time.monotonic()
         flight = self._flights.get(request.id)
-        gate = threading.Lock()
-        with self._lock:
-            if flight is not None and not flight.landed:
-                gate.acquire()
-                flight.wait(gate.release)
-            else:
-                flight = None
-        if flight is not None:
-            if not gate.acquire(timeout=request.seconds):
-                with self._lock:
-                    flight.leave(gate.release)
-        elif self.store.wakes:
-            self.store.wait(request.id, request.seconds)
-        else:
+        if flight is not None and flight.wait_in_thread(self._lock, request.seconds):
+            return time.monotonic() - began
+        wakes = self.store.wakes
+        if wakes:
+            try:
+                self.store.wait(request.id, request.seconds)
+            except StoreError as error:  # nobody wakes us, so look for ourselves; that the store is down the claim says
+                drive.call.tell(events.StoreFailed, "wait", str(error))
+                wakes = False
+        if not wakes:
             time.sleep(request.interval)
         return time.monotonic() - began
 

@@ -17,8 +17,9 @@ from typing import Final, TypeAlias
 
 from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError
+from semel.http.asgi_messages import App, Receive, Scope, Send
 from semel.http.middleware import Middleware
-from semel.http.responder import App, Receive, Responder, Scope, Send
+from semel.http.responder import Responder
 from semel.http.rules import SAFE_METHODS, Rule
 
 __all__ = ["Idempotency", "Responder", "current_responder"]
@@ -80,7 +81,7 @@ class Idempotency(Middleware[App, AsyncSemel]):
         responder = Responder(self, scope, receive, send)
         token = _current.set(responder)
         try:
-            await responder.respond(self.routes.find(scope["method"], scope["path"]))
+            await responder.respond(self.declared(scope["method"], scope["path"], scope.get("root_path", "")))
         finally:
             _current.reset(token)
 

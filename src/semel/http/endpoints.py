@@ -7,7 +7,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar, cast
 
 from semel.core.ops import Op
@@ -16,6 +16,7 @@ from semel.engine.operation import AsyncOperation, Operation, running
 from semel.errors import ConfigurationError, NotUndone, PolicyError, PreconditionError
 from semel.http.asgi import Responder, current_responder
 from semel.http.conditional import hold, let_go
+from semel.http.inventory import check_declarable, replaced
 from semel.http.rules import Rule
 
 __all__ = ["protect"]
@@ -25,14 +26,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
-def protect(function: F, rule: Rule, blank: Callable[[], Any], abort: Callable[[int], Exception]) -> F:
+def protect(
+    function: F,
+    rule: Rule,
+    blank: Callable[[], Any],
+    abort: Callable[[int], Exception],
+    threads: Callable[..., Awaitable[Any]] | None = None,
+) -> F:
     """The endpoint under ``rule``.
 
     :param blank: makes an answer of the framework's own, which takes the place of the handler's when it does not run;
         the middleware sends the real one.
     :param abort: makes the framework's own exception for a refusal of this status, so that whatever cleans up after a
         handler, such as a database session, sees that it failed; here too the middleware sends the real answer.
+    :param threads: runs a plain function in a thread of the framework's; left out: the framework does so itself.
     """
+    check_declarable(function)
     refuse_generators(function)
     hints = _hints(function)
     handle = handle_parameter(hints)
@@ -42,7 +51,10 @@ def protect(function: F, rule: Rule, blank: Callable[[], Any], abort: Callable[[
     ):
         wanted = "AsyncOperation" if awaits else "Operation"
         raise PolicyError(f"{function.__qualname__}: annotate {handle} with {wanted}")
-    wrapper = (_async if awaits else _sync)(function, rule, blank, abort, handle)
+    if awaits or threads is None:
+        wrapper = (_async if awaits else _sync)(function, rule, blank, abort, handle)
+    else:
+        wrapper = _threaded(function, rule, blank, abort, handle, threads)
     functools.update_wrapper(wrapper, function)
     # Frameworks read the signature to know what to inject: with real types, and without what is injected here.
     signature = inspect.signature(function)
@@ -58,6 +70,7 @@ def protect(function: F, rule: Rule, blank: Callable[[], Any], abort: Callable[[
     )
     wrapper.__annotations__ = {name: hint for name, hint in hints.items() if name != handle}
     wrapper.__semel_rule__ = rule  # type: ignore[attr-defined]
+    replaced(function)
     return cast(F, wrapper)
 
 
@@ -107,12 +120,49 @@ def _async(
 def _sync(
     function: Endpoint, rule: Rule, blank: Callable[[], Any], abort: Callable[[int], Exception], handle: str | None
 ) -> Endpoint:
+    """For a framework that calls it in a thread."""
+    handled = _handled(function, abort, handle)
+
     def endpoint(*args: Any, **kwargs: Any) -> Any:
         responder = current_responder()
+        if responder is not None and not _through(responder, responder.claim(rule)):
+            return blank()
+        return handled(responder, args, kwargs)
+
+    return endpoint
+
+
+def _threaded(
+    function: Endpoint,
+    rule: Rule,
+    blank: Callable[[], Any],
+    abort: Callable[[int], Exception],
+    handle: str | None,
+    threads: Callable[..., Awaitable[Any]],
+) -> Endpoint:
+    """For a framework whose threads are few: a claim that waits for another's answer must hold none of them.
+
+    Else a storm of equal requests takes all threads, and the winner has none to finish its own answer with.
+    """
+    handled = _handled(function, abort, handle)
+
+    async def endpoint(*args: Any, **kwargs: Any) -> Any:
+        responder = current_responder()
+        if responder is not None and not await responder.claim(rule):
+            return blank()
+        return await threads(handled, responder, args, kwargs)
+
+    return endpoint
+
+
+def _handled(
+    function: Endpoint, abort: Callable[[int], Exception], handle: str | None
+) -> Callable[[Responder | None, tuple[Any, ...], dict[str, Any]], Any]:
+    """A plain function once its claim is made, in a thread."""
+
+    def handled(responder: Responder | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if responder is None:
             return function(*args, **_given(kwargs, handle, None))
-        if not _through(responder, responder.claim(rule)):
-            return blank()
         operation = _bridged(responder)
         token, held = running.set(operation), hold(responder.preconditions)
         try:
@@ -135,7 +185,7 @@ def _sync(
             running.reset(token)
             let_go(held)
 
-    return endpoint
+    return handled
 
 
 def _through(responder: Responder, work: Coroutine[Any, Any, T]) -> T:

@@ -39,9 +39,11 @@ from semel.http.problems import problem
 from semel.http.rules import Action, Conditional
 from semel.observe import events
 
-__all__ = ["FAILED", "KEY", "SETTLED", "Capture", "Exchange", "HTTPCall"]
+__all__ = ["CLAIMED", "FAILED", "KEY", "SETTLED", "Capture", "Exchange", "HTTPCall"]
 
 KEY: Final = b"idempotency-key"
+CLAIMED: Final = "semel.claimed"
+"""Stands in the scope or environ of a request while its attempt runs: another middleware of ours must not claim it."""
 SETTLED: Final = StoredResponse(204, [], b"")
 """The answer to a deletion of what is not there."""
 FAILED: Final = StoredResponse(500, [(b"content-type", b"text/plain; charset=utf-8")], b"Internal Server Error")
@@ -212,7 +214,7 @@ class Exchange:
         """A route whose key is optional runs without one. A conditional one is protected by its precondition."""
         if isinstance(rule, Conditional):
             return
-        guard.make_call(self.operation(rule), "", guard.tenant, b"", rule.policy).tell(events.Unprotected)
+        guard.make_call(self.operation(rule), "", guard.tenant, b"", rule.policy).tell(events.Unkeyed)
 
     def _document(self, rule: Action) -> bytes | None:
         """The body as canonical JSON, where the rule asks for that; None where it is no JSON: then its bytes count."""
@@ -255,6 +257,11 @@ class Exchange:
         ours = (KEY, rule.replayed_header if rule is not None else b"idempotent-replayed")
         return [*(line for line in headers if line[0] not in ours), *self._echo()]
 
+    def failed(self, rule: Action) -> StoredResponse:
+        """What a client is told of a handler that raised, where that is an answer."""
+        length = (b"content-length", str(len(FAILED.body)).encode())
+        return FAILED._replace(headers=self.first([*FAILED.headers, length], rule))
+
     def carried(
         self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Action | None = None
     ) -> list[tuple[bytes, bytes]]:
@@ -265,8 +272,11 @@ class Exchange:
         return [*answer, *(line for line in lines if line[0] not in left_out and line[0] not in has)]
 
     def exposed(self, headers: list[tuple[bytes, bytes]], rule: Action | None = None) -> list[tuple[bytes, bytes]]:
-        """The same lines; where the answer speaks CORS, scripts may read ours."""
-        if not any(name == b"access-control-allow-origin" for name, _ in headers):
+        """The same lines; where a script may be given the answer (CORS), it may read ours as well.
+
+        What allows it is often added outside of us, so it is enough that a script of some origin asks.
+        """
+        if not (_speaks(headers, b"access-control-allow-origin") or _speaks(self.headers, b"origin")):
             return headers
         name = b"access-control-expose-headers"
         said = [v.strip() for n, value in headers if n == name for v in value.decode("latin-1").split(",") if v.strip()]
@@ -285,6 +295,10 @@ class Exchange:
             return [(KEY, header_value(self.key).encode())]
         except KeyInvalid:
             return [(KEY, header_value(self.key, quote=True).encode())]
+
+
+def _speaks(headers: list[tuple[bytes, bytes]], wanted: bytes) -> bool:
+    return any(name == wanted for name, _ in headers)
 
 
 class Capture:

@@ -27,7 +27,7 @@ from semel.engine.operation import AsyncOperation, running
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, MissingDependency, NotUndone, PolicyError, PreconditionError
 from semel.http.conditional import check_match, etag, hold, let_go
-from semel.http.inventory import Endpoint, declared_rule, exempted
+from semel.http.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
 from semel.http.rules import Action, Conditional, Natural, Rule
 from semel.http.wsgi import Idempotency, current_responder
 from semel.http.wsgi_responder import Environ
@@ -112,6 +112,7 @@ def exempt(reason: str) -> Callable[[F], F]:
 
 def _declare(rule: Rule) -> Callable[[F], F]:
     def decorate(view: F) -> F:
+        check_declarable(view)
         hints = _hints(view)
         handle = handle_parameter(hints)
         if handle is not None and AsyncOperation in (typing.get_args(hints[handle]) or (hints[handle],)):
@@ -156,6 +157,7 @@ def _declare(rule: Rule) -> Callable[[F], F]:
                 let_go(held)
 
         endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
+        replaced(view)
         return cast(F, endpoint)
 
     return decorate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
@@ -14,6 +14,8 @@ from semel.http.rules import Action, Rule
 
 __all__ = ["Middleware"]
 
+MOST_RULES: Final = 1000
+"""Rules whose form under the guard's policy is kept."""
 App = TypeVar("App")
 G = TypeVar("G", bound=Guard)
 
@@ -49,11 +51,20 @@ class Middleware(Generic[App, G]):
         self._reported = False
         self._rules: dict[int, tuple[Action, Action]] = {}
 
+    def declared(self, method: str, path: str, root: str) -> Rule | None:
+        """The table's rule for a request, by its whole path or by the one below ``root``, where we are mounted."""
+        rule = self.routes.find(method, path)
+        if rule is None and root and path.startswith(root):
+            rule = self.routes.find(method, path[len(root) :])
+        return rule
+
     def rule(self, declared: Action) -> Action:
         """The rule under this guard's policy, made out once."""
         known = self._rules.get(id(declared))
         if known is None:  # the declared one is kept too, so that its id stays its own
-            known = self._rules[id(declared)] = (declared, declared.under(self.guard._policy))
+            if len(self._rules) == MOST_RULES:  # an application that makes new ones for each request
+                self._rules.clear()
+            known = self._rules[id(declared)] = (declared, declared.under(self.guard.policy))
         return known[1]
 
     def endpoints(self) -> list[Endpoint]:
@@ -67,9 +78,9 @@ class Middleware(Generic[App, G]):
         return [*by_table, *(each for each in self.routes.endpoints() if (each.method, each.path) not in named)]
 
     def report(self) -> None:
-        """Name the routes that nobody has declared, once."""
-        self._reported = True
+        """Name the routes that nobody has declared, once. A mistake among them is an error, until it is mended."""
         report(self.endpoints())
+        self._reported = True
 
 
 def _a(name: str) -> str:

@@ -19,7 +19,12 @@ PROBLEM_NAME: Final = "IdempotencyProblem"
 
 _BARE: Final = r"[!#-+\--:<-\[\]-~]"
 _QUOTED: Final = r'(?:[ !#-\[\]-~]|\\["\\])'
-_PARAMETERS: Final = "(?:;.*)?"
+_PARAMETERS: Final = (
+    r"(?:; *[a-z*][a-z0-9_.*-]*"  # a name, and what it is: a text, a token, a number, a truth, bytes
+    r'(?:=(?:"(?:[ !#-\[\]-~]|\\["\\])*"|[A-Za-z*][!#$%&*+.^_`|~0-9A-Za-z:/\x27-]*'
+    r"|-?[0-9]{1,12}(?:\.[0-9]{1,3})?|\?[01]|:(?:[A-Za-z0-9+/]{4})*:))?)*"
+)
+"""Parameters of a Structured Field (RFC 9651, section 3.1.2); the rarer kinds of values are left out."""
 _TAG: Final = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'
 # Flags and names in groups, comments, \A and \Z, conditions, possessive quantifiers.
 _PYTHON_ONLY: Final = re.compile(r"\(\?[P#(>aiLmsux-]|\\[AZz]|[*+?}]\+")

@@ -7,36 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Awaitable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from semel.core.outcomes import Outcome
 from semel.core.snapshot import StoredResponse
 from semel.engine.attempts import AsyncAttempt
 from semel.engine.operation import running
 from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError
-from semel.http.conditional import Preconditions, hold
-from semel.http.exchange import FAILED, KEY, SETTLED, Capture, Exchange
+from semel.http.asgi_messages import FILES, Message, Receive, Scope, Send, has_key, without_files
+from semel.http.conditional import Preconditions, hold, let_go
+from semel.http.exchange import CLAIMED, FAILED, SETTLED, Capture, Exchange
 from semel.http.held_body import HeldBody
 from semel.http.rules import Action, Exempt, Natural, Rule
 
 if TYPE_CHECKING:
     from semel.http.asgi import Idempotency
 
-__all__ = ["App", "Message", "Receive", "Responder", "Scope", "Send"]
-
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-_FILES: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
-"""Ways of a server to send a file that the application never reads: nothing could be captured."""
-
-
-def _has_key(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    return any(name == KEY or (len(name) == len(KEY) and name.lower() == KEY) for name, _ in headers)
+__all__ = ["Responder"]
 
 
 def _lost(attempt: AsyncAttempt) -> bool:
@@ -86,12 +74,10 @@ class Responder:
 
     async def respond(self, rule: Rule | None) -> None:
         """Run the application; ``rule`` is the one to be claimed here, at the edge."""
-        scope = self._scope
-        if not _has_key(scope["headers"]):
+        if not has_key(self._scope):
             await self._unkeyed(rule)
             return
-        if "extensions" in scope and not _FILES.isdisjoint(scope["extensions"] or ()):
-            scope["extensions"] = {name: value for name, value in scope["extensions"].items() if name not in _FILES}
+        without_files(self._scope)
         # A task of its own: when the client hangs up and the server cancels us, the handler still finishes, and its
         # answer is stored for the retry.
         task = self.loop.create_task(self._run(rule))
@@ -105,11 +91,10 @@ class Responder:
             raise
 
     async def _unkeyed(self, rule: Rule | None) -> None:
-        if rule is not None:
-            if not await self.claim(rule):
-                await self._say()
-                return
-            hold(self.preconditions)  # for the task of this request
+        if rule is not None and not await self.claim(rule):
+            await self._say()
+            return
+        held = hold(self.preconditions)
         try:
             await self._middleware.app(self._scope, self._receive, self.send)
         except PreconditionError as error:
@@ -117,6 +102,8 @@ class Responder:
                 raise
             await self.refuse(error)
             await self._say()
+        finally:
+            let_go(held)
 
     async def _run(self, rule: Rule | None) -> None:
         task = asyncio.current_task()
@@ -166,8 +153,10 @@ class Responder:
 
     async def claim(self, declared: Rule) -> bool:
         """Claim the request's key; whether the handler is to run. If not, what to answer is known."""
-        if self._rule is not None or self._natural is not None:
-            raise ConfigurationError("this request was claimed already: one rule for one request")
+        if self._rule is not None or self._natural is not None or CLAIMED in self._scope:
+            raise ConfigurationError(
+                "this request was claimed already: one rule for one request, and one Idempotency middleware"
+            )
         if isinstance(declared, Exempt):
             return True
         if isinstance(declared, Natural):
@@ -203,6 +192,7 @@ class Responder:
             self._answer = exchange.replay(begun.value, rule)
             return False
         self.attempt = begun
+        self._scope[CLAIMED] = True
         self._capture = Capture(rule)
         return True
 
@@ -250,6 +240,7 @@ class Responder:
     def _release(self) -> None:
         self.attempt = None
         self._capture = None
+        self._scope.pop(CLAIMED, None)
         if self._settled is not None:
             self._settled.set()
 
@@ -272,8 +263,7 @@ class Responder:
         if remembered and not isinstance(error, LeaseLost):
             await self._settle(attempt.complete(FAILED))
             if self._answer is None:
-                length = (b"content-length", str(len(FAILED.body)).encode())
-                self._answer = FAILED._replace(headers=self.exchange.first([*FAILED.headers, length], rule))
+                self._answer = self.exchange.failed(rule)
             await self._say()
             return False  # the client has its answer, and the server's log the error
         try:
@@ -340,11 +330,11 @@ class Responder:
             capture.start(message["status"], message.get("headers", ()))
         elif kind == "http.response.body":
             await self._captured(capture, message)
-        elif kind in _FILES:
+        elif kind in FILES:
             capture.overflowed = True
             await self._finish(capture, message)
         else:
-            await self._send(message)
+            await self._pass(message)
 
     async def _captured(self, capture: Capture, message: Message) -> None:
         was_open = capture.overflowed
@@ -356,7 +346,7 @@ class Responder:
             if not was_open:
                 await self._begin(capture)
             body = message.get("body", b"") if was_open else capture.taken()
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._pass({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _finish(self, capture: Capture, last: Message, begun: bool = False) -> None:
         """The answer is whole: store it, and only then let it go, or its end."""
@@ -381,7 +371,15 @@ class Responder:
     async def _begin(self, capture: Capture) -> None:
         assert self._start is not None
         headers = self.exchange.exposed(self.exchange.first(capture.headers, self._rule), self._rule)
-        await self._send({**self._start, "headers": headers})
+        await self._pass({**self._start, "headers": headers})
+
+    async def _pass(self, message: Message) -> None:
+        """Send a part of an answer. A server may say that the client has gone; that must not stop the handler."""
+        try:
+            await self._send(message)
+        except OSError:
+            if self.attempt is None:
+                raise
 
     async def _say(self, carrier: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """Send the answer that is known, in the place of the one that ``carrier`` are the lines of."""

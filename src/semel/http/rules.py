@@ -105,9 +105,11 @@ class Action:
 
     def under(self, policy: Policy) -> Self:
         """This rule under a guard's policy: that one, changed as the route says, unless the rule brings its own."""
-        if self._brings_its_own:
-            return self
-        return replace(self, policy=policy.but(**dict(self.changes)), changes=())
+        made = self.policy if self._brings_its_own else policy.but(**dict(self.changes))
+        if self.external_effects and made.on_interrupted is None:
+            # What was cut short may have had its effect: that is like a crash, and not as if nothing had happened.
+            made = made.but(on_interrupted="abandon")
+        return self if made is self.policy else replace(self, policy=made, changes=())
 
     @property
     def _brings_its_own(self) -> bool:

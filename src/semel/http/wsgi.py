@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
+from types import GeneratorType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError
 from semel.http.middleware import Middleware
 from semel.http.rules import SAFE_METHODS, Rule
+from semel.http.wsgi_answers import Peeked
 from semel.http.wsgi_lines import path_text
 from semel.http.wsgi_responder import App, Environ, Responder
 
@@ -67,12 +69,16 @@ class Idempotency(Middleware[App, Semel]):
         if environ["REQUEST_METHOD"] in SAFE_METHODS:
             token = _current.set(_SAFE)
             try:
-                return self.app(environ, start_response)
+                answer = self.app(environ, start_response)
+                # A generator runs when it is iterated, and by then nothing would be known of this request.
+                return Peeked(answer) if isinstance(answer, GeneratorType) else answer
             finally:
                 _current.reset(token)
         responder = Responder(self, environ, start_response)
         token = _current.set(responder)
         try:
-            return responder.respond(self.routes.find(environ["REQUEST_METHOD"], path_text(environ)))
+            return responder.respond(
+                self.declared(environ["REQUEST_METHOD"], path_text(environ), path_text(environ, "SCRIPT_NAME"))
+            )
         finally:
             _current.reset(token)

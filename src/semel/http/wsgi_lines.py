@@ -38,9 +38,9 @@ def as_text(lines: list[tuple[bytes, bytes]]) -> Lines:
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in lines]
 
 
-def path_text(environ: dict[str, Any]) -> str:
+def path_text(environ: dict[str, Any], *parts: str) -> str:
     """The whole path, percent-decoded. One that is no UTF-8 keeps its bytes as lone surrogates, which no key allows."""
-    path: str = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+    path = "".join(environ.get(name, "") for name in parts or ("SCRIPT_NAME", "PATH_INFO"))
     return path.encode("latin-1").decode("utf-8", "surrogateescape")
 
 

@@ -14,7 +14,7 @@ from semel.engine.attempts import Attempt
 from semel.engine.operation import running
 from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError
 from semel.http.conditional import Preconditions, hold, let_go
-from semel.http.exchange import FAILED, SETTLED, Capture, Exchange
+from semel.http.exchange import CLAIMED, FAILED, SETTLED, Capture, Exchange
 from semel.http.rules import Action, Exempt, Natural, Rule
 from semel.http.wsgi_answers import ExcInfo, Held, LetThrough, Peeked, ThenRaised, Write
 from semel.http.wsgi_body import RequestBody
@@ -129,6 +129,7 @@ class Responder:
     def _close(self) -> None:
         """Close what the application returned, once, as WSGI demands: it may run the application's own clean-up."""
         answer, self._app_answer = self._app_answer, None
+        self._environ.pop(CLAIMED, None)
         try:
             if hasattr(answer, "close"):
                 answer.close()
@@ -140,8 +141,10 @@ class Responder:
 
     def claim(self, declared: Rule) -> bool:
         """Claim the request's key; whether the handler is to run. If not, what to answer is known."""
-        if self._rule is not None or self._natural is not None:
-            raise ConfigurationError("this request was claimed already: one rule for one request")
+        if self._rule is not None or self._natural is not None or CLAIMED in self._environ:
+            raise ConfigurationError(
+                "this request was claimed already: one rule for one request, and one Idempotency middleware"
+            )
         if self._started:
             raise ConfigurationError("the answer has begun already: the claim comes before start_response()")
         if isinstance(declared, Exempt):
@@ -178,6 +181,7 @@ class Responder:
             self._answer = exchange.replay(begun.value, rule)
             return False
         self.attempt = begun
+        self._environ[CLAIMED] = True
         self._held = Held(Capture(rule), self._send_first)
         return True
 
@@ -227,8 +231,7 @@ class Responder:
         elif isinstance(error, rule.policy.remembered) or (isinstance(error, Exception) and rule.stores(500)):
             self._settle(lambda: attempt.complete(FAILED))
             if self._answer is None:
-                length = (b"content-length", str(len(FAILED.body)).encode())
-                self._answer = FAILED._replace(headers=self.exchange.first([*FAILED.headers, length], rule))
+                self._answer = self.exchange.failed(rule)
             self._raises = True
         else:
             attempt.fail(error)

@@ -61,6 +61,27 @@ class Completed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared(Event):
+    """The handler returned and its result is written in the caller's transaction: stored if and when that commits."""
+
+    name = "prepared"
+    attempt: int
+    size: int
+    """Bytes of the snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflicted(Event):
+    """A unit of work met another transaction and was rolled back; it is run again unless the tries are used up."""
+
+    name = "conflicted"
+    level = INFO
+    tries: int
+    """How often it has been run."""
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class FailureRemembered(Event):
     """The handler raised an exception that is an answer, and it is stored."""
 
@@ -170,6 +191,16 @@ class StepSaved(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class UndoFailed(Event):
+    """A step of an operation that failed could not be undone at this try."""
+
+    name = "undo_failed"
+    level = ERROR
+    step: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class ResultDropped(Event):
     """Done and remembered, but the result could not be kept."""
 
@@ -197,6 +228,34 @@ class Unprotected(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Unkeyed(Event):
+    """A request came without the key that its route leaves optional: the handler runs without a record."""
+
+    name = "unkeyed"
+    level = INFO
+
+
+@dataclass(frozen=True, slots=True)
+class Expired(Event):
+    """A key came again after its answer had expired, and was refused."""
+
+    name = "expired"
+    level = WARNING
+    age: float
+    """Seconds since the first attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverQuota(Event):
+    """A new key was refused: its tenant holds as many live keys as its quota allows."""
+
+    name = "over_quota"
+    level = WARNING
+    live_keys: int
+    """How many it holds, as far as is known; counted up to the quota."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resolved(Event):
     """Someone said what became of an unknown operation."""
 
@@ -214,10 +273,50 @@ class Swept(Event):
     unknown: int
 
 
+@dataclass(frozen=True, slots=True)
+class CacheLost(Event):
+    """The cache of a tiered store does not answer: all is asked of the store behind it. Told by the store's hook;
+    ``operation``, ``tenant`` and ``key`` are empty.
+    """
+
+    name = "cache_lost"
+    level = WARNING
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBack(Event):
+    """The cache of a tiered store answers again. ``operation``, ``tenant`` and ``key`` are empty."""
+
+    name = "cache_back"
+    level = INFO
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryFailed(Event):
+    """A recoverer tried to resume an abandoned operation, and it failed; it is tried again later."""
+
+    name = "recovery_failed"
+    level = WARNING
+    attempt: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryGivenUp(Event):
+    """An abandoned operation has used up its tries: recoverers leave it alone. Told once by each of them."""
+
+    name = "recovery_given_up"
+    level = ERROR
+    attempt: int
+
+
 EVENTS: Final[tuple[type[Event], ...]] = (
     Started,
     TakenOver,
     Completed,
+    Prepared,
+    Conflicted,
     FailureRemembered,
     Recovered,
     Released,
@@ -230,11 +329,19 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     Renewed,
     RenewalFailed,
     StepSaved,
+    UndoFailed,
     ResultDropped,
     StoreFailed,
     Unprotected,
+    Unkeyed,
+    Expired,
+    OverQuota,
     Resolved,
     Swept,
+    CacheLost,
+    CacheBack,
+    RecoveryFailed,
+    RecoveryGivenUp,
 )
 """The one table of events; the reference page is made from it."""
 

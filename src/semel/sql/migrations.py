@@ -18,8 +18,22 @@ from semel.errors import NotMigrated, SchemaDrift
 from semel.sql.connections.sqlite import SQLiteConnection
 from semel.sql.program import AsyncConnection, Connection, Program, Query, Statement, run, run_async
 
-__all__ = ["POSTGRES", "SQLITE", "Schema", "check", "check_async", "migrate", "migrate_async", "migrate_sqlite"]
+__all__ = [
+    "POSTGRES",
+    "SQLITE",
+    "Schema",
+    "check",
+    "check_async",
+    "compare",
+    "do",
+    "migrate",
+    "migrate_async",
+    "migrate_sqlite",
+    "require",
+]
 
+_STATEMENT_END: Final = re.compile(r";(?=(?:[^$]*\$\$[^$]*\$\$)*[^$]*\Z)")
+"""A semicolon outside of a function's body, which stands between two ``$$``."""
 _LOCK_KEY: Final = 0x53454D454C  # "SEMEL": the advisory lock that migrations take
 
 
@@ -45,7 +59,7 @@ class Schema:
             match = re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name)
             if match:
                 lines = [line for line in file.read_text("utf-8").splitlines() if not line.lstrip().startswith("--")]
-                statements = [part.strip() for part in "\n".join(lines).split(";")]
+                statements = [part.strip() for part in _STATEMENT_END.split("\n".join(lines))]
                 found.append((int(match[1]), match[2], [part for part in statements if part]))
         return sorted(found)
 
@@ -89,25 +103,31 @@ POSTGRES: Final = Schema(
         SELECT 'options', c.relname, coalesce(array_to_string(c.reloptions, ','), '')
         FROM pg_class c
         WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r' AND c.relname LIKE 'semel\\_%'
+        UNION ALL
+        SELECT 'function', p.proname, pg_get_function_arguments(p.oid) || ' returns ' || pg_get_function_result(p.oid)
+               || ' ' || p.provolatile::text || ' ' || coalesce(array_to_string(p.proconfig, ','), '') || p.prosrc
+        FROM pg_proc p
+        WHERE p.pronamespace = current_schema()::regnamespace AND p.proname LIKE 'semel\\_%'
     """,
     aside=("BEGIN", "CREATE SCHEMA semel_drift", "SET LOCAL search_path TO semel_drift"),
 )
 
 
-def _do(sql: str) -> Statement:
+def do(sql: str) -> Statement:
+    """A statement without parameters."""
     return Statement(Query("schema", sql, True), {})
 
 
 def _apply(schema: Schema) -> Program[list[str]]:
     """Inside a transaction: make what is missing. Answers the names of what was applied."""
-    yield _do(schema.ledger)
-    known = {row[0] for row in (yield _do("SELECT version FROM semel_migration"))}
+    yield do(schema.ledger)
+    known = {row[0] for row in (yield do("SELECT version FROM semel_migration"))}
     applied = []
     for number, name, statements in schema.migrations():
         if number not in known:
             for statement in statements:
-                yield _do(statement)
-            yield _do(f"INSERT INTO semel_migration (version, name) VALUES ({number}, '{name}')")
+                yield do(statement)
+            yield do(f"INSERT INTO semel_migration (version, name) VALUES ({number}, '{name}')")
             applied.append(f"{number:04d}_{name}")
     return applied
 
@@ -117,31 +137,41 @@ def _migrate(schema: Schema) -> Program[list[str]]:
     if not missing:
         return []  # the common case asks for no lock
     for sql in schema.begin:
-        yield _do(sql)
+        yield do(sql)
     applied = yield from _apply(schema)
-    yield _do("COMMIT")
+    yield do("COMMIT")
     return applied
 
 
 def _missing(schema: Schema) -> Program[list[str]]:
     wanted = {number: f"{number:04d}_{name}" for number, name, _ in schema.migrations()}
-    if not (yield _do(schema.has_ledger)):
+    if not (yield do(schema.has_ledger)):
         return list(wanted.values())
-    known = {row[0] for row in (yield _do("SELECT version FROM semel_migration"))}
+    known = {row[0] for row in (yield do("SELECT version FROM semel_migration"))}
     return [name for number, name in wanted.items() if number not in known]
 
 
-def _check(schema: Schema, fresh: dict[tuple[str, str], str] | None) -> Program[None]:
+def require(schema: Schema) -> Program[None]:
+    """Raise NotMigrated unless every migration has been applied."""
     missing = yield from _missing(schema)
     if missing:
         raise NotMigrated(f"the database lacks {', '.join(missing)}: run `semel migrate URL`")
-    real = _described((yield _do(schema.describe)))
+
+
+def _check(schema: Schema, fresh: dict[tuple[str, str], str] | None) -> Program[None]:
+    yield from require(schema)
+    real = _described((yield do(schema.describe)))
     if fresh is None:
         for sql in schema.aside:
-            yield _do(sql)
+            yield do(sql)
         yield from _apply(schema)
-        fresh = _described((yield _do(schema.describe)))
-        yield _do("ROLLBACK")
+        fresh = _described((yield do(schema.describe)))
+        yield do("ROLLBACK")
+    compare(real, fresh)
+
+
+def compare(real: dict[tuple[str, str], str], fresh: dict[tuple[str, str], str]) -> None:
+    """Raise SchemaDrift where the two descriptions differ."""
     differences = [
         f"{kind} {name}: is {real.get((kind, name), 'missing')!r}, should be {fresh.get((kind, name), 'none')!r}"
         for kind, name in sorted(real.keys() | fresh.keys())
@@ -160,7 +190,7 @@ def _sqlite_fresh() -> dict[tuple[str, str], str]:
     try:
         connection = SQLiteConnection(raw)
         run(_apply(SQLITE), connection)
-        return _described(connection.execute(_do(SQLITE.describe)))
+        return _described(connection.execute(do(SQLITE.describe)))
     finally:
         raw.close()
 
@@ -180,7 +210,7 @@ async def migrate_async(connection: AsyncConnection, schema: Schema) -> list[str
         return await run_async(_migrate(schema), connection)
     except BaseException:
         with contextlib.suppress(Exception):  # the first error is the one to see
-            await connection.execute(_do("ROLLBACK"))
+            await connection.execute(do("ROLLBACK"))
         raise
 
 
@@ -199,7 +229,7 @@ async def check_async(connection: AsyncConnection, schema: Schema) -> None:
         await run_async(_check(schema, None), connection)
     except BaseException:
         with contextlib.suppress(Exception):  # the first error is the one to see
-            await connection.execute(_do("ROLLBACK"))
+            await connection.execute(do("ROLLBACK"))
         raise
 
 
@@ -210,4 +240,4 @@ def migrate_sqlite(raw: sqlite3.Connection) -> list[str]:
 
 def _quietly_roll_back(connection: Connection) -> None:
     with contextlib.suppress(Exception):  # the first error is the one to see
-        connection.execute(_do("ROLLBACK"))
+        connection.execute(do("ROLLBACK"))

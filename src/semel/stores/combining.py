@@ -5,15 +5,14 @@ A *lane* is one connection that runs a batch of Ops at a time. With a lane free,
 busy, it queues, and the next free lane takes all that wait. So batches grow with the load by themselves, without
 timers.
 
-In the sync combiner no thread is added: the caller that finds a lane free runs the batch for all, then hands the lane
-to one that waits. Those who were answered together mostly come back together, but one by one, for only one thread of
-Python runs at a time: so whoever is about to lead after a shared trip first lets the others catch up. In the async one
-each trip is a task of its own, which no caller's cancellation can interrupt.
+Here is the one for threads, and no thread is added: the caller that finds a lane free runs the batch for all, then
+hands the lane to one that waits. Those who were answered together mostly come back together, but one by one, for only
+one thread of Python runs at a time: so whoever is about to lead after a shared trip first lets the others catch up.
+The one for an event loop is in ``aio_combining.py``; what bounds trips and queues, in ``boarding.py``.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -23,12 +22,22 @@ from typing import Any, Final, Protocol
 
 from semel.core.ops import Op
 from semel.engine.forking import survive_forks
-from semel.errors import ConfigurationError, SemelError, StoreUnavailable, StoreUncertain
+from semel.errors import StoreUnavailable, StoreUncertain
+from semel.stores.aio_combining import AsyncCombiner, AsyncLane
+from semel.stores.boarding import (
+    MAX_BATCH,
+    MAX_BATCH_BYTES,
+    MAX_QUEUE,
+    QUEUE_PATIENCE,
+    board,
+    crowded,
+    given,
+    is_owners,
+    weight,
+)
 
 __all__ = ["MAX_BATCH", "AsyncCombiner", "AsyncLane", "Combiner", "Lane"]
 
-MAX_BATCH: Final = 128
-"""Ops in one trip."""
 GATHERINGS: Final = 4
 """How often, at most, one that is about to lead lets others catch up."""
 
@@ -42,12 +51,6 @@ class Lane(Protocol):
     def run(self, ops: Sequence[Op[Any]]) -> list[Any]: ...
 
     def close(self) -> None: ...
-
-
-class AsyncLane(Protocol):
-    async def run(self, ops: Sequence[Op[Any]]) -> list[Any]: ...
-
-    async def close(self) -> None: ...
 
 
 class _Slot:
@@ -75,12 +78,23 @@ class Combiner:
     """For threads. What a caller holds (a lane, a batch) is written on its slot, so that one who is interrupted
     (Ctrl-C, a task queue's time limit) between any two lines can give it back."""
 
-    def __init__(self, lanes: Sequence[Lane], max_batch: int = MAX_BATCH) -> None:
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        max_batch: int = MAX_BATCH,
+        *,
+        max_bytes: int = MAX_BATCH_BYTES,
+        max_queue: int = MAX_QUEUE,
+        queue_patience: float = QUEUE_PATIENCE,
+    ) -> None:
         self._lanes = list(lanes)
         self._idle = list(lanes)
         self._queue: deque[_Slot] = deque()
+        self._outside: dict[threading.Lock, None] = {}
+        """Gates of those who wait for a place in the queue."""
         self._lock = threading.Lock()
-        self._max_batch = max_batch
+        self._max_batch, self._max_bytes = max_batch, max_bytes
+        self._max_queue, self._queue_patience = max_queue, queue_patience
         self._last_batch = 1
         self._gathering = False
         self._closed = False
@@ -91,10 +105,11 @@ class Combiner:
         self._lock = threading.Lock()
         self._gathering = False
         self._queue.clear()
+        self._outside.clear()
         self._idle = list(self._lanes)
 
     def execute(self, op: Op[Any]) -> Any:
-        return _given(self._travel([_Slot(op)])[0])
+        return given(self._travel([_Slot(op)])[0])
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         return self._travel([_Slot(op) for op in ops])
@@ -103,6 +118,7 @@ class Combiner:
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
+            self._let_in()
         for lane in idle:
             lane.close()  # one that is on a trip is closed when it comes back
 
@@ -117,12 +133,36 @@ class Combiner:
     def _enter(self, slots: list[_Slot]) -> None:
         if not slots:
             return
-        with self._lock:
-            if self._closed:
-                raise StoreUnavailable("the store is closed")
-            self._queue.extend(slots)
-            if self._idle and not self._gathering:
-                self._give_idle(slots[0])
+        until = 0.0
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise StoreUnavailable("the store is closed")
+                if self._has_room(slots):
+                    self._queue.extend(slots)
+                    if self._idle and not self._gathering:
+                        self._give_idle(slots[0])
+                    return
+                gate = threading.Lock()
+                gate.acquire()
+                self._outside[gate] = None
+            until = until or time.monotonic() + self._queue_patience
+            if not gate.acquire(timeout=max(0.0, until - time.monotonic())):
+                with self._lock:
+                    self._outside.pop(gate, None)
+                    if not self._has_room(slots):
+                        raise crowded(self._max_queue, self._queue_patience)
+
+    def _has_room(self, slots: list[_Slot]) -> bool:
+        if not self._queue or len(self._queue) + len(slots) <= self._max_queue:
+            return True
+        return all(is_owners(slot.op) for slot in slots)
+
+    def _let_in(self) -> None:
+        """All look again: how many find a place, they see for themselves."""
+        while self._outside:
+            gate, _ = self._outside.popitem()
+            gate.release()
 
     def _give_idle(self, slot: _Slot) -> None:
         slot.lane = self._idle[-1]  # written down before it is taken
@@ -184,9 +224,9 @@ class Combiner:
                     slot.wake()  # it may have been given the lane, and not been woken
 
     def _board(self, batch: list[_Slot]) -> list[_Slot]:
-        while self._queue and len(batch) < self._max_batch:
-            batch.append(self._queue[0])  # written down before it is taken
-            self._queue.popleft()
+        board(self._queue, batch, _weight, self._max_batch, self._max_bytes)
+        if self._outside:
+            self._let_in()
         return batch
 
     def _gather(self, batch: list[_Slot]) -> None:
@@ -208,94 +248,5 @@ class Combiner:
                     self._give_idle(self._queue[0])
 
 
-class AsyncCombiner:
-    """For one event loop: Ops that come in the same turn of the loop leave together."""
-
-    def __init__(self, lanes: Sequence[AsyncLane], max_batch: int = MAX_BATCH) -> None:
-        self._lanes = list(lanes)
-        self._idle = list(lanes)
-        self._queue: deque[Op[Any]] = deque()
-        self._awaited: dict[int, list[asyncio.Future[Any]]] = {}
-        """Who waits for each Op that is queued or on a trip. A cancelled caller that asks again joins the first send:
-        a second one could overtake it, and the first would land when all is over."""
-        self._trips: set[asyncio.Task[None]] = set()
-        self._max_batch = max_batch
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._departing = False
-        self._closed = False
-
-    def submit(self, op: Op[Any]) -> asyncio.Future[Any]:
-        """The answer to come: the Op's result, or an error as a value."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            if self._loop is not None and not self._loop.is_closed():
-                raise ConfigurationError("this store belongs to another event loop: make one per loop")
-            # What a dead loop left behind is nobody's: futures that nobody awaits, a departure that never comes.
-            self._queue.clear()
-            self._awaited.clear()
-            self._loop, self._departing, self._idle = loop, False, list(self._lanes)
-        if self._closed:
-            raise StoreUnavailable("the store is closed")
-        future: asyncio.Future[Any] = loop.create_future()
-        waiting = self._awaited.get(id(op))
-        if waiting is not None:
-            waiting.append(future)
-            return future
-        self._awaited[id(op)] = [future]
-        self._queue.append(op)
-        if self._idle and not self._departing:
-            self._departing = True
-            loop.call_soon(self._depart)
-        return future
-
-    async def execute(self, op: Op[Any]) -> Any:
-        return _given(await self.submit(op))
-
-    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        futures = [self.submit(op) for op in ops]
-        return [await future for future in futures]
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        if self._trips:
-            await asyncio.gather(*self._trips, return_exceptions=True)
-        for lane in self._lanes:
-            await lane.close()
-
-    def _depart(self) -> None:
-        self._departing = False
-        assert self._loop is not None
-        while self._queue and self._idle:
-            trip = self._loop.create_task(self._trip(self._idle.pop()), name="semel-trip")
-            self._trips.add(trip)
-            trip.add_done_callback(self._trips.discard)
-            if len(self._queue) <= self._max_batch:
-                return
-
-    async def _trip(self, lane: AsyncLane) -> None:
-        try:
-            while self._queue:
-                batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._max_batch))]
-                answers: Sequence[Any] = ()
-                try:
-                    answers = await lane.run(batch)
-                finally:
-                    if len(answers) != len(batch):  # cancelled with its loop
-                        answers = [StoreUncertain("the trip to the store was interrupted") for _ in batch]
-                    for op, answer in zip(batch, answers, strict=True):
-                        for future in self._awaited.pop(id(op), ()):
-                            if not future.done():
-                                future.set_result(answer)
-        finally:
-            self._idle.append(lane)
-            if self._queue and not self._departing and self._loop is not None and not self._loop.is_closed():
-                self._departing = True  # the trip broke off, and those behind it wait
-                self._loop.call_soon(self._depart)
-
-
-def _given(answer: Any) -> Any:
-    if isinstance(answer, SemelError):
-        raise answer
-    return answer
+def _weight(slot: _Slot) -> int:
+    return weight(slot.op)

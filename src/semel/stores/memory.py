@@ -10,11 +10,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from heapq import nsmallest
+from itertools import islice
 from typing import Any, Final, TypeVar
 
-from semel.core.ops import Claim, Op, Sweep, Swept
-from semel.core.semantics import Row, apply, state_of, sweepable
-from semel.core.states import State
+from semel.core.ops import INPUT, Abandoned, Claim, Count, Op, Page, Resumable, SaveStep, Sweep, Swept
+from semel.core.semantics import Row, apply, show, state_of, sweepable
+from semel.core.states import State, Takeover
 from semel.errors import StoreError, StoreUnavailable
 
 __all__ = ["AsyncMemoryStore", "MemoryStore"]
@@ -31,12 +33,18 @@ class _Records:
         self.max_records = max_records
         self.full_until = float("-inf")
         self.rows: dict[bytes, Row] = {}
+        self.inputs: set[bytes] = set()
+        """Records that keep their input, and some that are done by now."""
         self.waiters: dict[bytes, list[Callable[[], object]]] = {}
 
     def execute(self, op: Op[Any]) -> Any:
         now = self.clock()
         if type(op) is Sweep:
             return self.sweep(op.limit, now)
+        if type(op) is Count:
+            return self.count(op, now)
+        if type(op) is Resumable:
+            return self.resumable(op, now)
         row = self.rows.get(op.id)
         if row is None and type(op) is Claim and len(self.rows) >= self.max_records:
             self.make_room(now)
@@ -44,8 +52,11 @@ class _Records:
         if changed is not row:
             if changed is None:
                 del self.rows[op.id]
+                self.inputs.discard(op.id)
             else:
                 self.rows[op.id] = changed
+                if type(op) is SaveStep and op.name == INPUT:
+                    self.inputs.add(op.id)
             if self.waiters and state_of(changed, now) is not State.RUNNING:
                 for wake in self.waiters.pop(op.id, ()):
                     wake()
@@ -65,11 +76,31 @@ class _Records:
             verdict = sweepable(row, now)
             if verdict is State.ABSENT:
                 del self.rows[id]
+                self.inputs.discard(id)
                 removed += 1
             elif verdict is State.UNKNOWN:
                 self.rows[id] = row._replace(state=State.UNKNOWN)
                 unknown += 1
         return Swept(removed, unknown)
+
+    def count(self, op: Count, now: float) -> int:
+        live = (row for row in self.rows.values() if row.tenant == op.tenant and state_of(row, now) is not State.ABSENT)
+        return sum(1 for _ in islice(live, op.limit))
+
+    def resumable(self, op: Resumable, now: float) -> Page:
+        looked_at = nsmallest(op.limit, (id for id in self.inputs if id > op.after))
+        found = []
+        for id in looked_at:
+            row = self.rows[id]
+            if row.state is State.DONE or INPUT not in dict(row.steps):
+                self.inputs.discard(id)
+            elif (
+                row.operation in op.operations
+                and row.takeover is not Takeover.REJECT
+                and state_of(row, now) is State.ABANDONED
+            ):
+                found.append(Abandoned(show(row, now), dict(row.steps)[INPUT]))
+        return Page(tuple(found), looked_at[-1] if len(looked_at) == op.limit else None)
 
     def watch(self, id: bytes, wake: Callable[[], object]) -> bool:
         """Have ``wake`` called when the record is no longer running; False when it is not running now."""
@@ -90,6 +121,8 @@ class MemoryStore:
     """A store in memory, for threads."""
 
     wakes = True
+    counts = True
+    resumes = True
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, max_records: int = MAX_RECORDS) -> None:
         """
@@ -125,6 +158,8 @@ class AsyncMemoryStore:
     """A store in memory, for one event loop."""
 
     wakes = True
+    counts = True
+    resumes = True
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, max_records: int = MAX_RECORDS) -> None:
         """As of ``MemoryStore``."""

@@ -23,7 +23,9 @@ from semel.sql.connections.sqlite import Busy, SQLiteConnection, named_error
 from semel.sql.dialects import sqlite as dialect
 from semel.sql.migrations import migrate_sqlite
 from semel.sql.program import Program, Statement
-from semel.stores.combining import AsyncCombiner, Combiner
+from semel.sql.units import AsyncUnit, Unit, adopt_unit
+from semel.stores.aio_combining import AsyncCombiner
+from semel.stores.combining import Combiner
 
 __all__ = ["AsyncSQLiteStore", "SQLiteStore", "migrate"]
 
@@ -45,6 +47,13 @@ def migrate(path: str | os.PathLike[str]) -> list[str]:
 
 def _now() -> int:
     return time.time_ns() // 1000
+
+
+def _as_of(now: int, statement: Statement) -> Statement:
+    """A statement made before the lock was ours, perhaps long before: a lease counts from when it is written."""
+    if "now" not in statement.params:
+        return statement
+    return Statement(statement.query, {**statement.params, "now": now})
 
 
 class _Writer:
@@ -74,10 +83,14 @@ class _Writer:
                 raw = sqlite3.connect(
                     self.path, timeout=self.busy_timeout, isolation_level=None, check_same_thread=False
                 )
-                raw.execute("PRAGMA journal_mode = WAL").fetchall()
-                raw.execute(f"PRAGMA synchronous = {self.synchronous}")
-                if self._migrate:
-                    migrate_sqlite(raw)
+                try:
+                    raw.execute("PRAGMA journal_mode = WAL").fetchall()
+                    raw.execute(f"PRAGMA synchronous = {self.synchronous}")
+                    if self._migrate:
+                        migrate_sqlite(raw)
+                except BaseException:
+                    raw.close()
+                    raise
             except sqlite3.Error as error:
                 raise named_error(error) from error
             self._raw = raw
@@ -101,10 +114,12 @@ class _Writer:
         changing: set[bytes] = set()
         for i, op in enumerate(ops):
             program = dialect.program(op, _now)
+            # A read that follows a write of the same record in the batch must see it: it waits for the transaction. So
+            # does one over all records (those have no id), and any that follows a sweep.
+            waits = bool(changing) and (not op.id or op.id in changing or b"" in changing)
             try:
                 statement = next(program)
-                # A read that follows a write of the same record in the batch must see it: it waits for the transaction.
-                while not statement.query.writes and changing.isdisjoint((op.id, b"")):
+                while not statement.query.writes and not waits:
                     statement = program.send(connection.execute(statement))
                 writing.append((i, program, statement))
                 changing.add(op.id)
@@ -122,8 +137,9 @@ class _Writer:
         try:
             raw.execute("BEGIN IMMEDIATE")
             try:
+                now = _now()
                 for i, program, first in writing:
-                    statement = first
+                    statement = _as_of(now, first)
                     try:
                         while True:
                             statement = program.send(connection.execute(statement))
@@ -147,6 +163,8 @@ class SQLiteStore:
     """A store in a SQLite file, for threads."""
 
     wakes = False
+    counts = True
+    resumes = True
 
     def __init__(
         self,
@@ -173,6 +191,10 @@ class SQLiteStore:
     def wait(self, id: bytes, seconds: float) -> None:
         """Never called: the engine polls."""
         time.sleep(min(seconds, 0.05))
+
+    def adopt(self, conn: object) -> Unit:
+        """The caller's connection as a unit of work: its records are written in the caller's transaction."""
+        return adopt_unit(conn, "sqlite", awaited=False)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self._combiner.close()
@@ -201,6 +223,8 @@ class AsyncSQLiteStore:
     """A store in a SQLite file, for one event loop, which it never blocks."""
 
     wakes = False
+    counts = True
+    resumes = True
 
     def __init__(
         self,
@@ -223,6 +247,10 @@ class AsyncSQLiteStore:
     async def wait(self, id: bytes, seconds: float) -> None:
         """Never called: the engine polls."""
         await asyncio.sleep(min(seconds, 0.05))
+
+    def adopt(self, conn: object) -> AsyncUnit:
+        """The caller's connection as a unit of work: its records are written in the caller's transaction."""
+        return adopt_unit(conn, "sqlite", awaited=True)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         await self._combiner.close()

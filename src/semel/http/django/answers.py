@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import ResponseHeaders
 
 if TYPE_CHECKING:
-    from django.http import HttpRequest
     from django.http.response import HttpResponseBase
 
 __all__ = ["lines_of", "rewritten", "streamed"]
 
 
-_ALLOW: Final = "Access-Control-Allow-Origin"
-_STAND_IN: Final = (_ALLOW, "?")
-"""Of a middleware outside of ours, which will allow the page that asks: so our lines are exposed to it."""
-
-
-def lines_of(response: HttpResponseBase, request: HttpRequest) -> list[tuple[str, str]]:
+def lines_of(response: HttpResponseBase) -> list[tuple[str, str]]:
     """As a server is given them."""
     cookies = [("Set-Cookie", cookie.output(header="").strip()) for cookie in response.cookies.values()]
-    if "HTTP_ORIGIN" in request.META and _ALLOW not in response:
-        cookies.append(_STAND_IN)
     return [*response.items(), *cookies]
 
 
@@ -64,8 +56,6 @@ def _headed(response: HttpResponseBase, lines: Iterable[tuple[str, str]]) -> Htt
     cookies = False
     for name, value in lines:
         low = name.lower()
-        if value == _STAND_IN[1] and low == _ALLOW.lower():
-            continue
         if low == "set-cookie":
             cookies = True
             if "set-cookie" in spelled:  # any other is in response.cookies, and stays there

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from django.http.response import HttpResponseBase
 
-    from semel.http.responder import Message, Send
+    from semel.http.asgi_messages import Message, Send
 
 __all__ = ["Exchange", "rewindable"]
 
@@ -49,10 +49,7 @@ class Exchange:
 
     async def give(self, response: HttpResponseBase, send: Send) -> None:
         """Say Django's response in messages; unless the first one goes straight through: then it is meant itself."""
-        lines = [
-            (name.encode("latin-1"), value.encode("latin-1"))
-            for name, value in lines_of(response, self.handling.request)
-        ]
+        lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in lines_of(response)]
         self._start = {"type": "http.response.start", "status": response.status_code, "headers": lines}
         await send(self._start)
         if self._untouched:

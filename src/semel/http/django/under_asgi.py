@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from django.http.response import HttpResponseBase
 
-    from semel.http.responder import Scope, Send
+    from semel.http.asgi_messages import Scope, Send
 
 __all__ = ["UnderASGI"]
 

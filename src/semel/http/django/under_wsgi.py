@@ -67,7 +67,7 @@ class UnderWSGI:
         if isinstance(environ.get(_INPUT), RequestBody) and not request._read_started:
             request._stream = LimitedStream(environ[_INPUT], _length(environ))
         response = handling.response = self._get_response(request)
-        start_response(f"{response.status_code} {response.reason_phrase}", lines_of(response, request))
+        start_response(f"{response.status_code} {response.reason_phrase}", lines_of(response))
         return _Untouched(response if response.streaming else [response.content])
 
 

@@ -22,7 +22,7 @@ from semel.errors import NotUndone, PolicyError, PreconditionError
 from semel.http import endpoints as under_asgi
 from semel.http.conditional import hold, let_go
 from semel.http.django.handling import current
-from semel.http.inventory import exempted
+from semel.http.inventory import check_declarable, exempted
 from semel.http.rules import Action, Conditional, Natural, Rule
 from semel.http.wsgi import Responder, current_responder
 
@@ -57,8 +57,7 @@ def exempt(reason: str) -> Callable[[F], F]:
 
 def _declare(rule: Rule) -> Callable[[F], F]:
     def decorate(view: F) -> F:
-        if inspect.isclass(view):
-            raise PolicyError(f"decorate the method, such as post, of {view.__qualname__}, not the class")
+        check_declarable(view)
         refuse_generators(view)
         awaits = iscoroutinefunction(view)
         handle = _handle(view, awaits)

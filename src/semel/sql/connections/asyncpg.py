@@ -10,7 +10,7 @@ from semel.errors import SemelError, StoreUncertain
 from semel.sql.connections.postgres_errors import Refused, from_sqlstate
 from semel.sql.program import Rows, Statement
 
-__all__ = ["AsyncpgConnection", "named_error"]
+__all__ = ["DRIVER_ERRORS", "AsyncpgConnection", "named_error"]
 
 
 class AsyncpgConnection:
@@ -26,11 +26,11 @@ class AsyncpgConnection:
         try:
             rows: Rows = await self.raw.fetch(text, *values)
             return rows
-        except _ERRORS as error:
+        except DRIVER_ERRORS as error:
             raise named_error(error) from error
 
 
-_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError, OverflowError)
+DRIVER_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError, OverflowError)
 
 
 def named_error(error: Exception) -> SemelError:

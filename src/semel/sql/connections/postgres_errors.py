@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from semel.errors import NotMigrated, SemelError, StoreUnavailable, StoreUncertain
+from semel.sql.connections.refusals import Contended, Refused
 
 __all__ = ["Contended", "Refused", "from_sqlstate"]
 
@@ -10,20 +11,12 @@ _CONTENDED = ("40001", "40P01", "55P03")  # serialization failure, deadlock, loc
 _LOST = ("57P01", "57P02", "08", "57P05")  # the server is going down, or the connection is gone
 
 
-class Contended(StoreUnavailable):
-    """Rolled back because of others; the same statement may simply be sent again."""
-
-
-class Refused(StoreUnavailable):
-    """The statement was refused, by the server or by the driver: something in it is wrong, the connection is fine."""
-
-
 def from_sqlstate(sqlstate: str | None, text: str) -> SemelError:
     """The error of our tree for a SQLSTATE; without one the connection broke and nobody knows."""
     text = " ".join(text.split())[:300]
     if sqlstate is None or sqlstate.startswith(_LOST):
         return StoreUncertain(f"the connection to PostgreSQL was lost: {text}")
-    if sqlstate in ("42P01", "42703"):
+    if sqlstate in ("42P01", "42703") or (sqlstate == "42883" and "semel_" in text):
         return NotMigrated(
             f"the database has no Semel tables of this version ({text}): run `semel migrate postgresql://…`"
         )

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import psycopg
-from psycopg.adapt import Dumper
+from psycopg.adapt import AdaptersMap, Dumper
 from psycopg.pq import Format
 
 from semel.errors import SemelError
 from semel.sql.connections.postgres_errors import Refused, from_sqlstate
 from semel.sql.program import Rows, Statement
 
-__all__ = ["AsyncPsycopgConnection", "PsycopgConnection", "named_error"]
+__all__ = ["DRIVER_ERRORS", "AsyncPsycopgConnection", "PsycopgConnection", "named_error", "prepared", "register_arrays"]
 
 
 class PsycopgConnection:
@@ -24,15 +24,15 @@ class PsycopgConnection:
 
     def __init__(self, raw: psycopg.Connection[Any]) -> None:
         self.raw = raw
-        raw.adapters.register_dumper(_Array, _ArrayDumper)
+        register_arrays(raw.adapters)
 
     def execute(self, statement: Statement) -> Rows:
         try:
-            text, values = _prepared(statement)
+            text, values = prepared(statement)
             cursor = self.raw.execute(text, values or None, binary=True)
             # Not by `description`: that makes an object per column, at half the price of the whole statement.
             return cursor.fetchall() if cursor.rownumber is not None else ()
-        except _ERRORS as error:
+        except DRIVER_ERRORS as error:
             raise named_error(error) from error
 
 
@@ -43,14 +43,14 @@ class AsyncPsycopgConnection:
 
     def __init__(self, raw: psycopg.AsyncConnection[Any]) -> None:
         self.raw = raw
-        raw.adapters.register_dumper(_Array, _ArrayDumper)
+        register_arrays(raw.adapters)
 
     async def execute(self, statement: Statement) -> Rows:
         try:
-            text, values = _prepared(statement)
+            text, values = prepared(statement)
             cursor = await self.raw.execute(text, values or None, binary=True)
             return await cursor.fetchall() if cursor.rownumber is not None else ()
-        except _ERRORS as error:
+        except DRIVER_ERRORS as error:
             raise named_error(error) from error
 
 
@@ -103,14 +103,20 @@ class _ArrayDumper(Dumper):
         return data
 
 
-def _prepared(statement: Statement) -> tuple[Any, list[Any]]:
+def register_arrays(adapters: AdaptersMap) -> None:
+    """Let a connection, or a cursor, take the arrays of our statements."""
+    adapters.register_dumper(_Array, _ArrayDumper)
+
+
+def prepared(statement: Statement) -> tuple[Any, list[Any]]:
+    """Text and values for the driver."""
     arrays = statement.query.arrays
     text, names = statement.query.rendered("format")
     params = statement.params
     return text, [_Array(arrays[name], params[name]) if name in arrays else params[name] for name in names]
 
 
-_ERRORS: Final = (psycopg.Error, UnicodeError, OverflowError, ValueError, struct.error)
+DRIVER_ERRORS: Final = (psycopg.Error, UnicodeError, OverflowError, ValueError, struct.error)
 """What the driver raises, and what cannot even be put into its words: a lone surrogate, a NUL, a number too large."""
 
 

@@ -7,23 +7,29 @@ from dataclasses import replace
 from typing import Any, Final
 
 from semel.core.ops import (
+    Abandoned,
     Claim,
     Claimed,
     Complete,
+    Count,
     Existing,
     Lookup,
     Op,
+    Page,
     Record,
     Release,
     Renew,
     Resolve,
+    Resumable,
     SaveStep,
     Sweep,
     Swept,
 )
+from semel.core.semantics import may_take_over, same_request, state_at
 from semel.core.states import State, Takeover
 from semel.core.values import value
 from semel.errors import StoreUnavailable
+from semel.sql.batches import batch
 from semel.sql.program import Program, Query, load_queries
 
 __all__ = ["CHANNEL", "Watch", "program"]
@@ -42,40 +48,9 @@ _TRIES: Final = 10
 """How often an Op that lost a race looks again before it gives up."""
 
 
-PENDING: Final = object()
-"""The answer of an Op that has none yet."""
-
-
 def program(ops: Sequence[Op[Any]], answers: list[Any] | None = None) -> Program[list[Any]]:
-    """All Ops of a batch. Those of one kind go out as one statement; those of one record keep their order.
-
-    ``answers`` is filled in as they come: when the program breaks off, what is answered there is committed.
-    """
-    if answers is None:
-        answers = [PENDING] * len(ops)
-    for group in _groups(ops):
-        # Rows are locked in the order they are given in: the same for all, so that two batches cannot deadlock.
-        group.sort(key=lambda i: ops[i].id)
-        found = yield from _PROGRAMS[type(ops[group[0]])]([ops[i] for i in group])
-        for i, answer in zip(group, found, strict=True):
-            answers[i] = answer
-    return answers
-
-
-def _groups(ops: Sequence[Op[Any]]) -> list[list[int]]:
-    """Positions of Ops of one kind, no id twice in a group: a statement can touch a row only once."""
-    groups: list[list[int]] = []
-    open_group: dict[type[Op[Any]], int] = {}
-    last_seen: dict[bytes, int] = {}
-    for i, op in enumerate(ops):
-        kind = type(op)
-        at = open_group.get(kind, -1)
-        if at <= last_seen.get(op.id, -1):
-            at = open_group[kind] = len(groups)
-            groups.append([])
-        groups[at].append(i)
-        last_seen[op.id] = at
-    return groups
+    """All Ops of a batch; ``answers`` is filled in as they come."""
+    return batch(ops, answers, _PROGRAMS)
 
 
 def _claims(ops: list[Claim]) -> Program[list[Any]]:
@@ -116,7 +91,7 @@ def _claims(ops: list[Claim]) -> Program[list[Any]]:
                 del left[id]
                 continue
             op = left[id]
-            state = _state(stored, takeover, lease_left, expires_in)
+            state = state_at(stored, takeover, lease_left, expires_in)
             record = Record(
                 id,
                 state,
@@ -136,7 +111,7 @@ def _claims(ops: list[Claim]) -> Program[list[Any]]:
                 if steps:
                     resumed.append((id, origin))
                 del left[id]
-            elif state is State.ABSENT or (state is State.ABANDONED and _same_request(op, fingerprint)):
+            elif state is State.ABSENT or (state is State.ABANDONED and same_request(fingerprint, op.fingerprint)):
                 silent.append((op, record, takeover))
             else:
                 answers[id] = Existing(record)
@@ -150,19 +125,6 @@ def _claims(ops: list[Claim]) -> Program[list[Any]]:
     raise StoreUnavailable(f"a record changed {_TRIES} times while it was being claimed")
 
 
-def _same_request(op: Claim, fingerprint: bytes) -> bool:
-    return not op.fingerprint or not fingerprint or op.fingerprint == fingerprint
-
-
-def _state(stored: int, takeover: int, lease_left: float, expires_in: float) -> State:
-    """The state now, of what is written and what the clock makes of it."""
-    state = _STATES[stored]
-    if state is State.RUNNING and lease_left <= 0:
-        state = State.ABANDONED
-    gone = state is State.DONE or (state is State.ABANDONED and takeover == Takeover.RETRY)
-    return State.ABSENT if gone and expires_in <= 0 else state
-
-
 def _take(
     silent: list[tuple[Claim, Record, int]], left: dict[bytes, Claim], answers: dict[bytes, Claimed | Existing]
 ) -> Program[list[tuple[bytes, int]]]:
@@ -171,8 +133,8 @@ def _take(
     """
     expired = [(op, record) for op, record, _ in silent if record.state is State.ABSENT]
     abandoned = [(op, record, takeover) for op, record, takeover in silent if record.state is State.ABANDONED]
-    taken = [(op, record) for op, record, takeover in abandoned if _may_take_over(op, takeover)]
-    refused = {op.id: record for op, record, takeover in abandoned if not _may_take_over(op, takeover)}
+    taken = [(op, record) for op, record, takeover in abandoned if may_take_over(takeover, op.takeover)]
+    refused = {op.id: record for op, record, takeover in abandoned if not may_take_over(takeover, op.takeover)}
     resumed: list[tuple[bytes, int]] = []
     for query, pairs in ((_Q["replace"], expired), (_Q["take_over"], taken)):
         if not pairs:
@@ -202,11 +164,6 @@ def _take(
     return resumed
 
 
-def _may_take_over(op: Claim, takeover: int) -> bool:
-    """Both must allow a plain re-run; a claimer that can find out what happened may always look."""
-    return op.takeover == Takeover.RECOVER or (op.takeover == Takeover.RETRY and takeover == Takeover.RETRY)
-
-
 def _resume(resumed: list[tuple[bytes, int]], answers: dict[bytes, Claimed | Existing]) -> Program[None]:
     """The steps of attempts that were taken over. Only their owner writes steps, and that is us now."""
     steps: dict[bytes, list[tuple[str, bytes]]] = {}
@@ -218,9 +175,6 @@ def _resume(resumed: list[tuple[bytes, int]], answers: dict[bytes, Claimed | Exi
         answer = answers[id]
         assert isinstance(answer, Claimed)
         answers[id] = Claimed(answer.token, answer.attempt, tuple(found))
-
-
-_STATES: Final = {1: State.RUNNING, 2: State.DONE, 3: State.UNKNOWN}
 
 
 def _held(rows: Sequence[Sequence[Any]], ops: Sequence[Op[Any]]) -> list[bool]:
@@ -292,7 +246,7 @@ def _lookups(ops: list[Lookup]) -> Program[list[Any]]:
             operation,
             key,
         ) = row
-        state = _state(stored, takeover, lease_left, expires_in)
+        state = state_at(stored, takeover, lease_left, expires_in)
         if state is not State.ABSENT:
             found[id] = Record(
                 id, state, token, attempt, fingerprint, snapshot, lease_left, age, expires_in, tenant, operation, key
@@ -334,6 +288,35 @@ def _sweeps(ops: list[Sweep]) -> Program[list[Any]]:
     return answers
 
 
+def _counts(ops: list[Count]) -> Program[list[Any]]:
+    answers = []
+    for op in ops:
+        if op.tenant:
+            rows = yield _Q["count"](tenant=op.tenant, most=op.limit)
+        else:
+            rows = yield _Q["count_without_tenant"](most=op.limit)
+        answers.append(rows[0][0])
+    return answers
+
+
+def _inputs(ops: list[Resumable]) -> Program[list[Any]]:
+    answers = []
+    for op in ops:
+        rows = yield _Q["inputs"](after=op.after, most=op.limit)
+        found = []
+        for id, stored, takeover, token, attempt, fingerprint, lease_left, age, expires_in, *names, input in rows:
+            if stored != State.RUNNING or takeover == Takeover.REJECT or input is None or names[1] not in op.operations:
+                continue
+            state = state_at(stored, takeover, lease_left, expires_in)
+            if state is State.ABANDONED:
+                record = Record(id, state, token, attempt, fingerprint, None, lease_left, age, expires_in, *names)
+                found.append(Abandoned(record, input))
+        if any(row[1] in (None, State.DONE) for row in rows):
+            yield _Q["forget_inputs"](after=op.after, last=rows[-1][0])
+        answers.append(Page(tuple(found), rows[-1][0] if len(rows) == op.limit else None))
+    return answers
+
+
 @value
 class Watch(Op["float | None"]):
     """Ask to be told on the channel when the record is no longer running; the seconds its lease has left, or None."""
@@ -355,5 +338,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Lookup: _lookups,
     Resolve: _resolutions,
     Sweep: _sweeps,
+    Count: _counts,
+    Resumable: _inputs,
     Watch: _watches,
 }

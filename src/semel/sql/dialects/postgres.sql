@@ -78,7 +78,8 @@ ORDER BY id, position
 
 -- name: renew (writes)
 WITH given AS (SELECT * FROM unnest(:ids::bytea[], :tokens::bigint[], :leases::float8[]) AS g (id, token, lease))
-UPDATE semel_record r SET lease_end = {{now}} + g.lease * interval '1 second'
+-- Never sooner than it would have ended.
+UPDATE semel_record r SET lease_end = greatest(r.lease_end, {{now}} + g.lease * interval '1 second')
 FROM given g WHERE r.id = g.id AND r.token = g.token AND r.state = 1
 RETURNING r.id
 
@@ -113,9 +114,10 @@ gone AS (
 SELECT id, CASE WHEN awaited THEN {{notify}} END FROM gone
 
 -- name: yield_lease (writes)
+-- A new token, so that a renewal still on its way finds its own stale.
 WITH given AS (SELECT * FROM unnest(:ids::bytea[], :tokens::bigint[]) AS g (id, token)),
 yielded AS (
-    UPDATE semel_record r SET lease_end = {{now}}
+    UPDATE semel_record r SET lease_end = {{now}}, token = greatest(r.token + 1, {{token}})
     FROM given g WHERE r.id = g.id AND r.token = g.token AND r.state = 1
     RETURNING r.id, r.awaited
 )
@@ -147,6 +149,43 @@ SELECT id, state, token, attempt, fingerprint, snapshot,
        extract(epoch FROM {{now}} - created)::float8,
        extract(epoch FROM expires - {{now}})::float8, takeover, tenant, operation, key
 FROM semel_record WHERE id = ANY (:ids::bytea[])
+
+-- name: count (reads)
+-- A tenant's live records, no more than :most of them are looked at.
+SELECT count(*)::integer FROM (
+    SELECT 1 FROM semel_record
+    WHERE tenant = :tenant::text AND tenant <> ''
+      AND (expires > {{now}} OR state = 3 OR (state = 1 AND (lease_end > {{now}} OR takeover <> 0)))
+    LIMIT :most::integer
+) AS live
+
+-- name: count_without_tenant (reads)
+-- Those of no tenant are in no index of their own. "sweep_after" is about when a record expires: a few that live longer
+-- than their claim asked for are left out.
+SELECT count(*)::integer FROM (
+    SELECT 1 FROM semel_record WHERE sweep_after > {{now}} AND tenant = '' LIMIT :most::integer
+) AS live
+
+-- name: inputs (reads)
+-- What resumable operations were called with, page by page; the value of those that were abandoned.
+SELECT s.id, r.state, r.takeover, r.token, r.attempt, r.fingerprint,
+       extract(epoch FROM r.lease_end - {{now}})::float8,
+       extract(epoch FROM {{now}} - r.created)::float8,
+       extract(epoch FROM r.expires - {{now}})::float8,
+       r.tenant, r.operation, r.key, CASE WHEN r.state = 1 AND r.lease_end <= {{now}} THEN s.value END
+FROM (
+    SELECT id, origin, value FROM semel_step
+    WHERE name = '~input' AND id > :after::bytea ORDER BY id LIMIT :most::integer
+) AS s
+LEFT JOIN semel_record AS r ON r.id = s.id AND r.origin = s.origin
+ORDER BY s.id
+
+-- name: forget_inputs (writes)
+-- Of a page, those that nobody will ask for: what is done stays done.
+DELETE FROM semel_step AS s
+WHERE s.name = '~input' AND s.id > :after::bytea AND s.id <= :last::bytea AND NOT EXISTS (
+    SELECT 1 FROM semel_record AS r WHERE r.id = s.id AND r.origin = s.origin AND r.state <> 2
+)
 
 -- name: resolve_done (writes)
 WITH finished AS (

@@ -11,20 +11,25 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from semel.core.ops import (
+    Abandoned,
     Claim,
     Claimed,
     Complete,
+    Count,
     Existing,
     Lookup,
     Op,
+    Page,
     Record,
     Release,
     Renew,
     Resolve,
+    Resumable,
     SaveStep,
     Sweep,
     Swept,
 )
+from semel.core.semantics import may_take_over, same_request, state_at
 from semel.core.states import State, Takeover
 from semel.errors import StoreUnavailable
 from semel.sql.program import Program, load_queries
@@ -63,7 +68,7 @@ def claim(op: Claim, clock: Clock) -> Program[Claimed | Existing]:
                 origin,
                 steps,
             ) = rows[0]
-            state = _state(stored, lease_end, expires, takeover, now)
+            state = state_at(stored, takeover, lease_end - now, expires - now)
             if state is State.RUNNING and nonce == op.nonce:
                 return Claimed(token, attempt, (yield from _steps(op.id, origin, steps)))
             record = Record(
@@ -78,9 +83,9 @@ def claim(op: Claim, clock: Clock) -> Program[Claimed | Existing]:
             if won:
                 return Claimed(won[0][0], 1)
             continue
-        if state is not State.ABANDONED or (op.fingerprint and fingerprint and op.fingerprint != fingerprint):
+        if state is not State.ABANDONED or not same_request(fingerprint, op.fingerprint):
             return Existing(record)
-        if op.takeover == Takeover.RECOVER or (op.takeover == Takeover.RETRY and takeover == Takeover.RETRY):
+        if may_take_over(takeover, op.takeover):
             won = yield _Q["take_over"](
                 id=op.id, token=token, takeover=op.takeover, now=clock(), nonce=op.nonce, lease=_micros(op.lease),
                 ttl=_micros(op.ttl),
@@ -96,16 +101,6 @@ def _steps(id: bytes, origin: int, steps: int) -> Program[tuple[tuple[str, bytes
     if not steps:
         return ()
     return tuple((name, value) for name, value in (yield _Q["steps"](id=id, origin=origin)))
-
-
-def _state(stored: int, lease_end: int, expires: int, takeover: int, now: int) -> State:
-    if stored == State.RUNNING:
-        if lease_end > now:
-            return State.RUNNING
-        return State.ABSENT if expires <= now and takeover == Takeover.RETRY else State.ABANDONED
-    if stored == State.DONE:
-        return State.DONE if expires > now else State.ABSENT
-    return State.UNKNOWN
 
 
 def renew(op: Renew, clock: Clock) -> Program[bool]:
@@ -146,7 +141,7 @@ def lookup(op: Lookup, clock: Clock) -> Program[Record | None]:
         0
     ]
     now = clock()
-    state = _state(stored, lease_end, expires, takeover, now)
+    state = state_at(stored, takeover, lease_end - now, expires - now)
     if state is State.ABSENT:
         return None
     return Record(
@@ -187,6 +182,33 @@ def sweep(op: Sweep, clock: Clock) -> Program[Swept]:
     return Swept(len(gone), len(unknown))
 
 
+def count(op: Count, clock: Clock) -> Program[int]:
+    if op.tenant:
+        rows = yield _Q["count"](tenant=op.tenant, now=clock(), most=op.limit)
+    else:
+        rows = yield _Q["count_without_tenant"](now=clock(), most=op.limit)
+    found: int = rows[0][0]
+    return found
+
+
+def resumable(op: Resumable, clock: Clock) -> Program[Page]:
+    now = clock()
+    rows = yield _Q["inputs"](after=op.after, now=now, most=op.limit)
+    found = []
+    for id, stored, takeover, token, attempt, fingerprint, lease_end, created, expires, *names, value in rows:
+        if stored != State.RUNNING or takeover == Takeover.REJECT or value is None or names[1] not in op.operations:
+            continue
+        if state_at(stored, takeover, lease_end - now, expires - now) is State.ABANDONED:
+            record = Record(
+                id, State.ABANDONED, token, attempt, fingerprint, None, (lease_end - now) / 1e6, (now - created) / 1e6,
+                (expires - now) / 1e6, *names,
+            )  # fmt: skip
+            found.append(Abandoned(record, value))
+    if any(row[1] in (None, State.DONE) for row in rows):
+        yield _Q["forget_inputs"](after=op.after, last=rows[-1][0])
+    return Page(tuple(found), rows[-1][0] if len(rows) == op.limit else None)
+
+
 _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
     Claim: claim,
     Renew: renew,
@@ -196,6 +218,8 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
     Lookup: lookup,
     Resolve: resolve,
     Sweep: sweep,
+    Count: count,
+    Resumable: resumable,
 }
 
 

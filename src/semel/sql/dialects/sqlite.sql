@@ -37,7 +37,9 @@ UPDATE semel_record SET state = 3 WHERE id = :id AND token = :token AND state = 
 SELECT name, value FROM semel_step WHERE id = :id AND origin = :origin ORDER BY position
 
 -- name: renew (writes)
-UPDATE semel_record SET lease_end = :now + :lease WHERE id = :id AND token = :token AND state = 1 RETURNING 1
+-- Never sooner than it would have ended.
+UPDATE semel_record SET lease_end = max(lease_end, :now + :lease)
+WHERE id = :id AND token = :token AND state = 1 RETURNING 1
 
 -- name: complete (writes)
 UPDATE semel_record SET state = 2, snapshot = :snapshot, lease_end = :now, expires = :now + :ttl
@@ -50,7 +52,9 @@ SELECT 1 FROM semel_record WHERE id = :id AND token = :token AND state = 2
 DELETE FROM semel_record WHERE id = :id AND token = :token AND state IN (1, 3) RETURNING steps
 
 -- name: yield_lease (writes)
-UPDATE semel_record SET lease_end = :now WHERE id = :id AND token = :token AND state = 1 RETURNING 1
+-- A new token, so that a renewal still on its way finds its own stale.
+UPDATE semel_record SET lease_end = :now, token = max(token + 1, :now)
+WHERE id = :id AND token = :token AND state = 1 RETURNING 1
 
 -- name: give_up (writes)
 UPDATE semel_record SET state = 3 WHERE id = :id AND token = :token AND state IN (1, 3) RETURNING 1
@@ -68,6 +72,38 @@ DELETE FROM semel_step WHERE id = :id
 -- name: lookup (reads)
 SELECT state, token, attempt, fingerprint, snapshot, lease_end, created, expires, takeover, tenant, operation, key
 FROM semel_record WHERE id = :id
+
+-- name: count (reads)
+-- A tenant's live records, no more than :most of them are looked at.
+SELECT count(*) FROM (
+    SELECT 1 FROM semel_record
+    WHERE tenant = :tenant AND tenant <> ''
+      AND (expires > :now OR state = 3 OR (state = 1 AND (lease_end > :now OR takeover <> 0)))
+    LIMIT :most
+)
+
+-- name: count_without_tenant (reads)
+-- Those of no tenant are in no index of their own. "sweep_after" is about when a record expires: a few that live longer
+-- than their claim asked for are left out.
+SELECT count(*) FROM (SELECT 1 FROM semel_record WHERE sweep_after > :now AND tenant = '' LIMIT :most)
+
+-- name: inputs (reads)
+-- What resumable operations were called with, page by page; the value of those that were abandoned.
+SELECT s.id, r.state, r.takeover, r.token, r.attempt, r.fingerprint, r.lease_end, r.created, r.expires, r.tenant,
+       r.operation, r.key, CASE WHEN r.state = 1 AND r.lease_end <= :now THEN s.value END
+FROM (
+    SELECT id, origin, value FROM semel_step WHERE name = '~input' AND id > :after ORDER BY id LIMIT :most
+) AS s
+LEFT JOIN semel_record AS r ON r.id = s.id AND r.origin = s.origin
+ORDER BY s.id
+
+-- name: forget_inputs (writes)
+-- Of a page, those that nobody will ask for: what is done stays done.
+DELETE FROM semel_step
+WHERE name = '~input' AND id > :after AND id <= :last AND NOT EXISTS (
+    SELECT 1 FROM semel_record AS r
+    WHERE r.id = semel_step.id AND r.origin = semel_step.origin AND r.state <> 2
+)
 
 -- name: resolve_done (writes)
 UPDATE semel_record SET

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from semel.core.ops import Op
-from semel.core.policy import Duration, seconds
-from semel.errors import SemelError, StoreUncertain
+from semel.core.policy import Duration
+from semel.errors import StoreUncertain
 from semel.sql import migrations
 from semel.sql.dialects import postgres as dialect
 from semel.sql.program import run_async
-from semel.stores.combining import AsyncCombiner
+from semel.sql.units import AsyncUnit, adopt_unit
+from semel.stores.aio_combining import AsyncCombiner
 from semel.stores.postgres.drivers import Driver, DriverName, driver_named
 from semel.stores.postgres.settings import (
     CONNECT_TIMEOUT,
@@ -22,8 +23,8 @@ from semel.stores.postgres.settings import (
     PATIENCE,
     TIMEOUT,
     Settings,
-    Trip,
 )
+from semel.stores.trips import AsyncTripLane
 
 __all__ = ["AsyncPostgresStore", "check_async", "migrate_async"]
 
@@ -33,7 +34,7 @@ R = TypeVar("R")
 async def migrate_async(url: str, *, driver: DriverName | None = None) -> list[str]:
     """Make or update the tables; answers what was applied. Safe to run in many processes at once."""
     chosen = driver_named(driver)
-    connection = await chosen.connect(Settings(url, 1, 600.0, CONNECT_TIMEOUT, 0.0))
+    connection = await chosen.connect(Settings.for_migration(url))
     try:
         return await migrations.migrate_async(connection, migrations.POSTGRES)
     finally:
@@ -43,40 +44,25 @@ async def migrate_async(url: str, *, driver: DriverName | None = None) -> list[s
 async def check_async(url: str, *, driver: DriverName | None = None) -> None:
     """Raise NotMigrated or SchemaDrift unless the tables are exactly the ones the migrations make."""
     chosen = driver_named(driver)
-    connection = await chosen.connect(Settings(url, 1, 600.0, CONNECT_TIMEOUT, 0.0))
+    connection = await chosen.connect(Settings.for_migration(url))
     try:
         await migrations.check_async(connection, migrations.POSTGRES)
     finally:
         await chosen.close(connection)
 
 
-class _Lane:
+class _Lane(AsyncTripLane):
     """One connection, opened when first needed and opened again when lost."""
 
     def __init__(self, settings: Settings, driver: Driver) -> None:
+        super().__init__(settings.patience)
         self._settings = settings
         self._driver = driver
         self._connection: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._down = False
 
-    async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        trip = Trip(ops, 0.0 if self._down else self._settings.patience)
-        while left := trip.begin():
-            try:
-                await self._once(left, trip.found)
-                self._down = False
-            except SemelError as error:
-                if trip.apart(error):
-                    for at, op in trip.unanswered():
-                        trip.found[at] = (await self.run([op]))[0]
-                    continue
-                pause = trip.pause_after(error)
-                if pause is None:
-                    self._down = self._connection is None
-                elif pause:
-                    await asyncio.sleep(pause)
-        return trip.answers
+    def _is_open(self) -> bool:
+        return self._connection is not None
 
     async def _once(self, ops: Sequence[Op[Any]], found: list[Any]) -> None:
         loop = asyncio.get_running_loop()
@@ -171,6 +157,9 @@ class _Listener:
 class AsyncPostgresStore:
     """A store in PostgreSQL, for one event loop. Connections are opened when first needed."""
 
+    counts = True
+    resumes = True
+
     def __init__(
         self,
         url: str,
@@ -186,13 +175,7 @@ class AsyncPostgresStore:
 
         :param driver: ``"asyncpg"`` or ``"psycopg"``; by default the former where it is installed.
         """
-        settings = Settings(
-            url,
-            lanes,
-            seconds(timeout, "timeout"),
-            seconds(connect_timeout, "connect_timeout"),
-            seconds(patience, "patience"),
-        )
+        settings = Settings(url, lanes, timeout, connect_timeout, patience)
         chosen = driver_named(driver)
         self.wakes = listen
         self._listener = _Listener(settings, chosen)
@@ -215,6 +198,10 @@ class AsyncPostgresStore:
                 await asyncio.wait([gate], timeout=max(0.0, min(seconds, lease_left, LISTEN_AGAIN)))
         finally:
             self._listener.leave(id, gate)
+
+    def adopt(self, conn: object) -> AsyncUnit:
+        """The caller's connection as a unit of work: its records are written in the caller's transaction."""
+        return adopt_unit(conn, "postgresql", awaited=True)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         await self._listener.stop()

@@ -72,24 +72,14 @@ class Asyncpg:
 class AsyncPsycopg:
     async def connect(self, settings: Settings) -> AsyncConnection:
         import psycopg
-        from psycopg.conninfo import conninfo_to_dict
 
         from semel.sql.connections.psycopg import AsyncPsycopgConnection
 
+        wanted = settings.for_psycopg()
         try:
-            given = conninfo_to_dict(settings.url).get("options") or ""
-        except psycopg.Error:
-            raise unreadable() from None
-        try:
-            raw = await psycopg.AsyncConnection.connect(
-                settings.url,
-                autocommit=True,
-                connect_timeout=max(2, int(settings.connect_timeout)),
-                options=settings.options(given),
-            )
+            raw = await psycopg.AsyncConnection.connect(**wanted)
         except psycopg.Error as error:
             raise unreachable(error) from error
-        raw.prepare_threshold = 1
         return AsyncPsycopgConnection(raw)
 
     def is_closed(self, connection: Any) -> bool:

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from semel.core.ops import Op
-from semel.core.policy import Duration, seconds
+from semel.core.policy import Duration
 from semel.engine.forking import survive_forks
 from semel.errors import MissingDependency, SemelError
 from semel.sql import migrations
 from semel.sql.dialects import postgres as dialect
 from semel.sql.program import run
+from semel.sql.units import Unit, adopt_unit
 from semel.stores.combining import Combiner
 from semel.stores.postgres.settings import (
     CONNECT_TIMEOUT,
@@ -27,11 +28,10 @@ from semel.stores.postgres.settings import (
     PATIENCE,
     TIMEOUT,
     Settings,
-    Trip,
     unreachable,
-    unreadable,
 )
 from semel.stores.postgres.threads import Listener, Watchdog
+from semel.stores.trips import TripLane
 
 if TYPE_CHECKING:
     from semel.sql.connections.psycopg import PsycopgConnection
@@ -44,31 +44,21 @@ R = TypeVar("R")
 def connect(settings: Settings) -> PsycopgConnection:
     try:
         import psycopg
-        from psycopg.conninfo import conninfo_to_dict
 
         from semel.sql.connections.psycopg import PsycopgConnection
     except ImportError as error:
         raise MissingDependency("psycopg", "postgres") from error
+    wanted = settings.for_psycopg()
     try:
-        given = conninfo_to_dict(settings.url).get("options") or ""
-    except psycopg.Error:
-        raise unreadable() from None
-    try:
-        raw = psycopg.connect(
-            settings.url,
-            autocommit=True,
-            connect_timeout=max(2, int(settings.connect_timeout)),
-            options=settings.options(given),
-        )
+        raw = psycopg.connect(**wanted)
     except psycopg.Error as error:
         raise unreachable(error) from error
-    raw.prepare_threshold = 1
     return PsycopgConnection(raw)
 
 
 def migrate(url: str) -> list[str]:
     """Make or update the tables; answers what was applied. Safe to run in many processes at once."""
-    connection = connect(Settings(url, 1, 600.0, CONNECT_TIMEOUT, 0.0))
+    connection = connect(Settings.for_migration(url))
     try:
         return migrations.migrate(connection, migrations.POSTGRES)
     finally:
@@ -77,24 +67,22 @@ def migrate(url: str) -> list[str]:
 
 def check(url: str) -> None:
     """Raise NotMigrated or SchemaDrift unless the tables are exactly the ones the migrations make."""
-    connection = connect(Settings(url, 1, 600.0, CONNECT_TIMEOUT, 0.0))
+    connection = connect(Settings.for_migration(url))
     try:
         migrations.check(connection, migrations.POSTGRES)
     finally:
         connection.raw.close()
 
 
-class _Lane:
+class _Lane(TripLane):
     """One connection, opened when first needed, opened again when lost, and by a forked child."""
 
-    gathers = True
-
     def __init__(self, settings: Settings, watchdog: Watchdog) -> None:
+        super().__init__(settings.patience)
         self._settings = settings
         self._watchdog = watchdog
         self._connection: PsycopgConnection | None = None
         self._left_behind: list[Any] = []
-        self._down = False
         self.overdue_at = float("inf")
         survive_forks(self._forked)
 
@@ -102,24 +90,10 @@ class _Lane:
         # Kept and never closed here: closing it would end the parent's session.
         self._left_behind.append(self._connection)
         self._connection = None
+        self.overdue_at = float("inf")  # the trip in hand is the parent's
 
-    def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        trip = Trip(ops, 0.0 if self._down else self._settings.patience)
-        while left := trip.begin():
-            try:
-                self._once(left, trip.found)
-                self._down = False
-            except SemelError as error:
-                if trip.apart(error):
-                    for at, op in trip.unanswered():
-                        trip.found[at] = self.run([op])[0]
-                    continue
-                pause = trip.pause_after(error)
-                if pause is None:
-                    self._down = self._connection is None
-                elif pause:
-                    time.sleep(pause)
-        return trip.answers
+    def _is_open(self) -> bool:
+        return self._connection is not None
 
     def _once(self, ops: Sequence[Op[Any]], found: list[Any]) -> None:
         connection = self._open()
@@ -158,6 +132,9 @@ class _Lane:
 class PostgresStore:
     """A store in PostgreSQL, for threads. Connections are opened when first needed."""
 
+    counts = True
+    resumes = True
+
     def __init__(
         self,
         url: str,
@@ -175,13 +152,7 @@ class PostgresStore:
         :param patience: how long a lost connection is sought again before an Op fails.
         :param listen: be woken by LISTEN/NOTIFY when waiting (one more connection); False polls, as behind PgBouncer.
         """
-        settings = Settings(
-            url,
-            lanes,
-            seconds(timeout, "timeout"),
-            seconds(connect_timeout, "connect_timeout"),
-            seconds(patience, "patience"),
-        )
+        settings = Settings(url, lanes, timeout, connect_timeout, patience)
         _require_psycopg()
         self.wakes = listen
         self._watchdog = Watchdog()
@@ -205,6 +176,10 @@ class PostgresStore:
                 gate.acquire(timeout=max(0.0, min(seconds, lease_left, LISTEN_AGAIN)))
         finally:
             self._listener.leave(id, gate)
+
+    def adopt(self, conn: object) -> Unit:
+        """The caller's connection as a unit of work: its records are written in the caller's transaction."""
+        return adopt_unit(conn, "postgresql", awaited=False)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self._listener.stop()

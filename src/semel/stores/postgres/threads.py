@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["Listener", "Watchdog"]
 
 
+def renewed(event: threading.Event) -> threading.Event:
+    """The event for a forked child: a thread of the parent may hold the old one's lock, and never lets go here."""
+    fresh = threading.Event()
+    if event.is_set():
+        fresh.set()
+    return fresh
+
+
 class Overdue(Protocol):
     """A lane, as the watchdog sees it."""
 
@@ -38,6 +46,7 @@ class Watchdog:
     def _forked(self) -> None:
         self._started = False
         self._lock = threading.Lock()
+        self._stop = renewed(self._stop)
 
     def watch(self, lane: Overdue) -> None:
         self._lanes.add(lane)
@@ -78,6 +87,7 @@ class Listener:
         self._gates = {}
         self._lock = threading.Lock()
         self._hears = threading.Event()
+        self._stop = renewed(self._stop)
         self._started = False
 
     def listen(self, seconds: float) -> bool:

@@ -110,6 +110,10 @@ class Proof:
     """Only for stores that declare a wake-up."""
     keeps_expired: bool
     """Not for stores that remove expired records by themselves."""
+    counts: bool
+    """Only for stores that declare that they count."""
+    resumes: bool
+    """Only for stores that declare that they list what can be resumed."""
 
     def __str__(self) -> str:
         return self.name
@@ -122,9 +126,18 @@ class Family:
         self.name = name
         self.proofs: list[Proof] = []
 
-    def __call__(self, *, second: bool = False, wakes: bool = False, keeps_expired: bool = False) -> Callable[[F], F]:
+    def __call__(
+        self,
+        *,
+        second: bool = False,
+        wakes: bool = False,
+        keeps_expired: bool = False,
+        counts: bool = False,
+        resumes: bool = False,
+    ) -> Callable[[F], F]:
         def add(script: F) -> F:
-            self.proofs.append(Proof(self.name, script.__name__, script, second, wakes, keeps_expired))
+            needs = (second, wakes, keeps_expired, counts, resumes)
+            self.proofs.append(Proof(self.name, script.__name__, script, *needs))
             return script
 
         return add

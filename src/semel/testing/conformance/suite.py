@@ -16,12 +16,14 @@ from semel.engine.ports import AsyncStore, Store
 from semel.testing.conformance.families import (
     batch,
     claim,
+    count,
     expiry,
     fencing,
     lease,
     race,
     replay,
     resolve,
+    resume,
     steps,
     sweep,
     values,
@@ -36,7 +38,22 @@ F = TypeVar("F", bound=Callable[..., None])
 
 FAMILIES = tuple(
     module.FAMILY
-    for module in (claim, lease, fencing, replay, expiry, steps, resolve, sweep, values, batch, race, wakeup)
+    for module in (
+        claim,
+        lease,
+        fencing,
+        replay,
+        expiry,
+        steps,
+        resolve,
+        sweep,
+        values,
+        batch,
+        race,
+        wakeup,
+        count,
+        resume,
+    )
 )
 
 
@@ -70,6 +87,10 @@ def play_async(
     asyncio.run(main())
 
 
+def _declared(store: Store | AsyncStore) -> tuple[bool, bool, bool]:
+    return store.wakes, getattr(store, "counts", False), getattr(store, "resumes", False)
+
+
 def _each(family: str) -> Callable[[F], F]:
     (found,) = [each for each in FAMILIES if each.name == family]
     mark: Callable[[F], F] = pytest.mark.parametrize("proof", found.proofs, ids=str)
@@ -83,6 +104,10 @@ class _Suite:
     """Whether two stores opened by ``open_store`` see the same records, as two processes would."""
     wakes: ClassVar[bool] = False
     """Whether the store is to be woken by changes: must say the same as the store's own ``wakes``."""
+    counts: ClassVar[bool] = False
+    """Whether the store counts a tenant's live records: must say the same as the store's own ``counts``."""
+    resumes: ClassVar[bool] = False
+    """Whether the store lists what can be resumed: must say the same as the store's own ``resumes``."""
     forgets_expired: ClassVar[bool] = False
     """Whether the store removes expired records by itself (a server-side TTL), so that there is nothing to sweep."""
     examples: ClassVar[int] = 40
@@ -106,6 +131,10 @@ class _Suite:
             pytest.skip("the store is not shared between instances")
         if proof.wakes and not self.wakes:
             pytest.skip("the store declares no wake-up")
+        if proof.counts and not self.counts:
+            pytest.skip("the store does not declare that it counts")
+        if proof.resumes and not self.resumes:
+            pytest.skip("the store does not declare that it lists what can be resumed")
         if proof.keeps_expired and self.forgets_expired:
             pytest.skip("the store removes expired records by itself")
         self._play(proof, open_store, clock)
@@ -154,6 +183,14 @@ class _Suite:
     def test_race(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
         self._prove(proof, open_store, clock)
 
+    @_each("count")
+    def test_count(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+    @_each("resume")
+    def test_resume(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+        self._prove(proof, open_store, clock)
+
     @_each("wakeup")
     def test_wakeup(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
         self._prove(proof, open_store, clock)
@@ -165,11 +202,11 @@ class StoreSuite(_Suite):
     def _play(self, proof: Proof, open_store: Callable[[], Store], clock: Clock | None) -> None:
         play(proof, open_store, shared=self.shared, clock=clock)
 
-    def test_declares_its_wake_up(self, open_store: Callable[[], Store]) -> None:
+    def test_declares_what_it_can_do(self, open_store: Callable[[], Store]) -> None:
         store = open_store()
-        declared = store.wakes
+        declared = _declared(store)
         store.close()
-        assert declared is self.wakes, "the suite's wakes must be the store's own"
+        assert declared == (self.wakes, self.counts, self.resumes), "the suite must say what the store says"
 
     def test_model(self, open_store: Callable[[], Store], clock: Clock | None) -> None:
         pytest.importorskip("hypothesis")
@@ -184,14 +221,14 @@ class AsyncStoreSuite(_Suite):
     def _play(self, proof: Proof, open_store: Callable[[], AsyncStore], clock: Clock | None) -> None:
         play_async(proof, open_store, shared=self.shared, clock=clock)
 
-    def test_declares_its_wake_up(self, open_store: Callable[[], AsyncStore]) -> None:
-        async def ask() -> bool:
+    def test_declares_what_it_can_do(self, open_store: Callable[[], AsyncStore]) -> None:
+        async def ask() -> tuple[bool, bool, bool]:
             store = open_store()
-            declared = store.wakes
+            declared = _declared(store)
             await store.close()
             return declared
 
-        assert asyncio.run(ask()) is self.wakes, "the suite's wakes must be the store's own"
+        assert asyncio.run(ask()) == (self.wakes, self.counts, self.resumes), "the suite must say what the store says"
 
     def test_model(self, open_store: Callable[[], AsyncStore], clock: Clock | None) -> None:
         pytest.importorskip("hypothesis")

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from semel.core.ops import FOREVER, Complete, Lookup, Release, Renew, SaveStep
 from semel.core.states import State, Takeover
-from semel.testing.conformance.phrases import abandoned, assert_unchanged, claim, done, running, shown, unknown, won
+from semel.testing.conformance.phrases import (
+    abandoned,
+    assert_owner_is_refused,
+    assert_unchanged,
+    claim,
+    done,
+    running,
+    shown,
+    unknown,
+    won,
+)
 from semel.testing.conformance.script import LIVE, PAST_SHORT, SHORT, TTL, Family, Script, new_id
 
 FAMILY = Family("lease")
@@ -30,11 +40,33 @@ def a_renewed_lease_outlives_its_first_end() -> Script:
 
 
 @FAMILY()
-def a_renewal_may_make_it_shorter() -> Script:
+def a_renewal_never_makes_it_shorter() -> Script:
+    """One that was late on its way, or asks for less, must not end what is held."""
     id, claimed = yield from running()
     assert (yield Renew(id, claimed.token, SHORT)) is True
     yield PAST_SHORT
-    assert (yield Lookup(id)).state is State.ABANDONED
+    record = yield from shown(claim(id), State.RUNNING)
+    assert (record.token, record.attempt) == (claimed.token, 1)
+    assert record.lease_left > SHORT
+
+
+@FAMILY()
+def a_late_renewal_cannot_revive_what_was_let_go() -> Script:
+    """A keeper's renewal may arrive after the release: the key must be free at once, not after another lease."""
+    for to in (State.ABANDONED, State.UNKNOWN, State.ABSENT):
+        id, first = yield from running()
+        assert (yield SaveStep(id, first.token, "charge", b"1", 0)) is True
+        assert (yield Release(id, first.token, to)) is True
+        before = yield Lookup(id)
+        assert (yield Renew(id, first.token, 50 * TTL)) is False
+        yield from assert_unchanged(id, before)
+
+
+@FAMILY()
+def what_was_let_go_takes_no_further_word_of_its_owner() -> Script:
+    id, first = yield from running()
+    assert (yield Release(id, first.token, State.ABANDONED)) is True
+    yield from assert_owner_is_refused(id, first.token)
     assert (yield from won(claim(id))).attempt == 2
 
 
@@ -152,7 +184,7 @@ def let_go_with_its_steps_the_next_try_takes_over_at_once() -> Script:
     assert (yield SaveStep(id, first.token, "charge", b"1", 0)) is True
     assert (yield Release(id, first.token, State.ABANDONED)) is True
     record = yield Lookup(id)
-    assert (record.state, record.token) == (State.ABANDONED, first.token)
+    assert record.state is State.ABANDONED
     second = yield from won(claim(id))
     assert (second.attempt, second.steps) == (2, (("charge", b"1"),))
     assert second.token > first.token

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from semel.core.ops import FOREVER, Complete, Lookup, Renew
+from semel.core.ops import FOREVER, Complete, Lookup, Release, Renew
 from semel.core.states import State
 from semel.testing.conformance.phrases import claim, running, shown, won
 from semel.testing.conformance.script import TTL, Elsewhere, Family, Script, new_id
@@ -73,7 +73,7 @@ def any_fingerprint_comes_back() -> Script:
 def fingerprints_are_told_apart_to_the_last_byte() -> Script:
     id = new_id()
     claimed = yield from won(claim(id, fingerprint=b"f" * 16))
-    assert (yield Renew(id, claimed.token, 0.000_001)) is True
+    assert (yield Release(id, claimed.token, State.ABANDONED)) is True
     for other in (b"f" * 15, b"f" * 17, b"f" * 15 + b"\x00", b"F" * 16, b"\x00"):
         yield from shown(claim(id, fingerprint=other), State.ABANDONED)
     assert (yield from won(claim(id, fingerprint=b"f" * 16))).attempt == 2
@@ -100,7 +100,8 @@ def tokens_are_exact() -> Script:
 @FAMILY()
 def any_duration_is_taken() -> Script:
     for seconds in (0.000_001, 0.001, 0.5, 1, 86400.0, 1e9 + 0.123456, FOREVER):
-        id, claimed = yield from running()
+        id = new_id()
+        claimed = yield from won(claim(id, lease=0.000_001))
         assert (yield Renew(id, claimed.token, seconds)) is True
         record = yield Lookup(id)
         assert seconds - 60 < record.lease_left <= seconds

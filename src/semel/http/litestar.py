@@ -1,0 +1,198 @@
+"""Litestar: a plugin that installs the middleware, and ``@action()`` on a handler, below the route's own decorator.
+
+::
+
+    app = Litestar([pay], plugins=[SemelPlugin(guard=guard, tenant=lambda request: request.user.id)])
+
+    @post("/payments")
+    @action(ttl="24h")
+    async def pay(data: Payment, op: AsyncOperation) -> Receipt: ...
+
+The claim is made after guards, dependencies and the validation of the data, just before the function runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, Final, TypeAlias, TypeVar, cast
+from urllib.parse import unquote
+
+from semel.engine.aio import AsyncSemel
+from semel.errors import ConfigurationError, MissingDependency, PolicyError
+from semel.http.asgi import Idempotency, current_responder
+from semel.http.asgi_messages import App, Receive, Scope, Send
+from semel.http.conditional import check_match, etag
+from semel.http.endpoints import protect
+from semel.http.inventory import Endpoint, declared_rule, exempted
+from semel.http.openapi_litestar import document_litestar
+from semel.http.rules import Action, Conditional, Exempt, Natural, Rule
+
+try:
+    from litestar import Litestar, Request, Response
+    from litestar.background_tasks import BackgroundTask
+    from litestar.config.app import AppConfig
+    from litestar.exceptions import HTTPException
+    from litestar.handlers import HTTPRouteHandler
+    from litestar.handlers.base import BaseRouteHandler
+    from litestar.plugins.base import InitPlugin, ReceiveRoutePlugin
+    from litestar.routes import BaseRoute, HTTPRoute
+except ImportError as error:
+    raise MissingDependency("litestar", "litestar") from error
+
+__all__ = [
+    "Action", "Conditional", "Natural", "SemelPlugin", "action", "check_match", "conditional", "endpoints", "etag",
+    "exempt", "natural",
+]  # fmt: skip
+
+F = TypeVar("F", bound=Callable[..., Any])
+TenantResolver: TypeAlias = "Callable[[Request[Any, Any, Any]], str | Awaitable[str | None] | None]"
+_EXPOSED: Final = ("Idempotency-Key", "Idempotent-Replayed", "Retry-After", "Link")
+
+
+class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
+    """``Litestar(…, plugins=[SemelPlugin(guard=guard, tenant=…)])``"""
+
+    def __init__(self, *, guard: AsyncSemel, tenant: TenantResolver | None = None, docs: str | None = None) -> None:
+        """
+        :param tenant: whose request it is, from Litestar's request, when guards and dependencies have run; its result
+            scopes the keys. It may be an ``async def``.
+        :param docs: a page that explains the errors; linked from them.
+        """
+        self.tenant = tenant
+        self.middleware = Idempotency(_nothing, guard=guard, tenant=tenant and self._tenant, docs=docs)
+        self._exposed: list[str] = []
+
+    def on_app_init(self, app_config: AppConfig) -> AppConfig:
+        """Put the middleware around all others, and tell of our headers where CORS and OpenAPI do."""
+        if sum(isinstance(plugin, SemelPlugin) for plugin in app_config.plugins) > 1:
+            raise ConfigurationError("SemelPlugin is installed in this app already: one guard for one app")
+        app_config.middleware.insert(0, cast(Any, self._around))
+        app_config.on_startup.append(self._report)
+        if app_config.cors_config is not None:  # Litestar answers CORS outside of all middlewares
+            self._exposed = list(dict.fromkeys([*app_config.cors_config.expose_headers, *_EXPOSED]))
+            app_config.cors_config = dataclasses.replace(app_config.cors_config, expose_headers=self._exposed)
+        document_litestar(app_config, endpoints, self.middleware.guard, self.middleware.docs)
+        return app_config
+
+    def receive_route(self, route: BaseRoute) -> None:
+        """Find out at start-up what would leave a declared handler without protection, or make its replay an error."""
+        for handler in route.route_handlers if isinstance(route, HTTPRoute) else ():
+            rule = declared_rule(handler.fn)
+            if rule is None or isinstance(rule, Exempt):
+                continue
+            if handler.has_sync_callable:
+                raise ConfigurationError(f"{handler}: a plain def would block the event loop; add sync_to_thread=True")
+            if isinstance(rule, Action):
+                if handler.cache:
+                    raise ConfigurationError(f"{handler}: cache= answers without a claim; leave it out")
+                if (name := rule.replayed_header.decode("latin-1").title()) not in self._exposed:
+                    self._exposed.append(name)
+            _let_answers_pass(handler)
+
+    def _around(self, app: App) -> Idempotency:
+        """The middleware around one route; they share all but that."""
+        around = copy.copy(self.middleware)
+        around._reported = True  # the hook at start-up does it, for all of them
+
+        async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                _see_whole_path(scope)
+            await app(scope, receive, send)
+
+        around.app = inside
+        return around
+
+    def _report(self, app: Litestar) -> None:
+        self.middleware.known = lambda: endpoints(app)
+        self.middleware.report()
+
+    def _tenant(self, scope: Any) -> str | Awaitable[str | None] | None:
+        return self.tenant(Request(scope)) if self.tenant is not None else None
+
+
+def action(base: Action | None = None, **settings: Any) -> Callable[[F], F]:
+    """Declare a handler that needs a key and happens once for it. Settings of ``Action`` and of ``Policy``."""
+    return _declare(Action.declared(base, **settings))
+
+
+def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F], F]:
+    """Declare a handler that changes only what is as the caller knows it (If-Match): see ``check_match``."""
+    return _declare(Conditional.declared(base, **settings))
+
+
+def natural(**settings: Any) -> Callable[[F], F]:
+    """Declare a handler whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
+    return _declare(Natural(**settings))
+
+
+def exempt(reason: str) -> Callable[[F], F]:
+    """Declare that a handler is left alone, and why: only the report at start-up is silenced."""
+    return lambda function: exempted(_below_the_route(function), reason)
+
+
+def endpoints(app: Litestar) -> list[Endpoint]:
+    """All routes of the app, with what they are declared to be."""
+    return [
+        Endpoint(method, route.path_format, declared_rule(handler.fn), _name(handler))
+        for route in app.routes
+        if isinstance(route, HTTPRoute)
+        for method, (handler, _) in sorted(route.route_handler_map.items())
+        if method != "OPTIONS"  # which Litestar answers by itself
+    ]
+
+
+def _declare(rule: Rule) -> Callable[[F], F]:
+    return lambda function: protect(_below_the_route(function), rule, _Blank, _refused)
+
+
+def _below_the_route(function: F) -> F:
+    if isinstance(function, BaseRouteHandler):
+        raise PolicyError(f"{function}: put the route's decorator on top, @post(…), and this one below it")
+    return function
+
+
+class _Blank(Response[None]):
+    """Takes the place of a handler's answer; the middleware sends the real one."""
+
+    def __init__(self) -> None:
+        # A task of its own, in the place of the route's background task, which belongs to the first answer.
+        super().__init__(None, status_code=204, background=BackgroundTask(_nothing))
+
+
+def _refused(status: int) -> HTTPException:
+    return HTTPException(status_code=status, detail=HTTPStatus(status).phrase)
+
+
+async def _nothing(*_: Any) -> None: ...
+
+
+def _let_answers_pass(handler: HTTPRouteHandler) -> None:
+    """A return DTO takes apart what the function returns; what stands for that on a replay is left whole."""
+    dto = handler.resolve_return_dto()
+    if dto is None or getattr(dto, "__semel_passes__", False):
+        return
+
+    def data_to_encodable_type(self: Any, data: Any) -> Any:
+        return data if isinstance(data, _Blank) else encode(self, data)
+
+    encode = dto.data_to_encodable_type
+    passing = {"data_to_encodable_type": data_to_encodable_type, "__semel_passes__": True}
+    handler._resolved_return_dto = type(dto.__name__, (dto,), passing)
+
+
+def _see_whole_path(scope: Scope) -> None:
+    """Litestar cuts the path where it mounts an application: the same rest below two mounts is two operations."""
+    path, raw = scope["path"], scope.get("raw_path")
+    whole = unquote(raw.partition(b"?")[0]) if raw else path
+    if whole.rstrip("/") != path.rstrip("/") and (responder := current_responder()) is not None:
+        scope["path"] = whole
+        _ = responder.exchange  # which keeps the path that it is made with
+        scope["path"] = path
+
+
+def _name(handler: HTTPRouteHandler) -> str:
+    function = getattr(handler.fn, "func", handler.fn)  # in a thread
+    return handler.name or str(getattr(function, "__name__", ""))

@@ -1,0 +1,67 @@
+"""What went wrong below a layer that wraps its driver's errors (SQLAlchemy, Django), and what is only a conflict.
+
+No driver is imported: they all carry a SQLSTATE, or are sqlite3's own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from typing import Final
+
+from semel.errors import SemelError, StoreUnavailable
+from semel.sql.connections import sqlite
+from semel.sql.connections.postgres_errors import Refused, from_sqlstate
+
+__all__ = ["driver_error", "is_conflict", "sqlstate"]
+
+_CONFLICTS: Final = frozenset({"40001", "40P01"})  # serialization failure, deadlock
+_NAMES_LOST: Final = ("OperationalError", "InterfaceError", "InternalError")
+_DEPTH: Final = 8
+"""How far a chain of causes is followed."""
+
+
+def driver_error(error: BaseException, dialect: str) -> SemelError:
+    """The error of our tree for a wrapped one."""
+    for cause in _chain(error):
+        if isinstance(cause, sqlite3.Error):
+            return sqlite.named_error(cause)
+        code = sqlstate(cause)
+        if code is not None:
+            return from_sqlstate(code, str(cause))
+    text = " ".join(str(error).split())[:300]
+    if dialect == "postgresql" and any(type(cause).__name__ in _NAMES_LOST for cause in _chain(error)):
+        return from_sqlstate(None, text)
+    if dialect == "postgresql":
+        return Refused(f"the driver cannot send this: {text}")
+    return StoreUnavailable(f"the database refused: {text}")
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether the transaction failed only because of others, so that running it again is the cure."""
+    return any(
+        sqlstate(cause) in _CONFLICTS
+        or (isinstance(cause, sqlite3.Error) and _busy(getattr(cause, "sqlite_errorname", "")))
+        for cause in _chain(error)
+    )
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """The SQLSTATE that an error of a PostgreSQL driver carries."""
+    code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return code if isinstance(code, str) else None
+
+
+def _busy(name: object) -> bool:
+    return isinstance(name, str) and name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it wraps (SQLAlchemy's ``orig``), and what it was raised from (Django)."""
+    found: BaseException | None = error
+    for _ in range(_DEPTH):
+        if found is None:
+            return
+        yield found
+        inner = getattr(found, "orig", None)
+        found = inner if isinstance(inner, BaseException) else found.__cause__

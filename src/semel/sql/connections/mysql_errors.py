@@ -1,0 +1,50 @@
+"""The error numbers of MySQL and MariaDB in our words, for every driver."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.errors import NotMigrated, SemelError, StoreUnavailable, StoreUncertain
+from semel.sql.connections.refusals import Contended, Refused, Unreachable
+
+__all__ = ["from_number", "unreachable"]
+
+_CONTENDED: Final = frozenset({1205, 1213, 1020})  # lock wait time-out, deadlock, changed since it was read
+_LOST: Final = frozenset({
+    0,  # the drivers' own: the connection is closed
+    2006, 2013, 2014, 2055,  # gone away, lost, out of sync
+    1053, 1077, 1078, 1079,  # the server is going down
+    1152, 1158, 1159, 1160, 1161, 1184, 4031,  # aborted, net errors, disconnected for being idle
+    1927, 3169,  # someone ended the connection
+})  # fmt: skip
+_READ_ONLY: Final = frozenset({1290, 1836, 1792})
+_FULL: Final = frozenset({1021, 1114, 1030, 3675})
+_TOO_LONG: Final = frozenset({1969, 3024, 1317})  # the server's time limit, or someone stopped the statement
+
+
+def from_number(number: int | None, text: str) -> SemelError:
+    """The error of our tree for an error number; without one the connection broke and nobody knows."""
+    text = " ".join(text.split())[:300]
+    if number is None or number in _LOST:
+        return StoreUncertain(f"the connection to MySQL was lost: {text}")
+    if number == 1180:
+        return StoreUncertain(f"MySQL does not say whether it committed: {text}")
+    if number in (1146, 1054):
+        return NotMigrated(f"the database has no Semel tables of this version ({text}): run `semel migrate mysql://…`")
+    if number in _CONTENDED:
+        return Contended(f"MySQL could not finish because of others ({number}): {text}")
+    if number in _READ_ONLY:
+        return StoreUnavailable(f"MySQL is read-only here (a replica?): {text}")
+    if number in _FULL:
+        return StoreUnavailable(f"MySQL's disk or table space is full; nothing was stored: {text}")
+    if number in _TOO_LONG:
+        return StoreUnavailable(f"MySQL took too long and was stopped; nothing was stored: {text}")
+    if number == 1047:
+        return StoreUnavailable(f"this node of the cluster does not accept statements now: {text}")
+    return Refused(f"MySQL refused ({number}): {text}")
+
+
+def unreachable(error: BaseException) -> StoreUnavailable:
+    """No connection could be opened."""
+    text = " ".join(str(error.args[1] if len(error.args) > 1 else error).split())[:300] or type(error).__name__
+    return Unreachable(f"MySQL cannot be reached: {text}")

@@ -1,0 +1,19 @@
+"""Three ways of "not stored", for whoever tries again: because of others, because of the statement, never reached."""
+
+from __future__ import annotations
+
+from semel.errors import StoreUnavailable
+
+__all__ = ["Contended", "Refused", "Unreachable"]
+
+
+class Contended(StoreUnavailable):
+    """Rolled back because of others; the same statement may simply be sent again."""
+
+
+class Refused(StoreUnavailable):
+    """The statement was refused, by the server or by the driver: something in it is wrong, the connection is fine."""
+
+
+class Unreachable(StoreUnavailable):
+    """No connection could be opened, so nothing was sent."""

@@ -1,0 +1,315 @@
+"""MySQL and MariaDB: Ops of one kind as one packet, so that concurrent Ops share a round trip.
+
+Neither shows what an UPDATE changed. An Op that travels alone is told by the number of rows touched; of several, those
+that are still held are locked and listed first, in the same packet. Whether a claim was won is told by its nonce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from semel.core.ops import (
+    Abandoned,
+    Claim,
+    Claimed,
+    Complete,
+    Count,
+    Existing,
+    Lookup,
+    Op,
+    Page,
+    Record,
+    Release,
+    Renew,
+    Resolve,
+    Resumable,
+    SaveStep,
+    Sweep,
+    Swept,
+)
+from semel.core.semantics import may_take_over, same_request, state_at
+from semel.core.states import State, Takeover
+from semel.errors import StoreUnavailable
+from semel.sql.batches import batch
+from semel.sql.packets import Packet, Piece
+from semel.sql.program import Program, Query, Rows, load_queries
+
+__all__ = ["program"]
+
+_LEFT: Final = (
+    "TIMESTAMPDIFF(MICROSECOND, {{now}}, lease_end), TIMESTAMPDIFF(MICROSECOND, created, {{now}}), "
+    "TIMESTAMPDIFF(MICROSECOND, {{now}}, expires)"
+)
+_COLUMNS: Final = f"id, state, takeover, token, attempt, nonce, origin, steps, fingerprint, snapshot, {_LEFT}"
+_EXPIRED: Final = (
+    "expires <= {{now}} AND (state = 2 OR (state = 1 AND lease_end <= {{now}} AND takeover = 0))"  # counts as absent
+)
+
+
+def _queries(now: str) -> dict[str, Query]:
+    queries = load_queries(
+        "semel.sql.dialects",
+        "mysql.sql",
+        columns=_COLUMNS,
+        left=_LEFT,
+        expired=_EXPIRED,
+        token="TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {{now}})",
+        now=now,
+    )
+    returning = f"{queries['claim'].sql} RETURNING {_COLUMNS.replace('{{now}}', now)}"
+    return {**queries, "claim_returning": Query("claim_returning", returning, True)}
+
+
+_Q: Final = _queries("UTC_TIMESTAMP(6)")
+_SHARED: Final = _queries("CAST(@semel_now AS DATETIME(6))")
+"""The same for packets whose statements share one moment, which ``clock`` takes."""
+_TRIES: Final = 10
+"""How often an Op that lost a race looks again before it gives up."""
+
+
+def program(ops: Sequence[Op[Any]], answers: list[Any] | None = None, *, returning: bool) -> Program[list[Any]]:
+    """All Ops of a batch; ``answers`` is filled in as they come.
+
+    :param returning: whether the server has INSERT … RETURNING: MariaDB does, MySQL does not.
+    """
+    return batch(ops, answers, _PROGRAMS | {Claim: partial(_claims, returning=returning)})
+
+
+def _micros(seconds: float) -> int:
+    return round(seconds * 1_000_000)
+
+
+def _claims(ops: list[Claim], *, returning: bool) -> Program[list[Any]]:
+    answers: dict[bytes, Claimed | Existing] = {}
+    left = {op.id: op for op in ops}
+    resumed: list[dict[str, Any]] = []
+    for _ in range(_TRIES):
+        given = [_claim_row(op) for op in left.values()]
+        if returning:
+            rows = yield Packet(Piece(_Q["claim_returning"], given))
+        else:
+            rows = yield Packet(Piece(_Q["clock"]), Piece(_SHARED["claim"], given), Piece(_SHARED["look"], given))
+        silent = _judge(rows, left, answers, resumed)
+        if silent:
+            # Who loses a race against another claimer stays in `left`.
+            _judge((yield _take(silent)), left, answers, resumed)
+        if not left:
+            if resumed:
+                yield from _resume(resumed, answers)
+            return [answers[op.id] for op in ops]
+    raise StoreUnavailable(f"a record changed {_TRIES} times while it was being claimed")
+
+
+def _claim_row(op: Claim, token: int = 0) -> dict[str, Any]:
+    return {
+        "id": op.id, "token": token, "nonce": op.nonce, "fingerprint": op.fingerprint, "lease": _micros(op.lease),
+        "ttl": _micros(op.ttl), "takeover": op.takeover, "tenant": op.tenant, "operation": op.operation, "key": op.key,
+    }  # fmt: skip
+
+
+def _judge(
+    rows: Rows, left: dict[bytes, Claim], answers: dict[bytes, Claimed | Existing], resumed: list[dict[str, Any]]
+) -> list[tuple[Claim, State, int, int]]:
+    """Answer what can be answered; the rest is to be replaced, taken over or refused: (claim, state, takeover, token).
+
+    A record that is not among the rows went away meanwhile, and is asked for again.
+    """
+    silent: list[tuple[Claim, State, int, int]] = []
+    for row in rows:
+        id, stored, takeover, token, attempt, nonce, origin, steps, fingerprint, snapshot, lease, age, expires = row
+        op = left[id]
+        state = state_at(stored, takeover, lease, expires)
+        if state is State.RUNNING and nonce == op.nonce:
+            answers[id] = Claimed(token, attempt)
+            if steps:
+                resumed.append({"id": id, "origin": origin})
+            del left[id]
+        elif state is State.ABSENT or (state is State.ABANDONED and same_request(fingerprint, op.fingerprint)):
+            silent.append((op, state, takeover, token))
+        else:
+            record = Record(
+                id, state, token, attempt, fingerprint, snapshot, lease / 1e6, age / 1e6, expires / 1e6, op.tenant,
+                op.operation, op.key,
+            )  # fmt: skip
+            answers[id] = Existing(record)
+            del left[id]
+    return silent
+
+
+def _take(silent: list[tuple[Claim, State, int, int]]) -> Packet:
+    """Replace what has expired, take over what was abandoned, refuse what may not be, and look at what stands there."""
+    given: dict[str, list[dict[str, Any]]] = {"replace": [], "take_over": [], "refuse": []}
+    for op, state, takeover, token in silent:
+        if state is State.ABSENT:
+            given["replace"].append(_claim_row(op, token))
+        else:
+            given["take_over" if may_take_over(takeover, op.takeover) else "refuse"].append(_claim_row(op, token))
+    changes = [Piece(_SHARED[name], rows) for name, rows in given.items() if rows]
+    return Packet(Piece(_Q["clock"]), *changes, Piece(_SHARED["look"], [{"id": op.id} for op, *_ in silent]))
+
+
+def _resume(resumed: list[dict[str, Any]], answers: dict[bytes, Claimed | Existing]) -> Program[None]:
+    """The steps of attempts that were taken over. Only their owner writes steps, and that is us now."""
+    steps: dict[bytes, list[tuple[str, bytes]]] = {}
+    for id, name, saved in (yield Packet(Piece(_Q["steps"], resumed))):
+        steps.setdefault(id, []).append((name.decode(), saved))
+    for id, found in steps.items():
+        answer = answers[id]
+        assert isinstance(answer, Claimed)
+        answers[id] = Claimed(answer.token, answer.attempt, tuple(found))
+
+
+def _moved(name: str, rows: list[dict[str, Any]], state: State) -> Program[set[bytes]]:
+    """The owners' moves of one kind; answers whose token was the newest. ``state`` is where they may be but RUNNING."""
+    piece = Piece(_Q[name], rows)
+    if len(rows) == 1:
+        touched = (yield Packet(piece))[0][0]
+        return {rows[0]["id"]} if touched else set()
+    return {row[0] for row in (yield Packet.whole(Piece(_Q["held"], rows, state=state), piece))}
+
+
+def _renewals(ops: list[Renew]) -> Program[list[Any]]:
+    rows = [{"id": op.id, "token": op.token, "lease": _micros(op.lease)} for op in ops]
+    held = yield from _moved("renew", rows, State.RUNNING)
+    return [op.id in held for op in ops]
+
+
+def _completions(ops: list[Complete]) -> Program[list[Any]]:
+    rows = [{"id": op.id, "token": op.token, "snapshot": op.snapshot, "ttl": _micros(op.ttl)} for op in ops]
+    held = yield from _moved("complete", rows, State.UNKNOWN)
+    left = [row for row in rows if row["id"] not in held]
+    if left:
+        held.update(row[0] for row in (yield Packet(Piece(_Q["completed"], left))))
+    return [op.id in held for op in ops]
+
+
+def _releases(ops: list[Release]) -> Program[list[Any]]:
+    held: set[bytes] = set()
+    for to, move in _RELEASES.items():
+        rows = [{"id": op.id, "token": op.token} for op in ops if op.to is to]
+        if rows:
+            held |= yield from move(rows)
+    return [op.id in held for op in ops]
+
+
+def _removed(rows: list[dict[str, Any]]) -> Program[set[bytes]]:
+    held = Piece(_Q["held"], rows, state=State.UNKNOWN)
+    gone = yield Packet.whole(held, Piece(_Q["forget_steps_of_held"], rows), Piece(_Q["release"], rows))
+    return {row[0] for row in gone}
+
+
+_RELEASES: Final[dict[State, Callable[[list[dict[str, Any]]], Program[set[bytes]]]]] = {
+    State.ABSENT: _removed,
+    State.ABANDONED: partial(_moved, "yield_lease", state=State.RUNNING),
+    State.UNKNOWN: partial(_moved, "give_up", state=State.UNKNOWN),
+}
+
+
+def _saved_steps(ops: list[SaveStep]) -> Program[list[Any]]:
+    answers = []
+    for op in ops:
+        held = Piece(_Q["held"], [{"id": op.id, "token": op.token}], state=State.RUNNING)
+        step = {"id": op.id, "token": op.token, "name": op.name.encode(), "position": op.position, "value": op.value}
+        rows = yield Packet.whole(
+            held, Piece(_Q["count_step"], id=op.id, token=op.token), Piece(_Q["save_step"], **step)
+        )
+        answers.append(bool(rows))
+    return answers
+
+
+def _lookups(ops: list[Lookup]) -> Program[list[Any]]:
+    found: dict[bytes, Record] = {}
+    for row in (yield Packet(Piece(_Q["lookup"], [{"id": op.id} for op in ops]))):
+        id, stored, token, attempt, fingerprint, snapshot, lease, age, expires, takeover, tenant, operation, key = row
+        state = state_at(stored, takeover, lease, expires)
+        if state is not State.ABSENT:
+            found[id] = Record(
+                id, state, token, attempt, fingerprint, snapshot, lease / 1e6, age / 1e6, expires / 1e6, tenant,
+                operation, key,
+            )  # fmt: skip
+    return [found.get(op.id) for op in ops]
+
+
+def _resolutions(ops: list[Resolve]) -> Program[list[Any]]:
+    answers = []
+    for op in ops:
+        answers.append((yield from _resolve(op)))
+    return answers
+
+
+def _resolve(op: Resolve) -> Program[State]:
+    for _ in range(_TRIES):
+        record = (yield from _lookups([Lookup(op.id)]))[0]
+        if record is None:
+            return State.ABSENT
+        state: State = record.state
+        if state is State.DONE or (state is State.RUNNING and not op.force):
+            return state
+        if op.snapshot is None:
+            changed = bool((yield from _removed([{"id": op.id, "token": record.token}])))
+        else:
+            done = Piece(_Q["resolve_done"], id=op.id, token=record.token, snapshot=op.snapshot, ttl=_micros(op.ttl))
+            changed = bool((yield Packet(done))[0][0])
+        if changed:
+            return state
+    raise StoreUnavailable(f"the record changed {_TRIES} times while it was being resolved")
+
+
+def _sweeps(ops: list[Sweep]) -> Program[list[Any]]:
+    answers = []
+    for op in ops:
+        # One transaction over three packets: what another has locked is passed over, and what is found stays ours.
+        dead = yield Packet(Piece(_Q["dead"], most=op.limit), begins=True)
+        pieces = [Piece(_Q["forget_steps"], [{"id": id} for id, steps in dead if steps])] if _any_steps(dead) else []
+        if dead:
+            pieces.append(Piece(_Q["remove"], [{"id": id} for id, _ in dead]))
+        silent = yield Packet(*pieces, Piece(_Q["silent"], most=op.limit - len(dead)))
+        marks = [Piece(_Q["mark_unknown"], [{"id": id} for (id,) in silent])] if silent else []
+        yield Packet(*marks, ends=True)
+        answers.append(Swept(len(dead), len(silent)))
+    return answers
+
+
+def _any_steps(dead: Rows) -> bool:
+    return any(steps for _, steps in dead)
+
+
+def _counts(ops: list[Count]) -> Program[list[Any]]:
+    answers = []
+    for op in ops:
+        rows = yield Packet(Piece(_Q["count"], tenant=op.tenant, most=op.limit))
+        answers.append(rows[0][0])
+    return answers
+
+
+def _inputs(ops: list[Resumable]) -> Program[list[Any]]:
+    answers = []
+    for op in ops:
+        rows = yield Packet(Piece(_Q["inputs"], after=op.after, most=op.limit))
+        found = []
+        for id, stored, takeover, token, attempt, fingerprint, lease, age, expires, *names, input in rows:
+            if stored != State.RUNNING or takeover == Takeover.REJECT or input is None or names[1] not in op.operations:
+                continue
+            state = state_at(stored, takeover, lease, expires)
+            if state is State.ABANDONED:
+                times = lease / 1e6, age / 1e6, expires / 1e6
+                found.append(Abandoned(Record(id, state, token, attempt, fingerprint, None, *times, *names), input))
+        if any(row[1] in (None, State.DONE) for row in rows):
+            yield Packet(Piece(_Q["forget_inputs"], after=op.after, last=rows[-1][0]))
+        answers.append(Page(tuple(found), rows[-1][0] if len(rows) == op.limit else None))
+    return answers
+
+
+_PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
+    Renew: _renewals,
+    Complete: _completions,
+    Release: _releases,
+    SaveStep: _saved_steps,
+    Lookup: _lookups,
+    Resolve: _resolutions,
+    Sweep: _sweeps,
+    Count: _counts,
+    Resumable: _inputs,
+}

@@ -1,0 +1,173 @@
+-- What Semel asks of MySQL 8 and MariaDB. [[…]] stands once for every Op of a batch, so that concurrent Ops share a round
+-- trip. Isolation is READ COMMITTED; rows are found by primary key and locked in its order, also in a small table (hence
+-- FORCE INDEX and, for DELETE, which does not heed that, a join in the order written): reading all of it instead would
+-- lock, and wait for, the rows of others. States: 1 running, 2 done,
+-- 3 unknown. Takeover: 0 retry, 1 reject, 2 recover. Times are the server's, in UTC, and given in microseconds; {{now}} is
+-- UTC_TIMESTAMP(6), or a moment that several statements share. Columns that are computed from others come before them
+-- in SET, for MySQL assigns from left to right.
+
+-- name: clock (reads)
+SET @semel_now = UTC_TIMESTAMP(6)
+
+-- name: claim (writes)
+-- The insert decides. A place that is taken is left as it is; the nonce tells who has it. MariaDB shows it by RETURNING, for
+-- MySQL "look" follows in the same packet.
+INSERT INTO semel_record (
+    id, state, takeover, attempt, token, origin, nonce, lease_end, created, expires, sweep_after,
+    fingerprint, tenant, operation, `key`
+)
+VALUES [[(
+    :id, 1, :takeover, 1, {{token}}, {{token}}, :nonce, {{now}} + INTERVAL :lease MICROSECOND, {{now}},
+    {{now}} + INTERVAL :ttl MICROSECOND, {{now}} + INTERVAL :ttl MICROSECOND,
+    :fingerprint, :tenant, :operation, :key
+)]]
+ON DUPLICATE KEY UPDATE id = semel_record.id
+
+-- name: look (reads)
+SELECT {{columns}} FROM semel_record WHERE id IN ([[:id]])
+
+-- name: replace (writes)
+-- An expired record makes room. The token tells that it is still the record that was read.
+UPDATE semel_record FORCE INDEX (PRIMARY) SET
+    origin = GREATEST(token + 1, {{token}}), token = GREATEST(token + 1, {{token}}),
+    state = 1, takeover = CASE id [[WHEN :id THEN :takeover]] END, attempt = 1,
+    nonce = CASE id [[WHEN :id THEN :nonce]] END,
+    lease_end = {{now}} + INTERVAL (CASE id [[WHEN :id THEN :lease]] END) MICROSECOND, created = {{now}},
+    expires = {{now}} + INTERVAL (CASE id [[WHEN :id THEN :ttl]] END) MICROSECOND,
+    sweep_after = {{now}} + INTERVAL (CASE id [[WHEN :id THEN :ttl]] END) MICROSECOND,
+    fingerprint = CASE id [[WHEN :id THEN :fingerprint]] END, tenant = CASE id [[WHEN :id THEN :tenant]] END,
+    operation = CASE id [[WHEN :id THEN :operation]] END, `key` = CASE id [[WHEN :id THEN :key]] END, snapshot = NULL
+WHERE id IN ([[:id]]) AND token = CASE id [[WHEN :id THEN :token]] END AND {{expired}}
+ORDER BY id
+
+-- name: take_over (writes)
+UPDATE semel_record FORCE INDEX (PRIMARY) SET
+    takeover = CASE id [[WHEN :id THEN :takeover]] END, attempt = attempt + 1,
+    token = GREATEST(token + 1, {{token}}), nonce = CASE id [[WHEN :id THEN :nonce]] END,
+    lease_end = {{now}} + INTERVAL (CASE id [[WHEN :id THEN :lease]] END) MICROSECOND,
+    expires = {{now}} + INTERVAL (CASE id [[WHEN :id THEN :ttl]] END) MICROSECOND
+WHERE id IN ([[:id]]) AND token = CASE id [[WHEN :id THEN :token]] END AND state = 1 AND lease_end <= {{now}}
+ORDER BY id
+
+-- name: refuse (writes)
+UPDATE semel_record FORCE INDEX (PRIMARY) SET state = 3
+WHERE id IN ([[:id]]) AND token = CASE id [[WHEN :id THEN :token]] END AND state = 1 AND lease_end <= {{now}}
+ORDER BY id
+
+-- name: steps (reads)
+SELECT id, name, value FROM semel_step
+WHERE id IN ([[:id]]) AND origin = CASE id [[WHEN :id THEN :origin]] END
+ORDER BY id, position
+
+-- name: held (writes)
+-- Which of them their owners still have: locked, so that what follows in the packet touches these and no others.
+SELECT id FROM semel_record FORCE INDEX (PRIMARY)
+WHERE id IN ([[:id]]) AND token = CASE id [[WHEN :id THEN :token]] END AND state IN (1, :state)
+ORDER BY id FOR UPDATE
+
+-- name: renew (writes)
+-- Never sooner than it would have ended.
+UPDATE semel_record FORCE INDEX (PRIMARY)
+SET lease_end = GREATEST(lease_end, {{now}} + INTERVAL (CASE id [[WHEN :id THEN :lease]] END) MICROSECOND)
+WHERE id IN ([[:id]]) AND token = CASE id [[WHEN :id THEN :token]] END AND state = 1
+ORDER BY id
+
+-- name: complete (writes)
+UPDATE semel_record FORCE INDEX (PRIMARY)
+SET state = 2, snapshot = CASE id [[WHEN :id THEN :snapshot]] END, lease_end = {{now}},
+    expires = {{now}} + INTERVAL (CASE id [[WHEN :id THEN :ttl]] END) MICROSECOND
+WHERE id IN ([[:id]]) AND token = CASE id [[WHEN :id THEN :token]] END AND state IN (1, 3)
+ORDER BY id
+
+-- name: completed (reads)
+-- Said before by the same owner, whose answer was lost on the way.
+SELECT id FROM semel_record
+WHERE id IN ([[:id]]) AND token = CASE id [[WHEN :id THEN :token]] END AND state = 2
+
+-- name: forget_steps_of_held (writes)
+DELETE s FROM ([[SELECT :id AS id, :token AS token]]) AS g
+STRAIGHT_JOIN semel_record AS r FORCE INDEX (PRIMARY) ON r.id = g.id AND r.token = g.token
+STRAIGHT_JOIN semel_step AS s FORCE INDEX (PRIMARY) ON s.id = r.id
+WHERE r.state IN (1, 3) AND r.steps > 0
+
+-- name: release (writes)
+DELETE r FROM ([[SELECT :id AS id, :token AS token]]) AS g
+STRAIGHT_JOIN semel_record AS r FORCE INDEX (PRIMARY) ON r.id = g.id AND r.token = g.token
+WHERE r.state IN (1, 3)
+
+-- name: yield_lease (writes)
+-- A new token, so that a renewal still on its way finds its own stale.
+UPDATE semel_record FORCE INDEX (PRIMARY) SET lease_end = {{now}}, token = GREATEST(token + 1, {{token}})
+WHERE id IN ([[:id]]) AND token = CASE id [[WHEN :id THEN :token]] END AND state = 1
+ORDER BY id
+
+-- name: give_up (writes)
+UPDATE semel_record FORCE INDEX (PRIMARY) SET state = 3
+WHERE id IN ([[:id]]) AND token = CASE id [[WHEN :id THEN :token]] END AND state IN (1, 3)
+ORDER BY id
+
+-- name: count_step (writes)
+UPDATE semel_record SET steps = steps + 1 WHERE id = :id AND token = :token AND state = 1
+
+-- name: save_step (writes)
+-- The first value of a name stays.
+INSERT INTO semel_step (id, origin, name, position, value)
+SELECT r.id, r.origin, :name, :position, :value FROM semel_record r
+WHERE r.id = :id AND r.token = :token AND r.state = 1
+ON DUPLICATE KEY UPDATE id = semel_step.id
+
+-- name: lookup (reads)
+SELECT id, state, token, attempt, fingerprint, snapshot, {{left}}, takeover, tenant, operation, `key`
+FROM semel_record WHERE id IN ([[:id]])
+
+-- name: count (reads)
+-- A tenant's live records, no more than :most of them are looked at. The collation does not see spaces at the end.
+SELECT COUNT(*) FROM (
+    SELECT 1 FROM semel_record
+    WHERE tenant = :tenant AND LENGTH(tenant) = LENGTH(:tenant)
+      AND (expires > {{now}} OR state = 3 OR (state = 1 AND (lease_end > {{now}} OR takeover <> 0)))
+    LIMIT :most
+) AS live
+
+-- name: inputs (reads)
+-- What resumable operations were called with (the step "~input"), page by page; the value of those that were abandoned.
+SELECT s.id, r.state, r.takeover, r.token, r.attempt, r.fingerprint, {{left}}, r.tenant, r.operation, r.`key`,
+       CASE WHEN r.state = 1 AND r.lease_end <= {{now}} THEN s.value END
+FROM (
+    SELECT id, origin, value FROM semel_step FORCE INDEX (semel_step_input)
+    WHERE name = x'7e696e707574' AND id > :after ORDER BY id LIMIT :most
+) AS s
+LEFT JOIN semel_record AS r ON r.id = s.id AND r.origin = s.origin
+ORDER BY s.id
+
+-- name: forget_inputs (writes)
+-- Of a page, those that nobody will ask for: what is done stays done.
+DELETE s FROM semel_step AS s FORCE INDEX (semel_step_input)
+LEFT JOIN semel_record AS r ON r.id = s.id AND r.origin = s.origin AND r.state <> 2
+WHERE s.name = x'7e696e707574' AND s.id > :after AND s.id <= :last AND r.id IS NULL
+
+-- name: resolve_done (writes)
+UPDATE semel_record
+SET state = 2, token = GREATEST(token + 1, {{token}}), snapshot = :snapshot, lease_end = {{now}},
+    expires = {{now}} + INTERVAL :ttl MICROSECOND
+WHERE id = :id AND token = :token AND state IN (1, 3)
+
+-- name: dead (writes)
+-- By this index, in its order: sorted otherwise, all that match would be locked before the limit is known.
+SELECT id, steps FROM semel_record FORCE INDEX (semel_record_sweep)
+WHERE sweep_after <= {{now}} AND {{expired}}
+ORDER BY sweep_after LIMIT :most FOR UPDATE SKIP LOCKED
+
+-- name: silent (writes)
+SELECT id FROM semel_record FORCE INDEX (semel_record_sweep)
+WHERE sweep_after <= {{now}} AND expires <= {{now}} AND state = 1 AND lease_end <= {{now}} AND takeover <> 0
+ORDER BY sweep_after LIMIT :most FOR UPDATE SKIP LOCKED
+
+-- name: forget_steps (writes)
+DELETE s FROM ([[SELECT :id AS id]]) AS g STRAIGHT_JOIN semel_step AS s FORCE INDEX (PRIMARY) ON s.id = g.id
+
+-- name: remove (writes)
+DELETE r FROM ([[SELECT :id AS id]]) AS g STRAIGHT_JOIN semel_record AS r FORCE INDEX (PRIMARY) ON r.id = g.id
+
+-- name: mark_unknown (writes)
+UPDATE semel_record FORCE INDEX (PRIMARY) SET state = 3 WHERE id IN ([[:id]])

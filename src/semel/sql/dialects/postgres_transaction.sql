@@ -1,0 +1,42 @@
+-- What the transactional mode asks of PostgreSQL, on the caller's connection. Plain values only and few words: a statement
+-- may travel in one message with BEGIN or COMMIT, and is then read and planned each time. States: 1 running, 2 done,
+-- 3 unknown.
+
+-- name: lock (writes)
+-- The function is in schema/postgres/0003_transactions.sql, with its reasons.
+SELECT semel_lock(:id, :place)
+
+-- name: steps (reads)
+SELECT name, value FROM semel_step WHERE id = :id AND origin = :origin ORDER BY position
+
+-- name: keep (writes)
+-- A plain insert: where a record stands by now it fails, and the transaction with it, so that nobody can commit an effect
+-- twice by looking away. Nobody owned it under a lease, so it has no token, and no steps that would need an origin.
+INSERT INTO semel_record (
+    id, state, takeover, attempt, token, origin, nonce, lease_end, created, expires, sweep_after, fingerprint, tenant,
+    operation, key, snapshot
+) VALUES (
+    :id, 2, :takeover, 1, 0, 0, :nonce, {{now}}, {{now}}, {{now}} + :ttl * interval '1 s',
+    {{now}} + :ttl * interval '1 s', :fingerprint, :tenant, :operation, :key, :snapshot
+)
+
+-- name: keep_instead (writes)
+-- In place of a record that has expired or was abandoned, if it is still the one that was read: the token tells. If it is
+-- not, the insert fails as above. An attempt that was taken over keeps its beginning and its steps.
+WITH gone AS (
+    DELETE FROM semel_record r WHERE r.id = :id AND r.token = :token
+    RETURNING r.token, r.origin, r.created, r.steps, r.awaited
+), made AS (
+    INSERT INTO semel_record (
+        id, state, takeover, attempt, token, origin, nonce, lease_end, created, expires, sweep_after, fingerprint,
+        tenant, operation, key, snapshot, steps
+    )
+    SELECT :id::bytea, 2, :takeover::smallint, :attempt::integer, greatest(gone.token + 1, {{token}}),
+           CASE WHEN :attempt::integer > 1 THEN coalesce(gone.origin, 0) ELSE 0 END, :nonce::bigint, {{now}},
+           CASE WHEN :attempt::integer > 1 THEN coalesce(gone.created, {{now}}) ELSE {{now}} END,
+           {{now}} + :ttl::float8 * interval '1 s', {{now}} + :ttl::float8 * interval '1 s', :fingerprint::bytea,
+           :tenant::text, :operation::text, :key::text, :snapshot::bytea, coalesce(gone.steps, 0)
+    FROM (SELECT 1) AS one LEFT JOIN gone ON true
+    RETURNING id
+)
+SELECT CASE WHEN gone.awaited THEN {{notify}} END FROM made LEFT JOIN gone ON true

@@ -1,0 +1,31 @@
+-- What the transactional mode asks of SQLite, on the caller's connection. Times are microseconds; :now is the clock of
+-- this machine. States: 1 running, 2 done, 3 unknown.
+
+-- name: lock (writes)
+-- Changes nothing. It is an update because an update takes the file's write lock, also where it finds no row: from here
+-- to the end of the transaction nobody else can write.
+UPDATE semel_record SET nonce = nonce WHERE id = :id
+RETURNING state, takeover, attempt, token, nonce, origin, steps, fingerprint, snapshot, lease_end, created, expires
+
+-- name: steps (reads)
+SELECT name, value FROM semel_step WHERE id = :id AND origin = :origin ORDER BY position
+
+-- name: keep (writes)
+INSERT INTO semel_record (
+    id, state, takeover, attempt, token, origin, nonce, lease_end, created, expires, sweep_after, fingerprint, tenant,
+    operation, key, snapshot
+)
+VALUES (
+    :id, 2, :takeover, :attempt, :now, :now, :nonce, :now, :now, :now + :ttl, :now + :ttl, :fingerprint, :tenant,
+    :operation, :key, :snapshot
+)
+
+-- name: keep_instead (writes)
+-- In place of a record that has expired or was abandoned. Behind the write lock it is still the one that was read.
+UPDATE semel_record SET
+    state = 2, takeover = :takeover, attempt = :attempt, token = max(token + 1, :now),
+    origin = CASE WHEN :attempt > 1 THEN origin ELSE max(token + 1, :now) END, nonce = :nonce, lease_end = :now,
+    created = CASE WHEN :attempt > 1 THEN created ELSE :now END, expires = :now + :ttl, sweep_after = :now + :ttl,
+    fingerprint = :fingerprint, tenant = :tenant, operation = :operation, key = :key, snapshot = :snapshot
+WHERE id = :id AND token = :token
+RETURNING 1

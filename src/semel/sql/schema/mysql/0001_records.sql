@@ -1,0 +1,39 @@
+-- Records and their steps. Times are UTC, of the server. Tables are made only where they are missing, for MySQL commits
+-- each of these statements by itself: a migration that broke off is simply run again.
+--
+-- The one unique key is the primary key, so that a claim that finds its place taken locks that row and no gap beside it.
+-- "sweep_after" is fixed when a record is claimed: a hint for the sweep; "expires" decides.
+CREATE TABLE IF NOT EXISTS semel_record (
+    id binary(16) NOT NULL,
+    state tinyint NOT NULL,
+    takeover tinyint NOT NULL,
+    attempt int NOT NULL,
+    steps int NOT NULL DEFAULT 0,
+    token bigint NOT NULL,
+    origin bigint NOT NULL,
+    nonce bigint NOT NULL,
+    lease_end datetime(6) NOT NULL,
+    created datetime(6) NOT NULL,
+    expires datetime(6) NOT NULL,
+    sweep_after datetime(6) NOT NULL,
+    fingerprint varbinary(255) NOT NULL,
+    tenant text NOT NULL,
+    operation text NOT NULL,
+    `key` varchar(255),
+    snapshot longblob,
+    PRIMARY KEY (id),
+    KEY semel_record_sweep (sweep_after),
+    KEY semel_record_tenant (tenant(64))
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Names of steps are bytes: a collation would take "a" and "a " for one. By "semel_step_input" the recoverer finds what
+-- resumable operations were called with.
+CREATE TABLE IF NOT EXISTS semel_step (
+    id binary(16) NOT NULL,
+    origin bigint NOT NULL,
+    name varbinary(1024) NOT NULL,
+    position int NOT NULL,
+    value longblob NOT NULL,
+    PRIMARY KEY (id, origin, name),
+    KEY semel_step_input (name, id)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

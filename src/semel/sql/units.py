@@ -1,0 +1,179 @@
+"""A unit of work on the caller's connection: answers the Ops of the transactional flow, in the caller's transaction.
+
+Stores that can do so hand one out (``store.adopt(conn)``). Where the connection is lost before a commit was sent,
+nothing is stored, for certain: the server rolls back what nobody can commit any more.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, Final
+
+from semel.core.semantics import Row
+from semel.core.transactional import Keep, Lock, Occupied
+from semel.errors import ConfigurationError, SemelError, StoreUnavailable, StoreUncertain, TransactionConflict
+from semel.sql.connections.adopt import AsyncLent, Dialect, Lent, adopt
+from semel.sql.connections.driver_errors import is_conflict, sqlstate
+from semel.sql.connections.postgres_errors import Contended
+from semel.sql.connections.sqlite import Busy
+from semel.sql.dialects import postgres_transaction, sqlite_transaction
+from semel.sql.program import Program, Rows
+
+__all__ = ["AsyncUnit", "Unit", "adopt_unit"]
+
+_PROGRAMS: Final[dict[str, ModuleType]] = {"postgresql": postgres_transaction, "sqlite": sqlite_transaction}
+_NAMES: Final = {"postgresql": "PostgreSQL", "sqlite": "SQLite", "mysql": "MySQL"}
+_ADVICE: Final = "nothing is stored; roll back and run the unit of work again"
+
+
+def adopt_unit(raw: object, dialect: Dialect, *, awaited: bool) -> Any:
+    """The caller's connection as a unit of work, for a store of this dialect."""
+    connection: Lent | AsyncLent = adopt(raw)
+    kind = f"{type(raw).__module__.partition('.')[0]}'s {type(raw).__name__}"
+    if connection.dialect != dialect:
+        raise ConfigurationError(
+            f"the guard's store is {_NAMES[dialect]} and {kind} is connected to {_NAMES[connection.dialect]}: "
+            "a record must be where its guard looks for it. Give the guard a store of that database"
+        )
+    if connection.awaited is not awaited:
+        guard = "AsyncSemel" if connection.awaited else "Semel"
+        raise ConfigurationError(f"{kind} is {'async' if connection.awaited else 'sync'}: use it with {guard}")
+    return AsyncUnit(connection) if connection.awaited else Unit(connection)
+
+
+class _Unit:
+    """What both share: which programs, and what an error means."""
+
+    connection: Any
+    __slots__ = ("_programs",)
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._programs = _PROGRAMS[dialect]
+
+    def require(self, own: bool) -> None:
+        """Raise unless there is a transaction to work in; or, where we are to open it, unless there is none."""
+        connection = self.connection
+        if own and connection.begun():
+            raise ConfigurationError("begin=True opens a transaction, and one is open already: leave it out")
+        if not own and not connection.in_transaction():
+            raise ConfigurationError(
+                "no transaction is open on this connection, so nothing would commit together. "
+                f"Open one: {connection.opening}; or let Semel open and commit it: begin=True"
+            )
+
+    def conflicts(self, error: BaseException) -> bool:
+        """Whether what a handler raised is the database's word that another transaction stood in its way."""
+        return isinstance(error, TransactionConflict) or is_conflict(error)
+
+    def _locking(self, error: SemelError) -> Occupied:
+        """What a failed guard means: the file is held by others, or the error that is raised."""
+        if isinstance(error, Busy) and getattr(error.__cause__, "sqlite_errorname", "") != "SQLITE_BUSY_SNAPSHOT":
+            return Occupied(error)
+        raise self._conflict(error, "the guard") from error.__cause__
+
+    def _conflict(self, error: SemelError, where: str, *, committing: bool = False) -> SemelError:
+        cause = error.__cause__
+        if isinstance(error, (Contended, Busy)) or (cause is not None and (is_conflict(cause) or _twice(cause))):
+            return TransactionConflict(f"another transaction stood in the way of {where}: {error}; {_ADVICE}")
+        if isinstance(error, StoreUncertain) and not committing:
+            return StoreUnavailable(f"{error}; the transaction went with it, and nothing was stored")
+        return error
+
+
+def _twice(error: BaseException) -> bool:
+    """Whether a record stood where we wrote ours."""
+    for cause in (error, getattr(error, "orig", None), error.__cause__):
+        if isinstance(cause, BaseException) and (
+            sqlstate(cause) == "23505"
+            or getattr(cause, "sqlite_errorname", "") in ("SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE")
+        ):
+            return True
+    return False
+
+
+class Unit(_Unit):
+    """On a sync connection."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: Lent) -> None:
+        super().__init__(connection.dialect)
+        self.connection = connection
+
+    def lock(self, op: Lock) -> Row | Occupied | None:
+        program: Program[Row | Occupied | None] = self._programs.lock(op)
+        try:
+            first = next(program)
+            rows: Rows = self.connection.begin_with(first) if op.own else self.connection.execute(first)
+            while True:
+                rows = self.connection.execute(program.send(rows))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        except SemelError as error:
+            return self._locking(error)
+
+    def keep(self, op: Keep) -> None:
+        program: Program[bool] = self._programs.keep(op)
+        try:
+            last = next(program)
+            if op.own:
+                self.connection.commit_with(last)
+            else:
+                program.send(self.connection.execute(last))
+        except StopIteration as stop:
+            if not stop.value:
+                raise TransactionConflict(f"the record changed while the handler ran; {_ADVICE}") from None
+        except SemelError as error:
+            raise self._conflict(error, "the record", committing=op.own) from error.__cause__
+
+    def finish(self) -> None:
+        """Send what the caller's layer still holds back."""
+        self.connection.finish()
+
+    def undo(self) -> None:
+        """Roll back what we opened; harmless when nothing is open."""
+        self.connection.rollback()
+
+
+class AsyncUnit(_Unit):
+    """On an async connection: the same names."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: AsyncLent) -> None:
+        super().__init__(connection.dialect)
+        self.connection = connection
+
+    async def lock(self, op: Lock) -> Row | Occupied | None:
+        program: Program[Row | Occupied | None] = self._programs.lock(op)
+        try:
+            first = next(program)
+            rows: Rows = await (self.connection.begin_with(first) if op.own else self.connection.execute(first))
+            while True:
+                rows = await self.connection.execute(program.send(rows))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        except SemelError as error:
+            return self._locking(error)
+
+    async def keep(self, op: Keep) -> None:
+        program: Program[bool] = self._programs.keep(op)
+        try:
+            last = next(program)
+            if op.own:
+                await self.connection.commit_with(last)
+            else:
+                program.send(await self.connection.execute(last))
+        except StopIteration as stop:
+            if not stop.value:
+                raise TransactionConflict(f"the record changed while the handler ran; {_ADVICE}") from None
+        except SemelError as error:
+            raise self._conflict(error, "the record", committing=op.own) from error.__cause__
+
+    async def finish(self) -> None:
+        """Send what the caller's layer still holds back."""
+        await self.connection.finish()
+
+    async def undo(self) -> None:
+        """Roll back what we opened; harmless when nothing is open."""
+        await self.connection.rollback()

@@ -1,0 +1,239 @@
+"""Resumable: abandoned operations that keep their input are found, page by page; nothing else is.
+
+For stores that declare it. Every proof has an operation of its own, so that the records of others do not matter; their
+inputs may stand between, so all pages are looked through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from semel.core.ops import INPUT, Abandoned, Claimed, Complete, Release, Resolve, Resumable, SaveStep
+from semel.core.states import State, Takeover
+from semel.testing.conformance.phrases import claim, won
+from semel.testing.conformance.script import (
+    LIVE,
+    PAST_SHORT,
+    SHORT,
+    TTL,
+    Batch,
+    Elsewhere,
+    Family,
+    Request,
+    Script,
+    Together,
+    new_id,
+)
+
+FAMILY = Family("resume")
+MOST_PAGES = 1000
+
+
+def new_operation() -> str:
+    return f"operation {new_id().hex()}"
+
+
+def began(
+    operation: str,
+    *,
+    lease: float = SHORT,
+    ttl: float = TTL,
+    takeover: Takeover = Takeover.RETRY,
+    input: bytes | None = b"input",
+) -> Generator[Request, Any, tuple[bytes, Claimed]]:
+    """An attempt that has kept its input."""
+    id = new_id()
+    claimed = yield from won(claim(id, operation=operation, lease=lease, ttl=ttl, takeover=takeover))
+    if input is not None:
+        assert (yield SaveStep(id, claimed.token, INPUT, input, 0)) is True
+    return id, claimed
+
+
+def all_pages(
+    *operations: str, limit: int = 100, elsewhere: bool = False
+) -> Generator[Request, Any, dict[bytes, Abandoned]]:
+    found: dict[bytes, Abandoned] = {}
+    after = b""
+    for _ in range(MOST_PAGES):
+        op = Resumable(operations, after, limit)
+        page = yield Elsewhere(op) if elsewhere else op
+        for each in page.found:
+            assert each.record.id not in found, "found twice"
+            found[each.record.id] = each
+        if page.last is None:
+            return found
+        assert page.last > after, "the pages go in circles"
+        after = page.last
+    raise AssertionError("the pages never end")
+
+
+@FAMILY(resumes=True)
+def nothing_is_found_where_nothing_was_begun() -> Script:
+    assert (yield from all_pages(new_operation())) == {}
+
+
+@FAMILY(resumes=True)
+def an_abandoned_attempt_is_found_with_its_input() -> Script:
+    operation = new_operation()
+    id, claimed = yield from began(operation, input=b"\x00what it was called with\xff")
+    yield PAST_SHORT
+    found = yield from all_pages(operation)
+    assert list(found) == [id]
+    record = found[id].record
+    assert found[id].input == b"\x00what it was called with\xff"
+    assert (record.state, record.token, record.attempt) == (State.ABANDONED, claimed.token, 1)
+    assert (record.tenant, record.operation, record.key) == ("acme", operation, "key")
+    assert record.lease_left <= 0
+    assert record.age >= 0
+    assert record.expires_in > 0
+    assert (yield from all_pages(operation, elsewhere=True)).keys() == {id}
+
+
+@FAMILY(resumes=True)
+def what_runs_is_left_alone() -> Script:
+    operation = new_operation()
+    yield from began(operation, lease=LIVE)
+    assert (yield from all_pages(operation)) == {}
+
+
+@FAMILY(resumes=True)
+def what_keeps_no_input_is_not_found() -> Script:
+    operation = new_operation()
+    id, claimed = yield from began(operation, input=None)
+    assert (yield SaveStep(id, claimed.token, "another step", b"input", 0)) is True
+    yield PAST_SHORT
+    assert (yield from all_pages(operation)) == {}
+
+
+@FAMILY(resumes=True)
+def what_was_let_go_with_its_steps_is_found() -> Script:
+    operation = new_operation()
+    id, claimed = yield from began(operation, lease=LIVE)
+    assert (yield Release(id, claimed.token, State.ABANDONED)) is True
+    assert (yield from all_pages(operation)).keys() == {id}
+
+
+@FAMILY(resumes=True)
+def what_ended_is_not_found_again() -> Script:
+    operation = new_operation()
+    done, claimed = yield from began(operation)
+    assert (yield Complete(done, claimed.token, b"answer", TTL)) is True
+    free, claimed = yield from began(operation)
+    assert (yield Release(free, claimed.token)) is True
+    lost, claimed = yield from began(operation)
+    assert (yield Release(lost, claimed.token, State.UNKNOWN)) is True
+    resolved, claimed = yield from began(operation)
+    yield PAST_SHORT
+    assert (yield Resolve(resolved, b"answer", TTL)) is State.ABANDONED
+    assert (yield from all_pages(operation)) == {}
+    assert (yield from all_pages(operation)) == {}
+
+
+@FAMILY(resumes=True)
+def what_may_not_be_run_again_is_not_found() -> Script:
+    operation = new_operation()
+    yield from began(operation, takeover=Takeover.REJECT)
+    id, _ = yield from began(operation, takeover=Takeover.RECOVER)
+    yield PAST_SHORT
+    assert (yield from all_pages(operation)).keys() == {id}
+
+
+@FAMILY(resumes=True)
+def what_has_expired_is_not_found() -> Script:
+    operation = new_operation()
+    yield from began(operation, ttl=SHORT)
+    yield PAST_SHORT
+    assert (yield from all_pages(operation)) == {}
+
+
+@FAMILY(resumes=True)
+def only_the_operations_asked_for_are_found() -> Script:
+    first, second, third = (new_operation() for _ in range(3))
+    ids = []
+    for operation in (first, second, third):
+        id, _ = yield from began(operation)
+        ids.append(id)
+    yield PAST_SHORT
+    assert (yield from all_pages(first, third)).keys() == {ids[0], ids[2]}
+    assert (yield from all_pages(second)).keys() == {ids[1]}
+    assert (yield from all_pages()) == {}
+
+
+@FAMILY(resumes=True)
+def small_pages_find_each_of_them_once() -> Script:
+    operation = new_operation()
+    ids = set()
+    for _ in range(7):
+        id, _ = yield from began(operation)
+        ids.add(id)
+    yield PAST_SHORT
+    for limit in (1, 3, 7, 8):
+        assert (yield from all_pages(operation, limit=limit)).keys() == ids
+
+
+@FAMILY(resumes=True)
+def one_that_was_taken_over_is_found_again_when_that_attempt_is_silent_too() -> Script:
+    operation = new_operation()
+    id, _ = yield from began(operation)
+    yield PAST_SHORT
+    second = yield from won(claim(id, operation=operation, lease=LIVE))
+    assert second.attempt == 2
+    assert second.steps == ((INPUT, b"input"),)
+    assert (yield from all_pages(operation)) == {}
+    assert (yield Release(id, second.token, State.ABANDONED)) is True
+    found = yield from all_pages(operation)
+    assert list(found) == [id]
+    assert found[id].record.attempt == 2
+    assert found[id].input == b"input"
+
+
+@FAMILY(resumes=True)
+def looking_forgets_nothing_that_is_still_needed() -> Script:
+    """Done ones are cleared away in the same look; their neighbours keep their input, and their other steps."""
+    operation = new_operation()
+    kept, claimed = yield from began(operation)
+    assert (yield SaveStep(kept, claimed.token, "~step:a", b"a", 1)) is True
+    for _ in range(5):
+        id, other = yield from began(operation)
+        assert (yield Complete(id, other.token, b"answer", TTL)) is True
+    running, token = yield from began(operation, lease=LIVE)
+    yield PAST_SHORT
+    for _ in range(2):
+        assert (yield from all_pages(operation)).keys() == {kept}
+    assert (yield Release(running, token.token, State.ABANDONED)) is True
+    assert (yield from all_pages(operation)).keys() == {kept, running}
+    again = yield from won(claim(kept, operation=operation))
+    assert again.steps == ((INPUT, b"input"), ("~step:a", b"a"))
+
+
+@FAMILY(resumes=True)
+def looking_is_one_of_a_batch() -> Script:
+    operation = new_operation()
+    id, _ = yield from began(operation)
+    yield PAST_SHORT
+    other = claim(new_id(), operation=operation)
+    answers = yield Batch([other, Resumable((operation,), b"", 1000)])
+    assert isinstance(answers[0], Claimed)
+    assert id in {each.record.id for each in answers[1].found} or answers[1].last is not None
+
+
+@FAMILY(resumes=True)
+def of_many_that_look_and_claim_at_once_one_wins_each() -> Script:
+    operation = new_operation()
+    ids = set()
+    for _ in range(4):
+        id, _ = yield from began(operation)
+        ids.add(id)
+    yield PAST_SHORT
+
+    def recoverer() -> Script:
+        mine = set()
+        for id in (yield from all_pages(operation)):
+            if isinstance((yield claim(id, operation=operation)), Claimed):
+                mine.add(id)
+        return mine
+
+    shares = yield Together([recoverer() for _ in range(3)])
+    assert set().union(*shares) == ids
+    assert sum(map(len, shares)) == len(ids)
