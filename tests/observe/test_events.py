@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,22 +11,31 @@ import pytest
 from semel import (
     NOT_DONE,
     InProgress,
+    KeyExpired,
     KeyReused,
     LeaseLost,
     OutcomeUnknown,
+    Quota,
     Recovered,
     ResultNotStored,
     State,
     StoreUnavailable,
+    TooManyKeys,
     current_operation,
     wait,
 )
 from semel.core.keys import identity
 from semel.core.ops import Claim, Release, Renew
+from semel.core.quota import Meter
+from semel.errors import NotUndone
+from semel.http.exchange import Exchange
+from semel.http.rules import Action
 from semel.observe import events
 from semel.observe.events import EVENTS, Event
 from tests.engine.driving import Engine
 from tests.engine.scripted import Gate
+
+ROOT = Path(__file__).parents[2]
 
 ID = identity("acme", "op", "k")
 Found = dict[str, Any]
@@ -162,6 +172,20 @@ def step_saved(engine: Engine) -> Found:
     return {"step": "id"}
 
 
+def undo_failed(engine: Engine) -> Found:
+    def undo(value: int) -> None:
+        raise ValueError("stuck")
+
+    def body() -> Iterator[Any]:
+        op: Any = current_operation()
+        yield op.step("charge", lambda: 1, undo=undo)
+        raise KeyError
+
+    with pytest.raises(NotUndone):
+        engine.run(body, tenant="acme", settle_for=0.01)
+    return {"step": "charge", "error": "ValueError('stuck')"}
+
+
 def result_dropped(engine: Engine) -> Found:
     with pytest.raises(ResultNotStored):
         engine.run(lambda: {1: object()}, tenant="acme")
@@ -181,6 +205,27 @@ def unprotected(engine: Engine) -> Found:
     return {}
 
 
+def unkeyed(engine: Engine) -> Found:
+    Exchange("POST", "/pay", b"", []).tell_unprotected(engine.guard, Action(required=False))
+    return {"operation": "POST /pay", "tenant": "", "key": ""}
+
+
+def expired(engine: Engine) -> Found:
+    engine.run(lambda: 1, tenant="acme", ttl=60, refuse_expired=600)
+    engine.clock.advance(100)
+    with pytest.raises(KeyExpired):
+        engine.run(lambda: 1, tenant="acme", ttl=60, refuse_expired=600)
+    return {"age": pytest.approx(100, abs=0.01)}
+
+
+def over_quota(engine: Engine) -> Found:
+    engine.guard._meter = Meter(Quota(live_keys=1), engine.clock)
+    engine.run(lambda: 1, key="first", tenant="acme")
+    with pytest.raises(TooManyKeys):
+        engine.run(lambda: 1, tenant="acme")
+    return {"live_keys": 1}
+
+
 def resolved(engine: Engine) -> Found:
     engine.abandon(tenant="acme")
     engine.do(engine.guard.resolve, "op", "k", 1, tenant="acme")
@@ -198,13 +243,31 @@ SCENARIOS: dict[str, Callable[[Engine], Found]] = {
     scenario.__name__: scenario
     for scenario in (
         started, taken_over, completed, failure_remembered, recovered, released, replayed, waited, turned_away,
-        mismatched, went_unknown, lease_lost, renewed, renewal_failed, step_saved, result_dropped, store_failed,
-        unprotected, resolved, swept,
+        mismatched, went_unknown, lease_lost, renewed, renewal_failed, step_saved, undo_failed, result_dropped,
+        store_failed, unprotected, unkeyed, expired, over_quota, resolved, swept,
     )
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
+ELSEWHERE: dict[str, str] = {
+    "prepared": "tests/transactional",
+    "conflicted": "tests/transactional",
+    "cache_lost": "tests/stores",
+    "cache_back": "tests/stores",
+    "recovery_failed": "tests/recovery",
+    "recovery_given_up": "tests/recovery",
+}
+"""Events that need more than an engine: the folder with the tests that see them."""
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_events_that_need_more_are_seen_where_they_are_told(name: str) -> None:
+    event = next(event for event in EVENTS if event.name == name)
+    texts = [file.read_text() for file in (ROOT / ELSEWHERE[name]).rglob("*.py")]
+    assert any(f'"{name}"' in text or f"events.{event.__name__}" in text for text in texts)
+
+
+@pytest.mark.parametrize("event", [event for event in EVENTS if event.name not in ELSEWHERE], ids=lambda e: e.name)
 def test_every_event_is_emitted_with_the_right_fields(engine: Engine, event: type[Event]) -> None:
     assert event.name in SCENARIOS, "an event without a scenario may never be seen by anyone"
     expected = {"operation": "op", "tenant": "acme", "key": "k", **SCENARIOS[event.name](engine)}
@@ -224,7 +287,7 @@ def test_the_table_holds_every_event_there_is() -> None:
         cls for cls in vars(events).values() if isinstance(cls, type) and issubclass(cls, Event) and cls is not Event
     ]
     assert list(EVENTS) == defined
-    assert set(SCENARIOS) == {event.name for event in EVENTS}
+    assert {*SCENARIOS, *ELSEWHERE} == {event.name for event in EVENTS}
 
 
 def test_events_are_frozen_documented_and_named_after_their_class() -> None:
@@ -267,6 +330,7 @@ def fresh(engine: Engine, index: int) -> None:
     """Forget what earlier scenarios left: far in the future, everything resolved."""
     engine.script.forget()
     engine.store.inner._records.rows.clear()
+    engine.guard._meter = None
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
