@@ -1,0 +1,234 @@
+"""One connection of an async store, shared by all its tasks: what they write in one turn of the loop is one write.
+
+A thin protocol on hiredis' reader. redis-py's own connections serve one caller at a time, and that, not Redis, is what
+limits them: see the page on speed. Answers come in the order of the commands, so a caller that went away leaves its
+place in the queue, and its answer is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Final, cast
+
+from semel.errors import ConfigurationError, SemelError, StoreUncertain
+from semel.stores.redis.clock import ServerClock
+from semel.stores.redis.greeting import Greeting
+from semel.stores.redis.programs import BARRIER
+from semel.stores.redis.replies import NoScript, Unreachable, from_reply, lost, unreachable
+from semel.stores.redis.scripts import Command
+from semel.stores.redis.settings import CLOSE_PATIENCE, MOST_IN_FLIGHT, Address, Settings
+
+__all__ = ["AsyncLink", "open_link"]
+
+_NOTHING: Final = object()
+
+
+async def open_link(
+    settings: Settings, address: Address, barrier: Command, hear: Callable[[bytes], object] | None = None
+) -> AsyncLink:
+    """An open line to a server, on which nothing was said yet."""
+    loop = asyncio.get_running_loop()
+
+    def make() -> AsyncLink:
+        return AsyncLink(address, settings.timeout, barrier, hear)
+
+    try:
+        async with asyncio.timeout(settings.connect_timeout):
+            if not address.port:
+                _, link = await loop.create_unix_connection(make, address.host)
+            else:
+                context = _tls(settings) if settings.tls else None
+                _, link = await loop.create_connection(make, address.host, address.port, ssl=context)
+    except (OSError, TimeoutError) as error:
+        raise unreachable(str(address), error) from error
+    return link
+
+
+def _tls(settings: Settings) -> Any:
+    from redis.asyncio.connection import RedisSSLContext
+
+    given = {"cert_reqs": "required", "check_hostname": True, **settings.ssl}
+    try:
+        return RedisSSLContext(**given).get()
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"the TLS settings of the Redis URL cannot be used: {error}") from error
+
+
+class AsyncLink(asyncio.Protocol):
+    """The line, its queue of answers to come, and what is known of the server's clock."""
+
+    def __init__(
+        self, address: Address, timeout: float, barrier: Command, hear: Callable[[bytes], object] | None
+    ) -> None:
+        from hiredis import Reader, ReplyError, pack_command
+
+        def mapped(text: str) -> SemelError:
+            error = from_reply(text)
+            error.__cause__ = ReplyError(text)
+            return error
+
+        self.address = address
+        self.clock = ServerClock()
+        self.closed = False
+        self.loop = asyncio.get_running_loop()
+        self.ended = asyncio.Event()
+        """Set when the line is broken."""
+        self._pack = pack_command
+        self._timeout = timeout
+        self._barrier_command = barrier
+        self._barrier: asyncio.Future[Any] | None = None
+        self._hear = hear
+        self._reader = Reader(notEnoughData=_NOTHING, replyError=mapped)
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._unsent: list[bytes] = []
+        self._flushing = False
+        self._paused = False
+        self._heard_at = 0.0
+        self._watch: asyncio.TimerHandle | None = None
+
+    # -- what a store asks -----------------------------------------------------------------------------------------
+
+    async def call(self, command: Command, *, asking: bool = False) -> Any:
+        """Send, and the reply; an error reply is raised."""
+        if command is BARRIER:
+            return await self._shared_barrier()
+        try:
+            return await self.send(command.parts, asking)
+        except NoScript:
+            return await self.send(command.in_full().parts, asking)
+
+    async def greet(self, greeting: Greeting) -> None:
+        """Say what is said on a new connection."""
+        try:
+            commands = next(greeting)
+            while True:
+                futures = [self.send(command.parts) for command in commands]
+                replies = await asyncio.gather(*futures, return_exceptions=True)
+                for reply in replies:
+                    if isinstance(reply, StoreUncertain):
+                        raise unreachable(str(self.address), reply)
+                commands = greeting.send(replies)
+        except StopIteration:
+            return
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, parts: tuple[Any, ...], asking: bool = False) -> asyncio.Future[Any]:
+        """Queue one command for the write of this turn; the future of its reply."""
+        if asking:
+            self.send((b"ASKING",)).add_done_callback(_drop)
+        if self.closed:
+            raise Unreachable(f"the connection to Redis at {self.address} is closed")
+        if len(self._waiting) >= MOST_IN_FLIGHT:
+            raise Unreachable(f"{MOST_IN_FLIGHT} commands wait for Redis at {self.address} already")
+        future: asyncio.Future[Any] = self.loop.create_future()
+        if not self._waiting:
+            self._heard_at = monotonic()
+        self._waiting.append(future)
+        self._unsent.append(self._pack(parts))
+        if not self._flushing:
+            self._flushing = True
+            self.loop.call_soon(self._flush)
+        return future
+
+    async def finish(self) -> None:
+        """Wait a moment for the answers that are still to come, then close."""
+        waiting = [future for future in self._waiting if not future.done()]
+        if waiting and not self.closed:
+            await asyncio.wait(waiting, timeout=CLOSE_PATIENCE)
+        self.close()
+
+    def close(self) -> None:
+        self.closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- how it travels --------------------------------------------------------------------------------------------
+
+    async def _shared_barrier(self) -> Any:
+        """One WAIT for all who ask in this turn: it covers everything that was written on this connection."""
+        if self._barrier is None:
+            self._barrier = self.send(self._barrier_command.parts)
+            self._barrier.add_done_callback(_drop)  # all who asked may be gone when it fails
+        return await asyncio.shield(self._barrier)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._paused or self.closed or self._transport is None or not self._unsent:
+            return
+        unsent, self._unsent = self._unsent, []
+        self._barrier = None
+        self._transport.write(b"".join(unsent) if len(unsent) > 1 else unsent[0])
+        if self._watch is None:
+            self._watch = self.loop.call_later(self._timeout, self._look)
+
+    def _look(self) -> None:
+        """Break the line when the server has been silent for too long: whoever waits must be told."""
+        self._watch = None
+        if not self._waiting or self.closed:
+            return
+        silent = monotonic() - self._heard_at
+        if silent >= self._timeout:
+            self._end(f"no answer within {self._timeout:g} s")
+        else:
+            self._watch = self.loop.call_later(self._timeout - silent, self._look)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        reader, waiting = self._reader, self._waiting
+        reader.feed(data)
+        self._heard_at = monotonic()
+        try:
+            while (reply := reader.gets()) is not _NOTHING:
+                if self._hear is not None and isinstance(reply, list) and reply[0] == b"message":
+                    self._hear(reply[2])
+                    continue
+                future = waiting.popleft()
+                if future.done():
+                    continue
+                if isinstance(reply, SemelError):
+                    future.set_exception(reply)
+                else:
+                    future.set_result(reply)
+        except Exception as error:  # a broken stream, or an answer to nothing: nobody knows whose the next one is
+            self._end(f"{type(error).__name__}: {error}")
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._unsent:
+            self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(str(exc) if exc is not None else "the server closed it", exc)
+
+    def _end(self, why: str, cause: Exception | None = None) -> None:
+        """The line is broken: what was sent is uncertain, what was still queued here is not."""
+        self.close()
+        self.ended.set()
+        never = len(self._unsent)
+        self._unsent = []
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                trouble: SemelError = lost(str(self.address), why)
+                if len(self._waiting) < never:
+                    trouble = Unreachable(f"the connection to Redis at {self.address} was lost: {why}")
+                trouble.__cause__ = cause
+                future.set_exception(trouble)
+
+
+def _drop(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()

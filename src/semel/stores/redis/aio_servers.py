@@ -1,0 +1,181 @@
+"""The servers of an async store: where they are, the open link to each, and which risks were told already."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from semel.errors import ConfigurationError, SemelError
+from semel.stores.redis.aio_link import AsyncLink, open_link
+from semel.stores.redis.greeting import greet, introduce
+from semel.stores.redis.replies import NotMaster
+from semel.stores.redis.risks import QUESTIONS, Risk, assess, described
+from semel.stores.redis.scripts import Command
+from semel.stores.redis.settings import Address, Settings
+from semel.stores.redis.topology import Topology, topology_of
+
+__all__ = ["AsyncServers"]
+
+_log: Final = logging.getLogger("semel.redis")
+
+
+class AsyncServers:
+    """Opens each connection once, however many tasks ask for it."""
+
+    def __init__(self, settings: Settings, barrier: Command) -> None:
+        self.topology: Topology = topology_of(settings)
+        self.cursors: dict[Address, bytes] = {}
+        self.down: set[Address | None] = set()
+        """Servers that stayed away for a whole patience: no other caller waits for them as long."""
+        self._settings = settings
+        self._barrier = barrier
+        self._links: dict[Address, AsyncLink] = {}
+        self._opening: dict[Address, asyncio.Task[AsyncLink]] = {}
+        self._searching: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._seen: set[Address] = set()
+        self._told: set[str] = set()
+
+    def ready(self, key: bytes) -> AsyncLink | None:
+        """The open link to the server that has the key, if there is one: the path of nearly every call."""
+        address = self.topology.address_of(key)
+        link = self._links.get(address) if address is not None else None
+        if link is None or link.closed or link.loop is not asyncio.get_running_loop():
+            return None
+        return link
+
+    async def address_of(self, key: bytes) -> Address:
+        address = self.topology.address_of(key)
+        if address is None:
+            await self.search()
+            address = self.topology.address_of(key)
+            if address is None:
+                self.topology.forget()
+                raise NotMaster("no node of the Redis Cluster has the slot")
+        return address
+
+    async def masters(self) -> list[Address]:
+        if not self.topology.masters():
+            await self.search()
+        return self.topology.masters()
+
+    async def link(self, address: Address) -> AsyncLink:
+        """The link to a server, opened if need be; all who ask meanwhile wait for the same one."""
+        self._check_loop()
+        link = self._links.get(address)
+        if link is not None and not link.closed:
+            return link
+        opening = self._opening.get(address)
+        if opening is None:
+            opening = self._opening[address] = asyncio.create_task(self._open(address), name="semel-connect")
+            opening.add_done_callback(lambda task: self._opened(address, task))
+        return await asyncio.shield(opening)
+
+    async def search(self) -> None:
+        """Find out who has what; all who ask meanwhile wait for the same search."""
+        self._check_loop()
+        if self._searching is None or self._searching.done():
+            self._searching = asyncio.create_task(self._search(), name="semel-search")
+            self._searching.add_done_callback(_retrieve)
+        await asyncio.shield(self._searching)
+
+    def drop(self, link: AsyncLink) -> None:
+        """It is lost, or no master any more."""
+        link.close()
+        if self._links.get(link.address) is link:
+            del self._links[link.address]
+            self.topology.forget(link.address)
+
+    async def look_at(self, link: AsyncLink) -> list[Risk]:
+        """The risks of a server; those that are new are logged."""
+        settings = self._settings
+        replies = await asyncio.gather(*map(link.call, QUESTIONS), return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, SemelError):
+                raise reply
+        risks = assess(replies, wait_replicas=settings.wait_replicas, wait_aof=settings.wait_aof)
+        news = [risk for risk in risks if risk.name not in self._told]
+        if news:
+            self._told.update(risk.name for risk in news)
+            _log.warning("records in Redis are at risk: %s", described(news))
+        return risks
+
+    async def close(self) -> None:
+        tasks = [task for task in (*self._opening.values(), self._searching) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        here = [link for link in self._links.values() if link.loop is asyncio.get_running_loop()]
+        await asyncio.gather(*(link.finish() for link in here))
+        self._links = {}
+        await asyncio.sleep(0)  # the transports end in the next turn
+
+    async def _open(self, address: Address) -> AsyncLink:
+        settings = self._settings
+        try:
+            link = await open_link(settings, address, self._barrier)
+            try:
+                async with asyncio.timeout(settings.connect_timeout):
+                    await link.greet(introduce(settings.username, settings.password, settings.db))
+                    await link.greet(greet(settings, link.clock))
+                    if address not in self._seen:
+                        self._seen.add(address)
+                        await self.look_at(link)
+            except BaseException:
+                link.close()
+                raise
+        except TimeoutError as error:
+            self.topology.forget(address)
+            raise NotMaster(f"Redis at {address} did not answer the first words in time") from error
+        except SemelError:
+            self.topology.forget(address)
+            raise
+        self._links[address] = link
+        return link
+
+    def _opened(self, address: Address, task: asyncio.Task[AsyncLink]) -> None:
+        if self._opening.get(address) is task:
+            del self._opening[address]
+        _retrieve(task)
+
+    async def _search(self) -> None:
+        search = self.topology.search()
+        try:
+            address, command = next(search)
+            while True:
+                address, command = search.send(await self._ask(address, command))
+        except StopIteration:
+            self.down.discard(None)
+
+    async def _ask(self, address: Address, command: tuple[bytes, ...]) -> Any:
+        settings = self._settings
+        link: AsyncLink | None = None
+        try:
+            link = await open_link(settings, address, self._barrier)
+            async with asyncio.timeout(settings.connect_timeout):
+                if self.topology.sentinels:
+                    await link.greet(introduce(settings.sentinel_username, settings.sentinel_password, 0))
+                else:
+                    await link.greet(introduce(settings.username, settings.password, 0))
+                return await link.call(Command(command)) or ()
+        except (SemelError, TimeoutError) as error:
+            _log.debug("Redis at %s does not answer: %s", address, error)
+            return None
+        finally:
+            if link is not None:
+                link.close()
+
+    def _check_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._loop is not None and not self._loop.is_closed():
+                raise ConfigurationError("this store belongs to another event loop: make one per loop")
+            # What a dead loop left behind is nobody's.
+            self._links, self._opening, self._searching, self._loop = {}, {}, None, loop
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Everyone who asked may be gone by now: an error that nobody takes is no news."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,4 @@
+-- Lookup: the record and its times, read together.
+local r = read(KEYS[1])
+if not r then return false end
+return {r.value, r.left, r.lease_left}

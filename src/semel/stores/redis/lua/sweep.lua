@@ -1,0 +1,7 @@
+-- Sweep of one record: abandoned past its time, and not to be run again: it is unknown, and kept.
+local key = KEYS[1]
+local r = read(key)
+if not r or r.state ~= RUNNING or r.takeover == RETRY or r.lease_left > 0 or r.left > 0 then return 0 end
+r.state, r.expires = UNKNOWN, microseconds() + r.left * 1000
+redis.call('SETRANGE', key, 0, head(r))
+return 1

@@ -1,0 +1,102 @@
+"""The Redis store for threads: a few connections serve all of them, and Ops that wait meanwhile travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+from semel.core.ops import Op
+from semel.core.policy import Duration
+from semel.stores.combining import Combiner
+from semel.stores.redis.lanes import Lane
+from semel.stores.redis.link import require_redis
+from semel.stores.redis.programs import Programs, Watch
+from semel.stores.redis.risks import Risk
+from semel.stores.redis.servers import Servers
+from semel.stores.redis.settings import (
+    CONNECT_TIMEOUT,
+    LANES,
+    LISTEN_AGAIN,
+    PATIENCE,
+    TIMEOUT,
+    WAIT_TIMEOUT,
+    Settings,
+)
+from semel.stores.redis.threads import Listener
+
+__all__ = ["RedisStore"]
+
+R = TypeVar("R")
+
+
+class RedisStore:
+    """A store in Redis 7 or newer, or Valkey, for threads. Connections are opened when first needed."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str | None = None,
+        lanes: int = LANES,
+        timeout: Duration = TIMEOUT,
+        connect_timeout: Duration = CONNECT_TIMEOUT,
+        patience: Duration = PATIENCE,
+        listen: bool = True,
+        wait_replicas: int | None = None,
+        wait_aof: bool | None = None,
+        wait_timeout: Duration = WAIT_TIMEOUT,
+    ) -> None:
+        """
+        :param url: ``redis://[user:password@]host:port/db``, ``rediss://…``, ``redis+sentinel://host,host/service/db``,
+            ``redis+cluster://host,host`` or ``unix:///path``.
+        :param prefix: what the store's keys begin with; ``semel:`` by default.
+        :param lanes: connections to each server; Ops beyond them travel together.
+        :param timeout: how long the server may take to answer.
+        :param patience: how long a lost server, or its successor, is sought before an Op fails.
+        :param listen: be woken by publish/subscribe when waiting (one more connection); False polls.
+        :param wait_replicas: how many replicas must confirm a claim, an answer, a step; fewer is StoreUncertain.
+        :param wait_aof: whether the server must have it on disk as well (``WAITAOF``, Redis 7.2).
+        :param wait_timeout: how long they may take to confirm.
+        """
+        require_redis()
+        settings = Settings(
+            url, prefix=prefix, lanes=lanes, timeout=timeout, connect_timeout=connect_timeout, patience=patience,
+            wait_replicas=wait_replicas, wait_aof=wait_aof, wait_timeout=wait_timeout,
+        )  # fmt: skip
+        programs = Programs(
+            settings.prefix, replicas=settings.wait_replicas, aof=settings.wait_aof, wait_ms=settings.wait_ms
+        )
+        self.wakes = listen
+        self._servers = Servers(settings, programs)
+        self._listener = Listener(settings, programs.channel, self._servers.masters)
+        self._combiner = Combiner([Lane(self._servers) for _ in range(lanes)])
+
+    def execute(self, op: Op[R]) -> R:
+        return cast(R, self._combiner.execute(op))
+
+    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return self._combiner.execute_many(ops)
+
+    def wait(self, id: bytes, seconds: float) -> None:
+        if not self._listener.listen(min(seconds, LISTEN_AGAIN)):
+            return  # nothing is heard: that was a wait, and the caller looks for itself
+        key = self._servers.programs.key(id)
+        gate = self._listener.enter(key)  # before we ask to be told, so that no answer can slip in between
+        try:
+            lease_left = self.execute(Watch(id))
+            if lease_left is not None:
+                gate.acquire(timeout=max(0.0, min(seconds, lease_left, LISTEN_AGAIN)))
+        finally:
+            self._listener.leave(key, gate)
+
+    def risks(self) -> list[Risk]:
+        """What the settings of the servers may cost, asked now: eviction, lost writes at a restart or a failover."""
+        lane = Lane(self._servers)
+        try:
+            return lane.risks()
+        finally:
+            lane.close()
+
+    def close(self) -> None:
+        self._listener.stop()
+        self._combiner.close()

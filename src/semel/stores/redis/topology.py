@@ -1,0 +1,133 @@
+"""Which server has a key: the one there is, the master that the sentinels name, or the cluster's node for its slot.
+
+Looking for it is a generator that yields questions (a server, a command) and is sent the answers, or None where a
+server did not answer; the sync and the async store ask them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, TypeAlias
+
+from semel.stores.redis.replies import Moved, Unreachable
+from semel.stores.redis.settings import Address, Settings
+
+__all__ = ["Ask", "Topology"]
+
+Ask: TypeAlias = tuple[Address, tuple[bytes, ...]]
+Search: TypeAlias = Generator[Ask, Any, None]
+
+
+class Topology:
+    """A single server."""
+
+    sentinels = False
+    """Whether ``search`` asks sentinels, which have a password of their own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._seeds = list(settings.addresses)
+
+    def address_of(self, key: bytes) -> Address | None:
+        """Who has the key; None: nobody knows, search."""
+        return self._seeds[0]
+
+    def masters(self) -> list[Address]:
+        """Everyone who takes writes; empty: search."""
+        return [self._seeds[0]]
+
+    def search(self) -> Search:
+        """Find out."""
+        yield from ()
+
+    def forget(self, address: Address | None = None) -> None:
+        """This one did not answer, or is no master any more: search before the next try, and ask it last."""
+
+    def moved(self, error: Moved, said_by: Address) -> Address:
+        """A node named another one; without a host it means its own."""
+        return Address(error.host or said_by.host, error.port)
+
+
+class SentinelTopology(Topology):
+    """The master of a service that sentinels watch."""
+
+    sentinels = True
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._service = settings.service
+        self._master: Address | None = None
+
+    def address_of(self, key: bytes) -> Address | None:
+        return self._master
+
+    def masters(self) -> list[Address]:
+        return [self._master] if self._master else []
+
+    def search(self) -> Search:
+        command = (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._service.encode())
+        unknown = False
+        for sentinel in list(self._seeds):
+            answer = yield sentinel, command
+            if answer:
+                self._master = Address(answer[0].decode(), int(answer[1]))
+                self._seeds.remove(sentinel)
+                self._seeds.insert(0, sentinel)  # it answered: it is asked first the next time
+                return
+            unknown = unknown or answer == ()
+        if unknown:
+            raise Unreachable(f"the sentinels know no service {self._service!r}")
+        raise Unreachable(f"none of {len(self._seeds)} sentinels answers")
+
+    def forget(self, address: Address | None = None) -> None:
+        self._master = None
+
+
+class ClusterTopology(Topology):
+    """The masters of a cluster by slot."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        from redis.crc import key_slot
+
+        self._slot = key_slot
+        self._slots: dict[int, Address] = {}
+        self._stale = True
+        self._suspect: Address | None = None
+
+    def address_of(self, key: bytes) -> Address | None:
+        return None if self._stale else self._slots.get(self._slot(key))
+
+    def masters(self) -> list[Address]:
+        return [] if self._stale else sorted(set(self._slots.values()))
+
+    def search(self) -> Search:
+        known = list(dict.fromkeys([*self._slots.values(), *self._seeds]))
+        for node in sorted(known, key=lambda node: node == self._suspect):
+            answer = yield node, (b"CLUSTER", b"SLOTS")
+            if answer:
+                self._learn(answer, node)
+                return
+        raise Unreachable(f"none of {len(known)} nodes of the Redis Cluster answers")
+
+    def forget(self, address: Address | None = None) -> None:
+        self._stale, self._suspect = True, address
+
+    def moved(self, error: Moved, said_by: Address) -> Address:
+        address = super().moved(error, said_by)
+        if not error.asking:
+            self._slots[error.slot] = address
+        return address
+
+    def _learn(self, ranges: Any, asked: Address) -> None:
+        slots: dict[int, Address] = {}
+        for first, last, master, *_ in ranges:
+            host = master[0].decode() if master[0] else ""
+            # Empty or "?": the node does not know its own name; it is the one we asked.
+            address = Address(host if host not in ("", "?") else asked.host, master[1])
+            slots.update(dict.fromkeys(range(first, last + 1), address))
+        self._slots, self._stale = slots, False
+
+
+def topology_of(settings: Settings) -> Topology:
+    kinds: dict[str, type[Topology]] = {"redis": Topology, "sentinel": SentinelTopology, "cluster": ClusterTopology}
+    return kinds[settings.kind](settings)

@@ -1,0 +1,138 @@
+"""A record as one string: a head of fixed size, what never changes, and then the steps or the snapshot.
+
+::
+
+     1  version (1)           1   1 byte
+     2  state                     1 running, 2 done, 3 unknown
+     3  takeover                  0 retry, 1 reject, 2 recover
+     4  awaited                   1 when somebody waits: whoever ends the attempt publishes
+     5  token, nonce              8 bytes each
+    21  attempt                   4
+    25  created                   8, microseconds of the server's clock as the claimer knew it: for people
+    33  lease_rest, ttl_rest      8 each: how many ms of the key's life are left when the lease, the ttl, ends
+    49  expires                   8, microseconds of the server's clock: for replays, whose one command has no PTTL
+    57  size                      4, of what follows: fingerprint, tenant, operation, key, each with its length
+    61  …
+        the steps (name and value, each with its length), or the snapshot when done
+
+All numbers are big-endian. The Lua files read the same layout (``lua/record.lua``). Nothing here knows connections.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from semel.core.ops import Claim, Record
+from semel.core.states import State, Takeover
+from semel.errors import ConfigurationError
+
+__all__ = ["FAR", "eight_bytes", "fresh", "is_doubtful", "milliseconds", "shown", "state_in", "steps_in", "token_in"]
+
+FAR: Final = 31_622_400_000_000
+"""A thousand years in ms: the extra life of a key whose record may be in doubt, as in ``lua/record.lua``."""
+HEAD: Final = struct.Struct(">BBBBQQIQQQQI")
+_LENGTHS: Final = struct.Struct(">IIi")
+_SIZE: Final = struct.Struct(">I")
+_VERSION: Final = 1
+_EIGHT: Final = struct.Struct(">Q")
+
+
+def milliseconds(seconds: float) -> int:
+    """Rounded down, for a lease must not be shown longer than it was asked for."""
+    return int(seconds * 1000)
+
+
+def eight_bytes(number: int) -> bytes:
+    """A token, a nonce or an instant, as it stands in the record."""
+    return _EIGHT.pack(number)
+
+
+def token_in(raw: bytes) -> int:
+    token: int = _EIGHT.unpack(raw)[0]
+    return token
+
+
+def fresh(claim: Claim, token: int, now: int) -> tuple[bytes, int]:
+    """The record that a first claim writes, and the life of its key in ms."""
+    lease, ttl = milliseconds(claim.lease), max(1, milliseconds(claim.ttl))
+    life = max(lease, ttl)
+    if claim.takeover is not Takeover.RETRY:
+        life += FAR
+    fingerprint = claim.fingerprint
+    tenant = claim.tenant.encode("utf-8", "surrogatepass")
+    operation = claim.operation.encode("utf-8", "surrogatepass")
+    key = b"" if claim.key is None else claim.key.encode("utf-8", "surrogatepass")
+    names = b"".join(
+        (
+            bytes((len(fingerprint),)), fingerprint,
+            _LENGTHS.pack(len(tenant), len(operation), -1 if claim.key is None else len(key)), tenant, operation, key,
+        )
+    )  # fmt: skip
+    head = HEAD.pack(
+        _VERSION, 1, claim.takeover, 0, token, claim.nonce, 1, now, life - lease, life - ttl, 0, len(names)
+    )
+    return head + names, life
+
+
+def state_in(value: bytes) -> State:
+    """The state as it is written, of a value that is ours."""
+    if len(value) < HEAD.size or value[0] != _VERSION:
+        raise ConfigurationError(
+            "a key of the store holds something else: give Semel a prefix of its own, RedisStore(url, prefix=…)"
+        )
+    return State(value[1])
+
+
+def shown(id: bytes, value: bytes, now: int, left: float | None = None, lease_left: float = 0.0) -> Record:
+    """The record as readers see it. ``left`` and ``lease_left`` are seconds, where the key's life was asked for;
+    otherwise ``now``, the server's clock as we know it, says how long what is finished will be kept."""
+    state = state_in(value)
+    _, _, _, _, token, _, attempt, created, _, _, expires, size = HEAD.unpack_from(value)
+    if state is State.RUNNING and lease_left <= 0:
+        state = State.ABANDONED
+    at = HEAD.size + 1 + value[HEAD.size]
+    fingerprint = value[HEAD.size + 1 : at]
+    tenant_size, operation_size, key_size = _LENGTHS.unpack_from(value, at)
+    at += _LENGTHS.size
+    tenant = value[at : at + tenant_size]
+    at += tenant_size
+    operation = value[at : at + operation_size]
+    at += operation_size
+    key = value[at : at + key_size].decode("utf-8", "surrogatepass") if key_size >= 0 else None
+    return Record(
+        id,
+        state,
+        token,
+        attempt,
+        fingerprint,
+        value[HEAD.size + size :] if state is State.DONE else None,
+        lease_left if state in (State.RUNNING, State.ABANDONED) else min(lease_left, 0.0),
+        max(0, now - created) / 1e6,
+        (expires - now) / 1e6 if left is None else left,
+        tenant.decode("utf-8", "surrogatepass"),
+        operation.decode("utf-8", "surrogatepass"),
+        key,
+    )
+
+
+def steps_in(raw: bytes) -> tuple[tuple[str, bytes], ...]:
+    """The steps that an attempt has saved, in order."""
+    steps = []
+    at = 0
+    while at < len(raw):
+        (size,) = _SIZE.unpack_from(raw, at)
+        name = raw[at + 4 : at + 4 + size].decode("utf-8", "surrogatepass")
+        at += 4 + size
+        (size,) = _SIZE.unpack_from(raw, at)
+        steps.append((name, raw[at + 4 : at + 4 + size]))
+        at += 4 + size
+    return tuple(steps)
+
+
+def is_doubtful(head: bytes, pttl: int) -> bool:
+    """Whether a sweep should look at the record: it runs, may not be run again, and its lease and ttl are over."""
+    if len(head) < HEAD.size or head[0] != _VERSION or head[1] != State.RUNNING or head[2] == Takeover.RETRY:
+        return False
+    lease_rest, ttl_rest = HEAD.unpack_from(head)[8:10]
+    return bool(pttl <= lease_rest and pttl <= ttl_rest)

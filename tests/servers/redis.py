@@ -1,0 +1,218 @@
+"""Redis: one server, a master with replicas under sentinels, and a cluster of three masters with a replica each.
+
+The plain server keeps nothing on disk. In the groups the replicas are real and the failovers are Redis' own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tests.servers.base import LOOPBACK, Server, ServerError, free_port
+
+
+class RedisServer(Server):
+    name = "redis"
+    binaries = ("redis-server", "redis-cli")
+    packages = ("redis-server",)
+    options: ClassVar[tuple[str, ...]] = (
+        *("--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"),
+        *("--shutdown-on-sigterm", "nosave now force"),  # also while a child writes its first file
+    )
+
+    def __init__(self, *more: str) -> None:
+        super().__init__()
+        self._more = more
+        self._numbers = itertools.count(1)
+
+    @property
+    def url(self) -> str:
+        return f"redis://{LOOPBACK}:{self.port}/0"
+
+    def command(self) -> Sequence[str | Path]:
+        return [
+            self.binary("redis-server"),
+            *("--port", str(self.port), "--bind", LOOPBACK, "--dir", self.folder, "--daemonize", "no"),
+            *self.options,
+            *self._more,
+        ]
+
+    def ready(self) -> bool:
+        try:
+            found = self.cli("INFO", "server")
+        except ServerError:
+            return False
+        return f"process_id:{self.pid}\n" in found
+
+    def database(self) -> str:
+        """The URL of an empty database of this server; there are fifteen, used in turn."""
+        number = (next(self._numbers) - 1) % 15 + 1
+        self.cli("-n", str(number), "FLUSHDB")
+        return f"redis://{LOOPBACK}:{self.port}/{number}"
+
+    def crash(self) -> None:
+        """SIGKILL, and stay away."""
+        self._halt(signal.SIGKILL)
+
+    def return_(self) -> None:
+        """Start again after a crash: same port, same data."""
+        if not self._launch():
+            raise ServerError(f"{self.name}: port {self.port} was taken meanwhile")
+
+    def restart(self) -> None:
+        self.restart_with(signal.SIGTERM)
+
+    def cli(self, *words: str) -> str:
+        """What redis-cli prints."""
+        command = [str(self.binary("redis-cli")), "-h", LOOPBACK, "-p", str(self.port), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        if done.returncode != 0:
+            raise ServerError(f"redis-cli {' '.join(words[:2])}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+
+class _Sentinel(RedisServer):
+    """One sentinel; it writes its findings into its own configuration file."""
+
+    def __init__(self, master: RedisServer) -> None:
+        super().__init__()
+        self._master = master
+
+    def prepare(self) -> None:
+        watched = f"sentinel monitor shop {LOOPBACK} {self._master.port} 2"
+        lines = [watched, "sentinel down-after-milliseconds shop 500", "sentinel failover-timeout shop 2000"]
+        (self.folder / "sentinel.conf").write_text("\n".join([*lines, ""]))
+
+    def command(self) -> Sequence[str | Path]:
+        return [
+            self.binary("redis-server"), self.folder / "sentinel.conf", "--sentinel",
+            *("--port", str(self.port), "--bind", LOOPBACK, "--dir", self.folder),
+        ]  # fmt: skip
+
+
+class _Member(RedisServer):
+    """A node of a cluster; its bus is on another port of our choice."""
+
+    def command(self) -> Sequence[str | Path]:
+        if not hasattr(self, "_bus"):
+            self._bus = free_port()
+        return [
+            *super().command(),
+            *("--cluster-enabled", "yes", "--cluster-port", str(self._bus), "--cluster-node-timeout", "1000"),
+            *("--cluster-replica-validity-factor", "0"),
+        ]
+
+
+class _Group(Server):
+    """Several servers under one name."""
+
+    binaries = RedisServer.binaries
+    packages = RedisServer.packages
+    start_timeout: ClassVar[float] = 40.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members: list[RedisServer] = []
+
+    def command(self) -> Sequence[str | Path]:
+        raise NotImplementedError
+
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        if self.members:
+            with ThreadPoolExecutor(len(self.members)) as pool:
+                list(pool.map(lambda member: member.stop(), self.members))
+
+    def log_tail(self, lines: int = 40) -> str:
+        return "\n".join(f"--- {member.port}\n{member.log_tail(lines // 4)}" for member in self.members)
+
+    def _start(self, members: Sequence[RedisServer]) -> None:
+        self.members += members
+        with ThreadPoolExecutor(len(members)) as pool:
+            list(pool.map(lambda member: member.start(), members))
+
+    def _until(self, condition: Any, what: str) -> None:
+        deadline = time.monotonic() + self.start_timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                raise ServerError(f"{self.name}: {what}\n{self.log_tail()}")
+            time.sleep(0.02)
+
+
+class RedisSentinelServers(_Group):
+    """A master, two replicas, three sentinels that watch the service ``shop``."""
+
+    name = "redis_sentinel"
+
+    def start(self) -> None:
+        try:
+            master = RedisServer()
+            self._start([master])
+            self.port = master.port
+            follows = ("--replicaof", f"{LOOPBACK} {master.port}")
+            self.data: list[RedisServer] = [master, RedisServer(*follows), RedisServer(*follows)]
+            self._start(self.data[1:])
+            self._until(lambda: master.cli("INFO", "replication").count("state=online") == 2, "no replicas")
+            self.sentinels: list[RedisServer] = [_Sentinel(master) for _ in range(3)]
+            self._start(self.sentinels)
+            self._until(lambda: all(map(self._knows_all, self.sentinels)), "the sentinels do not know each other")
+        except BaseException:
+            self.stop()
+            raise
+
+    def _knows_all(self, sentinel: RedisServer) -> bool:
+        found = sentinel.cli("SENTINEL", "MASTER", "shop").split("\n")
+        known = dict(zip(found[::2], found[1::2], strict=False))
+        return (known.get("num-slaves"), known.get("num-other-sentinels")) == ("2", "2")
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://{','.join(f'{LOOPBACK}:{one.port}' for one in self.sentinels)}/shop/0"
+
+    @property
+    def master(self) -> RedisServer:
+        """Whom the sentinels name."""
+        port = int(self.sentinels[0].cli("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "shop").split("\n")[1])
+        return next(one for one in self.data if one.port == port)
+
+
+class RedisClusterServers(_Group):
+    """Three masters with a replica each."""
+
+    name = "redis_cluster"
+
+    def start(self) -> None:
+        try:
+            self._start([_Member() for _ in range(6)])
+            self.port = self.members[0].port
+            nodes = [f"{LOOPBACK}:{one.port}" for one in self.members]
+            self.members[0].cli("--cluster", "create", *nodes, "--cluster-replicas", "1", "--cluster-yes")
+            self._until(lambda: all(map(self._settled, self.members)), "the cluster does not form")
+        except BaseException:
+            self.stop()
+            raise
+
+    def _settled(self, member: RedisServer) -> bool:
+        if "cluster_state:ok" not in member.cli("CLUSTER", "INFO"):
+            return False
+        replication = member.cli("INFO", "replication")
+        return "state=online" in replication or "master_link_status:up" in replication
+
+    @property
+    def url(self) -> str:
+        return f"redis+cluster://{','.join(f'{LOOPBACK}:{one.port}' for one in self.members[:3])}"
+
+    def masters(self) -> list[RedisServer]:
+        return [one for one in self.members if one.pid is not None and "role:master" in one.cli("INFO", "replication")]
+
+    def flush(self) -> None:
+        for master in self.masters():
+            master.cli("FLUSHALL")

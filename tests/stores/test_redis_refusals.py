@@ -1,0 +1,481 @@
+"""Redis that cannot or may not store, and the words for it; what its settings put at risk; what replicas confirm."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from semel import (
+    AsyncRedisStore,
+    ConfigurationError,
+    MissingDependency,
+    RedisStore,
+    Semel,
+    SemelError,
+    StoreUnavailable,
+    StoreUncertain,
+    StoreURLError,
+)
+from semel.core.ops import Claimed, Complete, Existing, Lookup, Op, Renew, SaveStep
+from semel.core.states import State
+from semel.stores.redis import replies
+from semel.stores.redis.risks import QUESTIONS, Risk, assess
+from semel.stores.redis.settings import Address, Settings
+from semel.stores.urls import open_async_store, open_store
+from tests.servers import RedisServer
+from tests.servers.base import LOOPBACK
+from tests.stores.test_redis_server import claim, commands, run, told
+
+
+def refused(url: str, kind: type[SemelError], words: str, **settings: Any) -> None:
+    """The sync and the async store say the same, and nothing is run."""
+    ran: list[int] = []
+    with Semel(RedisStore(url, patience=0, **settings), sweep_every=None) as guard:
+        with pytest.raises(kind, match=words) as error:
+            guard.run("ship", key=1, call=lambda: ran.append(1))
+        assert error.value.__cause__ is not None or kind is ConfigurationError, "the driver's own error is behind it"
+        assert "s3cret" not in f"{error.value!r} {error.value.__cause__!r}"
+
+    async def main() -> None:
+        store = AsyncRedisStore(url, patience=0, **settings)
+        with pytest.raises(kind, match=words) as error:
+            await store.execute(claim())
+        assert "s3cret" not in f"{error.value!r} {error.value.__cause__!r}"
+        await store.close()
+
+    run(main)
+    assert ran == []
+
+
+def test_a_full_server_refuses_claims_and_forgets_nothing(private_redis: RedisServer) -> None:
+    with contextlib.closing(RedisStore(private_redis.url)) as store:
+        first = claim()
+        won = store.execute(first)
+        assert isinstance(won, Claimed)
+        private_redis.cli("CONFIG", "SET", "maxmemory", "1mb")
+        refused(private_redis.url, StoreUnavailable, "no memory left")
+        with pytest.raises(StoreUnavailable, match="no memory left"):
+            store.execute(Complete(first.id, won.token, b"answer", 60.0))
+        for known in (claim(first.id, 1), claim(first.id, 2)):
+            with pytest.raises(StoreUnavailable, match="no memory left"):
+                store.execute(known)
+        private_redis.cli("CONFIG", "SET", "maxmemory", "0")
+        assert store.execute(Complete(first.id, won.token, b"answer", 60.0)) is True
+
+
+def test_a_full_server_still_replays(private_redis: RedisServer) -> None:
+    async def main() -> None:
+        sync, aio = RedisStore(private_redis.url), AsyncRedisStore(private_redis.url)
+        op = claim()
+        won = sync.execute(op)
+        assert isinstance(won, Claimed)
+        sync.execute(Complete(op.id, won.token, b"answer", 60.0))
+        private_redis.cli("CONFIG", "SET", "maxmemory", "1mb")
+        for shown in (sync.execute(claim(op.id, 2)), await aio.execute(claim(op.id, 3))):
+            assert isinstance(shown, Existing)
+            assert (shown.record.state, shown.record.snapshot) == (State.DONE, b"answer")
+        sync.close()
+        await aio.close()
+
+    run(main)
+
+
+def test_a_replica_takes_no_claims(private_redis: RedisServer) -> None:
+    with RedisServer("--replicaof", f"{LOOPBACK} {private_redis.port}") as replica:
+        refused(replica.url, StoreUnavailable, "it is a replica")
+
+
+def test_a_server_that_may_not_write_without_replicas_says_so(private_redis: RedisServer) -> None:
+    private_redis.cli("CONFIG", "SET", "min-replicas-to-write", "1")
+    refused(private_redis.url, StoreUnavailable, "too few replicas")
+
+
+def test_passwords_are_asked_for_and_never_shown(private_redis: RedisServer) -> None:
+    private_redis.cli("CONFIG", "SET", "requirepass", "s3cret")
+    port = private_redis.port
+    refused(f"redis://{LOOPBACK}:{port}/0", StoreUnavailable, "password")
+    refused(f"redis://:s3cret-not@{LOOPBACK}:{port}/0", StoreUnavailable, "does not know this user and password")
+    with contextlib.closing(RedisStore(f"redis://:s3cret@{LOOPBACK}:{port}/0")) as store:
+        assert isinstance(store.execute(claim()), Claimed)
+
+    async def main() -> None:
+        store = AsyncRedisStore(f"redis://default:s3cret@{LOOPBACK}:{port}/1")
+        assert isinstance(await told(store, claim()), Claimed)
+        await store.close()
+
+    run(main)
+    private_redis.cli("-a", "s3cret", "--no-auth-warning", "CONFIG", "SET", "requirepass", "")
+
+
+def test_a_user_with_the_rights_that_the_page_names_is_enough(private_redis: RedisServer) -> None:
+    rights = "+set +get +getrange +setrange +append +del +pttl +pexpire +time +eval +evalsha +script|load +publish"
+    private_redis.cli(
+        "ACL", "SETUSER", "semel", "on", ">s3cret", "~semel:*", "&semel:*", *rights.split(),
+        *["+subscribe", "+client|setname", "+select", "+role", "+scan", "+wait"],
+    )  # fmt: skip
+    url = f"redis://semel:s3cret@{LOOPBACK}:{private_redis.port}/0"
+    with Semel(RedisStore(url), sweep_every=None) as guard:
+        assert guard.run("ship", key=1, call=lambda: "sent") == "sent"
+        assert guard.run("ship", key=1, call=lambda: "again") == "sent"
+        assert guard.sweep().removed == 0
+        guard.store.wait(os.urandom(16), 0.05)
+        (unreadable,) = guard.store.risks()  # type: ignore[attr-defined]
+        assert unreadable.name == "unreadable"
+    private_redis.cli("ACL", "SETUSER", "semel", "-set")
+    refused(url, StoreUnavailable, "does not allow this user")
+
+
+def test_a_channel_that_is_not_allowed_does_not_undo_the_answer(private_redis: RedisServer) -> None:
+    private_redis.cli("ACL", "SETUSER", "semel", "on", ">s3cret", "~semel:*", "resetchannels", "+@all")
+    with contextlib.closing(RedisStore(f"redis://semel:s3cret@{LOOPBACK}:{private_redis.port}/0")) as store:
+        op = claim()
+        won = store.execute(op)
+        assert isinstance(won, Claimed)
+        with contextlib.closing(RedisStore(private_redis.url)) as other:
+            other.wait(op.id, 0.05)
+        assert store.execute(Complete(op.id, won.token, b"answer", 60.0)) is True
+        shown = store.execute(claim(op.id, 2))
+        assert isinstance(shown, Existing)
+        assert (shown.record.state, shown.record.snapshot) == (State.DONE, b"answer")
+
+
+def test_who_may_not_listen_looks_for_itself(private_redis: RedisServer) -> None:
+    private_redis.cli("ACL", "SETUSER", "semel", "on", ">s3cret", "~semel:*", "resetchannels", "+@all", "-subscribe")
+    url = f"redis://semel:s3cret@{LOOPBACK}:{private_redis.port}/0"
+
+    async def main() -> None:
+        sync, aio = RedisStore(url), AsyncRedisStore(url)
+        op = claim()
+        won = await aio.execute(op)
+        assert isinstance(won, Claimed)
+        began = time.monotonic()
+        await asyncio.gather(asyncio.to_thread(sync.wait, op.id, 60.0), aio.wait(op.id, 60.0))
+        assert time.monotonic() - began < 30
+        sync.close()
+        await aio.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "words"),
+    [
+        ("OOM command not allowed when used memory > 'maxmemory'.", replies.NoMemory, "no memory left"),
+        ("READONLY You can't write against a read only replica.", replies.NotMaster, "replica"),
+        ("LOADING Redis is loading the dataset in memory", replies.Unreachable, "loading"),
+        ("MASTERDOWN Link with MASTER is down", replies.NotMaster, "master"),
+        ("CLUSTERDOWN The cluster is down", replies.NotMaster, "down"),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", replies.Unreachable, "moving"),
+        ("BUSY Redis is busy running a script.", replies.Unreachable, "busy"),
+        ("MISCONF Redis is configured to save RDB snapshots", replies.Refused, "disk"),
+        ("NOREPLICAS Not enough good replicas to write.", replies.Refused, "too few replicas"),
+        ("NOSCRIPT No matching script.", replies.NoScript, "forgotten"),
+        ("WRONGTYPE Operation against a key", ConfigurationError, "prefix"),
+        ("ERR syntax error", replies.Refused, "7.0"),
+        ("ERR unknown command 'WAITAOF'", replies.Refused, "7.0"),
+        ("ERR whatever", replies.Refused, "refused it"),
+    ],
+)
+def test_what_the_server_says_in_our_words(reply: str, kind: type[SemelError], words: str) -> None:
+    error = replies.from_reply(reply)
+    assert type(error) is kind
+    assert words in str(error)
+
+
+def test_redirections_are_read() -> None:
+    moved = replies.from_reply("MOVED 3999 10.0.0.1:6381")
+    asked = replies.from_reply("ASK 3999 ::1:6381")
+    assert isinstance(moved, replies.Moved)
+    assert isinstance(asked, replies.Moved)
+    assert (moved.slot, moved.host, moved.port, moved.asking) == (3999, "10.0.0.1", 6381, False)
+    assert (asked.slot, asked.host, asked.port, asked.asking) == (3999, "::1", 6381, True)
+
+
+@pytest.mark.parametrize("package", ["redis", "hiredis"])
+def test_a_package_that_is_missing_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    for kind in (RedisStore, AsyncRedisStore):
+        with pytest.raises(MissingDependency, match=rf"^{package} is not installed: pip install 'semel\[redis\]'"):
+            kind("redis://localhost")
+
+
+# What the settings put at risk
+
+
+def names(risks: list[Risk]) -> list[str]:
+    return sorted(risk.name for risk in risks)
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({"save": "", "appendonly": "no"}, ["no-persistence"]),
+        ({"save": "3600 1", "appendonly": "no"}, ["snapshots-only"]),
+        ({"appendonly": "yes", "appendfsync": "everysec"}, ["lazy-fsync"]),
+        ({"appendonly": "yes", "appendfsync": "always"}, []),
+        ({"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "allkeys-lru"}, []),
+        (
+            {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "allkeys-lru", "maxmemory": "100mb"},
+            ["eviction"],
+        ),
+        (
+            {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "volatile-ttl", "maxmemory": "100mb"},
+            ["eviction"],
+        ),
+        ({"appendonly": "yes", "appendfsync": "always", "maxmemory": "100mb"}, []),
+    ],
+)
+def test_risks_are_named(private_redis: RedisServer, config: dict[str, str], found: list[str]) -> None:
+    for name, value in config.items():
+        private_redis.cli("CONFIG", "SET", name, value)
+    with contextlib.closing(RedisStore(private_redis.url)) as store:
+        risks = store.risks()
+    assert names(risks) == found
+    assert all(risk.what and risk.remedy for risk in risks)
+
+    async def main() -> list[Risk]:
+        store = AsyncRedisStore(private_redis.url)
+        try:
+            return await store.risks()
+        finally:
+            await store.close()
+
+    assert run(main) == risks
+
+
+def test_risks_are_logged_once_when_the_store_first_connects(
+    private_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "semel.redis"), contextlib.closing(RedisStore(private_redis.url)) as store:
+        assert caplog.records == []
+        for _ in range(3):
+            store.execute_many([claim() for _ in range(5)])
+        store.risks()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "no-persistence: neither appendonly nor save is set" in said
+    assert "set appendonly yes" in said
+
+
+def test_what_cannot_be_read_is_a_risk_of_its_own() -> None:
+    no = StoreUnavailable("NOPERM")
+    (risk,) = assess([no] * len(QUESTIONS), wait_replicas=0, wait_aof=False)
+    assert risk.name == "unreadable"
+    assert "maxmemory-policy" in risk.what
+    assert "INFO replication" in risk.what
+
+
+# What replicas confirm
+
+
+@pytest.fixture
+def replica(private_redis: RedisServer) -> Iterator[RedisServer]:
+    with RedisServer("--replicaof", f"{LOOPBACK} {private_redis.port}") as server:
+        until = time.monotonic() + 20
+        while "state=online" not in private_redis.cli("INFO", "replication"):
+            assert time.monotonic() < until, "the replica does not come up"
+            time.sleep(0.02)
+        yield server
+
+
+def test_replicas_are_a_risk_until_they_confirm(private_redis: RedisServer, replica: RedisServer) -> None:
+    private_redis.cli("CONFIG", "SET", "appendonly", "yes")
+    private_redis.cli("CONFIG", "SET", "appendfsync", "always")
+    for confirming, found in ((0, ["asynchronous-replicas"]), (1, [])):
+        with contextlib.closing(RedisStore(private_redis.url, wait_replicas=confirming)) as store:
+            assert names(store.risks()) == found
+
+
+def test_writes_that_matter_wait_for_the_replica_and_replays_do_not(
+    private_redis: RedisServer, replica: RedisServer
+) -> None:
+    async def main() -> None:
+        sync = RedisStore(private_redis.url, wait_replicas=1, patience="20s")
+        aio = AsyncRedisStore(private_redis.url + "?wait_replicas=1", patience="20s")
+        sync.execute(claim())
+        await aio.execute(claim())
+        commands(private_redis)
+        op = claim()
+        won = sync.execute(op)
+        assert isinstance(won, Claimed)
+        assert commands(private_redis)["wait"] == 1
+        assert sync.execute(Complete(op.id, won.token, b"answer", 60.0)) is True
+        assert commands(private_redis)["wait"] == 1
+        assert isinstance(sync.execute(claim(op.id, 2)), Existing)
+        assert isinstance(await told(aio, claim(op.id, 3)), Existing)
+        assert sync.execute(Renew(op.id, won.token, 60.0)) is False
+        assert "wait" not in commands(private_redis)
+        # Those who wait in the same turn wait together.
+        claims = [claim() for _ in range(20)]
+        await asyncio.gather(*map(aio.execute, claims))
+        assert commands(private_redis)["wait"] <= 3
+        sync.execute_many(claims)
+        assert commands(private_redis)["wait"] <= 3
+        sync.close()
+        await aio.close()
+
+    run(main)
+
+
+def test_too_few_confirmations_leave_it_uncertain_and_the_same_claim_may_try_again(
+    private_redis: RedisServer, replica: RedisServer
+) -> None:
+    async def main() -> None:
+        settings: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": 0.1, "patience": 0}
+        sync, aio = RedisStore(private_redis.url, **settings), AsyncRedisStore(private_redis.url, **settings)
+        assert sync.execute(Lookup(os.urandom(16))) is None
+        assert await aio.execute(Lookup(os.urandom(16))) is None
+        replica.cli("REPLICAOF", "NO", "ONE")
+        one, two = claim(), claim()
+        with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
+            sync.execute(one)
+        links = dict(aio._servers._links)
+        with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
+            await aio.execute(two)
+        assert aio._servers._links == links, "the connection is good, and others use it"
+        sync.close()  # a new connection, which has written nothing yet: WAIT must not be content with that
+        sync = RedisStore(private_redis.url, **settings)
+        with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
+            sync.execute(one)
+        sync.close()
+        await aio.close()
+        replica.cli("REPLICAOF", LOOPBACK, str(private_redis.port))
+        sync = RedisStore(private_redis.url, wait_replicas=1, patience="30s")
+        aio = AsyncRedisStore(private_redis.url, wait_replicas=1, patience="30s")
+        for found in (sync.execute(one), await aio.execute(two)):
+            assert isinstance(found, Claimed)
+            assert found.attempt == 1
+        sync.close()
+        await aio.close()
+
+    run(main)
+
+
+def test_what_is_said_again_on_a_new_connection_is_confirmed_anew(
+    private_redis: RedisServer, replica: RedisServer
+) -> None:
+    """WAIT speaks of what its own connection has written: one that has written nothing may be told that all is well."""
+    with contextlib.closing(RedisStore(private_redis.url)) as store:
+        claimed, done = claim(), claim()
+        won, finished = store.execute_many([claimed, done])
+        assert replica.pid is not None
+        os.kill(replica.pid, signal.SIGSTOP)  # for the master it is still there
+        try:
+            saved = SaveStep(claimed.id, won.token, "charge", b"1", 0)
+            assert store.execute(saved) is True
+            completed = Complete(done.id, finished.token, b"answer", 60.0)
+            assert store.execute(completed) is True
+            said: tuple[Op[Any], ...] = (claimed, saved, completed)
+            for op in said:
+                strict = RedisStore(private_redis.url, wait_replicas=1, wait_timeout="100ms", patience=0)
+                commands(private_redis)
+                with contextlib.closing(strict), pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
+                    strict.execute(op)
+                assert commands(private_redis)["setrange"] == 1, "nothing was written that could be waited for"
+        finally:
+            os.kill(replica.pid, signal.SIGCONT)
+        with contextlib.closing(RedisStore(private_redis.url, wait_replicas=1, patience="20s")) as strict:
+            again = strict.execute(claimed)
+            assert isinstance(again, Claimed)
+            assert again.token == won.token
+            assert strict.execute(completed) is True
+
+
+def test_waiting_for_the_disk_needs_a_server_that_can(private_redis: RedisServer) -> None:
+    if "unknown command" in private_redis.cli("WAITAOF", "0", "0", "1"):
+        refused(private_redis.url, ConfigurationError, "wait_aof needs Redis 7.2", wait_aof=True)
+        return
+    refused(private_redis.url, ConfigurationError, "appendonly", wait_aof=True)  # it is off
+    private_redis.cli("CONFIG", "SET", "appendonly", "yes")
+    with contextlib.closing(RedisStore(private_redis.url, wait_aof=True)) as store:
+        assert isinstance(store.execute(claim()), Claimed)
+
+
+# URLs
+
+
+def settings(url: str, **more: Any) -> Settings:
+    given: dict[str, Any] = {
+        "prefix": None, "lanes": 2, "timeout": 10, "connect_timeout": 5, "patience": 1,
+        "wait_replicas": None, "wait_aof": None, "wait_timeout": 1, **more,
+    }  # fmt: skip
+    return Settings(url, **given)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "addresses", "service", "db"),
+    [
+        ("redis://", "redis", [("localhost", 6379)], "", 0),
+        ("redis://cache", "redis", [("cache", 6379)], "", 0),
+        ("redis://cache:7000/3", "redis", [("cache", 7000)], "", 3),
+        ("redis://[::1]:7000/3", "redis", [("::1", 7000)], "", 3),
+        ("rediss://u:p@cache", "redis", [("cache", 6379)], "", 0),
+        ("unix:///run/redis.sock?db=2", "redis", [("/run/redis.sock", 0)], "", 2),
+        ("redis+sentinel://a,b:1/shop", "sentinel", [("a", 26379), ("b", 1)], "shop", 0),
+        ("rediss+sentinel://a/shop/4", "sentinel", [("a", 26379)], "shop", 4),
+        ("redis+cluster://a:1,b:2,[::1]:3", "cluster", [("a", 1), ("b", 2), ("::1", 3)], "", 0),
+    ],
+)
+def test_urls_are_read(url: str, kind: str, addresses: list[tuple[str, int]], service: str, db: int) -> None:
+    found = settings(url)
+    assert (found.kind, found.addresses, found.service, found.db) == (
+        kind, [Address(*each) for each in addresses], service, db,
+    )  # fmt: skip
+    assert found.tls is url.startswith("rediss")
+
+
+def test_users_passwords_and_options_are_read() -> None:
+    found = settings("rediss://us%40er:p%3Aw%2F@h?ssl_cert_reqs=none&prefix=a:&wait_replicas=2&ssl_check_hostname=no")
+    assert (found.username, found.password, found.prefix, found.wait_replicas) == ("us@er", "p:w/", "a:", 2)
+    assert found.ssl == {"cert_reqs": "none", "check_hostname": False}
+    assert settings("redis://:pw@h").username is None
+    assert settings("redis://h?prefix=a:", prefix="b:").prefix == "b:"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://s3cret@h", "redis+other://s3cret@h", "redis://:s3cret@h:port", "redis://:s3cret@h/db",
+        "redis://:s3cret@a,b", "redis+sentinel://:s3cret@h", "redis://:s3cret@h?colour=red", "redis://:s3cret@h/1/2",
+        "redis+cluster://:s3cret@h/1", "redis://:s3cret@h?db=x", "redis://:s3cret@h?ssl_check_hostname=perhaps",
+    ],
+)  # fmt: skip
+def test_a_url_that_cannot_be_read_is_refused_without_being_quoted(url: str) -> None:
+    with pytest.raises(StoreURLError) as error:
+        settings(url)
+    assert "s3cret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"lanes": 0}, "1 to 64"),
+        ({"wait_replicas": -1}, "wait_replicas"),
+        ({"wait_timeout": 10, "wait_replicas": 1}, "wait_timeout must be shorter"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        settings("redis://h", **wrong)
+
+
+def test_stores_are_opened_by_url() -> None:
+    for url in ("redis://localhost:1", "rediss://localhost:1", "redis+cluster://localhost:1", "unix:///run/redis.sock"):
+        store = open_store(url)
+        assert isinstance(store, RedisStore)
+        store.close()
+
+    async def main() -> None:
+        store = open_async_store("redis+sentinel://localhost:1/shop/2")
+        assert isinstance(store, AsyncRedisStore)
+        await store.close()
+
+    run(main)
