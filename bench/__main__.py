@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from bench import aims, environment, memory, postgres, report, sqlite
+from bench import aims, environment, memory, postgres, redis, report, sqlite, transactional
 from bench.contest import QUICK, Match, Pace
 
 CALLERS = 32
-STORES = ("memory", "sqlite", "postgres")
+STORES = ("memory", "sqlite", "postgres", "transactional", "redis")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,6 +80,16 @@ def measure(pace: Pace, only: Sequence[str], *, callers: int, url: str | None, p
             here = url or _server(stack, found, progress)
             if here is not None:
                 _play(found, stack.enter_context(postgres.matches(here, callers)), pace, progress)
+    if "transactional" in only:
+        with ExitStack() as stack:
+            here = url or _server(stack, found, progress)
+            if here is not None:
+                _play(found, stack.enter_context(transactional.matches(here)), pace, progress)
+    if "redis" in only:
+        with ExitStack() as stack:
+            there = _redis(stack, found, progress)
+            if there is not None:
+                _play(found, stack.enter_context(redis.matches(there, callers)), pace, progress)
     progress("")
     return found
 
@@ -98,6 +108,17 @@ def _server(stack: ExitStack, found: Findings, progress: Any) -> str | None:
         return stack.enter_context(PostgresServer()).url
     except ServerMissing as missing:
         found.notes.append(f"PostgreSQL was not measured: {missing}")
+        return None
+
+
+def _redis(stack: ExitStack, found: Findings, progress: Any) -> str | None:
+    from tests.servers import RedisServer, ServerMissing
+
+    progress("Redis: starting a server")
+    try:
+        return stack.enter_context(RedisServer()).url
+    except ServerMissing as missing:
+        found.notes.append(f"Redis was not measured: {missing}")
         return None
 
 

@@ -8,13 +8,17 @@ from typing import Any, Final
 
 from bench.contest import Match
 from bench.memory import Cost
+from bench.redis import STORE_ALONE
 from bench.sqlite import ONE_COMMIT_PER_OP
+from bench.transactional import IN_THE_CALLERS, OPENED_BY_SEMEL
 
 __all__ = ["Verdict", "judge"]
 
 OVERHEAD: Final = {"sync": 15.0, "async": 25.0}
 POSTGRES: Final = 0.8
 SQLITE: Final = 5.0
+TRANSACTIONAL: Final = {OPENED_BY_SEMEL: 0.75, IN_THE_CALLERS: 0.65}
+REDIS: Final = 4.0
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,21 @@ def judge(costs: Sequence[Cost], matches: Iterable[Match], callers: int) -> list
     for match in matches:
         alone = {s.job: s.rate for s in match.standings() if s.name == ONE_COMMIT_PER_OP and s.callers == callers}
         for standing in match.standings():
-            if standing.job != "first" or standing.callers != callers or standing.name != "Semel":
+            if standing.name in TRANSACTIONAL and standing.times_bare is not None:
+                floor = TRANSACTIONAL[standing.name]
+                told = f"{match.title}, {standing.name}: at least {floor:g}× unprotected"
+                verdicts.append(Verdict(told, standing.times_bare, "×", standing.times_bare >= floor))
+                continue
+            judged = STORE_ALONE if match.store == "redis" else "Semel"
+            if standing.job != "first" or standing.callers != callers or standing.name != judged:
                 continue
             ratio = standing.times_bare
-            if ratio is None or match.store not in ("sqlite", "postgres"):
+            if ratio is None or match.store not in ("sqlite", "postgres", "redis"):
                 continue
             if match.store == "postgres":
                 aim, least = f"at least {POSTGRES:g}× two bare statements", POSTGRES
+            elif match.store == "redis":
+                aim, least = f"claim and complete, at least {REDIS:g}× the same two commands by redis.asyncio", REDIS
             else:
                 # An Op is what the group commit shares: the same path, one commit for each. Beside it, the bare driver.
                 aim, least = f"at least {SQLITE:g}× one commit per Op", SQLITE

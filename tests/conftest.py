@@ -5,7 +5,16 @@ from typing import cast
 
 import pytest
 
-from tests.servers import PostgresServer, Server
+from tests.servers import (
+    DynamoDBServer,
+    MariaDBServer,
+    PostgresServer,
+    RedisClusterServers,
+    RedisSentinelServers,
+    RedisServer,
+    Server,
+)
+from tests.servers.pgbouncer import PgBouncerServer
 
 pytest_plugins = ["tests.servers.plugin"]
 
@@ -28,3 +37,77 @@ def postgres_url(postgres: PostgresServer) -> Iterator[str]:
 def private_postgres(private_server: Callable[[str], Server]) -> PostgresServer:
     """A Postgres server for this test alone."""
     return cast(PostgresServer, private_server("postgres"))
+
+
+@pytest.fixture(scope="session")
+def redis(shared_server: Callable[[str], Server]) -> RedisServer:
+    """The session's Redis server, which keeps nothing on disk. Never restart it: take `private_redis`."""
+    return cast(RedisServer, shared_server("redis"))
+
+
+@pytest.fixture
+def redis_url(redis: RedisServer) -> str:
+    """An empty database on the session's server."""
+    return redis.database()
+
+
+@pytest.fixture
+def private_redis(private_server: Callable[[str], Server]) -> RedisServer:
+    """A Redis server for this test alone."""
+    return cast(RedisServer, private_server("redis"))
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(shared_server: Callable[[str], Server]) -> RedisClusterServers:
+    """The session's Redis Cluster: three masters, three replicas."""
+    return cast(RedisClusterServers, shared_server("redis_cluster"))
+
+
+@pytest.fixture
+def private_redis_cluster(private_server: Callable[[str], Server]) -> RedisClusterServers:
+    """A Redis Cluster for this test alone."""
+    return cast(RedisClusterServers, private_server("redis_cluster"))
+
+
+@pytest.fixture
+def private_redis_sentinel(private_server: Callable[[str], Server]) -> RedisSentinelServers:
+    """A master, two replicas and three sentinels for this test alone."""
+    return cast(RedisSentinelServers, private_server("redis_sentinel"))
+
+
+@pytest.fixture(scope="session")
+def mariadb(shared_server: Callable[[str], Server]) -> MariaDBServer:
+    """The session's MariaDB server. Never restart it: that is what `private_mariadb` is for."""
+    return cast(MariaDBServer, shared_server("mariadb"))
+
+
+@pytest.fixture
+def mariadb_url(mariadb: MariaDBServer) -> Iterator[str]:
+    """A fresh database on the session's server, dropped after the test."""
+    url = mariadb.create_database()
+    yield url
+    mariadb.drop_database(url)
+
+
+@pytest.fixture
+def private_mariadb(private_server: Callable[[str], Server]) -> MariaDBServer:
+    """A MariaDB server for this test alone."""
+    return cast(MariaDBServer, private_server("mariadb"))
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(shared_server: Callable[[str], Server]) -> PgBouncerServer:
+    """The session's PgBouncer in transaction mode, with a Postgres server of its own behind it."""
+    return cast(PgBouncerServer, shared_server("pgbouncer"))
+
+
+@pytest.fixture(scope="session")
+def dynamodb(shared_server: Callable[[str], Server]) -> DynamoDBServer:
+    """The session's server with DynamoDB's API."""
+    return cast(DynamoDBServer, shared_server("dynamodb"))
+
+
+@pytest.fixture
+def private_dynamodb(private_server: Callable[[str], Server]) -> DynamoDBServer:
+    """A server with DynamoDB's API for this test alone."""
+    return cast(DynamoDBServer, private_server("dynamodb"))

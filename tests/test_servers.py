@@ -13,11 +13,27 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import psycopg
+import pymysql
 import pytest
 
-from tests.servers import KINDS, PostgresServer, Server, ServerError, ServerMissing, ServerPool, base
+from tests.servers import (
+    KINDS,
+    DynamoDBServer,
+    MariaDBServer,
+    PostgresServer,
+    RedisClusterServers,
+    RedisSentinelServers,
+    RedisServer,
+    Server,
+    ServerError,
+    ServerMissing,
+    ServerPool,
+    base,
+)
 from tests.servers import install as installer
 from tests.servers.install import install, missing_is_an_error
 
@@ -145,6 +161,122 @@ def test_stop_leaves_nothing_behind(private_postgres: PostgresServer) -> None:
     assert not accepts(server.port)
     assert "database system is shut down" in server.log_tail()
     server.stop()  # once more does no harm
+
+
+# MariaDB
+
+
+def asked(url: str, statement: str) -> list[tuple[object, ...]]:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    with pymysql.connect(
+        host=parts.hostname, port=parts.port or 0, user=parts.username, database=parts.path[1:], autocommit=True
+    ) as connection:
+        cursor = connection.cursor()
+        cursor.execute(statement)
+        return list(cursor.fetchall())
+
+
+def test_mariadb_runs_on_loopback_with_real_durability(mariadb: MariaDBServer) -> None:
+    assert mariadb.url == f"mysql://root@127.0.0.1:{mariadb.port}/mysql"
+    settings = mariadb.execute("SELECT @@innodb_flush_log_at_trx_commit, @@bind_address, @@max_connections")
+    assert settings == [(1, "127.0.0.1", 200)]
+
+
+def test_fresh_databases_of_mariadb_do_not_see_each_other(mariadb: MariaDBServer, mariadb_url: str) -> None:
+    other = mariadb.create_database()
+    assert other != mariadb_url
+    asked(mariadb_url, "CREATE TABLE things (id int)")
+    assert asked(other, "SHOW TABLES") == []
+    with pymysql.connect(
+        host="127.0.0.1", port=mariadb.port, user="root", database=other[other.rindex("/") + 1 :]
+    ) as one:
+        one.cursor().execute("SELECT 1")
+        mariadb.drop_database(other)
+        with pytest.raises(pymysql.MySQLError):
+            one.cursor().execute("SELECT 1")
+    with pytest.raises(pymysql.OperationalError, match="Unknown database"):
+        asked(other, "SELECT 1")
+
+
+@pytest.mark.parametrize("mode", ["clean", "crash"])
+def test_a_restart_of_mariadb_keeps_port_and_data(private_mariadb: MariaDBServer, mode: str) -> None:
+    server = private_mariadb
+    url, pid = server.create_database(), server.pid
+    asked(url, "CREATE TABLE things AS SELECT 7 AS id")
+    server.restart(mode)  # type: ignore[arg-type]
+    assert server.pid != pid
+    assert asked(url, "SELECT id FROM things") == [(7,)]
+    pid, folder = server.pid, server.folder
+    assert pid is not None
+    server.stop()
+    assert gone(pid, folder)
+    assert not accepts(server.port)
+
+
+# Redis
+
+
+def test_redis_runs_on_loopback_and_its_databases_do_not_see_each_other(redis: RedisServer, redis_url: str) -> None:
+    assert redis.url == f"redis://127.0.0.1:{redis.port}/0"
+    other = redis.database()
+    assert other != redis_url
+    redis.cli("-n", redis_url.rpartition("/")[2], "SET", "thing", "7")
+    assert redis.cli("-n", other.rpartition("/")[2], "DBSIZE") == "0\n"
+    assert redis.cli("CONFIG", "GET", "bind") == "bind\n127.0.0.1\n"
+
+
+def test_a_restart_of_redis_keeps_the_port_and_a_stop_leaves_nothing(private_redis: RedisServer) -> None:
+    server = private_redis
+    pid, port, folder = server.pid, server.port, server.folder
+    server.restart()
+    assert (server.port, server.pid != pid) == (port, True)
+    server.crash()
+    assert not accepts(port)
+    server.return_()
+    assert accepts(port)
+    pid = server.pid
+    assert pid is not None
+    server.stop()
+    assert gone(pid, folder)
+
+
+def test_a_redis_cluster_has_three_masters_with_a_replica_each_and_leaves_nothing(
+    private_redis_cluster: RedisClusterServers,
+) -> None:
+    masters = private_redis_cluster.masters()
+    assert len(masters) == 3
+    assert all("connected_slaves:1" in master.cli("INFO", "replication") for master in masters)
+    left = [(member.pid, member.folder) for member in private_redis_cluster.members]
+    private_redis_cluster.stop()
+    assert all(pid is not None and gone(pid, folder) for pid, folder in left)
+    private_redis_cluster.stop()  # once more does no harm
+
+
+def test_sentinels_name_the_master_and_leave_nothing(private_redis_sentinel: RedisSentinelServers) -> None:
+    group = private_redis_sentinel
+    assert group.master is group.data[0]
+    assert "connected_slaves:2" in group.master.cli("INFO", "replication")
+    left = [(member.pid, member.folder) for member in group.members]
+    assert len(left) == 6
+    group.stop()
+    assert all(pid is not None and gone(pid, folder) for pid, folder in left)
+
+
+# DynamoDB
+
+
+def test_dynamodb_answers_on_loopback_and_leaves_nothing_behind(private_dynamodb: DynamoDBServer) -> None:
+    server = private_dynamodb
+    pid, folder = server.pid, server.folder
+    assert pid is not None
+    assert server.table() != server.table()
+    with urlopen(f"{server.url}/moto-api/", timeout=10) as answer:
+        assert answer.status == 200
+        assert answer.headers["Date"], "the store takes its time from it"
+    server.stop()
+    assert gone(pid, folder)
+    assert not accepts(server.port)
 
 
 # What all kinds share

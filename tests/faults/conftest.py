@@ -16,10 +16,17 @@ OPERATIONS = 60
 PATIENCE = 90.0
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture(
+    params=[
+        "sqlite",
+        pytest.param("postgres", marks=pytest.mark.postgres),
+        pytest.param("redis", marks=pytest.mark.redis),
+    ]
+)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of a fresh store, once on SQLite and once on Postgres."""
-    url = f"sqlite:///{tmp_path / 'semel.db'}" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    """The URL of a fresh store, once of each kind."""
+    sqlite = request.param == "sqlite"
+    url = f"sqlite:///{tmp_path / 'semel.db'}" if sqlite else request.getfixturevalue(f"{request.param}_url")
     migrate_store(url)
     return url
 

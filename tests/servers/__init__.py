@@ -7,8 +7,23 @@ One file per kind, one row per kind in `kinds.KINDS`. Nothing here knows pytest 
 """
 
 from tests.servers.base import Server, ServerError, ServerMissing
+from tests.servers.dynamodb import DynamoDBServer
 from tests.servers.kinds import KINDS
+from tests.servers.mariadb import MariaDBServer
 from tests.servers.pool import ServerPool
 from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisClusterServers, RedisSentinelServers, RedisServer
 
-__all__ = ["KINDS", "PostgresServer", "Server", "ServerError", "ServerMissing", "ServerPool"]
+__all__ = [
+    "KINDS",
+    "DynamoDBServer",
+    "MariaDBServer",
+    "PostgresServer",
+    "RedisClusterServers",
+    "RedisSentinelServers",
+    "RedisServer",
+    "Server",
+    "ServerError",
+    "ServerMissing",
+    "ServerPool",
+]

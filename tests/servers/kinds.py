@@ -1,6 +1,21 @@
 """The table of server kinds. Its names are also the names of fixtures and markers."""
 
 from tests.servers.base import Server
+from tests.servers.dynamodb import DynamoDBServer
+from tests.servers.mariadb import MariaDBServer
+from tests.servers.pgbouncer import PgBouncerServer
 from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisClusterServers, RedisSentinelServers, RedisServer
 
-KINDS: dict[str, type[Server]] = {kind.name: kind for kind in (PostgresServer,)}
+KINDS: dict[str, type[Server]] = {
+    kind.name: kind
+    for kind in (
+        PostgresServer,
+        PgBouncerServer,
+        MariaDBServer,
+        DynamoDBServer,
+        RedisServer,
+        RedisSentinelServers,
+        RedisClusterServers,
+    )
+}

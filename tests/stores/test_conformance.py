@@ -12,8 +12,25 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Release, Renew, Resolve, SaveStep, Sweep, Swept
-from semel.core.semantics import Row, apply, state_of, sweepable
+from semel.core.ops import (
+    INPUT,
+    Abandoned,
+    Claim,
+    Claimed,
+    Complete,
+    Count,
+    Lookup,
+    Op,
+    Page,
+    Release,
+    Renew,
+    Resolve,
+    Resumable,
+    SaveStep,
+    Sweep,
+    Swept,
+)
+from semel.core.semantics import Row, apply, show, state_of, sweepable
 from semel.core.states import State, Takeover
 from semel.errors import StoreError, StoreUnavailable
 from semel.testing import conformance
@@ -27,6 +44,8 @@ class BrokenStore:
     """The table over a dict, but for one mutation: where it answers, its answer counts."""
 
     wakes = False
+    counts = True
+    resumes = True
 
     def __init__(self, mutation: Break, clock: Callable[[], float]) -> None:
         self.mutation = mutation
@@ -39,6 +58,10 @@ class BrokenStore:
             now = self.clock()
             if isinstance(op, Sweep):
                 return self.sweep(op, now)
+            if isinstance(op, Count):
+                return self.count(op, now)
+            if isinstance(op, Resumable):
+                return self.resumable(op, now)
             row = self.rows.get(op.id)
             changed, answer = self.mutation(row, op, now) or apply(row, op, now)
             if changed is None:
@@ -58,6 +81,20 @@ class BrokenStore:
         verdicts = [verdict for _, verdict in due]
         return Swept(verdicts.count(State.ABSENT), verdicts.count(State.UNKNOWN))
 
+    def count(self, op: Count, now: float) -> int:
+        mine = [row for row in self.rows.values() if row.tenant == op.tenant and state_of(row, now) is not State.ABSENT]
+        return min(len(mine), op.limit)
+
+    def resumable(self, op: Resumable, now: float) -> Page:
+        ids = sorted(id for id, row in self.rows.items() if id > op.after and INPUT in dict(row.steps))[: op.limit]
+        found = [self.rows[id] for id in ids if self.finds(self.rows[id], op, now)]
+        last = ids[-1] if len(ids) == op.limit else None
+        return Page(tuple(Abandoned(show(row, now), dict(row.steps)[INPUT]) for row in found), last)
+
+    def finds(self, row: Row, op: Resumable, now: float) -> bool:
+        may = row.takeover is not Takeover.REJECT and row.operation in op.operations
+        return may and state_of(row, now) is State.ABANDONED
+
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         return [self.execute(op) for op in ops]
 
@@ -72,7 +109,7 @@ class ForgetsWhoHoldsTheLock(BrokenStore):
     """Looks, then acts, and lets others in between."""
 
     def execute(self, op: Any) -> Any:
-        if isinstance(op, Sweep):
+        if isinstance(op, (Sweep, Count, Resumable)):
             return super().execute(op)
         row = self.rows.get(op.id)
         time.sleep(0.001)
@@ -103,6 +140,69 @@ class SweepsWhatStillRuns(BrokenStore):
         for id in gone[: op.limit]:
             del self.rows[id]
         return Swept(len(gone[: op.limit]), 0)
+
+
+class CountsWhatHasExpired(BrokenStore):
+    def count(self, op: Count, now: float) -> int:
+        return min(sum(row.tenant == op.tenant for row in self.rows.values()), op.limit)
+
+
+class CountsOnlyWhatHasNotExpired(BrokenStore):
+    """But a record in doubt stays past its time."""
+
+    def count(self, op: Count, now: float) -> int:
+        return min(sum(row.tenant == op.tenant and row.expires > now for row in self.rows.values()), op.limit)
+
+
+class CountsEverybody(BrokenStore):
+    def count(self, op: Count, now: float) -> int:
+        return min(sum(state_of(row, now) is not State.ABSENT for row in self.rows.values()), op.limit)
+
+
+class CountsBeyondItsLimit(BrokenStore):
+    def count(self, op: Count, now: float) -> int:
+        return super().count(Count(op.tenant, op.limit + 1), now)
+
+
+class FindsWhatRuns(BrokenStore):
+    def finds(self, row: Row, op: Resumable, now: float) -> bool:
+        return row.state is State.RUNNING and row.operation in op.operations
+
+
+class FindsWhatMayNotBeRunAgain(BrokenStore):
+    def finds(self, row: Row, op: Resumable, now: float) -> bool:
+        return state_of(row, now) is State.ABANDONED and row.operation in op.operations
+
+
+class FindsWhatHasExpired(BrokenStore):
+    def finds(self, row: Row, op: Resumable, now: float) -> bool:
+        return row.state is State.RUNNING and row.lease_end <= now and row.operation in op.operations
+
+
+class FindsEveryOperation(BrokenStore):
+    def finds(self, row: Row, op: Resumable, now: float) -> bool:
+        return super().finds(row, Resumable((row.operation,), op.after, op.limit), now)
+
+
+class LosesTheEndOfAPage(BrokenStore):
+    def resumable(self, op: Resumable, now: float) -> Page:
+        page = super().resumable(op, now)
+        return Page(page.found[:-1] if page.last else page.found, page.last)
+
+
+class NeverComesToTheEnd(BrokenStore):
+    def resumable(self, op: Resumable, now: float) -> Page:
+        page = super().resumable(op, now)
+        return Page(page.found, page.last or op.after)
+
+
+class ForgetsTheInputOfWhatRuns(BrokenStore):
+    def resumable(self, op: Resumable, now: float) -> Page:
+        page = super().resumable(op, now)
+        for id, row in self.rows.items():
+            if state_of(row, now) is State.RUNNING:
+                self.rows[id] = row._replace(steps=tuple(step for step in row.steps if step[0] != INPUT))
+        return page
 
 
 class AnswersBatchesBackwards(BrokenStore):
@@ -177,6 +277,18 @@ def _renewal_revives(row: Row | None, op: Renew, now: float) -> tuple[Row | None
     if row is not None and row.state is State.DONE and row.token == op.token:
         return row._replace(state=State.RUNNING, lease_end=now + op.lease), True
     return None
+
+
+def _renewal_shortens(row: Row | None, op: Renew, now: float) -> tuple[Row | None, Any]:
+    changed, answer = apply(row, op, now)
+    return (changed._replace(lease_end=now + op.lease) if answer and changed else changed), answer
+
+
+def _yielding_keeps_the_token(row: Row | None, op: Release, now: float) -> tuple[Row | None, Any] | None:
+    changed, answer = apply(row, op, now)
+    if row is None or changed is None or op.to is not State.ABANDONED:
+        return None
+    return changed._replace(token=row.token), answer
 
 
 def _last_value_of_a_step_stays(row: Row | None, op: SaveStep, now: float) -> tuple[Row | None, Any] | None:
@@ -261,6 +373,8 @@ MUTATIONS: dict[str, Break] = {
     "a take-over keeps the token": _only(Claim, _takeover_keeps_token),
     "the last completion stays": _only(Complete, _last_completion_stays),
     "a renewal revives what is done": _only(Renew, _renewal_revives),
+    "a renewal makes the lease shorter": _only(Renew, _renewal_shortens),
+    "a late renewal revives what was let go": _only(Release, _yielding_keeps_the_token),
     "the last value of a step stays": _only(SaveStep, _last_value_of_a_step_stays),
     "steps come back sorted": _only(SaveStep, _steps_sorted),
     "steps survive expiry": _only(Claim, _steps_survive_expiry),
@@ -313,6 +427,17 @@ def test_a_proof_fails_when(mutation: str) -> None:
         SweepsBeyondItsLimit,
         SweepsWhatIsInDoubt,
         SweepsWhatStillRuns,
+        CountsWhatHasExpired,
+        CountsOnlyWhatHasNotExpired,
+        CountsEverybody,
+        CountsBeyondItsLimit,
+        FindsWhatRuns,
+        FindsWhatMayNotBeRunAgain,
+        FindsWhatHasExpired,
+        FindsEveryOperation,
+        LosesTheEndOfAPage,
+        NeverComesToTheEnd,
+        ForgetsTheInputOfWhatRuns,
         AnswersBatchesBackwards,
         FailsTheWholeBatch,
     ],

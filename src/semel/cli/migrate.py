@@ -70,11 +70,29 @@ def _check_mysql(url: str) -> None:
     check(url)
 
 
+def _check_tiered(url: str) -> None:
+    from semel.stores.urls import tiers
+
+    truth = tiers(url)[0]
+    scheme = truth.partition(":")[0]
+    if scheme not in _CHECKS:
+        raise StoreURLError(f"no store is called {scheme[:40]!r}; there are: {', '.join(_CHECKS)}")
+    _CHECKS[scheme](truth)
+
+
+def _check_dynamodb(url: str) -> None:
+    from semel.stores.dynamodb import check
+
+    check(url)
+
+
 _CHECKS: Final[dict[str, Callable[[str], None]]] = {
     "sqlite": _check_sqlite,
     "postgresql": _check_postgres,
     "postgres": _check_postgres,
     "mysql": _check_mysql,
     "mariadb": _check_mysql,
+    "dynamodb": _check_dynamodb,
     "memory": lambda url: None,
+    "tiered": _check_tiered,
 }

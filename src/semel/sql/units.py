@@ -6,6 +6,7 @@ nothing is stored, for certain: the server rolls back what nobody can commit any
 
 from __future__ import annotations
 
+import time
 from types import ModuleType
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from semel.core.semantics import Row
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable, StoreUncertain, TransactionConflict
 from semel.sql.connections.adopt import AsyncLent, Dialect, Lent, adopt
-from semel.sql.connections.driver_errors import is_conflict, sqlstate
+from semel.sql.connections.driver_errors import is_conflict, is_duplicate, is_stale
 from semel.sql.connections.postgres_errors import Contended
 from semel.sql.connections.sqlite import Busy
 from semel.sql.dialects import postgres_transaction, sqlite_transaction
@@ -65,30 +66,28 @@ class _Unit:
         """Whether what a handler raised is the database's word that another transaction stood in its way."""
         return isinstance(error, TransactionConflict) or is_conflict(error)
 
-    def _locking(self, error: SemelError) -> Occupied:
+    def _locked(self, op: Lock, found: Row | Occupied | None) -> Row | Occupied | None:
+        """What the guard found; unless the driver has committed it meanwhile, and with it every promise."""
+        if not op.own and not self.connection.holds():
+            raise ConfigurationError(
+                "the driver commits each statement of this connection by itself, so nothing would commit together; "
+                f"nothing was run. Open a transaction: {self.connection.opening}; or use begin=True"
+            )
+        return found
+
+    def _locking(self, error: SemelError, began: float) -> Occupied:
         """What a failed guard means: the file is held by others, or the error that is raised."""
-        if isinstance(error, Busy) and getattr(error.__cause__, "sqlite_errorname", "") != "SQLITE_BUSY_SNAPSHOT":
-            return Occupied(error)
+        if isinstance(error, Busy) and not is_stale(error.__cause__):
+            return Occupied(error, time.monotonic() - began)
         raise self._conflict(error, "the guard") from error.__cause__
 
     def _conflict(self, error: SemelError, where: str, *, committing: bool = False) -> SemelError:
         cause = error.__cause__
-        if isinstance(error, (Contended, Busy)) or (cause is not None and (is_conflict(cause) or _twice(cause))):
+        if isinstance(error, (Contended, Busy)) or is_conflict(cause) or is_duplicate(cause):
             return TransactionConflict(f"another transaction stood in the way of {where}: {error}; {_ADVICE}")
         if isinstance(error, StoreUncertain) and not committing:
             return StoreUnavailable(f"{error}; the transaction went with it, and nothing was stored")
         return error
-
-
-def _twice(error: BaseException) -> bool:
-    """Whether a record stood where we wrote ours."""
-    for cause in (error, getattr(error, "orig", None), error.__cause__):
-        if isinstance(cause, BaseException) and (
-            sqlstate(cause) == "23505"
-            or getattr(cause, "sqlite_errorname", "") in ("SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE")
-        ):
-            return True
-    return False
 
 
 class Unit(_Unit):
@@ -102,15 +101,16 @@ class Unit(_Unit):
 
     def lock(self, op: Lock) -> Row | Occupied | None:
         program: Program[Row | Occupied | None] = self._programs.lock(op)
+        began = time.monotonic()
         try:
             first = next(program)
             rows: Rows = self.connection.begin_with(first) if op.own else self.connection.execute(first)
             while True:
                 rows = self.connection.execute(program.send(rows))
         except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+            return self._locked(op, stop.value)
         except SemelError as error:
-            return self._locking(error)
+            return self._locking(error, began)
 
     def keep(self, op: Keep) -> None:
         program: Program[bool] = self._programs.keep(op)
@@ -146,15 +146,16 @@ class AsyncUnit(_Unit):
 
     async def lock(self, op: Lock) -> Row | Occupied | None:
         program: Program[Row | Occupied | None] = self._programs.lock(op)
+        began = time.monotonic()
         try:
             first = next(program)
             rows: Rows = await (self.connection.begin_with(first) if op.own else self.connection.execute(first))
             while True:
                 rows = await self.connection.execute(program.send(rows))
         except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+            return self._locked(op, stop.value)
         except SemelError as error:
-            return self._locking(error)
+            return self._locking(error, began)
 
     async def keep(self, op: Keep) -> None:
         program: Program[bool] = self._programs.keep(op)

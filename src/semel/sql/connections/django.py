@@ -55,6 +55,9 @@ class LentDjango:
     def begun(self) -> bool:
         return self.in_transaction()
 
+    def holds(self) -> bool:
+        return self.begun()
+
     def begin_with(self, statement: Statement) -> Rows:
         self._atomic = _atomic(using=self.raw.alias)
         try:

@@ -13,7 +13,7 @@ from semel.errors import SemelError, StoreUnavailable
 from semel.sql.connections import sqlite
 from semel.sql.connections.postgres_errors import Refused, from_sqlstate
 
-__all__ = ["driver_error", "is_conflict", "sqlstate"]
+__all__ = ["causes", "driver_error", "is_conflict", "is_duplicate", "is_stale", "sqlstate"]
 
 _CONFLICTS: Final = frozenset({"40001", "40P01"})  # serialization failure, deadlock
 _NAMES_LOST: Final = ("OperationalError", "InterfaceError", "InternalError")
@@ -23,26 +23,40 @@ _DEPTH: Final = 8
 
 def driver_error(error: BaseException, dialect: str) -> SemelError:
     """The error of our tree for a wrapped one."""
-    for cause in _chain(error):
+    for cause in causes(error):
         if isinstance(cause, sqlite3.Error):
             return sqlite.named_error(cause)
         code = sqlstate(cause)
         if code is not None:
             return from_sqlstate(code, str(cause))
     text = " ".join(str(error).split())[:300]
-    if dialect == "postgresql" and any(type(cause).__name__ in _NAMES_LOST for cause in _chain(error)):
+    if dialect == "postgresql" and any(type(cause).__name__ in _NAMES_LOST for cause in causes(error)):
         return from_sqlstate(None, text)
     if dialect == "postgresql":
         return Refused(f"the driver cannot send this: {text}")
     return StoreUnavailable(f"the database refused: {text}")
 
 
-def is_conflict(error: BaseException) -> bool:
+def is_conflict(error: BaseException | None) -> bool:
     """Whether the transaction failed only because of others, so that running it again is the cure."""
     return any(
         sqlstate(cause) in _CONFLICTS
         or (isinstance(cause, sqlite3.Error) and _busy(getattr(cause, "sqlite_errorname", "")))
-        for cause in _chain(error)
+        for cause in causes(error)
+    )
+
+
+def is_stale(error: BaseException | None) -> bool:
+    """Whether SQLite says that others have written since this transaction began to read: no waiting helps."""
+    return any(getattr(cause, "sqlite_errorname", "") == "SQLITE_BUSY_SNAPSHOT" for cause in causes(error))
+
+
+def is_duplicate(error: BaseException | None) -> bool:
+    """Whether a row stood where this one was to be."""
+    return any(
+        sqlstate(cause) == "23505"
+        or getattr(cause, "sqlite_errorname", "") in ("SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE")
+        for cause in causes(error)
     )
 
 
@@ -56,9 +70,9 @@ def _busy(name: object) -> bool:
     return isinstance(name, str) and name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
     """The error, what it wraps (SQLAlchemy's ``orig``), and what it was raised from (Django)."""
-    found: BaseException | None = error
+    found = error
     for _ in range(_DEPTH):
         if found is None:
             return

@@ -48,6 +48,9 @@ class LentAsyncpg:
     def begun(self) -> bool:
         return bool(self.raw.is_in_transaction())
 
+    def holds(self) -> bool:
+        return self.begun()
+
     async def begin_with(self, statement: Statement) -> Rows:
         # A script has no rows in asyncpg, only the word of its last command: "SELECT 0" is all there is to know when
         # nothing was found. Otherwise the statement is asked again, alone.

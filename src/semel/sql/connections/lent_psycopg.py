@@ -40,6 +40,9 @@ class _Lent:
         # In a pipeline the BEGIN of `conn.transaction()` may wait to be sent.
         return bool(self.raw.pgconn.transaction_status != _IDLE or getattr(self.raw, "_num_transactions", 0))
 
+    def holds(self) -> bool:
+        return self.begun()
+
     def _joins(self) -> bool:
         """Whether BEGIN is ours to send: without autocommit psycopg sends its own, and a pipeline takes no script."""
         return bool(self.raw.autocommit and self.raw.pgconn.pipeline_status == _NO_PIPELINE)

@@ -50,6 +50,9 @@ class LentSQLite:
     def begun(self) -> bool:
         return self.raw.in_transaction
 
+    def holds(self) -> bool:
+        return self.begun()
+
     def begin_with(self, statement: Statement) -> Rows:
         try:
             # The write lock at once: the guard asks for it anyway, and a later request could find its snapshot stale.
@@ -61,13 +64,14 @@ class LentSQLite:
     def commit_with(self, statement: Statement) -> None:
         self.execute(statement)
         try:
-            self.raw.commit()
+            self.raw.execute("COMMIT")  # not commit(), which does nothing on a connection in autocommit
         except sqlite3.Error as error:
             raise named_error(error) from error
 
     def rollback(self) -> None:
         try:
-            self.raw.rollback()
+            if self.raw.in_transaction:
+                self.raw.execute("ROLLBACK")
         except sqlite3.Error as error:
             raise named_error(error) from error
 
@@ -110,6 +114,9 @@ class LentAiosqlite:
         except ValueError as error:  # aiosqlite's word for it
             raise ConfigurationError("the aiosqlite connection is not open") from error
 
+    def holds(self) -> bool:
+        return self.begun()
+
     async def begin_with(self, statement: Statement) -> Rows:
         try:
             await self.raw.execute("BEGIN IMMEDIATE")
@@ -120,12 +127,13 @@ class LentAiosqlite:
     async def commit_with(self, statement: Statement) -> None:
         await self.execute(statement)
         try:
-            await self.raw.commit()
+            await self.raw.execute("COMMIT")
         except sqlite3.Error as error:
             raise named_error(error) from error
 
     async def rollback(self) -> None:
         try:
-            await self.raw.rollback()
+            if self.raw.in_transaction:
+                await self.raw.execute("ROLLBACK")
         except sqlite3.Error as error:
             raise named_error(error) from error

@@ -37,10 +37,12 @@ def texts(statement: Statement, together: bool, limit: int | None) -> list[str]:
 class Answer:
     """What a packet was answered: the rows of the last statement that has some, or how many the first one touched."""
 
-    __slots__ = ("_apart", "_given", "_rows", "_touched")
+    __slots__ = ("_given", "_pieces", "_rows", "_touched")
 
     def __init__(self, statement: Statement, own: bool) -> None:
-        self._apart = own and isinstance(statement, Packet) and not statement.begins and len(statement.pieces) > 1
+        apart = own and isinstance(statement, Packet) and not statement.begins
+        self._pieces = statement.pieces if apart and isinstance(statement, Packet) else ()
+        """Those that are each committed by themselves."""
         self._given = 0
         self._rows: Rows | None = None
         self._touched = 0
@@ -57,7 +59,8 @@ class Answer:
 
     def error(self, error: SemelError) -> SemelError:
         """ "Not stored" would be a lie where statements before the one that failed are committed."""
-        return StoreUncertain(str(error)) if self._apart and self._given else error
+        stored = any(piece.query.writes for piece in self._pieces[: self._given])
+        return StoreUncertain(str(error)) if stored else error
 
 
 def _filled(text: str, values: list[Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Literal
 from sqlalchemy.exc import SQLAlchemyError
 
 from semel.errors import ConfigurationError, SemelError
-from semel.sql.connections.adopt import Dialect
+from semel.sql.connections.adopt import Dialect, adopt
 from semel.sql.connections.driver_errors import driver_error
 from semel.sql.program import Rows, Statement
 
@@ -58,6 +58,15 @@ def _error(error: Exception, engine: Any) -> SemelError:
     return driver_error(error, _DIALECTS.get(engine.dialect.name, ""))
 
 
+def _held(connection: Any) -> bool:
+    """What the driver says: SQLAlchemy may be told to believe in a transaction where the driver commits by itself."""
+    driver = connection.connection.driver_connection
+    try:
+        return bool(adopt(driver).begun())
+    except ConfigurationError:  # a driver that we do not know
+        return True
+
+
 def _rows(result: Any) -> Rows:
     return [tuple(row) for row in result] if result.returns_rows else ()
 
@@ -91,6 +100,9 @@ class LentConnection:
 
     def begun(self) -> bool:
         return bool(self.raw.in_transaction())
+
+    def holds(self) -> bool:
+        return _held(self.raw)
 
     def begin_with(self, statement: Statement) -> Rows:
         try:
@@ -140,6 +152,9 @@ class LentSession:
     def begun(self) -> bool:
         return bool(self.raw.in_transaction())
 
+    def holds(self) -> bool:
+        return _held(self.raw.connection())
+
     def begin_with(self, statement: Statement) -> Rows:
         try:
             self.raw.begin()
@@ -187,6 +202,9 @@ class AsyncLentConnection:
     def begun(self) -> bool:
         return bool(self.raw.in_transaction())
 
+    def holds(self) -> bool:
+        return _held(self.raw.sync_connection)
+
     async def begin_with(self, statement: Statement) -> Rows:
         try:
             await self.raw.begin()
@@ -213,16 +231,18 @@ class AsyncLentSession:
 
     awaited: Literal[True] = True
     opening: ClassVar[str] = "`async with session.begin():`, on an engine that is not in AUTOCOMMIT"
-    __slots__ = ("bind", "dialect", "raw")
+    __slots__ = ("_used", "bind", "dialect", "raw")
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw() if type(raw).__name__ == "async_scoped_session" else raw
         self.bind = _bind(self.raw)
         self.dialect = _dialect(self.bind)
+        self._used: Any = None
 
     async def execute(self, statement: Statement) -> Rows:
         try:
-            return await AsyncLentConnection(await self.raw.connection()).execute(statement)
+            self._used = await self.raw.connection()
+            return await AsyncLentConnection(self._used).execute(statement)
         except _ERRORS as error:
             raise _error(error, self.bind) from error
 
@@ -234,6 +254,9 @@ class AsyncLentSession:
 
     def begun(self) -> bool:
         return bool(self.raw.in_transaction())
+
+    def holds(self) -> bool:
+        return self._used is None or _held(self._used.sync_connection)
 
     async def begin_with(self, statement: Statement) -> Rows:
         try:

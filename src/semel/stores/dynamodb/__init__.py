@@ -1,0 +1,7 @@
+"""Records in a DynamoDB table, by boto3 (sync) or aiobotocore (async). Make the table first: ``semel migrate URL``."""
+
+from semel.stores.dynamodb.aio import AsyncDynamoDBStore
+from semel.stores.dynamodb.sync import DynamoDBStore, check, migrate
+from semel.stores.dynamodb.table import cloudformation, iam_policy, terraform
+
+__all__ = ["AsyncDynamoDBStore", "DynamoDBStore", "check", "cloudformation", "iam_policy", "migrate", "terraform"]

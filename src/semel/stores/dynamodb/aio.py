@@ -1,0 +1,157 @@
+"""The DynamoDB store for one event loop, by aiobotocore."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar, cast
+
+from semel.core.ops import Op
+from semel.core.policy import Duration
+from semel.errors import SemelError, StoreError, StoreUnavailable
+from semel.stores.dynamodb.programs import Call, Occupied, Programs
+from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, PATIENCE, TIMEOUT, Settings, Tries, answered, named, require
+
+__all__ = ["AsyncDynamoDBStore"]
+
+R = TypeVar("R")
+
+
+@functools.cache
+def _session() -> Any:
+    """One for the process: it holds the credentials and the description of the service, which takes long to read."""
+    return require("aiobotocore.session", "aiobotocore").get_session()
+
+
+class AsyncDynamoDBStore:
+    """A store in a DynamoDB table, for one event loop. The client is made when first needed."""
+
+    wakes = False
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: Duration = TIMEOUT,
+        connect_timeout: Duration = CONNECT_TIMEOUT,
+        patience: Duration = PATIENCE,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """As of ``DynamoDBStore``."""
+        self._settings = Settings(url, timeout, connect_timeout, patience, clock)
+        require("aiobotocore.session", "aiobotocore")
+        self._programs = Programs(self._settings.table, self._settings.clock)
+        self._client: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stack = AsyncExitStack()
+        self._opening: asyncio.Lock | None = None
+        self._under_way: dict[int, asyncio.Task[Any]] = {}
+        self._closed = False
+
+    async def execute(self, op: Op[R]) -> R:
+        """In a task of its own: a caller that is cancelled and asks again joins it. Sent a second time it could
+        overtake the first, which would land when all is over."""
+        task = self._under_way.get(id(op))
+        if task is None or task.get_loop() is not asyncio.get_running_loop():
+            task = asyncio.get_running_loop().create_task(self._run(op), name="semel-call")
+            self._under_way[id(op)] = task
+            task.add_done_callback(lambda done: self._over(op, done))
+        return cast(R, await asyncio.shield(task))
+
+    def _over(self, op: Op[Any], task: asyncio.Task[Any]) -> None:
+        if self._under_way.get(id(op)) is task:
+            del self._under_way[id(op)]
+        if not task.cancelled():
+            task.exception()  # told to whoever waits, if anyone does
+
+    async def _run(self, op: Op[R]) -> R:
+        program = self._programs.of(op)
+        tries = Tries(self._settings.patience)
+        try:
+            call = next(program)
+            while True:
+                call = program.send(await self._sent(call, tries))
+        except StopIteration as stop:
+            return cast(R, stop.value)
+
+    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        """At the same time, but for those of one record, which keep their order."""
+        answers: list[Any] = [None] * len(ops)
+        by_record: dict[bytes, list[int]] = {}
+        for i, op in enumerate(ops):
+            by_record.setdefault(op.id, []).append(i)
+
+        async def in_order(positions: list[int]) -> None:
+            for i in positions:
+                try:
+                    answers[i] = await self.execute(ops[i])
+                except StoreError as error:
+                    answers[i] = error
+
+        async with asyncio.TaskGroup() as group:
+            for positions in by_record.values():
+                group.create_task(in_order(positions))
+        return answers
+
+    async def wait(self, id: bytes, seconds: float) -> None:
+        """Never called: the engine polls."""
+        await asyncio.sleep(min(seconds, 0.05))
+
+    async def close(self) -> None:
+        under_way = [task for task in self._under_way.values() if task.get_loop() is asyncio.get_running_loop()]
+        if under_way:
+            await asyncio.wait(under_way)
+        self._closed = True
+        self._client = None
+        if self._loop is asyncio.get_running_loop():
+            await self._stack.aclose()
+
+    async def _sent(self, call: Call, tries: Tries) -> dict[str, Any] | Occupied:
+        while True:
+            client = await self._open()
+            begun = time.monotonic()
+            try:
+                reply: dict[str, Any] = await getattr(client, call.action)(**call.params)
+                self._told(reply, begun)
+                return reply
+            except SemelError:
+                raise
+            except Exception as error:
+                self._told(getattr(error, "response", {}), begun)
+                occupied = answered(error)
+                if occupied is not None:
+                    return occupied
+                failure = named(error, self._settings.table)
+                failure.__cause__ = error
+                pause = tries.pause_after(failure, call.once)
+            await asyncio.sleep(pause)
+
+    def _told(self, response: dict[str, Any], begun: float) -> None:
+        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        self._settings.clock.heard(headers.get("date"), begun, time.monotonic())
+
+    async def _open(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+        if self._loop is not loop:
+            self._loop, self._client, self._stack, self._opening = loop, None, AsyncExitStack(), asyncio.Lock()
+        if self._client is None:
+            assert self._opening is not None
+            async with self._opening:
+                if self._client is None:
+                    self._client = await self._made()
+        return self._client
+
+    async def _made(self) -> Any:
+        session = _session()
+        config = require("aiobotocore.config", "aiobotocore").AioConfig(**self._settings.config())
+        try:
+            return await self._stack.enter_async_context(
+                session.create_client(**self._settings.client(), config=config)
+            )
+        except Exception as error:
+            raise named(error, self._settings.table) from error

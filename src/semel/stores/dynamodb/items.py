@@ -1,0 +1,89 @@
+"""A record as an item of the table, and back. Times are microseconds since 1970 by the service's clock.
+
+``version`` grows with every write, so that a change can be made conditional on what was read. ``ttl`` is for the
+service, which removes the item some time after it: only what counts as absent from then on has one, so nothing in doubt
+goes.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any, Final, TypeAlias
+
+from semel.core.semantics import Row
+from semel.core.states import State, Takeover
+
+__all__ = ["Item", "micros", "step_name", "to_item", "to_row", "ttl_of"]
+
+Item: TypeAlias = dict[str, dict[str, Any]]
+"""As the service has it: each value under the letter of its type."""
+
+_NUMBERS: Final = ("token", "attempt", "nonce")
+_STEP: Final = "step:"
+_TIMES: Final = ("lease_end", "created", "expires")
+
+
+def micros(seconds: float) -> str:
+    return str(round(seconds * 1_000_000))
+
+
+def step_name(name: str) -> str:
+    """Under which a step is kept: with a prefix, so that none looks like the letter of a type."""
+    return _STEP + name
+
+
+def ttl_of(row: Row) -> int | None:
+    """The second after which the item may be removed by the service; None while something would be lost with it."""
+    if row.state is State.DONE:
+        return ceil(row.expires)
+    if row.state is State.RUNNING and row.takeover is Takeover.RETRY:
+        return ceil(max(row.expires, row.lease_end))
+    return None
+
+
+def to_item(row: Row, version: int) -> Item:
+    item: Item = {
+        "id": {"B": row.id},
+        "version": {"N": str(version)},
+        "state": {"N": str(int(row.state))},
+        "takeover": {"N": str(int(row.takeover))},
+        "fingerprint": {"B": row.fingerprint},
+        "tenant": {"S": row.tenant},
+        "operation": {"S": row.operation},
+        "steps": {
+            "M": {step_name(name): {"L": [{"N": str(at)}, {"B": value}]} for at, (name, value) in enumerate(row.steps)},
+        },
+    }
+    item |= {name: {"N": str(getattr(row, name))} for name in _NUMBERS}
+    item |= {name: {"N": micros(getattr(row, name))} for name in _TIMES}
+    if row.key is not None:
+        item["key"] = {"S": row.key}
+    if row.snapshot is not None:
+        item["snapshot"] = {"B": row.snapshot}
+    ttl = ttl_of(row)
+    if ttl is not None:
+        item["ttl"] = {"N": str(ttl)}
+    return item
+
+
+def to_row(item: Item) -> tuple[Row, int]:
+    """The record, and the version of its item."""
+    steps = sorted(
+        (int(kept["L"][0]["N"]), name.removeprefix(_STEP), bytes(kept["L"][1]["B"]))
+        for name, kept in item["steps"]["M"].items()
+    )
+    numbers: dict[str, Any] = {name: int(item[name]["N"]) for name in _NUMBERS}
+    numbers |= {name: int(item[name]["N"]) / 1_000_000 for name in _TIMES}
+    row = Row(
+        id=bytes(item["id"]["B"]),
+        state=State(int(item["state"]["N"])),
+        takeover=Takeover(int(item["takeover"]["N"])),
+        fingerprint=bytes(item["fingerprint"]["B"]),
+        tenant=item["tenant"]["S"],
+        operation=item["operation"]["S"],
+        key=item["key"]["S"] if "key" in item else None,
+        snapshot=bytes(item["snapshot"]["B"]) if "snapshot" in item else None,
+        steps=tuple((name, value) for _, name, value in steps),
+        **numbers,
+    )
+    return row, int(item["version"]["N"])

@@ -1,0 +1,241 @@
+"""Each Op as calls of the DynamoDB API: a generator that yields Calls and is sent their answers. Knows no driver.
+
+First comes the call that settles the Op in most cases, conditional on what it assumes. If the condition does not hold
+the answer shows the item that stands there: ``core/semantics.py`` says what becomes of it, and that is written on
+condition that the item is still the same version of the same record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Final, TypeAlias, TypeVar
+
+from semel.core import semantics
+from semel.core.ops import Claim, Complete, Lookup, Op, Release, Renew, Resolve, SaveStep, Sweep, Swept
+from semel.core.semantics import Row
+from semel.core.states import State
+from semel.core.values import value
+from semel.errors import StoreUnavailable
+from semel.stores.dynamodb.clock import Clock
+from semel.stores.dynamodb.items import Item, micros, step_name, to_item, to_row
+
+__all__ = ["Call", "Occupied", "Program", "Programs"]
+
+R = TypeVar("R")
+TRIES: Final = 10
+"""How often an Op that lost a race looks again before it gives up."""
+SCAN_PAGES: Final = 8
+"""Pages of the table, a megabyte each at most, that one sweep reads; the next one goes on where it ended."""
+
+
+@value
+class Call:
+    """One call of the API; ``once``: never sent again when its answer was lost."""
+
+    action: str
+    params: dict[str, Any]
+    once: bool = False
+
+
+@value
+class Occupied:
+    """The condition did not hold: this stands there, or nothing."""
+
+    item: Item | None
+
+
+Program: TypeAlias = "Generator[Call, dict[str, Any] | Occupied, R]"
+
+
+class Programs:
+    """The Ops on one table."""
+
+    def __init__(self, table: str, clock: Clock) -> None:
+        self.table = table
+        self.clock = clock
+        self._scanned: Item | None = None
+
+    def of(self, op: Op[Any]) -> Program[Any]:
+        """The program of an Op."""
+        if not self.clock.known():
+            yield Call("describe_table", {"TableName": self.table})  # any answer tells the time
+        return (yield from _PROGRAMS[type(op)](self, op))
+
+    def claim(self, op: Claim) -> Program[Any]:
+        fresh, claimed = semantics.claim(None, op, self.clock.now())
+        assert fresh is not None
+        reply = yield self._put(fresh, 1, "attribute_not_exists(#id)", {})
+        if isinstance(reply, Occupied):
+            return (yield from self._settle(op, reply.item))
+        return claimed
+
+    def renew(self, op: Renew) -> Program[Any]:
+        # One that outlives the record, or is no longer than the lease it has, is settled by the whole item.
+        ends = micros(self.clock.now() + op.lease)
+        reply = yield self._update(
+            op,
+            "lease_end = :ends",
+            "#state = :running AND lease_end < :ends AND expires > :ends",
+            {":ends": {"N": ends}},
+        )
+        return (yield from self._settle(op, reply.item)) if isinstance(reply, Occupied) else True
+
+    def complete(self, op: Complete) -> Program[Any]:
+        now = self.clock.now()
+        values: Item = {
+            ":done": _number(State.DONE),
+            ":unknown": _number(State.UNKNOWN),
+            ":snapshot": {"B": op.snapshot},
+            ":now": {"N": micros(now)},
+            ":expires": {"N": micros(now + op.ttl)},
+            ":ttl": {"N": str(int(now + op.ttl) + 1)},
+        }
+        reply = yield self._update(
+            op,
+            "#state = :done, #snapshot = :snapshot, lease_end = :now, expires = :expires, #ttl = :ttl",
+            "#state IN (:running, :unknown)",
+            values,
+        )
+        return (yield from self._settle(op, reply.item)) if isinstance(reply, Occupied) else True
+
+    def release(self, op: Release) -> Program[Any]:
+        reply = yield Call("get_item", self._key(op.id))
+        return (yield from self._settle(op, _found(reply)))
+
+    def save_step(self, op: SaveStep) -> Program[Any]:
+        values: Item = {":step": {"L": [{"N": str(op.position)}, {"B": op.value}]}}
+        reply = yield self._update(
+            op,
+            "#steps.#name = if_not_exists(#steps.#name, :step)",
+            "#state = :running",
+            values,
+            {"#name": step_name(op.name)},
+        )
+        return (yield from self._settle(op, reply.item)) if isinstance(reply, Occupied) else True
+
+    def lookup(self, op: Lookup) -> Program[Any]:
+        item = _found((yield Call("get_item", self._key(op.id))))
+        row = to_row(item)[0] if item else None
+        return semantics.lookup(row, op, self.clock.earliest())[1]
+
+    def resolve(self, op: Resolve) -> Program[State]:
+        reply = yield Call("get_item", self._key(op.id))
+        found: State = yield from self._settle(op, _found(reply), once=True)
+        return found
+
+    def sweep(self, op: Sweep) -> Program[Swept]:
+        """The service removes most of what has expired by itself; what is in doubt only we can mark."""
+        removed = unknown = 0
+        now = self.clock.earliest()
+        for _ in range(SCAN_PAGES if op.limit else 0):
+            begin = {"ExclusiveStartKey": self._scanned} if self._scanned else {}
+            page = yield Call("scan", {**_EXPIRED, "TableName": self.table, **begin,
+                                       "ExpressionAttributeValues": {**_EXPIRED["ExpressionAttributeValues"],
+                                                                     ":now": {"N": micros(now)}}})  # fmt: skip
+            assert not isinstance(page, Occupied)
+            for item in page.get("Items", ()):
+                row, version = to_row(item)
+                verdict = semantics.sweepable(row, now)
+                if removed + unknown < op.limit and verdict is not None:
+                    changed = None if verdict is State.ABSENT else row._replace(state=State.UNKNOWN)
+                    if not isinstance((yield self._written(row, changed, version)), Occupied):
+                        removed, unknown = removed + (changed is None), unknown + (changed is not None)
+            if removed + unknown >= op.limit:
+                break  # the page is read again next time
+            self._scanned = page.get("LastEvaluatedKey")
+            if not self._scanned:
+                break
+        return Swept(removed, unknown)
+
+    def _settle(self, op: Op[Any], item: Item | None, *, once: bool = False) -> Program[Any]:
+        """What the table of states makes of the item, written if it is still the same version."""
+        for _ in range(TRIES):
+            row, version = to_row(item) if item else (None, 0)
+            # What is another's has ended only when it has for everyone; what is ours is counted from now.
+            now = self.clock.earliest() if type(op) is Claim and row is not None else self.clock.now()
+            changed, answer = semantics.apply(row, op, now)
+            if changed == row:
+                return answer
+            reply = yield self._written(row, changed, version, once=once)
+            if not isinstance(reply, Occupied):
+                return answer
+            item = reply.item
+        raise StoreUnavailable(f"the record changed {TRIES} times while it was being asked for")
+
+    def _written(self, row: Row | None, changed: Row | None, version: int, *, once: bool = False) -> Call:
+        if row is None:
+            assert changed is not None
+            return self._put(changed, 1, "attribute_not_exists(#id)", {}, once=once)
+        # The token as well: a record that went and was claimed anew has the same low versions, and is another's.
+        same: Item = {":version": {"N": str(version)}, ":token": {"N": str(row.token)}}
+        if changed is not None:
+            return self._put(changed, version + 1, _SAME, same, once=once)
+        params = {
+            **self._key(row.id), "ConditionExpression": _SAME, "ExpressionAttributeValues": same,
+            "ExpressionAttributeNames": {"#version": "version", "#token": "token"}, **_SHOW,
+        }  # fmt: skip
+        del params["ConsistentRead"]
+        return Call("delete_item", params, once)
+
+    def _put(self, row: Row, version: int, condition: str, values: Item, *, once: bool = False) -> Call:
+        names = {"#version": "version", "#token": "token"} if condition == _SAME else {"#id": "id"}
+        params: dict[str, Any] = {
+            "TableName": self.table, "Item": to_item(row, version), "ConditionExpression": condition,
+            "ExpressionAttributeNames": names, **_SHOW,
+        }  # fmt: skip
+        if values:
+            params["ExpressionAttributeValues"] = values
+        return Call("put_item", params, once)
+
+    def _update(self, op: Any, changes: str, condition: str, values: Item, names: dict[str, str] | None = None) -> Call:
+        """A move of an owner, by its token."""
+        expression = f"SET #version = #version + :one, {changes}"
+        condition = f"#token = :token AND {condition}"
+        known = {"#version": "version", "#token": "token", "#state": "state", "#steps": "steps", "#ttl": "ttl",
+                 "#snapshot": "snapshot", **(names or {})}  # fmt: skip
+        params = {
+            "TableName": self.table,
+            "Key": {"id": {"B": op.id}},
+            "UpdateExpression": expression,
+            "ConditionExpression": condition,
+            # The service refuses names and values that are not used.
+            "ExpressionAttributeNames": {name: known[name] for name in known if name in f"{expression} {condition}"},
+            "ExpressionAttributeValues": {
+                ":one": {"N": "1"}, ":token": {"N": str(op.token)}, ":running": _number(State.RUNNING), **values,
+            },
+            **_SHOW,
+        }  # fmt: skip
+        return Call("update_item", params)
+
+    def _key(self, id: bytes) -> dict[str, Any]:
+        return {"TableName": self.table, "Key": {"id": {"B": id}}, "ConsistentRead": True}
+
+
+def _number(state: State) -> dict[str, str]:
+    return {"N": str(int(state))}
+
+
+def _found(reply: dict[str, Any] | Occupied) -> Item | None:
+    assert not isinstance(reply, Occupied)
+    return reply.get("Item")
+
+
+_SAME: Final = "#version = :version AND #token = :token"
+_SHOW: Final = {"ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
+_EXPIRED: Final[dict[str, Any]] = {
+    "FilterExpression": "expires <= :now AND (#state = :done OR (#state = :running AND lease_end <= :now))",
+    "ExpressionAttributeNames": {"#state": "state"},
+    "ExpressionAttributeValues": {":done": _number(State.DONE), ":running": _number(State.RUNNING)},
+    "ConsistentRead": True,
+}
+
+_PROGRAMS: Final[dict[type[Op[Any]], Callable[[Programs, Any], Program[Any]]]] = {
+    Claim: Programs.claim,
+    Renew: Programs.renew,
+    Complete: Programs.complete,
+    Release: Programs.release,
+    SaveStep: Programs.save_step,
+    Lookup: Programs.lookup,
+    Resolve: Programs.resolve,
+    Sweep: Programs.sweep,
+}

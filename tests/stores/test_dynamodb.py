@@ -1,0 +1,63 @@
+"""DynamoDB: the conformance suite, sync and async, against a server that speaks its API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semel.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, migrate
+from semel.testing import conformance
+from tests.servers import DynamoDBServer
+
+TOO_LARGE = "any_snapshot_comes_back"
+"""One of its snapshots is a megabyte; an item has 400 KB at most: see test_dynamodb_service.py."""
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+
+
+@pytest.fixture(scope="module")
+def tables(dynamodb: DynamoDBServer) -> dict[str, str]:
+    """Two tables for the whole module: the proofs have records of their own, but for those that sweep and count."""
+    return {}
+
+
+@pytest.fixture
+def table(dynamodb: DynamoDBServer, tables: dict[str, str], request: pytest.FixtureRequest) -> str:
+    name = "swept" if "sweep" in request.node.name or "model" in request.node.name else "kept"
+    if name == "swept" or name not in tables:
+        tables[name] = dynamodb.table()
+        migrate(tables[name])
+    return tables[name]
+
+
+class _FitsIntoAnItem:
+    @pytest.fixture
+    def clock(self) -> conformance.ManualClock:
+        return conformance.ManualClock()
+
+    def _prove(self, proof: Any, *rest: Any) -> None:
+        if proof.name == TOO_LARGE:
+            pytest.skip("an item is 400 KB at most")
+        super()._prove(proof, *rest)  # type: ignore[misc]
+
+
+class TestDynamoDBStore(_FitsIntoAnItem, conformance.StoreSuite):
+    examples = 8
+
+    @pytest.fixture
+    def open_store(self, table: str, clock: conformance.ManualClock) -> Callable[[], DynamoDBStore]:
+        return lambda: DynamoDBStore(table, clock=clock)
+
+
+class TestAsyncDynamoDBStore(_FitsIntoAnItem, conformance.AsyncStoreSuite):
+    examples = 8
+
+    @pytest.fixture
+    def open_store(self, table: str, clock: conformance.ManualClock) -> Callable[[], AsyncDynamoDBStore]:
+        return lambda: AsyncDynamoDBStore(table, clock=clock)

@@ -1,0 +1,673 @@
+"""Tiered: what the cache may say, what it costs, and what becomes of a call when the cache is wrong, slow or gone.
+
+Every test runs on both twins. Whether the cache has answered is counted, at the truth and at Redis, never timed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from semel import (
+    AsyncMemoryStore,
+    AsyncRedisCache,
+    AsyncSemel,
+    AsyncTieredStore,
+    ConfigurationError,
+    InProgress,
+    KeyExpired,
+    KeyReused,
+    MemoryStore,
+    RedisCache,
+    Semel,
+    StoreUnavailable,
+    TieredStore,
+    wait,
+)
+from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Release, Renew, Resolve
+from semel.core.states import TRANSITIONS, Move, State, Takeover
+from semel.observe import events
+from semel.stores.tiered.copies import MARGIN, ServerTime, pack, unpack
+from semel.stores.tiered.outages import MOST_REFUSALS
+from semel.stores.tiered.ports import Tally, Write
+from tests.servers import RedisClusterServers, RedisServer
+
+PATIENT = 5.0
+"""The time-out of the cache where it must answer: this machine may be slow."""
+BOUND = 20.0
+
+
+class Truth(MemoryStore):
+    """A memory store that remembers what it was asked, and can be told to fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Op[Any]] = []
+        self.fails: type[Op[Any]] | None = None
+
+    def execute(self, op: Op[Any]) -> Any:
+        self.asked.append(op)
+        if self.fails is not None and isinstance(op, self.fails):
+            raise StoreUnavailable("broken on purpose")
+        return super().execute(op)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [type(op).__name__ for op in self.asked]
+
+
+class AwaitedTruth(AsyncMemoryStore):
+    """The same records, for the async twin."""
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__()
+        self._truth = truth
+
+    async def execute(self, op: Op[Any]) -> Any:
+        return self._truth.execute(op)
+
+    async def execute_many(self, ops: Any) -> list[Any]:
+        return self._truth.execute_many(ops)
+
+    async def wait(self, id: bytes, seconds: float) -> None:
+        await asyncio.to_thread(self._truth.wait, id, seconds)
+
+
+class Tiers:
+    """A tiered store of either kind, in front of a truth that several may share. Driven from here, step by step."""
+
+    def __init__(self, twin: str, truth: Truth, url: str, cache: dict[str, Any], settings: dict[str, Any]) -> None:
+        self.truth = truth
+        self._runner = asyncio.Runner() if twin == "async" else None
+        cache = {"timeout": PATIENT, **cache}
+        self.store: Any
+        if self._runner is None:
+            self.store = TieredStore(truth, RedisCache(url, **cache), **settings)
+            self.guard: Any = Semel(self.store, sweep_every=None)
+        else:
+            self.store = AsyncTieredStore(AwaitedTruth(truth), AsyncRedisCache(url, **cache), **settings)
+            self.guard = AsyncSemel(self.store, sweep_every=None)
+
+    @property
+    def tally(self) -> Tally:
+        tally: Tally = self.store.tally
+        return tally
+
+    def do(self, answer: Any) -> Any:
+        """The answer; of the async twin it is awaited."""
+        return answer if self._runner is None else self._runner.run(answer)
+
+    def execute(self, op: Op[Any]) -> Any:
+        return self.do(self.store.execute(op))
+
+    def connect(self) -> Tiers:
+        assert self.do(self.store.cache.connect(BOUND))
+        return self
+
+    def run(self, key: str, call: Callable[[], Any], **settings: Any) -> Any:
+        if self._runner is None:
+            return self.guard.run("pay", key=key, call=call, **settings)
+
+        async def awaited() -> Any:
+            return call()
+
+        return self._runner.run(self.guard.run("pay", key=key, call=awaited, **settings))
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for a condition; the loop of the async twin runs meanwhile."""
+        end = time.monotonic() + BOUND
+        while not condition():
+            assert time.monotonic() < end, f"it does not come: {self.tally}"
+            self.do(time.sleep(0.005) if self._runner is None else asyncio.sleep(0.005))
+
+    def written(self, count: int) -> None:
+        self.until(lambda: self.tally.written >= count)
+
+    def close(self) -> None:
+        self.do(self.guard.close())
+        if self._runner is not None:
+            self._runner.close()
+
+
+Open = Callable[..., Tiers]
+
+
+@pytest.fixture(params=["sync", "async"])
+def twin(request: pytest.FixtureRequest) -> str:
+    made: str = request.param
+    return made
+
+
+@pytest.fixture
+def truth() -> Truth:
+    return Truth()
+
+
+@pytest.fixture
+def open_tiers(twin: str, truth: Truth) -> Iterator[Open]:
+    opened: list[Tiers] = []
+
+    def make(url: str, *, connected: bool = True, cache: dict[str, Any] | None = None, **settings: Any) -> Tiers:
+        opened.append(Tiers(twin, truth, url, cache or {}, settings))
+        return opened[-1].connect() if connected else opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def tiers(open_tiers: Open, redis_url: str) -> Tiers:
+    return open_tiers(redis_url)
+
+
+def claim(number: int = 1, nonce: int = 1, **changes: Any) -> Claim:
+    given = {"fingerprint": b"f" * 16, "lease": 30.0, "ttl": 3600.0, "takeover": Takeover.RETRY, **changes}
+    return Claim(b"%016d" % number, nonce, tenant="acme", operation="pay", key=str(number), **given)
+
+
+class Redis:
+    """The server, asked directly: what stands in a key, and which commands were sent by others."""
+
+    def __init__(self, server: RedisServer, url: str) -> None:
+        import redis as redis_py
+
+        self.server = server
+        self.client = redis_py.Redis.from_url(url)
+
+    def found(self) -> list[bytes]:
+        return sorted(self.client.keys("semel-tier:*"))
+
+    def only(self) -> bytes:
+        (key,) = self.found()
+        return key
+
+    def forget_commands(self) -> None:
+        self.client.config_resetstat()
+
+    def commands(self) -> dict[str, int]:
+        found = {
+            name.removeprefix("cmdstat_"): each["calls"] for name, each in self.client.info("commandstats").items()
+        }
+        for own in ("info", "config|resetstat", "keys", "select", "client|setinfo", "hello"):
+            found.pop(own, None)
+        return found
+
+
+@pytest.fixture
+def raw(redis: RedisServer, redis_url: str) -> Iterator[Redis]:
+    found = Redis(redis, redis_url)
+    yield found
+    found.client.close()
+
+
+# What it may say, by the table
+
+
+def test_nothing_but_the_end_of_its_time_leads_out_of_done() -> None:
+    """The reason why copies of finished records are never taken back: see ``stores/tiered/rules.py``."""
+    assert {move: to for (state, move), to in TRANSITIONS.items() if state is State.DONE} == {Move.EXPIRE: State.ABSENT}
+
+
+# What it costs
+
+
+def test_a_replay_is_one_redis_command_and_asks_the_truth_nothing(tiers: Tiers, raw: Redis) -> None:
+    assert tiers.run("k", lambda: {"paid": 12}) == {"paid": 12}
+    tiers.written(1)
+    tiers.truth.asked.clear()
+    raw.forget_commands()
+    for _ in range(10):
+        assert tiers.run("k", lambda: "never") == {"paid": 12}
+    assert tiers.truth.asked == []
+    assert raw.commands() == {"get": 10}
+    assert tiers.tally.replayed == 10
+
+
+def test_a_first_execution_is_two_ops_of_the_truth_and_one_write(tiers: Tiers, raw: Redis) -> None:
+    raw.forget_commands()
+    tiers.run("k", lambda: 1)
+    tiers.written(1)
+    assert tiers.truth.kinds == ["Claim", "Complete"]
+    assert {name: n for name, n in raw.commands().items() if name != "time"} == {"get": 1, "set": 1}
+
+
+def test_what_the_truth_has_shown_is_answered_by_the_cache_from_then_on(
+    tiers: Tiers, open_tiers: Open, redis_url: str
+) -> None:
+    """Finished while the cache was away, or before there was one."""
+    tiers.truth.execute(claim())
+    tiers.truth.execute(Complete(claim().id, tiers.truth.execute(Lookup(claim().id)).token, b"answer", 3600.0))
+    before = tiers.execute(claim(nonce=2)).record
+    tiers.written(1)
+    tiers.truth.asked.clear()
+    after = open_tiers(redis_url).execute(claim(nonce=3)).record
+    assert tiers.truth.asked == []
+    for name in ("id", "state", "token", "attempt", "fingerprint", "snapshot", "tenant", "operation", "key"):
+        assert getattr(after, name) == getattr(before, name), name
+    assert before.expires_in - 60 < after.expires_in <= before.expires_in
+    assert before.age <= after.age
+
+
+def test_a_quick_attempt_is_not_marked(tiers: Tiers, raw: Redis) -> None:
+    raw.forget_commands()
+    for i in range(5):
+        claimed = tiers.execute(claim(i, nonce=i))
+        tiers.execute(Release(claim(i).id, claimed.token))
+    time.sleep(0.1)  # past mark_after: nothing is to come, so there is nothing to wait for
+    assert raw.commands().keys() <= {"get", "time"}
+    assert raw.found() == []
+
+
+# Marks
+
+
+def test_a_duplicate_of_a_running_attempt_is_turned_away_without_the_truth(
+    open_tiers: Open, redis_url: str, raw: Redis
+) -> None:
+    owner, other = open_tiers(redis_url, mark_after=0), open_tiers(redis_url)
+    claimed = owner.execute(claim())
+    owner.written(1)
+    owner.truth.asked.clear()
+    found = other.execute(claim(nonce=2))
+    assert owner.truth.asked == []
+    assert (found.record.state, found.record.token, found.record.attempt) == (State.RUNNING, claimed.token, 1)
+    assert 0 < found.record.lease_left <= 30
+    assert other.tally.turned_away == 1
+
+
+def test_the_mark_is_gone_before_the_owner_is_told_that_it_is_over(open_tiers: Open, redis_url: str) -> None:
+    owner, other = open_tiers(redis_url, mark_after=0), open_tiers(redis_url)
+    for number, end in enumerate([Complete, Release]):
+        claimed = owner.execute(claim(number))
+        owner.written(2 * number + 1)
+        id = claim(number).id
+        owner.execute(Complete(id, claimed.token, b"answer", 3600.0) if end is Complete else Release(id, claimed.token))
+        found = other.execute(claim(number, nonce=2))
+        if end is Complete:
+            assert found.record.snapshot == b"answer"
+        else:
+            assert type(found) is Claimed
+
+
+def test_the_claim_that_a_mark_stands_for_is_asked_of_the_truth_when_sent_again(
+    open_tiers: Open, redis_url: str
+) -> None:
+    """Its answer was lost: the owner must not be shut out by its own mark."""
+    owner = open_tiers(redis_url, mark_after=0)
+    claimed = owner.execute(claim())
+    owner.written(1)
+    assert owner.execute(claim()) == claimed
+
+
+def test_a_mark_answers_a_call_once_and_then_the_truth_is_asked(open_tiers: Open, redis_url: str) -> None:
+    """A policy that waits asks again: what it waits for, only the truth can say."""
+    owner, other = open_tiers(redis_url, mark_after=0), open_tiers(redis_url)
+    owner.execute(claim())
+    owner.written(1)
+    owner.truth.asked.clear()
+    for _ in range(3):
+        assert other.execute(claim(nonce=2)).record.state is State.RUNNING
+    assert owner.truth.kinds == ["Claim", "Claim"]
+
+
+def test_a_mark_ends_before_the_lease_does(open_tiers: Open, redis_url: str, raw: Redis) -> None:
+    owner, other = open_tiers(redis_url, mark_after=0), open_tiers(redis_url)
+    owner.execute(claim(lease=0.4))  # and its owner is never heard of again
+    owner.written(1)
+    assert 0 < raw.client.pttl(raw.only()) <= 0.8 * 400
+    owner.until(lambda: owner.truth.execute(Lookup(claim().id)).state is State.ABANDONED)
+    assert other.execute(claim(nonce=2)).attempt == 2
+
+
+def test_a_mark_is_short_however_long_the_lease_and_renewals_write_it_anew(
+    open_tiers: Open, redis_url: str, raw: Redis
+) -> None:
+    owner = open_tiers(redis_url, mark_after=0, mark_for="60s")
+    claimed = owner.execute(claim(lease=1000.0))
+    owner.written(1)
+    assert raw.client.pttl(raw.only()) <= 60_000
+    raw.client.delete(raw.only())
+    assert owner.execute(Renew(claim().id, claimed.token, 1000.0)) is True
+    owner.written(2)
+    assert 0 < raw.client.pttl(raw.only()) <= 60_000
+
+
+def test_a_forced_release_takes_the_mark_away(open_tiers: Open, redis_url: str) -> None:
+    owner, person = open_tiers(redis_url, mark_after=0), open_tiers(redis_url)
+    claimed = owner.execute(claim())
+    owner.written(1)
+    assert person.execute(Resolve(claim().id, None, 3600.0, force=True)) is State.RUNNING
+    new = person.execute(claim(nonce=2))
+    assert type(new) is Claimed
+    assert owner.execute(Renew(claim().id, claimed.token, 30.0)) is False
+    assert owner.execute(Complete(claim().id, claimed.token, b"stale", 3600.0)) is False
+    assert person.execute(Complete(claim().id, new.token, b"answer", 3600.0)) is True
+    assert owner.execute(claim(nonce=3)).record.snapshot == b"answer"
+
+
+@pytest.mark.parametrize("snapshot", [None, b"resolved"])
+def test_an_attempt_that_is_overruled_is_not_marked_any_more(
+    open_tiers: Open, redis_url: str, raw: Redis, snapshot: bytes | None
+) -> None:
+    tiers = open_tiers(redis_url, mark_after="30ms")
+    tiers.execute(claim())
+    assert tiers.execute(Resolve(claim().id, snapshot, 3600.0, force=True)) is State.RUNNING
+    other = tiers.execute(claim(2))
+    tiers.until(lambda: len(raw.found()) == 1)  # the mark of an attempt that was claimed later: its turn would be over
+    assert type(other) is Claimed
+    found = tiers.execute(claim(nonce=2))
+    assert type(found) is Claimed if snapshot is None else found.record.snapshot == snapshot
+
+
+def test_a_mark_whose_removal_was_lost_turns_away_for_its_short_life_only_and_never_one_that_waits(
+    open_tiers: Open, redis_url: str, raw: Redis
+) -> None:
+    owner, other = open_tiers(redis_url, mark_after=0, mark_for="1s"), open_tiers(redis_url)
+    begun = time.monotonic()
+    marks: list[bytes] = []
+
+    def handler() -> str:
+        end = time.monotonic() + BOUND
+        while not raw.found() and time.monotonic() < end:
+            time.sleep(0.005)
+        marks.append(raw.client.get(raw.only()))
+        return "answer"
+
+    owner.guard._policy = owner.guard._policy.but(lease=30)
+    if isinstance(owner.guard, Semel):
+        assert owner.run("k", handler) == "answer"
+    else:
+        assert owner.do(_in_thread(owner.guard, handler)) == "answer"
+    (mark,) = marks
+    raw.client.set(raw.only(), mark, px=60_000)  # as if the removal had never arrived, nor Redis' own clock moved on
+    if time.monotonic() < begun + 0.5:  # on a slow machine the mark may be over by now
+        with pytest.raises(InProgress):
+            other.run("k", lambda: "never")
+        assert other.run("k", lambda: "never", on_duplicate=wait("10s")) == "answer"
+        assert other.tally.turned_away == 2
+        raw.client.set(raw.only(), mark, px=60_000)
+    end = time.monotonic() + BOUND
+    while True:
+        try:
+            assert other.run("k", lambda: "never") == "answer"
+            return
+        except InProgress:
+            assert time.monotonic() < end, "a mark that is over still turns callers away"
+            time.sleep(0.05)
+
+
+def _in_thread(guard: AsyncSemel, handler: Callable[[], str]) -> Coroutine[Any, Any, str]:
+    return guard.run("pay", key="k", call=lambda: asyncio.to_thread(handler))
+
+
+def test_another_request_under_the_key_is_refused_by_the_cache_as_by_the_truth(
+    open_tiers: Open, redis_url: str
+) -> None:
+    tiers = open_tiers(redis_url)
+    tiers.run("k", lambda: 1, fingerprint={"amount": 1})
+    tiers.written(1)
+    tiers.truth.asked.clear()
+    with pytest.raises(KeyReused):
+        tiers.run("k", lambda: 1, fingerprint={"amount": 2})
+    assert tiers.truth.asked == []
+
+
+# Time
+
+
+def test_a_copy_ends_before_its_record_and_after_keep_at_the_latest(
+    open_tiers: Open, redis_url: str, raw: Redis
+) -> None:
+    tiers = open_tiers(redis_url, keep="10m")
+    for number, ttl in enumerate((30.0, 86_400.0)):
+        claimed = tiers.execute(claim(number))
+        tiers.execute(Complete(claim(number).id, claimed.token, b"answer", ttl))
+        tiers.written(number + 1)
+    lives = sorted(raw.client.pttl(key) / 1000 for key in raw.found())
+    assert lives[0] <= 30 - MARGIN
+    assert 500 < lives[1] <= 600
+
+
+def test_of_a_record_that_ends_soon_no_copy_is_made(tiers: Tiers, raw: Redis) -> None:
+    claimed = tiers.execute(claim())
+    tiers.execute(Complete(claim().id, claimed.token, b"answer", MARGIN))
+    other = tiers.execute(claim(2))
+    tiers.execute(Complete(claim(2).id, other.token, b"answer", 3600.0))
+    tiers.written(1)
+    assert len(raw.found()) == 1
+
+
+def test_a_write_that_is_late_leaves_nothing_behind(tiers: Tiers, raw: Redis) -> None:
+    """An instant travels with it, not a duration: a command that was stuck somewhere gives its key no life."""
+    now = time.monotonic()
+    record = tiers.truth.execute(claim(3)) and tiers.truth.execute(Lookup(claim(3).id))
+
+    async def write() -> None:
+        tiers.store.cache.write(Write(record.id, record, now - 10, now - 5))
+
+    if isinstance(tiers.store, TieredStore):
+        tiers.store.cache.write(Write(record.id, record, now - 10, now - 5))
+    else:
+        tiers.do(write())
+    tiers.written(1)
+    assert raw.found() == []
+
+
+def test_an_expired_key_is_refused_by_the_cache_when_the_truth_would(tiers: Tiers) -> None:
+    settings = {"ttl": "700ms", "refuse_expired": "1h"}
+    assert tiers.run("k", lambda: 1, **settings) == 1
+    tiers.written(1)
+    tiers.truth.asked.clear()
+    replays = 0
+    end = time.monotonic() + BOUND
+    while True:
+        try:
+            assert tiers.run("k", lambda: "never", **settings) == 1
+            replays += 1
+        except KeyExpired:
+            break
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert tiers.truth.asked == []
+    assert tiers.tally.replayed == replays + 1
+
+
+def test_a_servers_clock_is_an_interval_and_every_reckoning_errs_to_the_early_side() -> None:
+    clock = ServerTime(100.0, 100.2, (b"5000", b"0"))  # somewhere in these 0.2 s it was 5000
+    for at in (100.2, 130.0, 3700.0):
+        true = [5000 + at - answered for answered in (100.0, 100.1, 100.2)]
+        assert clock.earliest(at) / 1e6 <= min(true)
+        assert clock.latest(at) / 1e6 >= max(true)
+    assert not clock.is_old(120.0)
+    assert clock.is_old(140.0)
+    clock.learn(200.0, 200.1, (b"4000", b"0"))
+    assert clock.latest(200.1) / 1e6 == pytest.approx(4000.1, abs=0.001)
+
+
+def test_a_copy_is_read_as_it_was_written_and_not_after_its_end() -> None:
+    truth = Truth()
+    truth.execute(claim(ttl=100.0))
+    record = truth.execute(Lookup(claim().id))
+    clock = ServerTime(10.0, 10.0, (b"1000", b"0"))
+    packed, until = pack(Write(record.id, record, 10.0, 15.0, nonce=7), record, clock)
+    found = unpack(record.id, packed, clock.latest(11.0))
+    assert found is not None
+    assert found.nonce == 7
+    assert found.record.expires_in == pytest.approx(99.0, abs=0.1)
+    assert unpack(record.id, packed, clock.latest(15.0)) is None
+    assert until <= 1_005_000
+    for garbage in (b"", b"\x01", packed[:70], b"\x02" + packed[1:], b"\xff" * 200):
+        assert unpack(record.id, garbage, 0) is None
+
+
+# When the cache is wrong, slow or gone
+
+
+def test_values_that_are_none_of_ours_are_misses(tiers: Tiers, raw: Redis) -> None:
+    tiers.run("k", lambda: 1)
+    tiers.written(1)
+    raw.client.set(raw.only(), b"something else")
+    assert tiers.run("k", lambda: "never") == 1
+    assert tiers.truth.kinds == ["Claim", "Complete", "Claim"]
+
+
+def test_answers_that_are_errors_are_misses_and_after_some_the_cache_is_left_alone(
+    open_tiers: Open, redis_url: str, raw: Redis
+) -> None:
+    told: list[events.Event] = []
+    tiers = open_tiers(redis_url, on_event=told.append)
+    tiers.run("k", lambda: 1)
+    tiers.written(1)
+    key = raw.only()
+    for failures in range(1, MOST_REFUSALS + 1):
+        raw.client.delete(key)
+        raw.client.lpush(key, "a list")
+        assert told == []
+        assert tiers.run("k", lambda: "never") == 1
+        assert tiers.tally.failed == failures
+        if failures < MOST_REFUSALS:
+            tiers.until(lambda: raw.client.type(key) == b"string")  # the truth's answer has replaced it
+    assert tiers.truth.kinds == ["Claim", "Complete", *["Claim"] * MOST_REFUSALS]
+    assert type(told[0]) is events.CacheLost
+    raw.client.delete(key)
+    tiers.connect()
+    tiers.until(lambda: tiers.run("k", lambda: "never") == 1 and tiers.tally.replayed)
+    assert [type(event) for event in told] == [events.CacheLost, events.CacheBack]
+
+
+def test_a_server_that_is_full_costs_copies_and_nothing_else(open_tiers: Open, private_redis: RedisServer) -> None:
+    tiers = open_tiers(private_redis.url)
+    private_redis.cli("CONFIG", "SET", "maxmemory", "1")
+    assert tiers.run("k", lambda: 1) == 1
+    tiers.until(lambda: tiers.tally.failed)
+    assert tiers.run("k", lambda: "never") == 1
+    private_redis.cli("CONFIG", "SET", "maxmemory", "0")
+    tiers.until(lambda: tiers.run("k", lambda: "never") == 1 and tiers.tally.replayed)
+
+
+def test_what_is_too_large_is_not_copied(open_tiers: Open, redis_url: str, raw: Redis) -> None:
+    tiers = open_tiers(redis_url, largest=100, mark_after=0)
+    claimed = tiers.execute(claim())
+    tiers.written(1)
+    tiers.execute(Complete(claim().id, claimed.token, b"x" * 101, 3600.0))
+    assert raw.found() == [], "and its mark is gone"
+    assert tiers.execute(claim(nonce=2)).record.snapshot == b"x" * 101
+
+
+def test_a_server_that_hangs_is_waited_for_once(open_tiers: Open, private_redis: RedisServer) -> None:
+    """And no caller waits for the connections that are sought afterwards, although the kernel still takes them."""
+    told: list[events.Event] = []
+    tiers = open_tiers(private_redis.url, cache={"timeout": "200ms"}, on_event=told.append)
+    tiers.run("k", lambda: 1)
+    tiers.written(1)
+    assert private_redis.pid is not None
+    os.kill(private_redis.pid, signal.SIGSTOP)
+    try:
+        for _ in range(20):
+            assert tiers.run("k", lambda: "never") == 1
+        assert (tiers.tally.failed, tiers.tally.skipped) == (1, 19)
+        assert [type(event) for event in told] == [events.CacheLost]
+    finally:
+        os.kill(private_redis.pid, signal.SIGCONT)
+    tiers.connect()
+    tiers.until(lambda: tiers.run("k", lambda: "never") == 1 and tiers.tally.replayed)
+    assert [type(event) for event in told] == [events.CacheLost, events.CacheBack]
+
+
+def test_a_server_that_is_killed_flushed_and_started_again_is_found_again(
+    open_tiers: Open, private_redis: RedisServer
+) -> None:
+    tiers = open_tiers(private_redis.url)
+    for way in ("flush", "kill"):
+        assert tiers.run(way, lambda: 1) == 1
+        tiers.until(lambda way=way: tiers.run(way, lambda: "never") == 1 and tiers.tally.replayed)  # type: ignore[misc]
+        if way == "flush":
+            private_redis.cli("FLUSHALL")
+        else:
+            private_redis.crash()
+        assert tiers.run(way, lambda: "never") == 1
+        assert tiers.run(way, lambda: "never") == 1
+        if way == "kill":
+            private_redis.return_()
+            tiers.connect()
+        tiers.tally.replayed = 0
+        tiers.until(lambda way=way: tiers.run(way, lambda: "never") == 1 and tiers.tally.replayed)  # type: ignore[misc]
+
+
+def test_a_truth_that_fails_fails_the_call_and_leaves_no_mark(open_tiers: Open, redis_url: str, raw: Redis) -> None:
+    tiers = open_tiers(redis_url, mark_after=0, mark_for="1h")
+    claimed = tiers.execute(claim(lease=3600.0))
+    tiers.written(1)
+    tiers.truth.fails = Complete
+    with pytest.raises(StoreUnavailable, match="broken on purpose"):
+        tiers.execute(Complete(claim().id, claimed.token, b"one", 3600.0))
+    tiers.until(lambda: raw.found() == [])
+    tiers.truth.fails = None
+    assert tiers.execute(Complete(claim().id, claimed.token, b"two", 3600.0)) is True
+    assert tiers.execute(claim(nonce=2)).record.snapshot == b"two"
+
+
+def test_replays_go_on_while_the_truth_is_down(tiers: Tiers) -> None:
+    tiers.run("k", lambda: 1)
+    tiers.written(1)
+    tiers.truth.fails = Op
+    assert tiers.run("k", lambda: "never") == 1
+    with pytest.raises(StoreUnavailable):
+        tiers.run("other", lambda: "never")
+    tiers.truth.fails = None
+
+
+def test_a_cluster_answers_replays(open_tiers: Open, redis_cluster: RedisClusterServers) -> None:
+    redis_cluster.flush()
+    tiers = open_tiers(redis_cluster.url)
+    for i in range(12):
+        tiers.run(f"k{i}", lambda: 1)
+    tiers.written(12)
+    tiers.truth.asked.clear()
+    for i in range(12):
+        assert tiers.run(f"k{i}", lambda: "never") == 1
+    assert tiers.truth.asked == []
+
+
+def test_settings_that_cannot_be_meant_are_refused(redis_url: str) -> None:
+    with pytest.raises(ConfigurationError, match="largest is a number of bytes"):
+        TieredStore(MemoryStore(), RedisCache(redis_url), largest=-1)
+    with pytest.raises(ConfigurationError, match="keep: 'soon' is no duration"):
+        TieredStore(MemoryStore(), RedisCache(redis_url), keep="soon")
+
+
+def test_a_truth_outside_of_sql_has_no_units_of_work(redis_url: str) -> None:
+    with pytest.raises(ConfigurationError, match="MemoryStore keeps no records in the caller's transaction"):
+        TieredStore(MemoryStore(), RedisCache(redis_url)).adopt(object())
+
+
+def test_many_threads_share_one_line(redis_url: str) -> None:
+    store = TieredStore(Truth(), RedisCache(redis_url, timeout=PATIENT))
+    assert store.cache.connect(BOUND)
+    with Semel(store, sweep_every=None) as guard:
+        for i in range(10):
+            guard.run("pay", key=i, call=lambda i=i: i)
+        store.cache.settle(b"")
+        wrong: list[object] = []
+
+        def ask() -> None:
+            for i in range(10):
+                if guard.run("pay", key=i, call=lambda: "never") != i:
+                    wrong.append(i)
+
+        threads = [threading.Thread(target=ask) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(BOUND)
+        assert wrong == []
+        assert store.tally.failed == 0
+        assert store.tally.replayed > 0
