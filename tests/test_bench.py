@@ -13,7 +13,8 @@ from bench import job
 from bench.aims import judge
 from bench.contest import Contestant, Match, Pace
 from bench.memory import Cost
-from tests.servers import PostgresServer, ServerMissing
+from bench.transactional import BARE, IN_THE_CALLERS, OPENED_BY_SEMEL
+from tests.servers import PostgresServer, RedisServer, ServerMissing
 
 TINY = Pace(rounds=2, seconds=0.01, count=20)
 CALLERS = 3
@@ -109,6 +110,18 @@ def test_postgres_is_compared_with_two_bare_statements_by_each_driver(postgres_u
     assert len(found["aims"]) == 3
 
 
+def test_redis_is_compared_with_the_same_two_commands_by_redis_asyncio(redis: RedisServer) -> None:
+    found = measured("redis")
+    (match,) = found["matches"]
+    assert names(match, "first", CALLERS) == [
+        "the same two commands by redis.asyncio",
+        "Semel's store: claim and complete",
+        "Semel",
+    ]
+    assert all(one["times_bare"] > 0 for one in semel(match))
+    assert [aim["aim"].endswith("by redis.asyncio") for aim in found["aims"]] == [True]
+
+
 def test_a_missing_server_is_named_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(self: PostgresServer) -> None:
         raise ServerMissing("postgres is not installed; install: postgresql")
@@ -161,3 +174,10 @@ def test_the_command_prints_one_json_object(
     printed = capsys.readouterr()
     assert {"environment", "overhead", "matches", "aims", "notes"} <= set(json.loads(printed.out))
     assert "Engine overhead" in printed.err
+
+
+def test_transactions_are_measured_beside_unprotected_ones(postgres: PostgresServer, postgres_url: str) -> None:
+    found = measured("transactional", postgres_url)
+    for match in found["matches"]:
+        assert [one["contestant"] for one in match["standings"]] == [BARE, OPENED_BY_SEMEL, IN_THE_CALLERS]
+    assert len(found["aims"]) == 2 * len(found["matches"]) == 4

@@ -1,8 +1,9 @@
 """The documentation, held to the code: its examples are run, its links lead somewhere, its generated parts are fresh.
 
 Every ``python`` block of a page is run, in order, in one module called ``app`` and in an empty folder. What a block
-prints must stand in an ``output`` block right below it. A page whose code names ``postgresql://…`` is run on a fresh
-database of the test session's server. ``console`` blocks are for people, and are not run.
+prints must stand in an ``output`` block right below it. A page whose code names ``postgresql://…``,
+``mysql://…`` or ``redis://…`` is run on a fresh database of the test session's server. ``console`` blocks are for
+people, and not run.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 DATABASE = "postgresql://app@localhost/shop"
-"""The database that the pages talk about."""
+MYSQL = "mysql://app@localhost/shop"
+REDIS = "redis://localhost:6379/0"
+"""The databases that the pages talk about."""
 
 
 def name_of(page: Path) -> str:
@@ -68,7 +71,8 @@ class Console:
 
 
 def parsed(page: Path, console: Console, database: str = DATABASE) -> Document:
-    document = Document(page.read_text("utf-8").replace(DATABASE, database), str(page))
+    named = {"mysql": MYSQL, "redis": REDIS}.get(database.partition(":")[0], DATABASE)
+    document = Document(page.read_text("utf-8").replace(named, database), str(page))
     for parser in (CodeBlockParser("python", console.run), CodeBlockParser("output", console.compare)):
         for region in parser(document):
             document.add(region)
@@ -81,7 +85,9 @@ def code_of(page: Path) -> str:
 
 WITH_CODE = [page for page in PAGES if code_of(page)]
 ON_POSTGRES = [page for page in WITH_CODE if DATABASE in code_of(page)]
-ALONE = [page for page in WITH_CODE if page not in ON_POSTGRES]
+ON_MYSQL = [page for page in WITH_CODE if MYSQL in code_of(page)]
+ON_REDIS = [page for page in WITH_CODE if REDIS in code_of(page)]
+ALONE = [page for page in WITH_CODE if page not in (*ON_POSTGRES, *ON_MYSQL, *ON_REDIS)]
 
 
 @pytest.fixture
@@ -115,13 +121,27 @@ def test_the_code_of_a_page_runs_on_postgres(page: Path, app: types.ModuleType, 
     run_page(page, app, postgres_url)
 
 
+@pytest.mark.parametrize("page", ON_MYSQL, ids=name_of)
+def test_the_code_of_a_page_runs_on_mariadb(page: Path, app: types.ModuleType, mariadb_url: str) -> None:
+    run_page(page, app, mariadb_url)
+
+
+@pytest.mark.parametrize("page", ON_REDIS, ids=name_of)
+def test_the_code_of_a_page_runs_on_redis(page: Path, app: types.ModuleType, redis_url: str) -> None:
+    run_page(page, app, redis_url)
+
+
 def test_pages_name_one_database_only() -> None:
     others = {
         name_of(page): sorted(found)
         for page in WITH_CODE
-        if (found := set(re.findall(r"postgres(?:ql)?://[\w@./:-]+", code_of(page))) - {DATABASE})
+        if (
+            found := set(re.findall(r"(?:postgres(?:ql)?|mysql|mariadb)://[\w@./:-]+", code_of(page)))
+            - {DATABASE, MYSQL}
+        )
     }
-    assert not others, f"write {DATABASE}: it is what the tests replace"
+    assert not others, f"write {DATABASE} or {MYSQL}: it is what the tests replace"
+    assert not set(ON_POSTGRES) & set(ON_MYSQL), "a page is run on one of them"
 
 
 @pytest.mark.parametrize(

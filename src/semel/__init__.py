@@ -21,26 +21,45 @@ if TYPE_CHECKING:
     from semel.core.outcomes import Recovered as Recovered
     from semel.core.policy import Policy as Policy
     from semel.core.policy import wait as wait
+    from semel.core.quota import Quota as Quota
+    from semel.core.recovery import Recovery as Recovery
     from semel.core.serializers import Serializer as Serializer
     from semel.core.snapshot import Codec as Codec
     from semel.core.states import State as State
     from semel.engine.aio import AsyncSemel as AsyncSemel
+    from semel.engine.aio_recovery import AsyncRecoverer as AsyncRecoverer
     from semel.engine.compression import make_codec as make_codec
     from semel.engine.encryption import KeyRing as KeyRing
-    from semel.engine.operation import INJECTED as INJECTED
+    from semel.engine.handle import INJECTED as INJECTED
     from semel.engine.operation import AsyncOperation as AsyncOperation
     from semel.engine.operation import Operation as Operation
     from semel.engine.operation import current_operation as current_operation
     from semel.engine.ports import AsyncStore as AsyncStore
     from semel.engine.ports import Store as Store
+    from semel.engine.propagation import current_key as current_key
+    from semel.engine.propagation import in_context as in_context
+    from semel.engine.propagation import outgoing_headers as outgoing_headers
+    from semel.engine.propagation import outgoing_key as outgoing_key
+    from semel.engine.propagation import outgoing_metadata as outgoing_metadata
+    from semel.engine.recovery import Recoverer as Recoverer
     from semel.engine.sync import Semel as Semel
     from semel.observe.logs import log_events as log_events
+    from semel.stores.dynamodb import AsyncDynamoDBStore as AsyncDynamoDBStore
+    from semel.stores.dynamodb import DynamoDBStore as DynamoDBStore
     from semel.stores.memory import AsyncMemoryStore as AsyncMemoryStore
     from semel.stores.memory import MemoryStore as MemoryStore
+    from semel.stores.mysql import AsyncMySQLStore as AsyncMySQLStore
+    from semel.stores.mysql import MySQLStore as MySQLStore
     from semel.stores.postgres import AsyncPostgresStore as AsyncPostgresStore
     from semel.stores.postgres import PostgresStore as PostgresStore
+    from semel.stores.redis import AsyncRedisStore as AsyncRedisStore
+    from semel.stores.redis import RedisStore as RedisStore
     from semel.stores.sqlite import AsyncSQLiteStore as AsyncSQLiteStore
     from semel.stores.sqlite import SQLiteStore as SQLiteStore
+    from semel.stores.tiered import AsyncRedisCache as AsyncRedisCache
+    from semel.stores.tiered import AsyncTieredStore as AsyncTieredStore
+    from semel.stores.tiered import RedisCache as RedisCache
+    from semel.stores.tiered import TieredStore as TieredStore
     from semel.stores.urls import migrate_store as migrate_store
     from semel.stores.urls import open_async_store as open_async_store
     from semel.stores.urls import open_store as open_store
@@ -48,37 +67,56 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AsyncDynamoDBStore": "semel.stores.dynamodb",
     "AsyncMemoryStore": "semel.stores.memory",
+    "AsyncMySQLStore": "semel.stores.mysql",
     "AsyncOperation": "semel.engine.operation",
     "AsyncPostgresStore": "semel.stores.postgres",
+    "AsyncRedisCache": "semel.stores.tiered",
+    "AsyncRecoverer": "semel.engine.aio_recovery",
+    "AsyncRedisStore": "semel.stores.redis",
     "AsyncSQLiteStore": "semel.stores.sqlite",
     "AsyncSemel": "semel.engine.aio",
     "AsyncStore": "semel.engine.ports",
+    "AsyncTieredStore": "semel.stores.tiered",
     "CANNOT_TELL": "semel.core.outcomes",
     "Codec": "semel.core.snapshot",
-    "INJECTED": "semel.engine.operation",
+    "DynamoDBStore": "semel.stores.dynamodb",
+    "INJECTED": "semel.engine.handle",
     "KeyFormat": "semel.core.keys",
     "KeyRing": "semel.engine.encryption",
     "MemoryStore": "semel.stores.memory",
+    "MySQLStore": "semel.stores.mysql",
     "NOT_DONE": "semel.core.outcomes",
     "Operation": "semel.engine.operation",
     "Outcome": "semel.core.outcomes",
     "Policy": "semel.core.policy",
     "PostgresStore": "semel.stores.postgres",
+    "Quota": "semel.core.quota",
     "Record": "semel.core.ops",
     "Recovered": "semel.core.outcomes",
+    "Recoverer": "semel.engine.recovery",
+    "Recovery": "semel.core.recovery",
+    "RedisCache": "semel.stores.tiered",
+    "RedisStore": "semel.stores.redis",
     "SQLiteStore": "semel.stores.sqlite",
     "Semel": "semel.engine.sync",
     "Serializer": "semel.core.serializers",
     "State": "semel.core.states",
     "Store": "semel.engine.ports",
     "Swept": "semel.core.ops",
+    "TieredStore": "semel.stores.tiered",
+    "current_key": "semel.engine.propagation",
     "current_operation": "semel.engine.operation",
+    "in_context": "semel.engine.propagation",
     "log_events": "semel.observe.logs",
     "make_codec": "semel.engine.compression",
     "migrate_store": "semel.stores.urls",
     "open_async_store": "semel.stores.urls",
     "open_store": "semel.stores.urls",
+    "outgoing_headers": "semel.engine.propagation",
+    "outgoing_key": "semel.engine.propagation",
+    "outgoing_metadata": "semel.engine.propagation",
     "wait": "semel.core.policy",
 }
 

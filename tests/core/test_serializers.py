@@ -310,7 +310,7 @@ def test_what_would_come_back_as_something_else_is_refused(value: Any) -> None:
 
 
 def test_the_refusal_says_what_to_do() -> None:
-    with pytest.raises(NotSerializable, match=r"Level would not come back .*annotate .*serializer="):
+    with pytest.raises(NotSerializable, match=r"Level would not come back .*return type .*serializer="):
         PLAIN.encode(Level.HIGH)
 
 

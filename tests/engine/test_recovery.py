@@ -154,10 +154,17 @@ def test_what_may_not_be_run_again_cannot_be_resumable(settings: Any) -> None:
     Policy(resumable=True, guarantee="at_most_once", recover=lambda: NOT_DONE)
 
 
+def in_transaction(conn: Any, key: str) -> None: ...
+
+
 def test_only_a_function_is_resumable(quick_engine: Engine) -> None:
     for _ in range(2):
         with pytest.raises(PolicyError, match="resumable= is for functions"):
             quick_engine.run(lambda: None, resumable=True)
+    with pytest.raises(PolicyError, match="nothing is left of a transaction that died"):
+        quick_engine.guard.once_in_transaction(conn="conn", key="key", resumable=True)(
+            quick_engine.function(in_transaction)
+        )
     with pytest.raises(PolicyError, match="resumable= is said of a function"):
         quick_engine.new_guard(policy=Policy(resumable=True))
 
@@ -379,7 +386,9 @@ def test_a_quota_does_not_stand_in_the_way(quick_engine: Engine) -> None:
     quick_engine.once(noting(ran), resumable=True)
     begun_elsewhere(quick_engine, "k")
     quick_engine.once(noting(ran), guard=guard, resumable=True)
+    quick_engine.script.ops.clear()
     assert recover(quick_engine, guard=guard) == Recovery(resumed=1)
+    assert "Count" not in quick_engine.script.kinds, "its key was counted when it was new"
 
 
 def test_a_recoverer_does_not_wait_for_one_that_runs(engine: Engine) -> None:

@@ -206,10 +206,49 @@ def flask() -> Any:
     return app
 
 
+def litestar() -> Any:
+    from tests.http import apps_documents_more
+
+    return apps_documents_more.litestar(threads=False)
+
+
+def litestar_sync() -> Any:
+    from tests.http import apps_documents_more
+
+    return apps_documents_more.litestar(threads=True)
+
+
+def django_async() -> Any:
+    from tests.http import apps_documents_more
+
+    return apps_documents_more.django("async", in_loop=True)
+
+
+def django_class() -> Any:
+    from tests.http import apps_documents_more
+
+    return apps_documents_more.django("class", in_loop=True)
+
+
+def django_function() -> Any:
+    from tests.http import apps_documents_more
+
+    return apps_documents_more.django("function")
+
+
+def django_rest() -> Any:
+    from tests.http import apps_documents_more
+
+    return apps_documents_more.django("drf")
+
+
 ASGI: dict[str, Callable[[], Any]] = {
     "asgi": plain_asgi, "starlette": starlette, "fastapi": fastapi, "fastapi_sync": fastapi_sync,
+    "litestar": litestar, "litestar_sync": litestar_sync, "django_async": django_async, "django_class": django_class,
 }  # fmt: skip
-WSGI: dict[str, Callable[[], Any]] = {"wsgi": plain_wsgi, "flask": flask}
+WSGI: dict[str, Callable[[], Any]] = {
+    "wsgi": plain_wsgi, "flask": flask, "django_function": django_function, "django_rest": django_rest,
+}  # fmt: skip
 
 
 def main() -> None:

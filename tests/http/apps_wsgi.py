@@ -193,6 +193,7 @@ ROUTES: dict[tuple[str, str], tuple[Action, Callable[[Asked], Answer]]] = {
     ("POST", "/retrying"): (Action.declared(lease=1), pay),
     ("POST", "/rejecting"): (Action.declared(lease=1, on_abandoned="reject"), pay),
     ("POST", "/expiring"): (Action.declared(ttl=0.5), pay),
+    ("POST", "/no-return"): (Action.declared(ttl=0.2, refuse_expired="1h"), pay),
     ("POST", "/tenant/a"): (Action(scope="tenant"), pay),
     ("POST", "/tenant/b"): (Action(scope="tenant"), pay),
     ("POST", "/reused409"): (Action(reused_status=409), pay),

@@ -35,6 +35,7 @@ RULES: dict[str, dict[str, Any]] = {
     "/once": {"guarantee": "at_most_once"},
     "/wait": {"on_duplicate": wait("20s")},
     "/short": {"ttl": "50ms"},
+    "/no-return": {"ttl": "50ms", "refuse_expired": "1h"},
     "/capped": {"body_limit": 1000},
     "/secret": {"keep_body": False},
     "/canonical": {"canonical_json": True},

@@ -181,6 +181,40 @@ def test_an_answer_let_through_that_cannot_be_stored_is_cut_short() -> None:
     assert sent[-1]["more_body"] is True
 
 
+@pytest.mark.parametrize("sends", [0, 1, 2])
+def test_a_server_that_says_that_the_client_has_gone_does_not_stop_a_large_answer(sends: int) -> None:
+    """ASGI lets ``send`` raise OSError then. The handler has done its work, and must not do it again."""
+    finished: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(4):
+            await send({"type": "http.response.body", "body": b"x" * 400, "more_body": True})
+        finished.append(1)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def run() -> None:
+        served = at_the_edge(app, rule=Action(body_limit=500))
+        left = sends
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            nonlocal left
+            if left == 0:
+                raise BrokenPipeError("the client has gone")
+            left -= 1
+
+        with pytest.raises(BrokenPipeError):  # once all is stored, the server hears of it as it would without us
+            await served(scope_of(), receive, send)
+        again = await ask(served)
+        assert header(again, b"idempotent-replayed") == [b"omitted"]
+
+    asyncio.run(run())
+    assert finished == [1]
+
+
 def test_requests_without_a_key_make_no_task_and_no_copy() -> None:
     tasks = []
     given: list[Any] = []

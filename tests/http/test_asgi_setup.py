@@ -22,6 +22,7 @@ from semel import (
     PolicyError,
     Semel,
 )
+from semel.http.endpoints import protect
 from semel.http.fastapi import Action, Idempotency, action
 from semel.http.routes import Routes
 from tests.http.asking import Counting, ask, at_the_edge, scope_of, whose
@@ -141,11 +142,13 @@ def test_a_generator_and_the_wrong_handle_are_refused_when_declared() -> None:
 
 
 def test_a_sync_endpoint_called_in_the_event_loop_is_an_error_and_no_deadlock() -> None:
-    @action()
     def pay() -> None: ...
 
+    # For a framework that calls a plain def in a thread by itself.
+    declared = protect(pay, Action(), blank=lambda: None, abort=RuntimeError)
+
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        pay()
+        declared()
 
     guarded = Idempotency(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
     with pytest.raises(ConfigurationError, match="event loop"):

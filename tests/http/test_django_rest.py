@@ -10,6 +10,8 @@ import pytest
 from tests.http.django_project import Project  # first: REST framework wants settings when it is imported
 
 from django.urls import include, path  # isort: skip
+from django.utils.decorators import method_decorator  # isort: skip
+from django.views import View  # isort: skip
 from rest_framework import serializers, viewsets  # isort: skip
 from rest_framework.decorators import action as route  # isort: skip
 from rest_framework.decorators import api_view  # isort: skip
@@ -18,7 +20,7 @@ from rest_framework.response import Response  # isort: skip
 from rest_framework.routers import SimpleRouter  # isort: skip
 from rest_framework.views import APIView  # isort: skip
 
-from semel import MemoryStore, Operation, Semel
+from semel import MemoryStore, Operation, PolicyError, Semel
 from semel.http.django import action, check_match, conditional, endpoints, etag
 from semel.http.rules import RELEASED
 
@@ -82,6 +84,27 @@ def test_what_the_framework_turns_away_is_not_claimed_and_a_replay_is_authorised
     refusal[:] = [PermissionDenied()]
     assert ask().status_code == 403
     assert len(runs) == 1
+
+
+def test_around_a_class_that_authorises_its_callers_it_is_refused(project: Project) -> None:
+    """The claim would come first, and a replay be given to whoever sends the key."""
+
+    class Pay(APIView):  # type: ignore[misc]
+        def post(self, request: Any) -> Response:
+            return Response()
+
+    class Members(View):  # type: ignore[misc]
+        def handle_no_permission(self) -> None:
+            """As of Django's LoginRequiredMixin, which wants all of Django's users."""
+
+    for view in (Pay.as_view(), Members.as_view(), api_view(["POST"])(lambda request: Response())):
+        with pytest.raises(PolicyError, match="authorises its callers itself"):
+            action()(view)
+    whole = method_decorator(action(), name="dispatch")(Pay)
+    project.serve(path("pay", whole.as_view()))
+    with pytest.raises(PolicyError, match="authorises its callers itself"):
+        project.client().post("/pay", headers=KEY)
+    action()(View.as_view())  # which lets everyone in
 
 
 def test_a_serializers_400_is_an_answer_unless_the_route_says_otherwise(project: Project, runs: list[Any]) -> None:

@@ -199,6 +199,19 @@ def test_an_expired_key_is_a_new_request(service: Served, key: str, word: str) -
     assert service.runs(word) == 2
 
 
+def test_an_expired_key_may_be_refused_instead(service: Served, key: str, word: str) -> None:
+    answer = first = service.post("/no-return", key, {"ledger": word})
+    while answer.status_code == first.status_code:
+        assert answer.content == first.content
+        answer = service.post("/no-return", key, {"ledger": word})
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["code"] == "idempotency_key_expired"
+    assert answer.json()["retryable"] is False
+    assert answer.headers["link"] == '<https://docs.example/idempotency>; rel="describedby"'
+    assert service.runs(word) == 1
+
+
 def test_large_chunked_request_bodies_are_fingerprinted_whole(service: Served, key: str) -> None:
     def chunked(last: bytes) -> bytes:
         chunks = [b"x" * 60_000] * 20 + [last]
@@ -270,4 +283,9 @@ def test_scripts_of_other_origins_may_read_our_headers(serving: Any, key: str) -
         assert sorted(exposed) == sorted(wanted)
     plain = service.post("/plain", key)
     assert "access-control-expose-headers" not in plain.headers
+    outside: Served = serving("nested")  # where CORS is answered around us
+    for _ in range(2):
+        answer = outside.post("/plain", key, Origin="https://shop.example")
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert "Idempotent-Replayed" in answer.headers["access-control-expose-headers"]
     assert json.loads(plain.content) == json.loads(answers[0].content)

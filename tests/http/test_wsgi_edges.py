@@ -11,6 +11,7 @@ from wsgiref.util import FileWrapper
 import pytest
 
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel, current_operation
+from semel.core.states import State
 from semel.errors import ConfigurationError, LeaseLost
 from semel.http.rules import Action
 from semel.http.wsgi import Idempotency, current_responder
@@ -391,15 +392,20 @@ def test_a_refusal_of_an_owner_that_was_replaced_is_not_told(protect: Callable[.
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
-def test_an_interrupted_handler_leaves_the_key_free(
+def test_an_interrupted_handler_leaves_the_key_free_or_abandoned_where_it_may_have_had_effects(
     protect: Callable[..., Idempotency], guard: Semel, interruption: type[BaseException]
 ) -> None:
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         raise interruption
 
     with pytest.raises(interruption):
-        serve(protect(app, external_effects=True))
+        serve(protect(app))
     assert guard.lookup("POST /x", "k") is None
+    with pytest.raises(interruption):
+        serve(protect(app, external_effects=True))
+    record = guard.lookup("POST /x", "k")
+    assert record is not None
+    assert record.state is State.ABANDONED
 
 
 def test_an_owner_that_was_replaced_answers_with_its_successor(
@@ -652,7 +658,8 @@ def test_a_body_that_breaks_claims_nothing_and_lets_go_of_what_it_spooled(
             return super().read(2)
 
     asked = environ(b"12345", **{"wsgi.input": Broken(b"12345")})
-    assert isinstance(serve(protect(lambda env, start: pytest.fail("ran")), asked).error, OSError)
+    seen = serve(protect(lambda env, start: pytest.fail("ran")), asked)
+    assert (seen.status[:3], seen.error) == ("400", None)
     assert guard.lookup("POST /x", "k") is None
 
 

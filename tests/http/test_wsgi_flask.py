@@ -397,5 +397,5 @@ def test_annotations_for_the_type_checker_alone_do_no_harm(app: flask.Flask) -> 
 
 
 def test_an_unknown_setting_is_an_error_at_once() -> None:
-    with pytest.raises(PolicyError, match="unknown policy tll"):
+    with pytest.raises(PolicyError, match="unknown setting tll"):
         action(tll="1h")

@@ -148,6 +148,13 @@ def test_a_chunked_body_counts_by_its_bytes_not_by_its_chunks(service: Service, 
     assert len(service.runs(tag)) == 1
 
 
+def test_chunks_that_cannot_be_read_are_the_clients_mistake(service: Service, tag: str) -> None:
+    lines = request_lines(tag, f"Idempotency-Key: {tag}", "Transfer-Encoding: chunked")
+    with service.raw(lines + b"zz\r\n{}\r\n0\r\n\r\n") as connection:
+        assert b" 400 " in read_all(connection).split(b"\r\n", 1)[0]
+    assert service.runs(tag) == []
+
+
 def test_half_a_body_claims_nothing(service: Service, tag: str) -> None:
     head = request_lines(tag, f"Idempotency-Key: {tag}", "Content-Length: 6", path="/digest")
     connection = service.raw(head + b"abc")

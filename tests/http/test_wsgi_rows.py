@@ -301,6 +301,17 @@ def test_an_expired_key_is_a_new_request(service: Service) -> None:
     assert len(service.runs(tag)) == 2
 
 
+def test_an_expired_key_may_be_refused_instead(service: Service) -> None:
+    tag = uuid.uuid4().hex
+    answer = one = service.ask("/no-return", key=tag, tag=tag)
+    while answer.status_code == 201:
+        assert answer.content == one.content
+        answer = service.ask("/no-return", key=tag, tag=tag)
+    assert answer.status_code == 422
+    check_problem(answer, refused(422, "key_expired", path="/no-return"))
+    assert len(service.runs(tag)) == 1
+
+
 def test_the_handle_knows_its_key_tenant_and_attempt(service: Service) -> None:
     tag = uuid.uuid4().hex
     assert service.ask("/handle", key=tag, tag=tag, user="carol").json() == [tag, "carol", 1, 5]

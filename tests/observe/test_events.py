@@ -254,8 +254,8 @@ ELSEWHERE: dict[str, str] = {
     "conflicted": "tests/transactional",
     "cache_lost": "tests/stores",
     "cache_back": "tests/stores",
-    "recovery_failed": "tests/recovery",
-    "recovery_given_up": "tests/recovery",
+    "recovery_failed": "tests/engine",
+    "recovery_given_up": "tests/engine",
 }
 """Events that need more than an engine: the folder with the tests that see them."""
 

@@ -17,6 +17,7 @@ from semel import (
     NOT_DONE,
     AsyncMemoryStore,
     AsyncOperation,
+    AsyncRecoverer,
     AsyncSemel,
     AsyncSQLiteStore,
     AsyncStore,
@@ -28,13 +29,20 @@ from semel import (
     Policy,
     Record,
     Recovered,
+    Recoverer,
+    Recovery,
     Semel,
     SQLiteStore,
     State,
     Store,
     Swept,
+    current_key,
     current_operation,
+    in_context,
     log_events,
+    outgoing_headers,
+    outgoing_key,
+    outgoing_metadata,
     wait,
 )
 
@@ -201,6 +209,58 @@ async def use_plain(order: Order) -> None:
 verdicts = [Recovered(1), NOT_DONE, CANNOT_TELL]
 assert_type(Recovered(1), Recovered[int])
 state: State = State.DONE
+
+# -- recovery, and keys on the way out
+
+
+@guard.once(key="order.id", resumable=True)
+def resumable(order: Order, op: Operation = INJECTED) -> int:
+    with op.propagate("charge"):
+        assert_type(outgoing_headers(), dict[str, str])
+        assert_type(outgoing_metadata("POST /charges"), dict[str, str])
+        assert_type(outgoing_key(), str | None)
+    assert_type(current_key("charge"), str | None)
+    assert_type(in_context(outgoing_key)("target"), str | None)
+    in_context(outgoing_key)(5)  # type: ignore[arg-type]
+    return 1
+
+
+assert_type(Recoverer(guard, [resumable], every="5s").recover(), Recovery)
+Recoverer(async_guard)  # type: ignore[arg-type]
+
+
+async def use_recovery() -> None:
+    async with AsyncRecoverer(async_guard, [ship], tries=3) as recoverer:
+        assert_type(await recoverer.recover(), Recovery)
+
+
 op = current_operation()
 if op is not None:
     assert_type(op.key, str)
+
+
+def charge(op: Operation) -> int:
+    return len(op.key)
+
+
+def count() -> str:
+    return ""
+
+
+@guard.once_in_transaction(conn="session", key="order")
+def pay_once(order: str, session: object) -> bytes:
+    return b""
+
+
+async def charge_async(op: AsyncOperation) -> int:
+    return len(op.key)
+
+
+async def transactions(aguard: AsyncSemel, conn: object) -> None:
+    assert_type(guard.transaction(conn, "pay", key=1, call=charge), int)
+    assert_type(guard.transaction(conn, "pay", key=1, call=count, begin=True, tries=3, ttl="7d"), str)
+    assert_type(guard.transaction(conn, "pay", key=1, call=lambda: 1), int)
+    assert_type(guard.transaction_outcome(conn, "pay", key=1, call=charge), Outcome[int])
+    assert_type(pay_once("o-1", conn), bytes)
+    assert_type(await aguard.transaction(conn, "pay", key=1, call=charge_async), int)
+    assert_type(await aguard.transaction_outcome(conn, "pay", key=1, call=charge_async, begin=True), Outcome[int])

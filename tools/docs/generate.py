@@ -28,6 +28,7 @@ import semel
 from semel import errors
 from semel.core import policy, states
 from semel.observe import events
+from semel.testing import partial_failures as table
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DOCS: Final = ROOT / "docs"
@@ -112,11 +113,15 @@ def _lineage(cls: type) -> list[int]:
     return [order[c] for c in reversed(cls.__mro__) if c in order and issubclass(c, errors.SemelError)]
 
 
+PLAIN_NONE: Final = ("recover", "refuse_expired")
+"""Settings whose None is no word of the guarantee's."""
+
+
 def policy_table() -> str:
     rows = []
     for f in fields(policy.Policy):
         if f.init:
-            default = "as the guarantee says" if f.default is None and f.name != "recover" else f"`{f.default!r}`"
+            default = "as the guarantee says" if f.default is None and f.name not in PLAIN_NONE else f"`{f.default!r}`"
             rows.append(f"| `{f.name}` | {default} |")
     return _table("setting | default", rows)
 
@@ -138,12 +143,16 @@ def api() -> str:
 
 GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("Guards", ("Semel", "AsyncSemel")),
-    ("Stores", ("MemoryStore", "SQLiteStore", "PostgresStore",
-                "AsyncMemoryStore", "AsyncSQLiteStore", "AsyncPostgresStore", "Store", "AsyncStore")),
+    ("Stores", ("MemoryStore", "SQLiteStore", "PostgresStore", "MySQLStore", "RedisStore", "DynamoDBStore",
+                "AsyncMemoryStore", "AsyncSQLiteStore", "AsyncPostgresStore", "AsyncMySQLStore", "AsyncRedisStore",
+                "AsyncDynamoDBStore",
+                "TieredStore", "AsyncTieredStore", "RedisCache", "AsyncRedisCache",
+                "Store", "AsyncStore")),
     ("Stores by URL", ("open_store", "open_async_store", "migrate_store")),
-    ("Policies", ("Policy", "wait")),
+    ("Policies", ("Policy", "wait", "Quota")),
     ("Inside a handler", ("Operation", "AsyncOperation", "current_operation", "INJECTED")),
-    ("Recovery", ("Recovered", "NOT_DONE", "CANNOT_TELL")),
+    ("Keys on the way out", ("outgoing_headers", "outgoing_metadata", "outgoing_key", "current_key", "in_context")),
+    ("Recovery", ("Recovered", "NOT_DONE", "CANNOT_TELL", "Recoverer", "AsyncRecoverer", "Recovery")),
     ("What comes back", ("Outcome", "Record", "State", "Swept")),
     ("Keys, results, encryption", ("KeyFormat", "Serializer", "Codec", "make_codec", "KeyRing")),
     ("Events", ("log_events",)),
@@ -151,7 +160,7 @@ GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 )  # fmt: skip
 
 
-TWINS: Final = {"AsyncSemel": "Semel", "AsyncOperation": "Operation"}
+TWINS: Final = {"AsyncSemel": "Semel", "AsyncOperation": "Operation", "AsyncRecoverer": "Recoverer"}
 """Their methods are described once."""
 SAID_TWICE: Final = ("once", "capture")
 WITHOUT_MEMBERS: Final = {name for _, names in GROUPS[1:2] for name in names if name not in ("Store", "AsyncStore")}
@@ -291,6 +300,20 @@ def _ticks(text: str) -> str:
     return re.sub(r"``([^`]+)``", r"`\1`", text)
 
 
+def partial_failures() -> str:
+    parts = []
+    for mode in table.Mode:
+        rows = []
+        for cell in table.cells_of(mode):
+            again = ("after the lease: " if cell.waits else "") + cell.retry.value
+            effects = str(cell.effects) if cell.effects == 1 else f"**{cell.effects}**"
+            rows.append(f"| {cell.moment.value} | {cell.first.value} | {again} | {effects} | {cell.state.name} |")
+        words = mode.value[0].upper() + mode.value[1:]
+        head = "struck at | the first caller gets | the same call again | effects | record"
+        parts.append(f"## {mode.name.replace('_', ' ').capitalize()}\n\n{words}.\n\n{_table(head, rows)}")
+    return "\n\n".join(parts)
+
+
 def schema(dialect: str) -> str:
     folder = ROOT / "src" / "semel" / "sql" / "schema" / dialect
     parts = [
@@ -312,7 +335,9 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
     "error-table": error_table,
     "policy": policy_table,
     "api": api,
+    "partial-failures": partial_failures,
     "schema-postgres": lambda: schema("postgres"),
+    "schema-mysql": lambda: schema("mysql"),
     "schema-sqlite": lambda: schema("sqlite"),
 }
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol, cast
 
 from semel import __version__
-from semel.cli import demo, describe, diagram, lookup, migrate, release, resolve, sweep
+from semel.cli import demo, describe, diagram, lookup, migrate, recover, release, resolve, size, stores, sweep
 from semel.cli.exits import INTERRUPTED, exit_code
 from semel.errors import SemelError
 
@@ -31,7 +31,8 @@ class Command(Protocol):
 
 
 COMMANDS: Final = tuple(
-    cast(Command, module) for module in (demo, migrate, sweep, lookup, resolve, release, describe, diagram)
+    cast(Command, module)
+    for module in (demo, migrate, sweep, lookup, resolve, release, recover, describe, size, stores, diagram)
 )
 
 

@@ -11,7 +11,7 @@ from semel.engine.sync import Semel
 from semel.errors import NotMigrated, StoreUnavailable
 from semel.sql.connections.sqlite import named_error
 from semel.sql.migrations import SQLITE
-from semel.stores.urls import open_store, sqlite_path
+from semel.stores.urls import open_store, sqlite_path, tiers
 
 __all__ = ["add_record", "add_url", "open_guard", "sqlite_file"]
 
@@ -29,8 +29,9 @@ def add_record(parser: argparse.ArgumentParser) -> None:
 
 def open_guard(url: str) -> Semel:
     """A guard on a store that is there already. A SQLite file is neither made nor migrated by being looked at."""
-    if url.partition(":")[0] == "sqlite":
-        with sqlite_file(url) as raw:
+    truth = tiers(url)[0] if url.startswith("tiered:") else url
+    if truth.partition(":")[0] == "sqlite":
+        with sqlite_file(truth) as raw:
             if not raw.execute(SQLITE.has_ledger).fetchall():
                 raise NotMigrated("the database has no Semel tables: run `semel migrate URL`")
     return Semel(open_store(url), sweep_every=None)

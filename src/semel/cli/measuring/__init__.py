@@ -1,0 +1,6 @@
+"""What a record takes in each kind of store: some are written there, in a place of their own, measured, and removed."""
+
+from semel.cli.measuring.kinds import MEASURES, measure
+from semel.cli.measuring.samples import Sample
+
+__all__ = ["MEASURES", "Sample", "measure"]

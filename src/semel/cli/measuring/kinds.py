@@ -1,0 +1,50 @@
+"""Which kind of store is measured how, by URL. Nothing of the user's is touched in any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from semel.cli.measuring.dynamodb import dynamodb
+from semel.cli.measuring.local import memory, sqlite
+from semel.cli.measuring.redis import copies, redis
+from semel.cli.measuring.samples import Sample
+from semel.cli.measuring.sql import mysql, postgres
+from semel.cli.sizing import Measured
+from semel.errors import StoreURLError
+from semel.stores.urls import tiers
+
+__all__ = ["MEASURES", "measure"]
+
+
+def measure(url: str, sample: Sample) -> list[Measured]:
+    """Measure in the store of a URL; of a tiered one, both tiers."""
+    scheme = url.partition(":")[0]
+    if scheme not in MEASURES:
+        raise StoreURLError(f"no store is called {scheme[:40]!r}; there are: {', '.join(MEASURES)}")
+    return MEASURES[scheme](url, sample)
+
+
+def _tiered(url: str, sample: Sample) -> list[Measured]:
+    truth, cache = tiers(url)
+    return [*measure(truth, sample), *copies(cache, sample)]
+
+
+MEASURES: Final[dict[str, Callable[[str, Sample], list[Measured]]]] = {
+    "memory": memory,
+    "sqlite": sqlite,
+    "postgresql": postgres,
+    "postgres": postgres,
+    "mysql": mysql,
+    "mariadb": mysql,
+    "redis": redis,
+    "rediss": redis,
+    "redis+sentinel": redis,
+    "rediss+sentinel": redis,
+    "redis+cluster": redis,
+    "rediss+cluster": redis,
+    "unix": redis,
+    "dynamodb": dynamodb,
+    "tiered": _tiered,
+}
+"""How each kind of store is measured."""

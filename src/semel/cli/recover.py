@@ -1,0 +1,181 @@
+"""``semel recover``: finish what processes that died have left, with the functions of a service. Ctrl-C and SIGTERM
+finish the operation in hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.cli.exits import FAILED, OK
+from semel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from semel.core.recovery import Recovery
+
+NAME = "recover"
+HELP = "Resume abandoned operations of a service's resumable functions, until it is stopped."
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+LOOK: Final = 0.2
+"""How soon a signal is noticed, in seconds."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    from semel.cli.sweep import _positive
+
+    parser.add_argument("guard", metavar="MODULE:GUARD", help="the guard, as the service imports it: shop.orders:guard")
+    parser.add_argument("--app-dir", default=".", metavar="DIR", help="where to import it from (default: here)")
+    parser.add_argument("--once", action="store_true", help="one round over all that was abandoned, then end")
+    parser.add_argument("--every", default="5s", metavar="T", help="rest between two rounds (default: 5s)")
+    parser.add_argument("--pause", default="1s", metavar="T", help="rest of one that failed, growing (default: 1s)")
+    parser.add_argument("--tries", type=_positive, default=10, metavar="N", help="attempts of one (default: 10)")
+    parser.add_argument("--limit", type=_positive, default=50, metavar="N", help="records in one look (default: 50)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from semel.cli.describe import load
+    from semel.engine.aio import AsyncSemel
+    from semel.engine.sync import Semel
+
+    if ":" not in args.guard:
+        raise ConfigurationError(f"{args.guard!r} names no guard: write module:attribute, like shop.orders:guard")
+    guard = load(args.guard, args.app_dir)
+    if not isinstance(guard, (Semel, AsyncSemel)):
+        raise ConfigurationError(f"{args.guard} is a {type(guard).__name__}: name a Semel or an AsyncSemel")
+    if not guard._resumable:
+        raise ConfigurationError(f"{args.guard} has no resumable function: decorate one with once(…, resumable=True)")
+    settings = {"every": args.every, "limit": args.limit, "tries": args.tries, "pause": args.pause}
+    guard._hook = _telling(guard._hook)
+    rounds = _Rounds(args.once, ", ".join(sorted(guard._resumable)))
+    if isinstance(guard, AsyncSemel):
+        import asyncio
+
+        asyncio.run(_in_loop(guard, settings, rounds))
+    else:
+        _in_thread(guard, settings, rounds)
+    return rounds.finished()
+
+
+class _Rounds:
+    """What came of all rounds; told when there is something to tell."""
+
+    def __init__(self, once: bool, operations: str) -> None:
+        self.once = once
+        self.operations = operations
+        self.resumed = self.failed = self.given_up = 0
+
+    def begin(self) -> None:
+        """From here on a signal ends it in good order."""
+        if not self.once:
+            print(f"recovering {self.operations}; Ctrl-C stops it", flush=True)
+
+    def add(self, recovery: Recovery) -> None:
+        self.resumed += recovery.resumed
+        self.failed += recovery.failed
+        self.given_up = recovery.given_up
+        if not self.once and (recovery.resumed or recovery.failed):
+            resting = f", {recovery.resting} resting" if recovery.resting else ""
+            print(f"resumed {recovery.resumed}, {recovery.failed} failed{resting}", flush=True)
+
+    def finished(self) -> int:
+        left = f", {self.given_up} given up" if self.given_up else ""
+        print(f"in all: resumed {self.resumed}, {self.failed} failed{left}")
+        return FAILED if self.once and (self.failed or self.given_up) else OK
+
+
+def _telling(hook: Any) -> Any:
+    """The guard's own hook, and failures on the screen."""
+    from semel.observe.events import Event, RecoveryFailed, RecoveryGivenUp
+
+    def tell(event: Event) -> None:
+        if isinstance(event, RecoveryFailed):
+            print(f"{event.operation}[{event.key}]: attempt {event.attempt} failed: {event.error}", file=sys.stderr)
+        elif isinstance(event, RecoveryGivenUp):
+            print(f"{event.operation}[{event.key}]: given up after {event.attempt} attempts", file=sys.stderr)
+        if hook is not None:
+            hook(event)
+
+    return tell
+
+
+def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
+    from semel.engine.recovery import Recoverer
+
+    class Telling(Recoverer):
+        def recover(self) -> Recovery:
+            recovery = super().recover()
+            rounds.add(recovery)
+            return recovery
+
+    stopped = False
+    failure: list[BaseException] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal stopped
+        if stopped:
+            raise KeyboardInterrupt
+        stopped = True  # nothing more: a lock taken here could be one that the interrupted code holds
+
+    def work() -> None:
+        try:
+            recoverer.recover() if rounds.once else recoverer._keep_on()
+        except BaseException as error:
+            failure.append(error)
+
+    with guard:
+        recoverer = Telling(guard, **settings)
+        recoverer._refuse_async()
+        before = [(number, signal.signal(number, stop)) for number in SIGNALS]
+        try:
+            rounds.begin()
+            thread = threading.Thread(target=work, name="semel-recoverer", daemon=True)
+            thread.start()
+            while thread.is_alive():
+                thread.join(LOOK)
+                if stopped:
+                    recoverer.stop()
+        finally:
+            for number, handler in before:
+                signal.signal(number, handler)
+    if failure:
+        raise failure[0]
+
+
+async def _in_loop(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
+    import asyncio
+
+    from semel.engine.aio_recovery import AsyncRecoverer
+
+    class Telling(AsyncRecoverer):
+        async def recover(self) -> Recovery:
+            recovery = await super().recover()
+            rounds.add(recovery)
+            return recovery
+
+    async with guard:
+        recoverer = Telling(guard, **settings)
+        loop = asyncio.get_running_loop()
+        signalled = asyncio.Event()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, signalled.set)
+        try:
+            rounds.begin()
+            if not rounds.once:
+                recoverer.start()
+                await signalled.wait()
+                await recoverer.stop()
+                return
+            work = asyncio.ensure_future(recoverer.recover())
+            waiting = asyncio.ensure_future(signalled.wait())
+            await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            await recoverer.stop()
+            await work
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)

@@ -1,0 +1,19 @@
+"""Two stores as one: a database that decides, and Redis in front of it that answers what cannot change any more."""
+
+from semel.stores.tiered.aio import AsyncTieredStore
+from semel.stores.tiered.aio_redis_cache import AsyncRedisCache
+from semel.stores.tiered.ports import AsyncCache, Cache, Found, Tally, Write
+from semel.stores.tiered.redis_cache import RedisCache
+from semel.stores.tiered.sync import TieredStore
+
+__all__ = [
+    "AsyncCache",
+    "AsyncRedisCache",
+    "AsyncTieredStore",
+    "Cache",
+    "Found",
+    "RedisCache",
+    "Tally",
+    "TieredStore",
+    "Write",
+]

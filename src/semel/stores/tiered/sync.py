@@ -1,0 +1,142 @@
+"""The tiered store for threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+from semel.core.ops import Claim, Op
+from semel.core.policy import Duration, seconds
+from semel.engine.forking import survive_forks
+from semel.engine.ports import Store, Unit
+from semel.errors import ConfigurationError, SemelError
+from semel.observe import events
+from semel.stores.tiered.ports import Cache, Tally
+from semel.stores.tiered.rules import Rules
+
+__all__ = ["KEEP", "LARGEST", "MARK_AFTER", "MARK_FOR", "TieredStore", "limits", "telling"]
+
+R = TypeVar("R")
+KEEP: Final = "1h"
+MARK_FOR: Final = "5s"
+MARK_AFTER: Final = "50ms"
+LARGEST: Final = 256 * 1024
+
+
+class TieredStore:
+    """A store that decides, behind a cache that answers replays; losing the cache costs time and nothing else."""
+
+    def __init__(
+        self,
+        truth: Store,
+        cache: Cache,
+        *,
+        keep: Duration = KEEP,
+        mark_for: Duration = MARK_FOR,
+        mark_after: Duration = MARK_AFTER,
+        largest: int = LARGEST,
+        on_event: events.EventHook | None = None,
+    ) -> None:
+        """
+        :param truth: the store that decides: PostgreSQL, MySQL, SQLite or any other.
+        :param cache: ``RedisCache(url)``.
+        :param keep: how long a finished record stays in the cache, if it is not over before.
+        :param mark_for: how long a mark turns duplicates away without asking the truth, at most.
+        :param mark_after: how long a handler must run before a mark is made.
+        :param largest: bytes of a snapshot beyond which no copy is made.
+        :param on_event: called with ``CacheLost`` and ``CacheBack``.
+        """
+        self.truth = truth
+        self.cache = cache
+        self.wakes = truth.wakes
+        self.counts: bool = getattr(truth, "counts", False)
+        self.resumes: bool = getattr(truth, "resumes", False)
+        self._rules = Rules(cache.tally, **limits(keep, mark_for, mark_after, largest))
+        cache.on_change = telling(on_event)
+        survive_forks(self._forked)
+
+    def _forked(self) -> None:
+        self._rules.renew()
+
+    @property
+    def tally(self) -> Tally:
+        """How often the cache has answered, and how often not."""
+        return self.cache.tally
+
+    def execute(self, op: Op[R]) -> R:
+        rules, cache = self._rules, self.cache
+        if type(op) is Claim:
+            answered = rules.answer(op, cache.get(op.id))
+            if answered is not None:
+                return answered  # type: ignore[return-value]
+        attempt = rules.ending(op)
+        at = monotonic()
+        try:
+            answer = self.truth.execute(op)
+        except BaseException:
+            for write in rules.failed(op, attempt, at):
+                cache.write(write)
+            raise
+        writes, settles = rules.told(op, answer, at, monotonic(), attempt)
+        for write in writes:
+            cache.write(write)
+        if settles:
+            cache.settle(op.id)
+        return answer
+
+    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        """All of them are asked of the truth, which shares its trips; the cache is told afterwards."""
+        rules, cache = self._rules, self.cache
+        at = monotonic()
+        answers = self.truth.execute_many(ops)
+        now = monotonic()
+        for op, answer in zip(ops, answers, strict=True):
+            attempt = rules.ending(op)
+            if isinstance(answer, SemelError):
+                writes, settles = rules.failed(op, attempt, at), False
+            else:
+                writes, settles = rules.told(op, answer, at, now, attempt)
+            for write in writes:
+                cache.write(write)
+            if settles:
+                cache.settle(op.id)
+        return answers
+
+    def wait(self, id: bytes, seconds: float) -> None:
+        self.truth.wait(id, seconds)
+
+    def adopt(self, conn: object) -> Unit:
+        """The caller's connection as a unit of work of the truth; the cache has no part in it."""
+        adopt = getattr(self.truth, "adopt", None)
+        if adopt is None:
+            raise ConfigurationError(f"{type(self.truth).__name__} keeps no records in the caller's transaction")
+        unit: Unit = adopt(conn)
+        return unit
+
+    def close(self) -> None:
+        self.cache.close()
+        self.truth.close()
+
+
+def limits(keep: Duration, mark_for: Duration, mark_after: Duration, largest: int) -> dict[str, Any]:
+    """The settings in numbers, checked."""
+    if type(largest) is not int or largest < 0:
+        raise ConfigurationError(f"largest is a number of bytes, not {largest!r}")
+    return {
+        "keep": seconds(keep, "keep"),
+        "mark_for": seconds(mark_for, "mark_for"),
+        "mark_after": seconds(mark_after, "mark_after"),
+        "largest": largest,
+    }
+
+
+def telling(hook: events.EventHook | None) -> Any:
+    """What a cache calls when it is lost, or back: the events go to the hook; one that fails harms nobody."""
+    if hook is None:
+        return None
+
+    def change(error: str | None) -> None:
+        hook(events.CacheBack("", "", "") if error is None else events.CacheLost("", "", "", error))
+
+    return change

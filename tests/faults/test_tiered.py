@@ -1,0 +1,255 @@
+"""Redis in front of a database is flushed, stopped, killed and restarted under load: speed changes, no outcome does.
+
+Several processes work on the same keys. What they did stands in a log of its own, beside the stores: every operation
+has one effect, all callers of a key were given the same bytes, and the database's own count of statements shows that
+the cache has answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from semel import AsyncRedisCache, AsyncSemel, AsyncSQLiteStore, AsyncTieredStore, Semel, SQLiteStore, wait
+from semel.core.ops import Claim, Op
+from semel.core.states import State
+from semel.stores.sqlite import migrate
+from semel.stores.urls import migrate_store, open_store
+from semel.testing.faults import Line, Workers, effects, until, verdicts
+from tests.servers import PostgresServer, RedisServer
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
+
+
+def goes_on(workers: Workers, more: int = 10) -> None:
+    """Wait until some more operations have had their effect."""
+    done = len(effects(workers.log.read()))
+    until(lambda: len(effects(workers.log.read())) >= done + more, 90, "the work does not go on")
+
+
+def answers_go_on(workers: Workers, more: int = 50) -> None:
+    """Wait until some more callers were answered, whether by a first execution or by a replay."""
+    done = sum(line.what == "answer" for line in workers.log.read())
+    until(
+        lambda: sum(line.what == "answer" for line in workers.log.read()) >= done + more, 90, "callers are not answered"
+    )
+
+
+def stopped(redis: RedisServer, meanwhile: Callable[[], None]) -> None:
+    """SIGSTOP: connections stay open, the kernel takes new ones, and nobody answers."""
+    assert redis.pid is not None
+    os.kill(redis.pid, signal.SIGSTOP)
+    try:
+        meanwhile()
+    finally:
+        os.kill(redis.pid, signal.SIGCONT)
+
+
+def killed(redis: RedisServer, meanwhile: Callable[[], None]) -> None:
+    redis.crash()
+    meanwhile()
+    redis.return_()
+
+
+def judged(workers: Workers, lines: list[Line]) -> None:
+    begun = {line.key for line in lines if line.what == "begin"}
+    assert {key: len(found) for key, found in effects(lines).items()} == dict.fromkeys(begun, 1)
+    assert verdicts(lines) == []  # all answers of a key are the same text, and no two leases overlapped
+    assert workers.overwritten(lines) == []
+    assert [line.note for line in lines if line.what == "store"] == [], "the loss of the cache was told to a caller"
+    for key in begun:
+        record = workers.lookup(key)
+        assert record is not None
+        assert record.state is State.DONE
+
+
+@pytest.mark.parametrize("truth", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def test_redis_is_flushed_stopped_killed_and_started_again_under_load(
+    truth: str, private_redis: RedisServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    behind = f"sqlite:///{tmp_path / 'semel.db'}" if truth == "sqlite" else request.getfixturevalue("postgres_url")
+    url = f"tiered:{behind},{private_redis.url}"
+    migrate_store(url)
+    with Workers(url, tmp_path, policy="recover", lease=2.0) as workers:
+        workers.spawn(3)
+        goes_on(workers)
+        for _ in range(2):
+            for _ in range(5):
+                private_redis.cli("FLUSHALL")
+                answers_go_on(workers, 10)
+            stopped(private_redis, lambda: goes_on(workers))
+            goes_on(workers)
+            killed(private_redis, lambda: goes_on(workers))
+            goes_on(workers)
+        workers.stop()
+        judged(workers, workers.finish())
+
+
+def test_owners_are_killed_and_paused_while_redis_comes_and_goes(private_redis: RedisServer, tmp_path: Path) -> None:
+    """Marks of owners that died must not outlive their leases; owners that come back must not undo what was done."""
+    url = f"tiered:sqlite:///{tmp_path / 'semel.db'},{private_redis.url}"
+    migrate_store(url)
+    with Workers(url, tmp_path, policy="recover", lease=1.0, work=0.3) as workers:
+        workers.spawn(3)
+        goes_on(workers)
+        for _ in range(2):
+            workers.kill(workers.dice.choice(workers.running))
+            workers.spawn()
+            private_redis.cli("FLUSHALL")
+            goes_on(workers)
+            victim = workers.dice.choice(workers.running)
+            workers.pause(victim)
+            stopped(private_redis, lambda: goes_on(workers))
+            workers.resume(victim)
+            killed(private_redis, lambda: goes_on(workers))
+        workers.stop()
+        lines = workers.finish()
+        begun = {line.key for line in lines if line.what == "begin"}
+        assert {key: len(found) for key, found in effects(lines).items()} == dict.fromkeys(begun, 1)
+        assert verdicts(lines) == []
+        assert workers.overwritten(lines) == []
+
+
+# The cache does answer, and the bytes are the same
+
+
+def statements(server: PostgresServer, url: str) -> int:
+    """Statements on one database that the server has logged."""
+    name = url.rpartition("/")[2]
+    lines = server.log.read_text(errors="replace").splitlines()
+    return sum(f" {name} LOG:  " in line and ("execute " in line or "statement: " in line) for line in lines)
+
+
+def test_replays_are_answered_by_the_cache_and_by_the_database_alike(
+    private_redis: RedisServer, postgres: PostgresServer, postgres_url: str
+) -> None:
+    """With Redis whole the database sees no statement; without it, one for each replay. The bytes are the same."""
+    url = f"tiered:{postgres_url},{private_redis.url}"
+    migrate_store(url)
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        other.execute(f"ALTER DATABASE \"{postgres_url.rpartition('/')[2]}\" SET log_statement = 'all'".encode())
+    answers: dict[int, list[bytes]] = defaultdict(list)
+    store: Any = open_store(url)
+    assert store.cache.connect(20)
+    with Semel(store, sweep_every=None) as guard:
+
+        def ask_all() -> int:
+            """Ask for every key once; how many statements the database has seen meanwhile."""
+            before = statements(postgres, postgres_url)
+            for key in range(40):
+                answer = guard.run("pay", key=key, call=lambda key=key: {"paid": key, "text": "é" * key})
+                answers[key].append(json.dumps(answer).encode())
+            return statements(postgres, postgres_url) - before
+
+        guard.run("pay", key="opens the connection", call=lambda: None)
+        assert ask_all() == 80, "two for a first execution"
+        until(lambda: store.tally.written >= 41, 20, "the copies are not written")
+        assert ask_all() == 0, "all were answered by the cache"
+        private_redis.crash()
+        assert ask_all() == 40, "all were answered by the database"
+        private_redis.return_()
+        assert store.cache.connect(20)
+        assert ask_all() == 40, "Redis came back empty"
+        until(lambda: store.tally.written >= 81, 20, "the copies are not written again")
+        assert ask_all() == 0
+    assert {len(given) for given in answers.values()} == {5}
+    assert [key for key, given in answers.items() if len(set(given)) > 1] == []
+
+
+class Counted(AsyncSQLiteStore):
+    """Counts the claims that reach the database."""
+
+    claims = 0
+
+    async def execute(self, op: Op[Any]) -> Any:
+        self.claims += type(op) is Claim
+        return await super().execute(op)
+
+    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return await super().execute_many(ops)
+
+
+def test_tasks_go_on_whatever_becomes_of_redis(private_redis: RedisServer, tmp_path: Path) -> None:
+    """The async store: 16 tasks ask for a few hot keys and new ones; none is told of the cache, none runs twice."""
+    path = tmp_path / "semel.db"
+    migrate(path)
+    ran: dict[int, int] = defaultdict(int)
+    answered: dict[int, set[str]] = defaultdict(set)
+    numbers = itertools.count()
+    asked = 0
+
+    async def main() -> None:
+        nonlocal asked
+        truth = Counted(path, synchronous="normal")
+        store = AsyncTieredStore(truth, AsyncRedisCache(private_redis.url, timeout=1.0), mark_after="5ms")
+        assert await store.cache.connect(20)
+        stopping = asyncio.Event()
+        async with AsyncSemel(store, sweep_every=None) as guard, asyncio.TaskGroup() as tasks:
+
+            async def ask(key: int) -> None:
+                nonlocal asked
+
+                async def handler() -> str:
+                    ran[key] += 1
+                    await asyncio.sleep(0.02 * (key % 2))
+                    return f"answer {key} {ran[key]}"
+
+                answered[key].add(await guard.run("pay", key=key, call=handler, on_duplicate=waiting))
+                asked += 1
+
+            async def load() -> None:
+                while not stopping.is_set():
+                    newest = next(numbers)
+                    await ask(newest // 8)
+                    await ask(max(0, newest // 8 - 20))
+
+            async def more(count: int) -> None:
+                enough, end = asked + count, time.monotonic() + 60
+                while asked < enough:
+                    assert time.monotonic() < end, "the work does not go on"
+                    await asyncio.sleep(0.01)
+
+            for _ in range(16):
+                tasks.create_task(load())
+            await more(500)
+            for _ in range(5):
+                await asyncio.to_thread(private_redis.cli, "FLUSHALL")
+                await more(100)
+            assert private_redis.pid is not None
+            os.kill(private_redis.pid, signal.SIGSTOP)
+            await more(300)
+            os.kill(private_redis.pid, signal.SIGCONT)
+            await more(300)
+            await asyncio.to_thread(private_redis.crash)
+            await more(300)
+            await asyncio.to_thread(private_redis.return_)
+            assert await store.cache.connect(20)
+            await more(500)
+            stopping.set()
+        assert store.tally.replayed > 0
+        assert truth.claims < asked, "the cache has answered some"
+
+    waiting = wait("30s")
+    asyncio.run(main())
+    assert set(ran.values()) == {1}
+    assert {len(given) for given in answered.values()} == {1}
+
+
+def test_a_sync_program_goes_on_after_its_truth_alone(tmp_path: Path) -> None:
+    """The records are the truth's: a program without the cache finds all of them."""
+    path = tmp_path / "semel.db"
+    with Semel(open_store(f"tiered:sqlite:///{path},redis://127.0.0.1:1"), sweep_every=None) as guard:
+        guard.run("pay", key="k", call=lambda: "answer")
+    with Semel(SQLiteStore(path), sweep_every=None) as guard:
+        assert guard.run("pay", key="k", call=lambda: "never") == "answer"

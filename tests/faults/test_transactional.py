@@ -1,0 +1,113 @@
+"""Processes killed in the middle of transactions: the ledger is exact, and each operation was applied once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from semel import wait
+from semel.stores.postgres import migrate
+from tests.transactional.kinds import ALL, ASYNC_SQLITE, SQLITE, TABLE, till
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVER = [pytest.mark.postgres, pytest.mark.server]
+OPERATIONS = 1000
+WORKERS = 8
+KILLS = 60
+
+
+def stormed(**asked: Any) -> Any:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.transactional.storm", json.dumps(asked)],
+        cwd=ROOT, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> str:
+    if kind in SQLITE + ASYNC_SQLITE:
+        desk = till(kind, str(folder / "shop.db"))  # makes the tables
+        desk.close()
+        return str(folder / "shop.db")
+    url: str = request.getfixturevalue("postgres_url")
+    migrate(url)
+    with psycopg.connect(url) as conn:
+        conn.execute(TABLE.encode())
+    return url
+
+
+@pytest.mark.parametrize("begin", [False, True], ids=["the caller's", "Semel's"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "sqlite3",
+        "session-aiosqlite",
+        *(
+            pytest.param(kind, marks=SERVER)
+            for kind in (
+                "psycopg",
+                "psycopg-autocommit",
+                "asyncpg",
+                "session-psycopg",
+                "session-asyncpg",
+                "django-postgres",
+            )
+        ),
+    ],
+)
+def test_killed_between_any_two_statements_the_effect_and_its_record_are_both_there_or_neither(
+    kind: str, begin: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = database(kind, tmp_path, request)
+    deaths = stormed(do="points", kind=kind, url=url, begin=begin)["deaths"]
+    assert len(deaths) >= 6
+    desk = till(kind, url)
+    try:
+        committed = desk.rows()
+        assert len(committed) == len(set(committed))
+        assert set(deaths) - set(committed)  # some died before their commit
+        assert set(deaths) & set(committed)  # and some after it
+        for key in deaths:
+            outcome = desk.pay(key, begin=begin, on_duplicate=wait("30s"))
+            assert outcome.replayed is (key in committed), key
+            assert outcome.value == {"paid": key}
+        rows = [key for key in desk.rows() if key in deaths]
+        assert rows == sorted(deaths)
+    finally:
+        desk.close()
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in SQLITE + ASYNC_SQLITE else pytest.param(kind, marks=SERVER) for kind in ALL]
+)
+def test_two_processes_at_once_pay_each_key_once(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    url = database(kind, tmp_path, request)
+    keys = [f"k{number:02}" for number in range(20)]
+    assert stormed(do="rivals", kind=kind, url=url, keys=keys)["codes"] == [0, 0]
+    desk = till(kind, url)
+    assert desk.rows() == keys
+    desk.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_thousand_operations_by_eight_workers_killed_at_random_are_each_applied_once(postgres_url: str) -> None:
+    migrate(postgres_url)
+    with psycopg.connect(postgres_url) as conn:
+        conn.execute("CREATE TABLE ledger (operation integer, amount bigint, slot integer)")
+    done = stormed(do="storm", url=postgres_url, operations=OPERATIONS, workers=WORKERS, kills=KILLS, seed=20261115)
+    assert done["killed"] == KILLS
+    with psycopg.connect(postgres_url) as conn:
+        total = "SELECT sum(amount), count(*), count(DISTINCT operation), count(DISTINCT slot) FROM ledger"
+        assert conn.execute(total.encode()).fetchone() == (
+            OPERATIONS * (OPERATIONS + 1) // 2, OPERATIONS, OPERATIONS, WORKERS,
+        )  # fmt: skip
+        assert conn.execute("SELECT state, count(*) FROM semel_record GROUP BY state").fetchall() == [(2, OPERATIONS)]

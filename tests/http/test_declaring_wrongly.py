@@ -1,0 +1,128 @@
+"""A declaration or an installation that cannot be meant is refused when it is made, in words that say what to write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import flask
+import pytest
+from litestar import Litestar, post
+
+from semel import AsyncMemoryStore, AsyncSemel, ConfigurationError, MemoryStore, Policy, PolicyError, Semel
+from semel.http import asgi, wsgi
+from semel.http import django as for_django
+from semel.http import fastapi as for_fastapi
+from semel.http import flask as for_flask
+from semel.http import litestar as for_litestar
+from semel.http.rules import Action, Conditional
+from tests.http.asking import ask, body_of, scope_of
+
+GLUES = [for_fastapi, for_flask, for_django, for_litestar]
+
+
+def view() -> str:
+    return "done"
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("never called")
+
+
+def around_asgi(**settings: Any) -> object:
+    return asgi.Idempotency(application, guard=AsyncSemel(AsyncMemoryStore()), **settings)
+
+
+def around_wsgi(**settings: Any) -> object:
+    return wsgi.Idempotency(lambda environ, start_response: [], guard=Semel(MemoryStore()), **settings)
+
+
+def in_flask(**settings: Any) -> object:
+    return for_flask.SemelFlask(flask.Flask("shop"), guard=Semel(MemoryStore()), **settings)
+
+
+def in_litestar(**settings: Any) -> object:
+    return for_litestar.SemelPlugin(guard=AsyncSemel(AsyncMemoryStore()), **settings)
+
+
+@pytest.mark.parametrize("glue", GLUES)
+@pytest.mark.parametrize("name", ["action", "conditional"])
+def test_forgotten_brackets_are_named(glue: ModuleType, name: str) -> None:
+    with pytest.raises(PolicyError, match=rf"write @{name}\(\), with the brackets"):
+        getattr(glue, name)(view)
+
+
+@pytest.mark.parametrize("glue", GLUES)
+def test_an_exemption_without_a_reason_is_refused_before_it_decorates_anything(glue: ModuleType) -> None:
+    for reason in (view, "", "  "):
+        with pytest.raises(PolicyError, match=r'@exempt\("it only reads"\)'):
+            glue.exempt(reason)
+
+
+@pytest.mark.parametrize("base", [Action(), Action, {"ttl": "7d"}])
+def test_the_rules_to_start_from_are_of_the_same_kind(base: Any) -> None:
+    with pytest.raises(PolicyError, match=r"@conditional\(\) starts from rules of its own kind, such as Conditional"):
+        Conditional.declared(base)
+
+
+def test_rules_to_start_from_may_be_of_a_narrower_kind() -> None:
+    assert isinstance(Action.declared(Conditional(), ttl="7d"), Conditional)
+
+
+@pytest.mark.parametrize("name", ["tll", "kind"])
+def test_an_unknown_setting_lists_those_of_the_route_and_those_of_the_policy(name: str) -> None:
+    with pytest.raises(
+        PolicyError, match=f"unknown setting {name}; there are: body_limit, .*key_format.*, ttl, without"
+    ):
+        Action.declared(**{name: "7d"})
+
+
+def test_a_route_has_no_arguments_that_could_be_kept() -> None:
+    for wrong in (lambda: Action.declared(resumable=True), lambda: Action(policy=Policy(resumable=True))):
+        with pytest.raises(PolicyError, match="resumable= is said of a function"):
+            wrong()
+
+
+@pytest.mark.parametrize("install", [around_asgi, around_wsgi, in_flask, in_litestar])
+def test_a_tenant_that_cannot_be_asked_is_refused_at_once(install: Callable[..., object]) -> None:
+    with pytest.raises(ConfigurationError, match=r"tenant= is a function .* not 'alice'.*Semel\(store, tenant=…\)"):
+        install(tenant="alice")
+
+
+@pytest.mark.parametrize("install", [around_asgi, around_wsgi])
+@pytest.mark.parametrize(
+    ("routes", "complaint"),
+    [
+        (["/orders"], r"not \['/orders'\]"),
+        ({"/orders": Action()}, "'/orders' is no such pair"),
+        ({("POST", "/orders", "x"): Action()}, "is no such pair"),
+        ({("POST", "/orders"): Action}, "the rule of POST /orders is <class"),
+        ({("POST", "/orders"): "action"}, "the rule of POST /orders is 'action'"),
+    ],
+)
+def test_a_table_of_another_shape_shows_the_right_one(
+    install: Callable[..., object], routes: Any, complaint: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf'like \{{\("POST", "/orders"\): Action\(\)\}}.*{complaint}'):
+        install(tenant=lambda request: "alice", routes=routes)
+
+
+def test_a_forgotten_plugin_is_named_as_the_framework_calls_it() -> None:
+    @post("/pay")
+    @for_litestar.action()
+    async def pay() -> str:
+        raise AssertionError("never runs")
+
+    app = Litestar([pay], openapi_config=None, debug=True, logging_config=None)
+    sent = asyncio.run(ask(app, scope_of("/pay", raw_path=b"/pay")))
+    assert b"plugins=[SemelPlugin(" in body_of(sent)
+
+
+def test_a_forgotten_extension_is_named_as_the_framework_calls_it() -> None:
+    app = flask.Flask("shop")
+    app.testing = True
+    app.post("/pay")(for_flask.action()(view))
+    with pytest.raises(ConfigurationError, match=r"SemelFlask\(app, guard=…, tenant=…\) in Flask"):
+        app.test_client().post("/pay")

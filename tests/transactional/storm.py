@@ -1,0 +1,183 @@
+"""Processes with tills that are killed: between any two statements, one after the other; or at random, many at once.
+
+``python -m tests.transactional.storm`` does the forking, in a process without threads, and prints what it did as JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import random
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from semel import InProgress, StoreUnavailable, wait
+from tests.transactional.kinds import Till, till
+
+PACKAGES = ("psycopg", "asyncpg", "aiosqlite", "django.db.backends.postgresql.base", "sqlalchemy.ext.asyncio")
+SOONEST, LATEST = 0.01, 0.12
+"""Seconds between two kills at random."""
+
+
+def points(kind: str, url: str, begin: bool) -> dict[str, Any]:
+    """Die before the first statement, before the second, … each time with another key, until none is left to die at."""
+    _load(kind)
+    deaths: list[str] = []
+    for number in itertools.count():
+        key = f"k{number}"
+        code = _in_a_child(lambda key=key, number=number: _die_at(kind, url, key, begin, number))  # type: ignore[misc]
+        if code == 0:
+            return {"deaths": deaths}
+        assert code == -signal.SIGKILL, f"the child ended with {code}"
+        deaths.append(key)
+    raise AssertionError("unreachable")
+
+
+def _load(kind: str) -> None:
+    """Import what the children need: once, and not in each."""
+    for package in PACKAGES:
+        if package.split(".")[0] in kind or kind.startswith(("session", "scoped", "sqlalchemy")):
+            import_module(package)
+
+
+def _die_at(kind: str, url: str, key: str, begin: bool, number: int) -> None:
+    """One payment that kills its process at its ``number``-th point: before and after everything that is sent."""
+    passed = itertools.count()
+
+    def point() -> None:
+        if next(passed) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(send: Callable[..., Any], awaited: bool) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            point()
+            answer = send(*args)
+            point()
+            return answer
+
+        async def call_async(*args: Any) -> Any:
+            point()
+            answer = await send(*args)
+            point()
+            return answer
+
+        return call_async if awaited else call
+
+    desk = till(kind, url)
+    awaited = desk.lent.awaited
+    cls = type(desk.lent)
+    for name in ("execute", "begin_with", "commit_with", "_script"):
+        if hasattr(cls, name):
+            setattr(cls, name, around(getattr(cls, name), awaited))
+    desk.send = around(desk.send, awaited)
+    desk.pay(key, begin=begin, then=point)
+    point()  # committed, and nobody was told
+
+
+def rivals(kind: str, url: str, keys: list[str]) -> dict[str, Any]:
+    """Two processes that pay the same keys at the same time, each in transactions of its own and of Semel's."""
+    _load(kind)
+    children = [_fork(lambda: _pay_all(kind, url, keys)) for _ in range(2)]
+    return {"codes": [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]}
+
+
+def _pay_all(kind: str, url: str, keys: list[str]) -> None:
+    desk = till(kind, url)
+    for number, key in enumerate(keys):
+        while True:
+            try:
+                outcome = desk.pay(key, begin=bool(number % 2), on_duplicate=wait("20s"))
+            except (InProgress, StoreUnavailable):
+                continue
+            break
+        assert outcome.value == {"paid": key}
+    desk.close()
+
+
+def storm(url: str, operations: int, workers: int, kills: int, seed: int) -> dict[str, Any]:
+    """So many workers that each do all operations, some killed at random and replaced; a ledger says what was done."""
+    dice = random.Random(seed)
+    progress = mmap.mmap(-1, 4 * workers)
+    slots = {
+        _fork(lambda slot=slot: _work(url, operations, slot, progress, dice.random())): slot for slot in range(workers)
+    }  # type: ignore[misc]
+    killed = 0
+    try:
+        while slots:
+            time.sleep(dice.uniform(SOONEST, LATEST))
+            if killed < kills:
+                victim = dice.choice(list(slots))
+                os.kill(victim, signal.SIGKILL)
+                killed += 1
+            while slots:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    break
+                slot = slots.pop(pid)
+                if status:
+                    assert os.WIFSIGNALED(status), f"a worker failed with {status}"
+                    slots[_fork(lambda slot=slot: _work(url, operations, slot, progress, dice.random()))] = slot  # type: ignore[misc]
+    finally:
+        for pid in slots:
+            os.kill(pid, signal.SIGKILL)
+    return {"killed": killed}
+
+
+def _work(url: str, operations: int, slot: int, progress: mmap.mmap, luck: float) -> None:
+    """All operations in an order of this slot's own, from where its predecessor was killed; some transactions are
+    Semel's, some the worker's.
+    """
+    order = list(range(1, operations + 1))
+    random.Random(slot).shuffle(order)
+    desk = Till("psycopg-autocommit", url)
+    desk.conn.execute("SET synchronous_commit = on")
+    (begin_at,) = struct.unpack_from("i", progress, 4 * slot)
+    for at in range(begin_at, operations):
+        number = order[at]
+        struct.pack_into("i", progress, 4 * slot, at)
+
+        def apply(op: Any, number: int = number) -> int:
+            desk.send(f"INSERT INTO ledger (operation, amount, slot) VALUES ({number}, {number}, {slot})")
+            return number
+
+        while True:
+            try:
+                outcome = desk.pay(
+                    f"op-{number}", insert=False, call=apply, begin=bool(number % 2), on_duplicate=wait("20s")
+                )
+            except (InProgress, StoreUnavailable):  # the conflict of a transaction that is not ours to run again
+                continue
+            break
+        assert outcome.value == number
+    desk.close()
+
+
+def _fork(work: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _in_a_child(work: Callable[[], None]) -> int:
+    _, status = os.waitpid(_fork(work), 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    print(json.dumps({"points": points, "rivals": rivals, "storm": storm}[asked.pop("do")](**asked)))

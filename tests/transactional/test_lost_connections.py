@@ -1,0 +1,62 @@
+"""A connection that is lost on the way: before the commit was sent nothing is stored, and that is what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+from semel import StoreUnavailable, StoreUncertain, TransactionConflict
+from tests.transactional.kinds import ASYNC_POSTGRES, POSTGRES, AsyncTill, Till, till
+
+
+@pytest.fixture(params=[*POSTGRES, *ASYNC_POSTGRES])
+def desk(request: pytest.FixtureRequest, database: str) -> Any:
+    desk: Till | AsyncTill = till(request.param, database)
+    yield desk
+    with suppress(Exception):  # it was broken on purpose, and some kinds complain when closed
+        desk.close()
+
+
+def severed(database: str) -> Callable[[Any], str]:
+    """A handler that ends every other session of this database, its own among them."""
+
+    def work(op: Any) -> str:
+        with psycopg.connect(database, autocommit=True) as conn:
+            conn.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name <> 'semel'"
+            )
+        return "paid"
+
+    return work
+
+
+def stored(database: str) -> tuple[int, int]:
+    with psycopg.connect(database) as conn:
+        row = conn.execute("SELECT (SELECT count(*) FROM payment), (SELECT count(*) FROM semel_record)").fetchone()
+        assert row is not None
+        return int(row[0]), int(row[1])
+
+
+def test_in_the_callers_transaction_nothing_is_stored_for_certain(desk: Any, database: str) -> None:
+    with pytest.raises(Exception) as lost:  # what the kind's own transaction makes of it, or ours
+        desk.pay("k1", call=severed(database))
+    chain: list[BaseException] = [lost.value]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(before)
+    ours = [error for error in chain if isinstance(error, (StoreUnavailable, StoreUncertain))]
+    assert ours
+    assert isinstance(ours[0], StoreUnavailable)
+    assert not isinstance(ours[0], TransactionConflict)
+    assert stored(database) == (0, 0)
+
+
+def test_during_a_commit_of_ours_nobody_can_say(desk: Any, database: str) -> None:
+    with pytest.raises(StoreUncertain) as lost:
+        desk.pay("k1", call=severed(database), begin=True)
+    assert lost.value.result == "paid"
+    assert stored(database) == (0, 0)

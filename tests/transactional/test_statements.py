@@ -1,0 +1,154 @@
+"""What the transactional mode costs, counted: two statements and no commit on a first execution, one on a replay."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.transactional.kinds import AsyncTill, Till
+
+
+class Wire:
+    """The messages that a psycopg connection sends, as libpq traces them."""
+
+    def __init__(self, conn: psycopg.Connection[Any], path: Path) -> None:
+        self.conn, self.path = conn, path
+        self._file = path.open("wb+")
+        conn.pgconn.trace(self._file.fileno())
+
+    def said(self) -> list[str]:
+        """The statements since the last time: of ``Query`` and ``Parse`` messages, or ``Bind`` of a prepared one."""
+        os.fsync(self._file.fileno())
+        lines = self.path.read_text(errors="replace").splitlines()[:None]
+        self._file.truncate(0)
+        self._file.seek(0)
+        found = []
+        for line in lines:
+            match = re.search(r"\tF\t\d+\t(Query|Parse|Execute)\t ?(.*)", line)
+            if match and match[1] in ("Query", "Parse"):
+                found.append(match[2])
+        return found
+
+    def close(self) -> None:
+        self.conn.pgconn.untrace()
+        self._file.close()
+
+
+@pytest.fixture
+def till(database: str) -> Any:
+    till = Till("psycopg-autocommit", database)
+    till.conn.prepare_threshold = None
+    yield till
+    till.close()
+
+
+def ours(statements: list[str]) -> list[str]:
+    return [word for text in statements for word in re.findall(r"semel_\w+|BEGIN|COMMIT|ROLLBACK|payment", text)]
+
+
+def transactions(database: str) -> int:
+    """How many transactions have written so far: each takes one number."""
+    with psycopg.connect(database) as conn:
+        row = conn.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+def test_in_the_callers_transaction_two_statements_and_no_commit_are_added(
+    till: Till, database: str, tmp_path: Path
+) -> None:
+    before = transactions(database)
+    wire = Wire(till.conn, tmp_path / "wire")
+    till.pay("k1")
+    assert ours(wire.said()) == ["BEGIN", "semel_lock", "payment", "semel_record", "COMMIT"]
+    till.pay("k1")
+    assert ours(wire.said()) == ["BEGIN", "semel_lock", "COMMIT"]
+    wire.close()
+    assert transactions(database) - before == 2  # the payment's, and the one of this look
+
+
+def test_opened_by_semel_guard_and_begin_are_one_message_and_so_are_record_and_commit(
+    till: Till, database: str, tmp_path: Path
+) -> None:
+    before = transactions(database)
+    wire = Wire(till.conn, tmp_path / "wire")
+    till.pay("k1", begin=True)
+    said = wire.said()
+    assert [ours([message]) for message in said] == [["BEGIN", "semel_lock"], ["payment"], ["semel_record", "COMMIT"]]
+    till.pay("k1", begin=True)
+    assert [ours([message]) for message in wire.said()] == [["BEGIN", "semel_lock"], ["ROLLBACK"]]
+    wire.close()
+    assert transactions(database) - before == 2
+
+
+def test_the_record_is_one_row_written_once(till: Till, database: str) -> None:
+    till.pay("k1")
+    with psycopg.connect(database) as conn:
+        row = conn.execute("SELECT r.xmin = p.xmin, r.xmax::text FROM semel_record r, payment p").fetchone()
+        assert row is not None
+        assert row == (True, "0")  # by the payment's own transaction, and never updated
+        assert conn.execute("SELECT count(*) FROM semel_record").fetchone() == (1,)
+
+
+def test_asyncpg_sends_as_many(database: str) -> None:
+    till = AsyncTill("asyncpg", database)
+    said: list[str] = []
+    till.run(lambda: asyncio.sleep(0))
+    till.conn.add_query_logger(lambda query: said.append(query.query))
+    till.pay("k1")
+    assert ours(said) == ["BEGIN", "semel_lock", "payment", "semel_record", "COMMIT"]
+    said.clear()
+    till.pay("k2", begin=True)
+    assert [ours([message]) for message in said] == [["BEGIN", "semel_lock"], ["payment"], ["semel_record", "COMMIT"]]
+    till.close()
+
+
+def test_sqlite_runs_two_statements_and_no_commit(tmp_path: Path) -> None:
+    till = Till("sqlite3", str(tmp_path / "shop.db"))
+    said: list[str] = []
+    till.conn.set_trace_callback(said.append)
+    till.pay("k1")
+    assert [text.split()[0] for text in said] == ["BEGIN", "UPDATE", "INSERT", "INSERT", "COMMIT"]
+    assert "semel_record" in said[1]
+    assert "payment" in said[2]
+    assert "semel_record" in said[3]
+    said.clear()
+    till.pay("k1")
+    assert [text.split()[0] for text in said] == ["BEGIN", "UPDATE", "COMMIT"]
+    till.close()
+
+
+def test_the_guard_of_sqlite_takes_the_write_lock_also_where_it_finds_no_row(tmp_path: Path) -> None:
+    till = Till("sqlite3", str(tmp_path / "shop.db"))
+    other = sqlite3.connect(tmp_path / "shop.db", timeout=0)
+
+    def try_to_write(op: Any) -> str:
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("INSERT INTO payment (key) VALUES ('other')")
+        return "locked"
+
+    assert till.pay("k1", insert=False, call=try_to_write).value == "locked"
+    other.close()
+    till.close()
+
+
+@pytest.mark.postgres
+@pytest.mark.server
+@pytest.mark.parametrize("kind", ["sqlalchemy-psycopg", "session-psycopg"])
+def test_sqlalchemy_sees_our_two_statements(database: str, kind: str) -> None:
+    from sqlalchemy import event
+
+    till = Till(kind, database)
+    engine = till.conn.get_bind() if kind.startswith("session") else till.conn.engine
+    said: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda conn, cursor, text, *rest: said.append(text))
+    till.pay("k1")
+    assert ours(said) == ["semel_lock", "payment", "semel_record"]
+    till.close()
