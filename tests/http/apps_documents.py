@@ -209,13 +209,7 @@ def flask() -> Any:
 def litestar() -> Any:
     from tests.http import apps_documents_more
 
-    return apps_documents_more.litestar(threads=False)
-
-
-def litestar_sync() -> Any:
-    from tests.http import apps_documents_more
-
-    return apps_documents_more.litestar(threads=True)
+    return apps_documents_more.litestar()
 
 
 def django_async() -> Any:
@@ -244,7 +238,7 @@ def django_rest() -> Any:
 
 ASGI: dict[str, Callable[[], Any]] = {
     "asgi": plain_asgi, "starlette": starlette, "fastapi": fastapi, "fastapi_sync": fastapi_sync,
-    "litestar": litestar, "litestar_sync": litestar_sync, "django_async": django_async, "django_class": django_class,
+    "litestar": litestar, "django_async": django_async, "django_class": django_class,
 }  # fmt: skip
 WSGI: dict[str, Callable[[], Any]] = {
     "wsgi": plain_wsgi, "flask": flask, "django_function": django_function, "django_rest": django_rest,

@@ -301,6 +301,17 @@ def test_an_expired_key_is_a_new_request(service: Service) -> None:
     assert len(service.runs(tag)) == 2
 
 
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
+def test_methods_that_change_nothing_ignore_a_key(service: Service, method: str) -> None:
+    """Whatever a framework answers to them by itself."""
+    tag = uuid.uuid4().hex
+    one, two = (service.ask(key=tag, tag=tag, method=method) for _ in range(2))
+    assert one.status_code == two.status_code
+    for name in ("Idempotency-Key", "Idempotent-Replayed"):
+        assert name not in two.headers
+    assert service.ask(key=tag, tag=tag).headers.get("Idempotent-Replayed") is None
+
+
 def test_an_expired_key_may_be_refused_instead(service: Service) -> None:
     tag = uuid.uuid4().hex
     answer = one = service.ask("/no-return", key=tag, tag=tag)

@@ -1,4 +1,4 @@
-"""Tiered: the conformance suite, sync and async: with Redis, where marks are made at once, and with Redis never there."""
+"""Tiered: the conformance suite, sync and async: with Redis and marks at once, and with Redis never there."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -103,6 +103,7 @@ class Arguments:
     ``without`` names parameters that do not count, ``skip`` those that the engine fills in. Arguments are taken by
     parameter, so that ``f(1, 2)`` and ``f(a=1, b=2)`` are one call; an argument that equals its parameter's default
     counts as omitted, so that a parameter added with a default does not make conflicts of the retries under way.
+    ``name`` is the function's, for errors, where only its signature is given.
     """
 
     __slots__ = ("_calls", "_columns", "_extract", "_hash", "_paths", "_strict", "_without", "left_out")
@@ -115,11 +116,12 @@ class Arguments:
         without: Iterable[str] = (),
         skip: frozenset[str] = frozenset(),
         secret: bytes | None = None,
+        name: str | None = None,
     ) -> None:
         self._hash = blake2b(digest_size=DIGEST_SIZE, key=_hash_key(secret), person=b"semel.args.1")
         self.left_out: dict[str, type] = {}
         """Arguments that were no plain data in calls so far, and so did not count, though nobody said that."""
-        self._calls = _Calls(function, skip)
+        self._calls = _Calls(function, skip, name)
         self._extract = choice if callable(choice) else None
         self._strict = choice != "auto"
         self._paths: tuple[tuple[str, list[str]], ...] | None = None
@@ -127,8 +129,8 @@ class Arguments:
         if isinstance(without, str):
             raise PolicyError(f"without takes a list of parameters: write ({without!r},)")
         left_out = frozenset(without)
-        for name in sorted(left_out):
-            self._calls.check_name(name)
+        for parameter in sorted(left_out):
+            self._calls.check_name(parameter)
         self._without = left_out | skip
         if choice is None or callable(choice):
             if left_out:
@@ -230,12 +232,14 @@ _Column = tuple[str, str, str | None]  # a parameter's name, its label, its defa
 class _Calls:
     """A function's parameters, arranged for looking at its calls."""
 
-    def __init__(self, function: Callable[..., Any] | inspect.Signature, skip: frozenset[str]) -> None:
+    def __init__(
+        self, function: Callable[..., Any] | inspect.Signature, skip: frozenset[str], name: str | None
+    ) -> None:
         try:
             signature = function if isinstance(function, inspect.Signature) else inspect.signature(function)
         except (ValueError, TypeError):  # some functions of C modules do not tell
             signature = inspect.signature(lambda *args, **kwargs: None)
-        self.function = getattr(function, "__qualname__", "the function")
+        self.function = name or getattr(function, "__qualname__", "the function")
         every = list(signature.parameters.values())
         by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -201,7 +201,9 @@ def _execute(call: Call, claimed: Claimed) -> Flow:
             recovered = yield from _recover(call, claimed)
             if recovered is not None:
                 return recovered
-    outcome: Any = (yield from _keep_input(call, claimed)) or (yield Run(claimed))
+    outcome: Any = None if call.input is None else (yield from _keep_input(call, claimed))
+    if outcome is None:
+        outcome = yield Run(claimed)
     kind = type(outcome)
     if kind is Returned:
         return (yield from _complete(call, claimed, outcome.value))
@@ -246,7 +248,7 @@ def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[An
 
 def _keep_input(call: Call, claimed: Claimed) -> Generator[Request, Any, NotRun | Lost | None]:
     """Where the input is to be kept, before the handler runs. What came in the handler's place, or None."""
-    if call.input is None or any(name == INPUT for name, _ in claimed.steps):
+    if any(name == INPUT for name, _ in claimed.steps):
         return None
     try:
         held = yield SaveStep(call.id, claimed.token, INPUT, call.seal_input(), len(claimed.steps))

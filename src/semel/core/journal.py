@@ -10,7 +10,7 @@ Names in the store: a captured value under its own name; ``~step:NAME`` a step; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -168,8 +168,13 @@ class Journal:
         try:
             payload = prefix + serializer.encode(value)
         except NotSerializable as error:
-            kind = type(value).__name__
-            raise PolicyError(f"the value of {name!r} cannot be stored: a {kind} is no plain data") from error
+            if isinstance(value, Coroutine):
+                value.close()
+                raise PolicyError(
+                    f"the function of {name!r} is async and is not awaited here: a step under AsyncSemel may be an "
+                    "async def, one under Semel and a captured value may not"
+                ) from error
+            raise PolicyError(f"the value of {name!r} cannot be stored: {error}") from error
         return self._call.codec.seal(Kind.VALUE, serializer.name, payload, self._call.id)
 
     def _open(self, blob: bytes) -> tuple[str, bytes]:

@@ -148,9 +148,9 @@ def lower(value: Any, depth: int) -> Any:
     rule = _LOWER.get(type(value))
     if rule is None:
         raise NotSerializable(
-            f"a {type(value).__module__}.{type(value).__qualname__} would not come back as it is: annotate the "
-            "function's return type with the class itself (a subclass counts as another class: use a union), "
-            "or pass serializer="
+            f"a {type(value).__module__}.{type(value).__qualname__} would not come back as it is: return plain data, "
+            "or a dataclass, pydantic or msgspec model whose class the function's return type names (a subclass counts "
+            "as another class: use a union), or pass serializer="
         )
     if depth < 0:
         raise NotSerializable(f"the result is nested more than {MAX_DEPTH} levels deep, or contains itself")

@@ -173,6 +173,8 @@ class Codec:
     def __post_init__(self) -> None:
         if self.require_encryption and self.cipher is None:
             raise PolicyError("require_encryption=True needs a cipher")
+        if self.cipher is not None and not callable(getattr(self.cipher, "encrypt", None)):
+            raise PolicyError('cipher= is a ring of keys, KeyRing({"2026-11": key}), or encrypts and decrypts like one')
         if self.limit < 1 or self.compress_above < 0:
             raise PolicyError("a codec's limit must be at least 1 byte, and compress_above not negative")
         known = [ZLIB, *self.readers, *([self.compression] if self.compression else [])]
@@ -229,7 +231,9 @@ class Codec:
             raise SnapshotUnreadable(f"the stored snapshot has an unknown coding {coding:#04x}: upgrade this process")
         if coding & _ENCRYPTED:
             if self.cipher is None:
-                raise SnapshotUnreadable("the stored snapshot is encrypted and no cipher is configured: pass cipher=")
+                raise SnapshotUnreadable(
+                    "the stored snapshot is encrypted and no cipher is configured: give the guard codec=Codec(cipher=…)"
+                )
             payload = self.cipher.decrypt(payload, context)
         elif self.require_encryption:
             raise SnapshotUnreadable(

@@ -37,7 +37,7 @@ from semel.core.values import value
 from semel.errors import OutcomeUnknown, PolicyError, ResultNotStored, SemelError, StoreError, TransactionConflict
 from semel.observe import events
 
-__all__ = ["Conflicted", "Keep", "Lock", "Occupied", "Rollback", "transact"]
+__all__ = ["Conflicted", "Keep", "Lock", "Occupied", "Refused", "Rollback", "transact"]
 
 FIRST_PAUSE: Final = 0.004
 SLOWEST_PAUSE: Final = 0.25
@@ -50,6 +50,8 @@ class Occupied:
 
     error: StoreError | None = None
     """What to say to those who do not wait, where it may be the whole database that is held, and not the key."""
+    waited: float = 0.0
+    """Seconds that the driver has waited already, by its own setting."""
 
 
 @value
@@ -84,6 +86,13 @@ class Keep(Op[None]):
 @value
 class Rollback:
     """Roll back the transaction that we opened."""
+
+
+@value
+class Refused:
+    """The handler answered this, and that it will not do what was asked: its rows go, and the answer is remembered."""
+
+    value: Any
 
 
 @value
@@ -150,6 +159,8 @@ def _unit(call: Call, own: bool, patience: _Patience) -> Unit:
                 f"{call}: attempt {record.attempt} ended without a word, and the policy forbids another. "
                 "Find out what happened, then resolve() or release() it"
             )
+        if isinstance(row, Occupied):
+            patience.left -= row.waited
         if patience.left <= 0:
             if isinstance(row, Occupied) and row.error is not None:
                 raise row.error
@@ -194,6 +205,8 @@ def _execute(call: Call, own: bool, row: Row | None, claimed: Claimed) -> Unit:
     kind = type(outcome)
     if kind is Returned:
         return (yield from _complete(call, own, row, claimed, outcome.value))
+    if kind is Refused:
+        return (yield from _refused(call, row, claimed, outcome.value))
     if kind is Conflicted:
         if own:
             raise TransactionConflict(
@@ -279,6 +292,15 @@ def _failed(call: Call, own: bool, row: Row | None, claimed: Claimed, error: Bas
     else:
         call.tell(events.FailureRemembered, claimed.attempt, shown(error))
     return Failed(error)
+
+
+def _refused(call: Call, row: Row | None, claimed: Claimed, answer: Any) -> Unit:
+    """Roll back what the handler wrote, and keep its answer in a transaction of its own."""
+    yield Rollback()
+    found = yield Lock(call.id, True)
+    if isinstance(found, Occupied) or (found and found.token) != (row and row.token):
+        raise TransactionConflict(f"{call}: another call has come between; nothing was stored")
+    return (yield from _complete(call, True, row, claimed, answer))
 
 
 def _keep(call: Call, own: bool, row: Row | None, claimed: Claimed, snapshot: bytes) -> Keep:

@@ -88,7 +88,9 @@ class Declaration:
         self.key = select("key", key, given)
         self.tenant = None if tenant is None else select("tenant", tenant, given)
         self.key_format = key_format if isinstance(key_format, KeyFormat) else KeyFormat.named(key_format)
-        self.fingerprint = Arguments(given, fingerprint, without=without, secret=secret)
+        self.fingerprint = Arguments(
+            given, fingerprint, without=without, secret=secret, name=getattr(function, "__qualname__", None)
+        )
         self.serializer = serializer_for(hints.get("return", inspect.Signature.empty), serializer)
         self.policy = policy
         self.recover = None if policy.recover is None else select("recover", policy.recover, given)

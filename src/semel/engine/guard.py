@@ -67,6 +67,12 @@ class Guard:
             "policy": policy, "tenant": tenant, "on_event": on_event, "codec": codec, "secret": secret,
             "keep_keys": keep_keys, "quota": quota,
         }  # fmt: skip
+        _check_kind("policy", policy, Policy, 'Policy(ttl="7d")')
+        _check_kind("codec", codec, Codec, "Codec(cipher=KeyRing(…))")
+        _check_kind("secret", secret, bytes, "bytes, secrets.token_bytes(32),")
+        _check_kind("quota", quota, Quota, "Quota(live_keys=10_000)")
+        if on_event is not None and not callable(on_event):
+            raise ConfigurationError(f"on_event= is a function of an event, such as log_events(), not {on_event!r}")
         self._policy = policy or Policy()
         self.tenant = tenant and checked_tenant(tenant)
         self._hook = None if on_event is None else _harmless(on_event)
@@ -247,6 +253,11 @@ def checked_tenant(value: object) -> str:
     if value is None or value == "":
         raise PolicyError(f"tenant= gave {value!r}: every call must say whose it is, or leave tenant= out")
     return normalize_key(value, ANY)
+
+
+def _check_kind(name: str, given: object, wanted: type, example: str) -> None:
+    if given is not None and not isinstance(given, wanted):
+        raise ConfigurationError(f"{name}= is {example} or the like, not {type(given).__name__}")
 
 
 def check_store(store: Any, quota: Quota | None, *, awaited: bool) -> None:

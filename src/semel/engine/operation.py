@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from semel.core.journal import Undo, digest_of
 from semel.core.ops import Claimed, Op, SaveStep
@@ -166,14 +166,34 @@ class AsyncOperation(OperationHandle):
             await self._keep(self.journal.capture, name, self._made[name])
             return self._made[name]  # type: ignore[no-any-return]
 
+    @overload
     async def step(
         self,
         name: str,
-        function: Callable[..., Awaitable[T] | T],
+        function: Callable[..., Coroutine[Any, Any, T]],
         *args: Any,
         undo: Callable[[T], Any] | None = None,
         **kwargs: Any,
-    ) -> T:
+    ) -> T: ...
+
+    @overload
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., T],
+        *args: Any,
+        undo: Callable[[T], Any] | None = None,
+        **kwargs: Any,
+    ) -> T: ...
+
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        undo: Callable[[Any], Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Do one part of the work: remembered when it returns, so that a re-run goes on after it.
 
         :param function: an ``async def``, or a plain function that does not block.
@@ -186,7 +206,7 @@ class AsyncOperation(OperationHandle):
             serializer = result_serializer(function)
             known = self._enter(name, digest)
             if known is not None:
-                result: T = self.journal.value(known, serializer)
+                result = self.journal.value(known, serializer)
             else:
                 with self._in_step(name):
                     if ("step", name) not in self._made:  # done before, and the store's answer was lost: not done again

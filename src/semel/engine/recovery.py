@@ -58,7 +58,7 @@ class Plan:
         if not getattr(store, "resumes", False):
             raise ConfigurationError(
                 f"a recoverer needs a store that lists what was abandoned, and {type(store).__name__} does not: "
-                "use MemoryStore, SQLiteStore or PostgresStore"
+                "use MemoryStore, SQLiteStore, PostgresStore or MySQLStore"
             )
         self._guard = guard
         self._only = [_inner(function) for function in functions]

@@ -38,7 +38,8 @@ def current_responder() -> Responder | None:
     if responder is None:
         raise ConfigurationError(
             "this endpoint is declared to happen once, and the Idempotency middleware is not installed: "
-            "app.add_middleware(Idempotency, guard=…)"
+            "install(app, guard=…, tenant=…) in FastAPI and Starlette, plugins=[SemelPlugin(guard=…, tenant=…)] in "
+            "Litestar, Idempotency(app, guard=…, tenant=…) elsewhere"
         )
     return responder if isinstance(responder, Responder) else None
 

@@ -22,7 +22,7 @@ from semel.http.asgi import Idempotency, TenantResolver
 from semel.http.conditional import check_match, etag
 from semel.http.endpoints import protect
 from semel.http.inventory import Endpoint, declared_rule, exempted
-from semel.http.rules import Action, Conditional, Natural, Rule
+from semel.http.rules import Action, Conditional, Exempt, Natural, Rule
 
 try:
     from starlette.concurrency import run_in_threadpool
@@ -75,7 +75,8 @@ def natural(**settings: Any) -> Callable[[F], F]:
 
 def exempt(reason: str) -> Callable[[F], F]:
     """Declare that an endpoint is left alone, and why: only the report at start-up is silenced."""
-    return lambda function: exempted(function, reason)
+    rule = Exempt(reason)
+    return lambda function: exempted(function, rule)
 
 
 def _declare(rule: Rule) -> Callable[[F], F]:

@@ -28,7 +28,8 @@ from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, MissingDependency, NotUndone, PolicyError, PreconditionError
 from semel.http.conditional import check_match, etag, hold, let_go
 from semel.http.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
-from semel.http.rules import Action, Conditional, Natural, Rule
+from semel.http.middleware import check_tenant
+from semel.http.rules import Action, Conditional, Exempt, Natural, Rule
 from semel.http.wsgi import Idempotency, current_responder
 from semel.http.wsgi_responder import Environ
 
@@ -66,6 +67,7 @@ class SemelFlask:
             result scopes the keys.
         :param docs: a page that explains the errors; linked from them.
         """
+        check_tenant(tenant)
         self.guard = guard
         self.tenant = tenant
         self.docs = docs
@@ -107,7 +109,8 @@ def natural(**settings: Any) -> Callable[[F], F]:
 
 def exempt(reason: str) -> Callable[[F], F]:
     """Declare that a view is left alone, and why: only the report at start-up is silenced."""
-    return lambda view: exempted(view, reason)
+    rule = Exempt(reason)
+    return lambda view: exempted(view, rule)
 
 
 def _declare(rule: Rule) -> Callable[[F], F]:

@@ -70,9 +70,9 @@ def name_of(function: Any) -> str:
     return str(getattr(function, "__qualname__", None) or repr(function))
 
 
-def exempted(function: F, reason: str) -> F:
+def exempted(function: F, rule: Exempt) -> F:
     """The function as it is, declared to be left alone."""
-    function.__semel_rule__ = Exempt(reason)  # type: ignore[attr-defined]
+    function.__semel_rule__ = rule  # type: ignore[attr-defined]
     return function
 
 

@@ -27,6 +27,7 @@ from semel.http.asgi_messages import App, Receive, Scope, Send
 from semel.http.conditional import check_match, etag
 from semel.http.endpoints import protect
 from semel.http.inventory import Endpoint, declared_rule, exempted
+from semel.http.middleware import check_tenant
 from semel.http.openapi_litestar import document_litestar
 from semel.http.rules import Action, Conditional, Exempt, Natural, Rule
 
@@ -61,6 +62,7 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
             scopes the keys. It may be an ``async def``.
         :param docs: a page that explains the errors; linked from them.
         """
+        check_tenant(tenant)
         self.tenant = tenant
         self.middleware = Idempotency(_nothing, guard=guard, tenant=tenant and self._tenant, docs=docs)
         self._exposed: list[str] = []
@@ -130,7 +132,8 @@ def natural(**settings: Any) -> Callable[[F], F]:
 
 def exempt(reason: str) -> Callable[[F], F]:
     """Declare that a handler is left alone, and why: only the report at start-up is silenced."""
-    return lambda function: exempted(_below_the_route(function), reason)
+    rule = Exempt(reason)
+    return lambda function: exempted(_below_the_route(function), rule)
 
 
 def endpoints(app: Litestar) -> list[Endpoint]:

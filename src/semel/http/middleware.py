@@ -12,7 +12,7 @@ from semel.http.inventory import Endpoint, report
 from semel.http.routes import Routes
 from semel.http.rules import Action, Rule
 
-__all__ = ["Middleware"]
+__all__ = ["Middleware", "check_tenant"]
 
 MOST_RULES: Final = 1000
 """Rules whose form under the guard's policy is kept."""
@@ -36,6 +36,7 @@ class Middleware(Generic[App, G]):
     ) -> None:
         if not isinstance(guard, wanted):
             raise ConfigurationError(f"guard= takes {_a(wanted.__name__)} here, not {type(guard).__name__}")
+        check_tenant(tenant)
         if tenant is None and not guard.tenant:
             warnings.warn(
                 "Idempotency has no tenant=: all callers share one space of keys, so one may be given another's answer",
@@ -81,6 +82,15 @@ class Middleware(Generic[App, G]):
         """Name the routes that nobody has declared, once. A mistake among them is an error, until it is mended."""
         report(self.endpoints())
         self._reported = True
+
+
+def check_tenant(tenant: object) -> None:
+    """Refuse what could not be asked, when the middleware is made."""
+    if tenant is not None and not callable(tenant):
+        raise ConfigurationError(
+            f"tenant= is a function that says whose request it is, not {tenant!r}. One tenant for all requests is the "
+            "guard's: Semel(store, tenant=…)"
+        )
 
 
 def _a(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from semel.errors import ConfigurationError
 from semel.http.inventory import Endpoint
@@ -14,11 +15,24 @@ __all__ = ["Routes"]
 _PART = re.compile(r"\{\w+\}")
 
 
+def _checked(rules: Any) -> Mapping[tuple[str, str], Rule]:
+    """Refuse a table of another shape. The rule of a route is an object: ``Action()``, not ``Action``."""
+    like = 'routes= is a table of rules by method and path, like {("POST", "/orders"): Action()}'
+    if not isinstance(rules, Mapping):
+        raise ConfigurationError(f"{like}, not {rules!r}")
+    for route, rule in rules.items():
+        if not (isinstance(route, tuple) and len(route) == 2 and all(isinstance(part, str) for part in route)):
+            raise ConfigurationError(f"{like}; {route!r} is no such pair")
+        if not isinstance(rule, Rule):
+            raise ConfigurationError(f"{like}; the rule of {route[0]} {route[1]} is {rule!r}")
+    return rules
+
+
 class Routes:
     """Finds the rule of a request. ``/orders/{id}`` is any one segment in that place; a path without parts wins."""
 
     def __init__(self, rules: Mapping[tuple[str, str], Rule] | None = None) -> None:
-        self.rules = dict(rules or {})
+        self.rules = dict(_checked(rules or {}))
         self._exact: dict[tuple[str, str], Rule] = {}
         self._patterns: list[tuple[str, re.Pattern[str], Rule]] = []
         for (method, path), rule in self.rules.items():

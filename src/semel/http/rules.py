@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from semel.core.keys import HeaderMode, KeyFormat
@@ -40,6 +40,7 @@ _NEVER: Final = frozenset({b"set-cookie", b"www-authenticate", b"date"})
 BODY_LIMIT: Final = 1024 * 1024
 _GUARDS: Final = Policy()
 """Stands for "as the guard's policy says"; known by its identity."""
+_POLICY: Final = frozenset(each.name for each in fields(Policy) if each.init)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,8 @@ class Action:
             raise PolicyError("Set-Cookie, WWW-Authenticate and Date are never replayed: leave them out")
         if self.body_limit < 0:
             raise PolicyError("body_limit is a number of bytes, 0 or more")
+        if self.policy.resumable:
+            raise PolicyError("resumable= is said of a function whose arguments can be kept: @guard.once(…)")
         if self.only and self.without:
             raise PolicyError("name the fields that count (only=) or those that do not (without=), not both")
 
@@ -118,7 +121,12 @@ class Action:
     @classmethod
     def declared(cls, base: Self | None = None, **settings: Any) -> Self:
         """A rule from the keywords of a decorator: its own settings, and those of its policy."""
-        own = {name: settings.pop(name) for name in list(settings) if name in cls.__dataclass_fields__}
+        _check_base(cls, base)
+        known = {each.name for each in fields(cls)}
+        own = {name: settings.pop(name) for name in list(settings) if name in known}
+        if unknown := settings.keys() - _POLICY:
+            there = sorted((known | _POLICY) - {"changes", "resumable"})
+            raise PolicyError(f"unknown setting {', '.join(sorted(unknown))}; there are: {', '.join(there)}")
         if isinstance(own.get("key_format"), str):
             own["key_format"] = KeyFormat.named(own["key_format"])
         start = base or cls()
@@ -166,8 +174,21 @@ class Exempt:
     reason: str
 
     def __post_init__(self) -> None:
-        if not self.reason.strip():
-            raise PolicyError("exempt() wants a reason, for whoever reads the start-up report")
+        _check_reason(self.reason)
+
+
+def _check_reason(reason: object) -> None:
+    if not isinstance(reason, str) or not reason.strip():
+        raise PolicyError('exempt() wants a reason, for whoever reads the start-up report: @exempt("it only reads")')
+
+
+def _check_base(cls: type[Action], base: object) -> None:
+    if base is None or isinstance(base, cls):
+        return
+    if callable(base) and not isinstance(base, type):
+        raise PolicyError(f"write @{cls.kind}(), with the brackets")
+    example = f'{cls.__name__}.declared(ttl="7d")'
+    raise PolicyError(f"@{cls.kind}() starts from rules of its own kind, such as {example}, not from {base!r}")
 
 
 Rule: TypeAlias = Action | Natural | Exempt

@@ -38,7 +38,7 @@ def current_responder() -> Responder | None:
     if responder is None:
         raise ConfigurationError(
             "this endpoint is declared to happen once, and the Idempotency middleware is not installed: "
-            "app.wsgi_app = Idempotency(app.wsgi_app, guard=…)"
+            "SemelFlask(app, guard=…, tenant=…) in Flask, Idempotency(application, guard=…, tenant=…) elsewhere"
         )
     return responder if isinstance(responder, Responder) else None
 

@@ -7,15 +7,19 @@ it came from the server.
 from __future__ import annotations
 
 import io
+import logging
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import IO, Any, Final
+
+from semel.errors import SemelError
 
 __all__ = ["RequestBody"]
 
 SPOOL_LIMIT: Final = 1024 * 1024
 """Bytes of a body that are spooled in memory; more go to a temporary file."""
 _STEP: Final = 64 * 1024
+_log = logging.getLogger("semel.http")
 
 
 class RequestBody:
@@ -27,13 +31,14 @@ class RequestBody:
         self._left = _length(environ)
         """Bytes the client announced and has not sent so far; None where the server knows the end."""
         self._ended = self._left == 0
+        self._broken = False
         self._taken = 0
         self._spool: IO[bytes] | None = None
 
     @property
     def cut(self) -> bool:
-        """Whether the client went away before it had sent what it announced; known once the body was read."""
-        return self._ended and bool(self._left)
+        """Whether the client went away, or sent nonsense, before its request was whole; known once it was spooled."""
+        return self._broken or (self._ended and bool(self._left))
 
     def spool(self, longest: int | None = None) -> bool:
         """Read what is still to come, and keep it for the application; False where that is more than ``longest``."""
@@ -48,7 +53,7 @@ class RequestBody:
         else:
             spool = tempfile.SpooledTemporaryFile(SPOOL_LIMIT)  # noqa: SIM115 (closed with the request)
         self._spool = spool
-        while left >= 0 and (chunk := self._take(self._raw.read, _STEP)):
+        while left >= 0 and (chunk := self._take(self._unbroken, _STEP)):
             left -= len(chunk)
             spool.write(chunk)
         spool.seek(0)
@@ -85,6 +90,18 @@ class RequestBody:
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.readline, b"")
+
+    def _unbroken(self, size: int) -> bytes:
+        """A server's stream fails with the connection, or with a chunk that cannot be read: the request ends there."""
+        try:
+            chunk: bytes = self._raw.read(size)
+        except SemelError:
+            raise
+        except Exception as error:  # each server has its own
+            _log.info("a request ended before it was whole: %r", error)
+            self._broken = True
+            return b""
+        return chunk
 
     def _take(self, read: Callable[[int], bytes], size: int) -> bytes:
         """Ask the server's stream for at most ``size`` bytes, and never for more than the client announced."""

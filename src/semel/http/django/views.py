@@ -10,7 +10,7 @@ import inspect
 import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.http import Http404, HttpResponse
@@ -23,12 +23,14 @@ from semel.http import endpoints as under_asgi
 from semel.http.conditional import hold, let_go
 from semel.http.django.handling import current
 from semel.http.inventory import check_declarable, exempted
-from semel.http.rules import Action, Conditional, Natural, Rule
+from semel.http.rules import Action, Conditional, Exempt, Natural, Rule
 from semel.http.wsgi import Responder, current_responder
 
 __all__ = ["action", "conditional", "exempt", "natural"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+_AUTHORISES: Final = ("perform_authentication", "handle_no_permission")
+"""Methods of REST framework's views, and of Django's LoginRequiredMixin and its like."""
 
 
 def action(base: Action | None = None, **settings: Any) -> Callable[[F], F]:
@@ -52,12 +54,14 @@ def natural(**settings: Any) -> Callable[[F], F]:
 
 def exempt(reason: str) -> Callable[[F], F]:
     """Declare that a view is left alone, and why: only the report at start-up is silenced."""
-    return lambda view: exempted(view, reason)
+    rule = Exempt(reason)
+    return lambda view: exempted(view, rule)
 
 
 def _declare(rule: Rule) -> Callable[[F], F]:
     def decorate(view: F) -> F:
         check_declarable(view)
+        _check_place(view)
         refuse_generators(view)
         awaits = iscoroutinefunction(view)
         handle = _handle(view, awaits)
@@ -84,6 +88,19 @@ def _declare(rule: Rule) -> Callable[[F], F]:
         return cast(F, endpoint)
 
     return decorate
+
+
+def _check_place(view: Any) -> None:
+    """Around a whole class the claim would come before what the class refuses, and a replay be given to anyone."""
+    made_of = getattr(view, "cls", None) or getattr(view, "view_class", None)
+    bound = getattr(getattr(view, "func", None), "__self__", None)  # by method_decorator(…, name="dispatch")
+    if bound is not None and getattr(view, "__name__", "") == "dispatch":
+        made_of = type(bound)
+    if made_of is not None and any(hasattr(made_of, name) for name in _AUTHORISES):
+        raise PolicyError(
+            f"{made_of.__qualname__} authorises its callers itself, when it is called: decorate its methods, such as "
+            "post, or the function below @api_view, so that a replay is authorised as well"
+        )
 
 
 def _handle(view: Callable[..., Any], awaits: bool) -> str | None:

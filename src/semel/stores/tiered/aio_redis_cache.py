@@ -88,7 +88,7 @@ class AsyncRedisCache:
 
     async def settle(self, id: bytes) -> None:
         last = self._writes.get(id)
-        if last is not None:
+        if last is not None and last.get_loop() is asyncio.get_running_loop():
             await asyncio.wait([last], timeout=self._settings.timeout)
 
     async def connect(self, seconds: float) -> bool:
@@ -99,9 +99,11 @@ class AsyncRedisCache:
 
     async def close(self) -> None:
         self._closed = True
-        if self._writes:
-            await asyncio.wait(list(self._writes.values()), timeout=self._settings.timeout)
-        if self._seeker is not None:
+        loop = asyncio.get_running_loop()
+        writes = [write for write in self._writes.values() if write.get_loop() is loop]  # not of a loop that is over
+        if writes:
+            await asyncio.wait(writes, timeout=self._settings.timeout)
+        if self._seeker is not None and not self._seeker.done():
             self._seeker.cancel()
             await asyncio.gather(self._seeker, return_exceptions=True)
         await self._servers.close()

@@ -25,7 +25,7 @@ DRIFT: Final = 0.001
 OLD: Final = 30.0
 """Seconds after which the cache is asked anew what time it is."""
 VERSION: Final = 1
-_HEAD: Final = struct.Struct(">BBQQIQQQqqBIIi")
+_HEAD: Final = struct.Struct(">BBQQIQQQqqHIIi")
 _LONGEST: Final = float(1 << 52)
 
 
@@ -100,7 +100,11 @@ def unpack(id: bytes, raw: bytes, now: int) -> Found | None:
         at += max(0, size)
     if at > len(raw):
         return None
-    fingerprint, tenant, operation, key = parts
+    fingerprint, *names = parts
+    try:
+        tenant, operation, key = (name.decode("utf-8", "surrogatepass") for name in names)
+    except UnicodeDecodeError:
+        return None
     passed = max(0, now - written)
     done = state == State.DONE
     record = Record(
@@ -113,8 +117,8 @@ def unpack(id: bytes, raw: bytes, now: int) -> Found | None:
         (lease_left - passed) / 1e6,
         (age + passed) / 1e6,
         (expires_in - passed) / 1e6,
-        tenant.decode("utf-8", "surrogatepass"),
-        operation.decode("utf-8", "surrogatepass"),
-        key.decode("utf-8", "surrogatepass") if sizes[3] >= 0 else None,
+        tenant,
+        operation,
+        key if sizes[3] >= 0 else None,
     )
     return Found(record, nonce)

@@ -140,7 +140,7 @@ class RedisCache:
             else:
                 groups.setdefault(address, []).append(i)
         for address, places in groups.items():
-            link = self._reading.open.get(address)
+            link = self._usable(self._reading, address)
             if link is None:
                 self.tally.skipped += len(places)
                 continue
@@ -161,6 +161,15 @@ class RedisCache:
 
     def _key(self, id: bytes) -> bytes:
         return self._servers.programs.key(id)
+
+    def _usable(self, lines: _Lines, address: Address) -> Link | None:
+        link = lines.open.get(address)
+        if (
+            link is not None and link.closed
+        ):  # its user was interrupted; redis-py would open it again, and wait for that
+            self._lose(address, Unreachable(f"the connection to Redis at {address} was interrupted"))
+            return None
+        return link
 
     def _refused(self, address: Address, error: SemelError) -> None:
         self.tally.failed += 1
@@ -236,7 +245,7 @@ class RedisCache:
             else:
                 groups.setdefault(address, []).append(command_of(write, self._key(write.id), self._times[address]))
         for address, commands in groups.items():
-            link = self._writing.open.get(address)
+            link = self._usable(self._writing, address)
             if link is None:
                 self.tally.dropped += len(commands)
                 continue
