@@ -121,6 +121,27 @@ def test_owners_are_killed_and_paused_while_redis_comes_and_goes(private_redis: 
         assert workers.overwritten(lines) == []
 
 
+def test_the_mark_of_an_owner_that_was_killed_ends_before_its_lease(private_redis: RedisServer, tmp_path: Path) -> None:
+    """Nobody is left to take it away; and who takes over when the lease has ended finds no mark in the way."""
+    url = f"tiered:sqlite:///{tmp_path / 'semel.db'},{private_redis.url}"
+    migrate_store(url)
+    with Workers(url, tmp_path, policy="retry", lease=2.0) as workers:
+        store: Any = workers.guard.store
+        assert store.cache.connect(20)
+        (owner,) = workers.spawn(1, only="k", work=120.0)
+        until(lambda: "semel-tier:" in private_redis.cli("KEYS", "semel-tier:*"), 60, "the attempt is not marked")
+        workers.kill(owner)
+        until(lambda: _state(workers, "k") is State.ABANDONED, 20, "the lease does not end")
+        lines = workers.finish()  # asks once, and would say if it is turned away
+        assert [line.what for line in lines if line.key == "k"][-1] == "answer"
+        assert store.tally.turned_away == 0
+
+
+def _state(workers: Workers, key: str) -> State | None:
+    record = workers.lookup(key)
+    return None if record is None else record.state
+
+
 # The cache does answer, and the bytes are the same
 
 
@@ -237,6 +258,7 @@ def test_tasks_go_on_whatever_becomes_of_redis(private_redis: RedisServer, tmp_p
             assert await store.cache.connect(20)
             await more(500)
             stopping.set()
+        print(f"{asked} calls, {truth.claims} claims reached the database, {store.tally}")
         assert store.tally.replayed > 0
         assert truth.claims < asked, "the cache has answered some"
 

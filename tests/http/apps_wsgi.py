@@ -201,6 +201,7 @@ ROUTES: dict[tuple[str, str], tuple[Action, Callable[[Asked], Answer]]] = {
     ("POST", "/without"): (Action(without=("note",)), pay),
     ("POST", "/headed"): (Action(fingerprint_headers=("X-Currency",)), pay),
     ("POST", "/strict"): (Action(key_mode="strict"), pay),
+    ("POST", "/verbatim"): (Action(key_mode="raw"), pay),
     ("POST", "/uuid"): (Action.declared(key_format="uuid"), pay),
     ("POST", "/secret"): (Action(keep_body=False), pay),
     ("POST", "/open"): (Action.declared(on_store_error="open"), status),

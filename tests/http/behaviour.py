@@ -26,6 +26,7 @@ RULES: dict[str, dict[str, Any]] = {
     "/other": {},
     "/optional": {"required": False},
     "/strict": {"key_mode": "strict"},
+    "/verbatim": {"key_mode": "raw"},
     "/uuid": {"key_format": "uuid"},
     "/wide-a": {"scope": "tenant"},
     "/wide-b": {"scope": "tenant"},

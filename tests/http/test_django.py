@@ -341,6 +341,25 @@ def test_a_page_that_does_not_ask_across_origins_sees_no_lines_of_cors(project: 
         assert ("Access-Control-Expose-Headers" in answer.headers) is bool(headers)
 
 
+def test_what_a_middleware_adds_to_the_requests_lines_may_be_any_text(project: Project, runs: list[Any]) -> None:
+    def named(get_response: Any) -> Any:
+        def middleware(request: Any) -> Any:
+            request.META["HTTP_X_NAME"] = "\u4e2d"
+            request.META["HTTP_X_USER_OBJECT"] = None
+            return get_response(request)
+
+        return middleware
+
+    @action()
+    def pay(request: HttpRequest) -> HttpResponse:
+        runs.append(1)
+        return HttpResponse("paid")
+
+    project.serve(path("pay", pay), middleware=[named, MIDDLEWARE])
+    assert [post(project.client()).status_code for _ in range(2)] == [200, 200]
+    assert runs == [1]
+
+
 def test_a_view_that_raises_runs_again_and_one_that_answers_404_does_not(project: Project, runs: list[Any]) -> None:
     @action()
     def broken(request: HttpRequest) -> HttpResponse:

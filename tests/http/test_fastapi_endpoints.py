@@ -211,6 +211,30 @@ def test_an_event_loop_that_ends_does_not_leave_a_sync_endpoint_waiting() -> Non
 
 
 @pytest.mark.parametrize("threads", [False, True])
+def test_a_dependency_that_cannot_commit_frees_the_key_where_it_ends_with_the_endpoint(threads: bool) -> None:
+    app, runs = FastAPI(), []
+
+    async def session() -> Any:
+        yield
+        if len(runs) == 1:
+            raise HTTPException(503, "the database is away")
+
+    def pay() -> int:
+        runs.append(1)
+        return len(runs)
+
+    async def apay() -> int:
+        return pay()
+
+    depends = [Depends(session, scope="function")]
+    app.post("/pay", dependencies=depends)(action()(pay if threads else apay))
+    first, again = twice(guarded(app))
+    assert (first[0]["status"], again[0]["status"]) == (503, 200)
+    assert header(again, b"idempotent-replayed") == []
+    assert body_of(again) == b"2"
+
+
+@pytest.mark.parametrize("threads", [False, True])
 def test_equal_requests_that_wait_leave_the_winner_a_thread_to_finish_in(threads: bool) -> None:
     """FastAPI checks the answer of a plain def in a thread as well. Those who wait must not have taken them all."""
     app = FastAPI()

@@ -74,6 +74,14 @@ def test_a_strict_route_takes_quoted_keys_only(service: Served, key: str) -> Non
     assert service.post("/strict", f'"{key}"').status_code == 201
 
 
+def test_a_raw_route_takes_keys_as_they_stand_and_echoes_them_so(service: Served, key: str, word: str) -> None:
+    for sent in (key, f'"{key}"', f'"{key}', f"{key};a=1, b"):
+        first, again = (service.post("/verbatim", sent, {"ledger": word}) for _ in range(2))
+        assert again.headers["idempotent-replayed"] == "true"
+        assert first.headers["idempotency-key"] == again.headers["idempotency-key"] == sent
+    assert service.runs(word) == 4
+
+
 def test_a_route_may_ask_for_a_format(service: Served, key: str) -> None:
     assert shown(service.post("/uuid", "order-7"))["code"] == "idempotency_key_invalid"
     assert service.post("/uuid", key).status_code == 201

@@ -99,6 +99,29 @@ def test_a_decorator_above_the_routes_is_an_error_at_each_request_and_nothing_ru
     assert runs == []
 
 
+def test_a_server_that_tells_of_its_start_hears_of_it_then() -> None:
+    """A server takes an application that only raises for one that has no start-up, and serves it all the same."""
+    app = FastAPI()
+    for_fastapi.install(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+
+    @for_fastapi.action()
+    @app.post("/pay")
+    async def pay() -> None: ...
+
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    with pytest.raises(ConfigurationError, match="pay is declared to happen once"):
+        asyncio.run(app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send))
+    assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
+    assert "decorator on top" in sent[0]["message"]
+
+
 def test_a_decorator_above_the_routes_is_an_error_in_flask_as_well() -> None:
     runs: list[int] = []
     app = flask.Flask("shop")

@@ -301,6 +301,15 @@ def test_an_expired_key_is_a_new_request(service: Service) -> None:
     assert len(service.runs(tag)) == 2
 
 
+def test_a_raw_route_takes_keys_as_they_stand_and_echoes_them_so(service: Service) -> None:
+    tag = uuid.uuid4().hex
+    for key in (tag, f'"{tag}"', f'"{tag}', f"{tag};a=1"):
+        one, two = (service.ask("/verbatim", key=key, tag=tag) for _ in range(2))
+        assert two.headers["Idempotent-Replayed"] == "true"
+        assert one.headers["Idempotency-Key"] == two.headers["Idempotency-Key"] == key
+    assert len(service.runs(tag)) == 4
+
+
 @pytest.mark.parametrize("method", ["HEAD", "OPTIONS"])
 def test_methods_that_change_nothing_ignore_a_key(service: Service, method: str) -> None:
     """Whatever a framework answers to them by itself."""

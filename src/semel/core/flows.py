@@ -138,17 +138,7 @@ def perform(call: Call) -> Flow:
     if call.quota is not None:
         yield from admit(call, call.quota)
     while True:
-        claim = Claim(
-            call.id,
-            call.nonce,
-            call.fingerprint,
-            policy.lease_seconds,
-            policy.kept_seconds,
-            policy.takeover,
-            call.tenant,
-            call.operation,
-            call.stored_key,
-        )
+        claim = claim_of(call)
         try:
             try:
                 answer = yield claim
@@ -185,6 +175,15 @@ def perform(call: Call) -> Flow:
         call.tell(events.Waited, waited)
         patience -= waited
         interval = min(interval * 2, SLOWEST_POLL)
+
+
+def claim_of(call: Call) -> Claim:
+    """The same in every try of a call: a store that has made it knows it by its nonce, and answers alike."""
+    policy = call.policy
+    return Claim(
+        call.id, call.nonce, call.fingerprint, policy.lease_seconds, policy.kept_seconds, policy.takeover, call.tenant,
+        call.operation, call.stored_key,
+    )  # fmt: skip
 
 
 def _execute(call: Call, claimed: Claimed) -> Flow:

@@ -22,7 +22,7 @@ from semel.core.serializers import PLAIN, NotSerializable, Serializer, decode_re
 from semel.core.snapshot import Kind
 from semel.errors import PolicyError, RequestError, SnapshotUnreadable, StepMismatch
 
-__all__ = ["Journal", "Undo", "digest_of", "label"]
+__all__ = ["Journal", "Undo", "digest_of", "label", "mark_of"]
 
 RESERVED: Final = "~"
 _STEP: Final = "~step:"
@@ -47,7 +47,7 @@ class Undo:
 class Journal:
     """What one attempt knows of the operation's steps."""
 
-    __slots__ = ("_asked", "_call", "_recorded", "_saved", "_undos")
+    __slots__ = ("_asked", "_call", "_recorded", "_saved", "_undos", "lent")
 
     def __init__(self, call: Call, saved: Sequence[tuple[str, bytes]] = ()) -> None:
         self._call = call
@@ -57,6 +57,8 @@ class Journal:
         self._asked: list[str] = []
         """Steps that this attempt has asked for."""
         self._undos: list[Undo] = []
+        self.lent: set[str] = set()
+        """Steps marked in a transaction of the caller's, which may have been rolled back since."""
 
     # -- captured values
 
@@ -94,6 +96,25 @@ class Journal:
     def retract(self, name: str) -> None:
         """A step that was entered has failed, and may be tried again."""
         self._asked.remove(name)
+
+    def lend(self, name: str) -> None:
+        """The mark of this step is in a transaction of the caller's."""
+        self.lent.add(name)
+
+    def forget(self, name: str) -> None:
+        """That transaction was rolled back: the step is not done, and may be asked for again."""
+        self.lent.discard(name)
+        self._saved.pop(_STEP + name, None)
+        self._asked = [asked for asked in self._asked if asked != name]
+        self._undos = [undo for undo in self._undos if undo.name != name]
+
+    def settle(self, saved: Sequence[tuple[str, bytes]]) -> None:
+        """This is what the store has: what was only lent and is not in it was rolled back."""
+        stored = {name for name, _ in saved}
+        for name in sorted(self.lent):
+            if _STEP + name not in stored:
+                self.forget(name)
+        self.lent.clear()
 
     def value(self, blob: bytes, serializer: Serializer) -> Any:
         """What a finished step returned."""
@@ -194,6 +215,11 @@ def digest_of(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> byte
         hash.update(b"%d:%b%d:" % (len(name), name.encode(), len(encoded)))
         hash.update(encoded)
     return hash.digest()
+
+
+def mark_of(name: str) -> str:
+    """Under which name the store has a step."""
+    return _STEP + name
 
 
 def label(name: str) -> str:

@@ -220,7 +220,9 @@ class AsyncSemel(AsyncTransactions):
         lease = drive.hold(step.claimed)
         if lease is not None:
             self._keeper.hold(lease)
-        return AsyncAttempt(self, drive, step.claimed, AsyncOperation(call, lease, step.claimed, self.store.execute))
+        return AsyncAttempt(
+            self, drive, step.claimed, AsyncOperation(call, lease, step.claimed, self.store.execute, self.store)
+        )
 
     async def _end(self, drive: Drive, answer: Any) -> Outcome[Any]:
         try:
@@ -332,7 +334,7 @@ class AsyncSemel(AsyncTransactions):
     async def _run(self, drive: Drive, claimed: Claimed | None, work: Handler) -> Returned | Raised | Lost:
         """Run the handler in this task; its lease is kept alive until the call is settled, and if lost, cancels it."""
         lease = drive.hold(claimed)
-        op = AsyncOperation(drive.call, lease, claimed, self.store.execute)
+        op = AsyncOperation(drive.call, lease, claimed, self.store.execute, self.store)
         task = asyncio.current_task()
         cancels = task.cancelling() if task is not None else 0
         outer = running.get()

@@ -18,7 +18,7 @@ from semel.core.outcomes import Call, shown
 from semel.core.policy import Policy
 from semel.core.serializers import PLAIN, Serializer, serializer_for
 from semel.engine.leases import Lease
-from semel.errors import LeaseLost, NotUndone, PolicyError, StepMismatch, StoreError
+from semel.errors import ConfigurationError, LeaseLost, NotUndone, PolicyError, StepMismatch, StoreError
 from semel.observe import events
 
 __all__ = ["INJECTED", "OperationHandle", "current_operation", "running"]
@@ -35,13 +35,16 @@ NO_FAILURE: Final = (LeaseLost, StepMismatch, StoreError)
 class OperationHandle:
     """What both handles share."""
 
-    __slots__ = ("_call", "_journal", "_lease", "_made", "attempt", "compensated")
+    __slots__ = ("_call", "_journal", "_lease", "_made", "_store", "attempt", "compensated", "connection")
 
-    def __init__(self, call: Call, lease: Lease | None, claimed: Claimed | None) -> None:
+    def __init__(self, call: Call, lease: Lease | None, claimed: Claimed | None, store: Any = None) -> None:
         self._call = call
         self._lease = lease
         self._journal: Journal | None = None
+        self._store = store
         self._made: dict[Any, Any] = {}
+        self.connection: Any = None
+        """Where the handler's own rows go, in a route whose transaction Semel opens and commits."""
         self.compensated = False
         """Whether this attempt has failed, and undone what it could."""
         self.attempt = 1
@@ -124,6 +127,39 @@ class OperationHandle:
         self.journal.saved(op)
         self._call.has_steps = True
         self._call.tell(events.StepSaved, label(op.name))
+
+    def _unit(self, on: object) -> Any:
+        """The connection that a step is given as a unit of work; None where there is no lease, and no mark to write."""
+        if on is None or self._lease is None:
+            return None
+        if self._store is None:
+            raise ConfigurationError(
+                f"{self._call}: on= needs a handler of its guard's own kind, a def under Semel or an async def under "
+                "AsyncSemel: this one is bridged to a guard of the other kind"
+            )
+        from semel.engine.transactions import unit_of
+
+        return unit_of(self._store, on)
+
+    def _in_doubt(self, error: BaseException) -> bool:
+        """Whether what this failure leaves behind depends on the end of a transaction of the caller's."""
+        lent = self._journal is not None and bool(self._journal.lent)
+        return lent and self._lease is not None and isinstance(error, Exception) and not isinstance(error, NO_FAILURE)
+
+    def _settled(self, answer: Any) -> None:
+        """The answer to our own claim, made again: it has what is committed."""
+        if type(answer) is not Claimed or answer.token != self.token:
+            raise LeaseLost(f"{self._call}: another owner took over")
+        self.journal.settle(answer.steps)
+        self._call.has_steps = not self.journal.empty
+
+    def _blocked(self, error: StoreError) -> None:
+        if self.journal.lent:
+            names = ", ".join(map(repr, sorted(self.journal.lent)))
+            error.add_note(
+                f"The transaction in which {names} was marked may be open still, and then it holds the record: commit "
+                "it before anything else is kept, or give that on= too"
+            )
 
     def leave(self) -> None:
         """The handler has returned. Raises where that does not end the operation: see ``Journal.leave``."""

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext
 from typing import Any, TypeVar, overload
 
-from semel.core.journal import Undo, digest_of
+from semel.core.flows import claim_of
+from semel.core.journal import Undo, digest_of, mark_of
 from semel.core.ops import Claimed, Op, SaveStep
 from semel.core.outcomes import Call, shown
 from semel.engine.handle import (
@@ -26,7 +27,7 @@ from semel.engine.handle import (
     undo_pauses,
 )
 from semel.engine.leases import Lease
-from semel.errors import StoreUncertain
+from semel.errors import StoreError, StoreUncertain
 from semel.observe import events
 
 __all__ = ["INJECTED", "AsyncOperation", "Operation", "OperationHandle", "current_operation", "running"]
@@ -40,9 +41,14 @@ class Operation(OperationHandle):
     __slots__ = ("_execute", "_lock")
 
     def __init__(
-        self, call: Call, lease: Lease | None, claimed: Claimed | None, execute: Callable[[Op[bool]], bool]
+        self,
+        call: Call,
+        lease: Lease | None,
+        claimed: Claimed | None,
+        execute: Callable[[Op[Any]], Any],
+        store: Any = None,
     ) -> None:
-        super().__init__(call, lease, claimed)
+        super().__init__(call, lease, claimed, store)
         self._execute = execute
         self._lock: Any = None
 
@@ -63,20 +69,37 @@ class Operation(OperationHandle):
         function: Callable[..., T],
         *args: Any,
         undo: Callable[[T], Any] | None = None,
+        on: object = None,
         **kwargs: Any,
     ) -> T:
         """Do one part of the work: remembered when it returns, so that a re-run goes on after it.
 
         :param args: for the function; a re-run that gives it others is refused.
         :param undo: called with what the step returned, when the operation fails later on.
+        :param on: the connection or session, in a transaction, that the function writes its rows on. The step is
+            remembered in that transaction: when you commit it both are there, when you roll it back neither is.
         """
         self._alone(name)
         with self._one_at_a_time():
             digest = digest_of(self._call, args, kwargs)
             serializer = result_serializer(function)
+            unit = self._unit(on)
+            if name in self.journal.lent and on is not None:
+                if unit is None or not unit.saved(self.id, mark_of(name)):
+                    self.journal.forget(name)  # rolled back: not done
             known = self._enter(name, digest)
             if known is not None:
                 result: T = self.journal.value(known, serializer)
+            elif on is not None:
+                with self._in_step(name):
+                    if unit is not None:
+                        unit.require(False)
+                    result = function(*args, **kwargs)
+                    if unit is not None:
+                        unit.finish()
+                        op = self.journal.finish(self.token, name, result, serializer, digest, undo is not None)
+                        self._saved(op, unit.save(op))
+                    self.journal.lend(name)
             else:
                 with self._in_step(name):
                     if ("step", name) not in self._made:  # done before, and the store's answer was lost: not done again
@@ -89,6 +112,11 @@ class Operation(OperationHandle):
 
     def compensate(self, error: BaseException) -> BaseException:
         """The handler raised ``error``: undo its steps, the last first. What is to be raised."""
+        if self._in_doubt(error):
+            try:
+                self._settled(self._execute(claim_of(self._call)))
+            except NO_FAILURE as interrupted:
+                return interrupted
         if not self.undoes(error):
             return error
         self.compensated = True
@@ -125,8 +153,10 @@ class Operation(OperationHandle):
             op = entry(self.token, *details)
             try:
                 held = self._execute(op)
-            except StoreUncertain:
-                self._call.has_steps = True  # it may be saved: the end of this attempt must not forget it
+            except StoreError as error:
+                if isinstance(error, StoreUncertain):
+                    self._call.has_steps = True  # it may be saved: the end of this attempt must not forget it
+                self._blocked(error)
                 raise
             self._saved(op, held)
 
@@ -149,9 +179,14 @@ class AsyncOperation(OperationHandle):
     __slots__ = ("_execute", "_lock")
 
     def __init__(
-        self, call: Call, lease: Lease | None, claimed: Claimed | None, execute: Callable[[Op[bool]], Awaitable[bool]]
+        self,
+        call: Call,
+        lease: Lease | None,
+        claimed: Claimed | None,
+        execute: Callable[[Op[Any]], Awaitable[Any]],
+        store: Any = None,
     ) -> None:
-        super().__init__(call, lease, claimed)
+        super().__init__(call, lease, claimed, store)
         self._execute = execute
         self._lock: Any = None
 
@@ -173,6 +208,7 @@ class AsyncOperation(OperationHandle):
         function: Callable[..., Coroutine[Any, Any, T]],
         *args: Any,
         undo: Callable[[T], Any] | None = None,
+        on: object = None,
         **kwargs: Any,
     ) -> T: ...
 
@@ -183,6 +219,7 @@ class AsyncOperation(OperationHandle):
         function: Callable[..., T],
         *args: Any,
         undo: Callable[[T], Any] | None = None,
+        on: object = None,
         **kwargs: Any,
     ) -> T: ...
 
@@ -192,6 +229,7 @@ class AsyncOperation(OperationHandle):
         function: Callable[..., Any],
         *args: Any,
         undo: Callable[[Any], Any] | None = None,
+        on: object = None,
         **kwargs: Any,
     ) -> Any:
         """Do one part of the work: remembered when it returns, so that a re-run goes on after it.
@@ -199,14 +237,31 @@ class AsyncOperation(OperationHandle):
         :param function: an ``async def``, or a plain function that does not block.
         :param args: for the function; a re-run that gives it others is refused.
         :param undo: called with what the step returned, when the operation fails later on.
+        :param on: the connection or session, in a transaction, that the function writes its rows on. The step is
+            remembered in that transaction: when you commit it both are there, when you roll it back neither is.
         """
         self._alone(name)
         async with self._one_at_a_time():
             digest = digest_of(self._call, args, kwargs)
             serializer = result_serializer(function)
+            unit = self._unit(on)
+            if name in self.journal.lent and on is not None:
+                if unit is None or not await unit.saved(self.id, mark_of(name)):
+                    self.journal.forget(name)  # rolled back: not done
             known = self._enter(name, digest)
             if known is not None:
                 result = self.journal.value(known, serializer)
+            elif on is not None:
+                with self._in_step(name):
+                    if unit is not None:
+                        unit.require(False)
+                    given = function(*args, **kwargs)
+                    result = await given if inspect.isawaitable(given) else given
+                    if unit is not None:
+                        await unit.finish()
+                        op = self.journal.finish(self.token, name, result, serializer, digest, undo is not None)
+                        self._saved(op, await unit.save(op))
+                    self.journal.lend(name)
             else:
                 with self._in_step(name):
                     if ("step", name) not in self._made:  # done before, and the store's answer was lost: not done again
@@ -220,10 +275,15 @@ class AsyncOperation(OperationHandle):
 
     async def compensate(self, error: BaseException) -> BaseException:
         """The handler raised ``error``: undo its steps, the last first. What is to be raised."""
-        if not self.undoes(error):
-            return error
         from asyncio import CancelledError
 
+        if self._in_doubt(error):
+            try:
+                self._settled(await self._execute(claim_of(self._call)))
+            except (*NO_FAILURE, CancelledError) as interrupted:
+                return interrupted
+        if not self.undoes(error):
+            return error
         self.compensated = True
         failed: list[tuple[str, str]] = []
         try:
@@ -262,8 +322,10 @@ class AsyncOperation(OperationHandle):
             op = entry(self.token, *details)
             try:
                 held = await self._execute(op)
-            except StoreUncertain:
-                self._call.has_steps = True  # it may be saved: the end of this attempt must not forget it
+            except StoreError as error:
+                if isinstance(error, StoreUncertain):
+                    self._call.has_steps = True  # it may be saved: the end of this attempt must not forget it
+                self._blocked(error)
                 raise
             self._saved(op, held)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from semel.core.ops import Op
+from semel.core.ops import Op, SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import Keep, Lock, Occupied
 
@@ -76,6 +76,14 @@ class Unit(Protocol):
 
     def keep(self, op: Keep) -> None: ...
 
+    def save(self, op: SaveStep) -> bool:
+        """Write a step's mark in the caller's transaction; False: the token is another's by now."""
+        ...
+
+    def saved(self, id: bytes, name: str) -> bool:
+        """Whether the caller's transaction sees the mark of this step."""
+        ...
+
     def finish(self) -> None:
         """Send what the caller's layer still holds back; its errors come out as they are."""
         ...
@@ -95,6 +103,10 @@ class AsyncUnit(Protocol):
     async def lock(self, op: Lock) -> Row | Occupied | None: ...
 
     async def keep(self, op: Keep) -> None: ...
+
+    async def save(self, op: SaveStep) -> bool: ...
+
+    async def saved(self, id: bytes, name: str) -> bool: ...
 
     async def finish(self) -> None: ...
 

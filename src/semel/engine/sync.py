@@ -246,7 +246,7 @@ class Semel(Transactions):
         lease = drive.hold(step.claimed)
         if lease is not None:
             self._keeper.hold(lease)
-        return Attempt(self, drive, step.claimed, Operation(call, lease, step.claimed, self.store.execute))
+        return Attempt(self, drive, step.claimed, Operation(call, lease, step.claimed, self.store.execute, self.store))
 
     def _end(self, drive: Drive, answer: Any) -> Outcome[Any]:
         try:
@@ -351,7 +351,7 @@ class Semel(Transactions):
         self, drive: Drive, claimed: Claimed | None, work: Callable[[Operation], Any]
     ) -> Returned | Raised | NotRun:
         """Run the handler in this thread; its lease is kept alive from now until the call is settled."""
-        op = Operation(drive.call, drive.hold(claimed), claimed, self.store.execute)
+        op = Operation(drive.call, drive.hold(claimed), claimed, self.store.execute, self.store)
         if drive.lease is not None:
             self._keeper.hold(drive.lease)
         outer = running.get()

@@ -68,7 +68,7 @@ class Idempotency(Middleware[App, AsyncSemel]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._reported:
-            self._list(scope)
+            await self._look(scope, receive, send)
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -85,6 +85,16 @@ class Idempotency(Middleware[App, AsyncSemel]):
             await responder.respond(self.declared(scope["method"], scope["path"], scope.get("root_path", "")))
         finally:
             _current.reset(token)
+
+    async def _look(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Report on the routes. Of a mistake among them the server hears at start-up, and else at each request."""
+        try:
+            self._list(scope)
+        except ConfigurationError as error:
+            if scope["type"] == "lifespan":
+                await receive()
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+            raise
 
     def _list(self, scope: Scope) -> None:
         """The first scope of a Starlette application knows it, and by then all of its routes are there."""

@@ -16,8 +16,9 @@ from semel.engine.operation import AsyncOperation, Operation, running
 from semel.errors import ConfigurationError, NotUndone, PolicyError, PreconditionError
 from semel.http.asgi import Responder, current_responder
 from semel.http.conditional import hold, let_go
+from semel.http.in_transaction import connected
 from semel.http.inventory import check_declarable, replaced
-from semel.http.rules import Rule
+from semel.http.rules import Action, Rule
 
 __all__ = ["protect"]
 
@@ -43,6 +44,7 @@ def protect(
     """
     check_declarable(function)
     refuse_generators(function)
+    declared, function = function, connected(function, rule)
     hints = _hints(function)
     handle = handle_parameter(hints)
     awaits = inspect.iscoroutinefunction(function)
@@ -51,6 +53,8 @@ def protect(
     ):
         wanted = "AsyncOperation" if awaits else "Operation"
         raise PolicyError(f"{function.__qualname__}: annotate {handle} with {wanted}")
+    if not awaits and isinstance(rule, Action) and rule.transaction is not None:
+        raise PolicyError(f"{function.__qualname__}: with transaction= it is an async def, as its connection is async")
     if awaits or threads is None:
         wrapper = (_async if awaits else _sync)(function, rule, blank, abort, handle)
     else:
@@ -70,7 +74,7 @@ def protect(
     )
     wrapper.__annotations__ = {name: hint for name, hint in hints.items() if name != handle}
     wrapper.__semel_rule__ = rule  # type: ignore[attr-defined]
-    replaced(function)
+    replaced(declared)
     return cast(F, wrapper)
 
 
@@ -222,7 +226,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     except NameError:
         found: dict[str, Any] = {}
         # A handle that is imported for the type checker only is one all the same, and no query parameter.
-        names = {"AsyncOperation": AsyncOperation, "Operation": Operation, **function.__globals__}
+        names = {"AsyncOperation": AsyncOperation, "Operation": Operation, **inspect.unwrap(function).__globals__}
         for name, hint in function.__annotations__.items():
             alone = types.SimpleNamespace(__annotations__={name: hint})
             try:

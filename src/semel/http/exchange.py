@@ -129,6 +129,8 @@ class Exchange:
         """Chunks of the body, for rules that read it as a whole; None once it is larger than such rules read."""
         self._body_size = 0
         self.key: str | None = None
+        self._verbatim = False
+        """Whether quotes belong to the key, and so are not ours to add."""
         self._secret = secret
         self._query = query
         self._stream = Fingerprint(secret)
@@ -157,6 +159,7 @@ class Exchange:
         except UnicodeDecodeError as error:
             raise KeyInvalid("The Idempotency-Key holds characters other than printable ASCII.") from error
         self.key = parse_header(text, rule.key_mode, rule.key_format)
+        self._verbatim = rule.key_mode == "raw"
         return self.key
 
     def operation(self, rule: Action) -> str:
@@ -291,6 +294,8 @@ class Exchange:
     def _echo(self) -> list[tuple[bytes, bytes]]:
         if self.key is None:
             return []
+        if self._verbatim:
+            return [(KEY, self.key.encode())]
         try:
             return [(KEY, header_value(self.key).encode())]
         except KeyInvalid:

@@ -15,6 +15,7 @@ and a replay is authorised as any request is.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import types
 import typing
@@ -27,6 +28,7 @@ from semel.engine.operation import AsyncOperation, running
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, MissingDependency, NotUndone, PolicyError, PreconditionError
 from semel.http.conditional import check_match, etag, hold, let_go
+from semel.http.in_transaction import connected
 from semel.http.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
 from semel.http.middleware import check_tenant
 from semel.http.rules import Action, Conditional, Exempt, Natural, Rule
@@ -116,6 +118,7 @@ def exempt(reason: str) -> Callable[[F], F]:
 def _declare(rule: Rule) -> Callable[[F], F]:
     def decorate(view: F) -> F:
         check_declarable(view)
+        view = connected(view, rule)
         hints = _hints(view)
         handle = handle_parameter(hints)
         if handle is not None and AsyncOperation in (typing.get_args(hints[handle]) or (hints[handle],)):
@@ -193,5 +196,5 @@ def _hints(view: Callable[..., Any]) -> dict[str, Any]:
     for name, hint in getattr(view, "__annotations__", {}).items():
         alone = types.SimpleNamespace(__annotations__={name: hint})
         with suppress(NameError, TypeError, AttributeError):
-            found |= typing.get_type_hints(alone, getattr(view, "__globals__", {}))
+            found |= typing.get_type_hints(alone, getattr(inspect.unwrap(view), "__globals__", {}))
     return found

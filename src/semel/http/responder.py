@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from semel.core.outcomes import Outcome
 from semel.core.snapshot import StoredResponse
@@ -19,6 +19,7 @@ from semel.http.asgi_messages import FILES, Message, Receive, Scope, Send, has_k
 from semel.http.conditional import Preconditions, hold, let_go
 from semel.http.exchange import CLAIMED, FAILED, SETTLED, Capture, Exchange
 from semel.http.held_body import HeldBody
+from semel.http.in_transaction import open_async_transaction
 from semel.http.rules import Action, Exempt, Natural, Rule
 
 if TYPE_CHECKING:
@@ -180,7 +181,11 @@ class Responder:
                 if self._held is None:
                     self._held = HeldBody()
                 self._held.add(message.get("body", b""))
-            begun = await guard.begin(exchange.call(guard, rule, key, await self._tenant()))
+            call = exchange.call(guard, rule, key, await self._tenant())
+            if rule.transaction is None:
+                begun = await guard.begin(call)
+            else:
+                begun = cast("AsyncAttempt | Outcome[Any]", await open_async_transaction(guard, rule.transaction, call))
         except ConfigurationError:
             raise  # the service's mistake: for its logs, and no answer of ours
         except SemelError as error:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
@@ -79,6 +80,11 @@ class Action:
     """Bytes of an answer's body that are kept; a larger one is remembered without it."""
     keep_body: bool = True
     """False for routes that issue secrets: the answer is remembered without its body."""
+    transaction: Callable[[], Any] | None = None
+    """Opens the connection or session (a context manager) that the handler writes its rows to: they and the answer are
+    committed together, before the answer is sent. See ``semel.http.in_transaction``."""
+    into: str | None = None
+    """The handler's parameter that is given this connection; ``op.connection`` has it as well."""
 
     def __post_init__(self) -> None:
         if self.reused_status not in (422, 409, 400):
@@ -93,6 +99,10 @@ class Action:
             raise PolicyError("body_limit is a number of bytes, 0 or more")
         if self.policy.resumable:
             raise PolicyError("resumable= is said of a function whose arguments can be kept: @guard.once(…)")
+        if self.transaction is not None and not self.required:
+            raise PolicyError("transaction= needs a key on every request: required=True")
+        if self.into is not None and self.transaction is None:
+            raise PolicyError("into= names the parameter for the connection of transaction=, which is not given")
         if self.only and self.without:
             raise PolicyError("name the fields that count (only=) or those that do not (without=), not both")
 

@@ -17,9 +17,10 @@ def header_lines(environ: dict[str, Any]) -> list[tuple[bytes, bytes]]:
     So a key with a comma in it counts as several lines: of two halves of a quoted text, one valid key could be joined.
     """
     lines = [
-        (name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1"))
+        # An application may have put a line of its own there, with text that no server would give.
+        (name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1", "backslashreplace"))
         for name, value in environ.items()
-        if name.startswith("HTTP_") and name != KEY
+        if name.startswith("HTTP_") and name != KEY and isinstance(value, str)
     ]
     if KEY in environ:
         lines += [(b"idempotency-key", part.encode("latin-1")) for part in environ[KEY].split(",")]

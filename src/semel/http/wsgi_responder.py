@@ -6,7 +6,7 @@ The claim is asked for by whoever knows the rule: the middleware at the edge, or
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from semel.core.outcomes import Outcome
 from semel.core.snapshot import StoredResponse
@@ -15,6 +15,7 @@ from semel.engine.operation import running
 from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError
 from semel.http.conditional import Preconditions, hold, let_go
 from semel.http.exchange import CLAIMED, FAILED, SETTLED, Capture, Exchange
+from semel.http.in_transaction import open_transaction
 from semel.http.rules import Action, Exempt, Natural, Rule
 from semel.http.wsgi_answers import ExcInfo, Held, LetThrough, Peeked, ThenRaised, Write
 from semel.http.wsgi_body import RequestBody
@@ -169,7 +170,11 @@ class Responder:
                 if self._body.cut:  # half a request is none
                     self._answer = _CUT
                     return False
-            begun = guard.begin(exchange.call(guard, rule, key, self._tenant()))
+            call = exchange.call(guard, rule, key, self._tenant())
+            if rule.transaction is None:
+                begun = guard.begin(call)
+            else:
+                begun = cast("Attempt | Outcome[Any]", open_transaction(guard, rule.transaction, call))
         except ConfigurationError:
             raise  # the service's mistake: for its logs, and no answer of ours
         except SemelError as error:

@@ -10,6 +10,7 @@ import time
 from types import ModuleType
 from typing import Any, Final
 
+from semel.core.ops import SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable, StoreUncertain, TransactionConflict
@@ -18,7 +19,7 @@ from semel.sql.connections.driver_errors import is_conflict, is_duplicate, is_st
 from semel.sql.connections.postgres_errors import Contended
 from semel.sql.connections.sqlite import Busy
 from semel.sql.dialects import postgres_transaction, sqlite_transaction
-from semel.sql.program import Program, Rows
+from semel.sql.program import Program, Rows, run, run_async
 
 __all__ = ["AsyncUnit", "Unit", "adopt_unit"]
 
@@ -81,6 +82,14 @@ class _Unit:
             return Occupied(error, time.monotonic() - began)
         raise self._conflict(error, "the guard") from error.__cause__
 
+    def _marked(self, held: bool) -> bool:
+        if held and not self.connection.holds():
+            raise ConfigurationError(
+                "the driver commits each statement of this connection by itself, so the step's rows and its mark did "
+                f"not commit together. Open a transaction: {self.connection.opening}"
+            )
+        return held
+
     def _conflict(self, error: SemelError, where: str, *, committing: bool = False) -> SemelError:
         cause = error.__cause__
         if isinstance(error, (Contended, Busy)) or is_conflict(cause) or is_duplicate(cause):
@@ -126,6 +135,18 @@ class Unit(_Unit):
         except SemelError as error:
             raise self._conflict(error, "the record", committing=op.own) from error.__cause__
 
+    def save(self, op: SaveStep) -> bool:
+        try:
+            return self._marked(run(self._programs.save_step(op), self.connection))
+        except SemelError as error:
+            raise self._conflict(error, "the step's mark") from error.__cause__
+
+    def saved(self, id: bytes, name: str) -> bool:
+        try:
+            return run(self._programs.step_saved(id, name), self.connection)  # type: ignore[no-any-return]
+        except SemelError as error:
+            raise self._conflict(error, "the step's mark") from error.__cause__
+
     def finish(self) -> None:
         """Send what the caller's layer still holds back."""
         self.connection.finish()
@@ -170,6 +191,18 @@ class AsyncUnit(_Unit):
                 raise TransactionConflict(f"the record changed while the handler ran; {_ADVICE}") from None
         except SemelError as error:
             raise self._conflict(error, "the record", committing=op.own) from error.__cause__
+
+    async def save(self, op: SaveStep) -> bool:
+        try:
+            return self._marked(await run_async(self._programs.save_step(op), self.connection))
+        except SemelError as error:
+            raise self._conflict(error, "the step's mark") from error.__cause__
+
+    async def saved(self, id: bytes, name: str) -> bool:
+        try:
+            return await run_async(self._programs.step_saved(id, name), self.connection)  # type: ignore[no-any-return]
+        except SemelError as error:
+            raise self._conflict(error, "the step's mark") from error.__cause__
 
     async def finish(self) -> None:
         """Send what the caller's layer still holds back."""

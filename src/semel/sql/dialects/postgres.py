@@ -220,11 +220,14 @@ def _releases(ops: list[Release]) -> Program[list[Any]]:
     return [op.id in held for op in ops]
 
 
+def save_step(op: SaveStep) -> Program[bool]:
+    return bool((yield _Q["save_step"](id=op.id, token=op.token, name=op.name, position=op.position, value=op.value)))
+
+
 def _saved_steps(ops: list[SaveStep]) -> Program[list[Any]]:
     answers = []
     for op in ops:
-        rows = yield _Q["save_step"](id=op.id, token=op.token, name=op.name, position=op.position, value=op.value)
-        answers.append(bool(rows))
+        answers.append((yield from save_step(op)))
     return answers
 
 

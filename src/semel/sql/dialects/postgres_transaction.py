@@ -5,13 +5,14 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
+from semel.core.ops import SaveStep
 from semel.core.semantics import Row
 from semel.core.states import State, Takeover
 from semel.core.transactional import Keep, Lock, Occupied
-from semel.sql.dialects.postgres import CHANNEL
+from semel.sql.dialects.postgres import CHANNEL, save_step
 from semel.sql.program import Program, load_queries
 
-__all__ = ["keep", "lock"]
+__all__ = ["keep", "lock", "save_step", "step_saved"]
 
 _Q: Final = load_queries(
     "semel.sql.dialects",
@@ -85,3 +86,7 @@ def keep(op: Keep) -> Program[bool]:
     else:
         yield _Q["keep_instead"](**values, attempt=op.attempt, token=op.instead_of.token)
     return True
+
+
+def step_saved(id: bytes, name: str) -> Program[bool]:
+    return bool((yield _Q["step_saved"](id=id, name=name)))

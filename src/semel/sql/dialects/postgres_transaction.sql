@@ -9,6 +9,11 @@ SELECT semel_lock(:id, :place)
 -- name: steps (reads)
 SELECT name, value FROM semel_step WHERE id = :id AND origin = :origin ORDER BY position
 
+-- name: step_saved (reads)
+-- Whether the record has this step: as the caller's transaction sees it, with what it has written itself.
+SELECT 1 FROM semel_step s JOIN semel_record r ON r.id = s.id AND r.origin = s.origin
+WHERE s.id = :id AND s.name = :name
+
 -- name: keep (writes)
 -- A plain insert: where a record stands by now it fails, and the transaction with it, so that nobody can commit an effect
 -- twice by looking away. Nobody owned it under a lease, so it has no token, and no steps that would need an origin.

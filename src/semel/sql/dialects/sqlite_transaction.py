@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from typing import Final
 
+from semel.core.ops import SaveStep
 from semel.core.semantics import Row
 from semel.core.states import State, Takeover
 from semel.core.transactional import Keep, Lock, Occupied
+from semel.sql.dialects import sqlite
 from semel.sql.program import Program, load_queries
 
-__all__ = ["keep", "lock"]
+__all__ = ["keep", "lock", "save_step", "step_saved"]
 
 _Q: Final = load_queries("semel.sql.dialects", "sqlite_transaction.sql")
 
@@ -47,3 +49,11 @@ def keep(op: Keep) -> Program[bool]:
         yield _Q["keep"](**values)
         return True
     return bool((yield _Q["keep_instead"](**values, token=op.instead_of.token)))
+
+
+def save_step(op: SaveStep) -> Program[bool]:
+    return sqlite.save_step(op, _now)
+
+
+def step_saved(id: bytes, name: str) -> Program[bool]:
+    return bool((yield _Q["step_saved"](id=id, name=name)))

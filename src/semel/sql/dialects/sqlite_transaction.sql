@@ -10,6 +10,11 @@ RETURNING state, takeover, attempt, token, nonce, origin, steps, fingerprint, sn
 -- name: steps (reads)
 SELECT name, value FROM semel_step WHERE id = :id AND origin = :origin ORDER BY position
 
+-- name: step_saved (reads)
+-- Whether the record has this step: as the caller's transaction sees it, with what it has written itself.
+SELECT 1 FROM semel_step s JOIN semel_record r ON r.id = s.id AND r.origin = s.origin
+WHERE s.id = :id AND s.name = :name
+
 -- name: keep (writes)
 INSERT INTO semel_record (
     id, state, takeover, attempt, token, origin, nonce, lease_end, created, expires, sweep_after, fingerprint, tenant,

@@ -1,0 +1,175 @@
+"""The HTTP form of the transactional mode: the handler's rows and its answer are committed together, then it is sent.
+
+::
+
+    @app.post("/payments", status_code=201)
+    @action(transaction=sessions, into="session")          # sessions = async_sessionmaker(engine)
+    async def pay(payment: Payment, session: AsyncSession):
+        session.add(Row(...))                              # no commit: Semel commits, before the answer leaves
+        return {...}
+
+The connection is opened for the request, the transaction on it begun and the key locked in it, just before the handler.
+An answer that is stored and is no error commits. An error (4xx) that is stored rolls the handler's rows back and keeps
+the answer. Whatever frees the key rolls back. A crash at any moment leaves nothing. There is no lease.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from semel.core.outcomes import Call, Outcome
+from semel.engine.operation import current_operation
+from semel.engine.transaction_attempts import AsyncTransactionAttempt, TransactionAttempt, begin, begin_async
+from semel.errors import PolicyError
+from semel.http.rules import Action, Rule
+
+if TYPE_CHECKING:
+    from semel.engine.aio import AsyncSemel
+    from semel.engine.sync import Semel
+
+__all__ = ["AsyncInTransaction", "InTransaction", "connected", "open_async_transaction", "open_transaction"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_log = logging.getLogger("semel.http")
+
+
+class InTransaction:
+    """An attempt on a connection that was opened for it; ending it closes the connection."""
+
+    lease = None
+
+    def __init__(self, attempt: TransactionAttempt, stack: ExitStack) -> None:
+        self._attempt = attempt
+        self._stack = stack
+        self.operation = attempt.operation
+
+    @property
+    def call(self) -> Call:
+        return self._attempt.call
+
+    def complete(self, answer: Any) -> Outcome[Any]:
+        """Commit and remember; an error is remembered without the handler's rows."""
+        end = self._attempt.refuse if answer.status >= 400 else self._attempt.complete
+        try:
+            return end(answer)
+        finally:
+            self._close()
+
+    def decline(self, answer: Any) -> Outcome[Any]:
+        try:
+            return self._attempt.decline(answer)
+        finally:
+            self._close()
+
+    def fail(self, error: BaseException) -> None:
+        try:
+            self._attempt.fail(error)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        try:
+            self._stack.close()
+        except Exception:  # the outcome stands, whatever becomes of the connection
+            _log.exception("the connection of a finished request could not be given back")
+
+
+class AsyncInTransaction:
+    """The same, awaited."""
+
+    lease = None
+
+    def __init__(self, attempt: AsyncTransactionAttempt, stack: AsyncExitStack) -> None:
+        self._attempt = attempt
+        self._stack = stack
+        self.operation = attempt.operation
+
+    @property
+    def call(self) -> Call:
+        return self._attempt.call
+
+    async def complete(self, answer: Any) -> Outcome[Any]:
+        """Commit and remember; an error is remembered without the handler's rows."""
+        end = self._attempt.refuse if answer.status >= 400 else self._attempt.complete
+        try:
+            return await end(answer)
+        finally:
+            await self._close()
+
+    async def decline(self, answer: Any) -> Outcome[Any]:
+        try:
+            return await self._attempt.decline(answer)
+        finally:
+            await self._close()
+
+    async def fail(self, error: BaseException) -> None:
+        try:
+            await self._attempt.fail(error)
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        try:
+            await self._stack.aclose()
+        except Exception:  # the outcome stands, whatever becomes of the connection
+            _log.exception("the connection of a finished request could not be given back")
+
+
+def connected(function: F, rule: Rule) -> F:
+    """The handler with its connection filled in, where the rule names a parameter for it."""
+    into = rule.into if isinstance(rule, Action) else None
+    if into is None:
+        return function
+    signature = inspect.signature(function)
+    if into not in signature.parameters:
+        raise PolicyError(f"into={into!r} names no parameter; there are: {', '.join(signature.parameters) or 'none'}")
+    inner: Any
+    if inspect.iscoroutinefunction(function):
+
+        async def inner(*args: Any, **kwargs: Any) -> Any:
+            return await function(*args, **{**kwargs, into: _connection()})
+
+    else:
+
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **{**kwargs, into: _connection()})
+
+    functools.update_wrapper(inner, function)
+    inner.__signature__ = signature.replace(parameters=[p for p in signature.parameters.values() if p.name != into])
+    inner.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name != into}
+    return cast(F, inner)
+
+
+def _connection() -> Any:
+    operation = current_operation()
+    return None if operation is None else operation.connection  # None: a GET of the same endpoint
+
+
+def open_transaction(guard: Semel, opened: Callable[[], Any], call: Call) -> InTransaction | Outcome[Any]:
+    """Open a connection, begin, and take the key: an attempt, or an outcome that is known."""
+    with ExitStack() as stack:
+        conn = stack.enter_context(opened())
+        begun = begin(guard, conn, call)
+        if isinstance(begun, Outcome):
+            return begun
+        begun.operation.connection = conn
+        return InTransaction(begun, stack.pop_all())
+
+
+async def open_async_transaction(
+    guard: AsyncSemel, opened: Callable[[], Any], call: Call
+) -> AsyncInTransaction | Outcome[Any]:
+    """The same, awaited."""
+    async with AsyncExitStack() as stack:
+        conn = await stack.enter_async_context(opened())
+        begun = await begin_async(guard, conn, call)
+        if isinstance(begun, Outcome):
+            return begun
+        begun.operation.connection = conn
+        return AsyncInTransaction(begun, stack.pop_all())
