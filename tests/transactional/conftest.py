@@ -7,11 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pymysql
 import pytest
 
+from semel.stores import mysql
 from semel.stores.postgres import migrate
-from tests.servers import PostgresServer
-from tests.transactional.kinds import ALL, ASYNC_SQLITE, SQLITE, TABLE, AsyncTill, Till, till
+from tests.servers import MariaDBServer, PostgresServer
+from tests.transactional.kinds import (
+    ALL,
+    ASYNC_MYSQL,
+    ASYNC_SQLITE,
+    MYSQL,
+    SQLITE,
+    TABLE,
+    AsyncTill,
+    Till,
+    in_mysql,
+    mysql_parameters,
+    till,
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +47,34 @@ def database(migrated: str) -> str:
     return migrated
 
 
-KINDS = [
-    kind if kind in SQLITE + ASYNC_SQLITE else pytest.param(kind, marks=[pytest.mark.postgres, pytest.mark.server])
-    for kind in ALL
-]
+@pytest.fixture(scope="module")
+def migrated_mysql(mariadb: MariaDBServer) -> Iterator[str]:
+    """The same on MariaDB."""
+    url = mariadb.create_database()
+    mysql.migrate(url)
+    with pymysql.connect(**mysql_parameters(url)) as connection:
+        connection.cursor().execute(in_mysql(TABLE))
+    yield url
+    mariadb.drop_database(url)
+
+
+@pytest.fixture
+def mysql_database(migrated_mysql: str) -> str:
+    """The database, without any records or payments."""
+    with pymysql.connect(**mysql_parameters(migrated_mysql), autocommit=True) as connection:
+        for table in ("semel_record", "semel_step", "payment"):
+            connection.cursor().execute(f"DELETE FROM {table}")
+    return migrated_mysql
+
+
+def _marked(kind: str) -> Any:
+    if kind in SQLITE + ASYNC_SQLITE:
+        return kind
+    server = pytest.mark.mariadb if kind in MYSQL + ASYNC_MYSQL else pytest.mark.postgres
+    return pytest.param(kind, marks=[server, pytest.mark.server])
+
+
+KINDS = [_marked(kind) for kind in ALL]
 
 
 @pytest.fixture(params=KINDS)
@@ -49,7 +87,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 def open_till(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Till | AsyncTill]]:
     """Opens tills of that kind, all on one database."""
     on_file = kind in SQLITE + ASYNC_SQLITE
-    url = str(tmp_path / "shop.db") if on_file else request.getfixturevalue("database")
+    name = "mysql_database" if kind in MYSQL + ASYNC_MYSQL else "database"
+    url = str(tmp_path / "shop.db") if on_file else request.getfixturevalue(name)
     opened: list[Till | AsyncTill] = []
 
     def open_one(**settings: Any) -> Till | AsyncTill:

@@ -8,12 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
-from semel import AsyncPostgresStore, AsyncSemel, AsyncSQLiteStore, Outcome, PostgresStore, Semel, SQLiteStore
+from semel import (
+    AsyncMySQLStore,
+    AsyncPostgresStore,
+    AsyncSemel,
+    AsyncSQLiteStore,
+    MySQLStore,
+    Outcome,
+    PostgresStore,
+    Semel,
+    SQLiteStore,
+)
 from semel.sql.connections.adopt import adopt
 
 TABLE = "CREATE TABLE IF NOT EXISTS payment (key text NOT NULL, worker integer NOT NULL DEFAULT 0)"
@@ -31,12 +43,20 @@ ASYNC_POSTGRES = (
     "asyncpg", "asyncpg-pool", "async-psycopg", "async-psycopg-autocommit", "sqlalchemy-asyncpg", "session-asyncpg",
     "sqlalchemy-async-psycopg", "session-async-psycopg", "scoped-asyncpg",
 )  # fmt: skip
-ALL = (*SQLITE, *ASYNC_SQLITE, *POSTGRES, *ASYNC_POSTGRES)
+MYSQL = ("pymysql", "pymysql-autocommit", "sqlalchemy-pymysql", "session-pymysql", "django-mysql")
+ASYNC_MYSQL = ("asyncmy", "asyncmy-autocommit", "sqlalchemy-asyncmy", "session-asyncmy")
+ALL = (*SQLITE, *ASYNC_SQLITE, *POSTGRES, *ASYNC_POSTGRES, *MYSQL, *ASYNC_MYSQL)
+AWAITED = (*ASYNC_SQLITE, *ASYNC_POSTGRES, *ASYNC_MYSQL)
 
 
 def till(kind: str, url: str, **settings: Any) -> Till | AsyncTill:
-    """A till of that kind; ``url`` is a file's path, or a PostgreSQL URL."""
-    return AsyncTill(kind, url, **settings) if kind in ASYNC_SQLITE + ASYNC_POSTGRES else Till(kind, url, **settings)
+    """A till of that kind; ``url`` is a file's path, or a PostgreSQL or MySQL URL."""
+    return AsyncTill(kind, url, **settings) if kind in AWAITED else Till(kind, url, **settings)
+
+
+def in_mysql(sql: str) -> str:
+    """A statement of these tests as MySQL writes it: ``key`` is a word of its own, and text that is a key has an end."""
+    return re.sub(r"\bkey\b(?! *\()", "`key`", sql.replace(" text", " varchar(100)")).replace("PRIMARY `key`", "PRIMARY KEY")
 
 
 class Till:
@@ -44,7 +64,11 @@ class Till:
 
     def __init__(self, kind: str, url: str, **settings: Any) -> None:
         self.kind = kind
-        store = SQLiteStore(url) if kind in SQLITE else PostgresStore(url, lanes=1, listen=False)
+        store: Any = (
+            SQLiteStore(url) if kind in SQLITE
+            else MySQLStore(url, lanes=1) if kind in MYSQL
+            else PostgresStore(url, lanes=1, listen=False)
+        )  # fmt: skip
         self.guard = Semel(store, sweep_every=None, **settings)
         self._life = OPEN[kind](url)
         self.conn, self.transaction, self.send = next(self._life)
@@ -89,7 +113,11 @@ class AsyncTill:
     def __init__(self, kind: str, url: str, **settings: Any) -> None:
         self.kind = kind
         self.runner = asyncio.Runner()
-        store = AsyncSQLiteStore(url) if kind in ASYNC_SQLITE else AsyncPostgresStore(url, lanes=1, listen=False)
+        store: Any = (
+            AsyncSQLiteStore(url) if kind in ASYNC_SQLITE
+            else AsyncMySQLStore(url, lanes=1) if kind in ASYNC_MYSQL
+            else AsyncPostgresStore(url, lanes=1, listen=False)
+        )  # fmt: skip
         self.guard = AsyncSemel(store, sweep_every=None, **settings)
         self._life = OPEN[kind](url)
         self.conn, self.transaction, self.send = self.run(self._life.__anext__)
@@ -171,7 +199,42 @@ def _psycopg_autocommit(url: str) -> Iterator[Any]:
     yield from _psycopg(url, True)
 
 
+def mysql_parameters(url: str) -> dict[str, Any]:
+    """A URL as MySQL's drivers want it."""
+    parts = urlsplit(url)
+    return {"host": parts.hostname, "port": parts.port, "user": parts.username, "database": parts.path[1:]}
+
+
+def _pymysql(autocommit: bool) -> Callable[[str], Iterator[Any]]:
+    def open(url: str) -> Iterator[Any]:
+        import pymysql
+
+        conn = pymysql.connect(**mysql_parameters(url), autocommit=autocommit)
+
+        @contextmanager
+        def transaction() -> Iterator[None]:
+            conn.begin()
+            try:
+                yield
+            except BaseException:
+                conn.rollback()
+                raise
+            conn.commit()
+
+        def send(sql: str) -> Any:
+            with conn.cursor() as cursor:
+                cursor.execute(in_mysql(sql))
+                return cursor.fetchall()
+
+        yield conn, transaction, send
+        conn.close()
+
+    return open
+
+
 def _engine_url(url: str, driver: str) -> str:
+    if "mysql" in url.partition(":")[0]:
+        return url.replace("mysql:", f"mysql+{driver}:")
     return f"sqlite+{driver}:///{url}" if "sqlite" in driver else url.replace("postgresql:", f"postgresql+{driver}:")
 
 
@@ -188,7 +251,8 @@ def _sqlalchemy(driver: str) -> Callable[[str], Iterator[Any]]:
             if driver == "pysqlite":
                 conn.execute(sa.text(TABLE))
                 conn.commit()
-            yield conn, conn.begin, lambda sql: _answered(conn.execute(sa.text(sql)))
+            speak = in_mysql if driver == "pymysql" else str
+            yield conn, conn.begin, lambda sql: _answered(conn.execute(sa.text(speak(sql))))
         engine.dispose()
 
     return open
@@ -205,7 +269,8 @@ def _session(driver: str, scoped: bool = False) -> Callable[[str], Iterator[Any]
         if driver == "pysqlite":
             with session.begin():
                 session.execute(sa.text(TABLE))
-        yield session, session.begin, lambda sql: _answered(session.execute(sa.text(sql)))
+        speak = in_mysql if driver == "pymysql" else str
+        yield session, session.begin, lambda sql: _answered(session.execute(sa.text(speak(sql))))
         session.close()
         engine.dispose()
 
@@ -217,8 +282,6 @@ _aliases = itertools.count(1)
 
 def _django(vendor: str) -> Callable[[str], Iterator[Any]]:
     def open(url: str) -> Iterator[Any]:
-        from urllib.parse import urlsplit
-
         import django
         from django.apps import apps
         from django.conf import settings
@@ -236,12 +299,21 @@ def _django(vendor: str) -> Callable[[str], Iterator[Any]]:
                 "ENGINE": "django.db.backends.postgresql", "NAME": parts.path[1:], "USER": parts.username,
                 "HOST": parts.hostname, "PORT": parts.port,
             }  # fmt: skip
+        if vendor == "mysql":
+            import pymysql
+
+            pymysql.install_as_MySQLdb()  # type: ignore[no-untyped-call]
+            where = mysql_parameters(url)
+            database = {
+                "ENGINE": "django.db.backends.mysql", "NAME": where["database"], "USER": where["user"],
+                "HOST": where["host"], "PORT": where["port"],
+            }  # fmt: skip
         connections.settings[alias] = connections.configure_settings({"default": database})["default"]
         conn = connections[alias]
 
         def send(sql: str) -> Any:
             with conn.cursor() as cursor:
-                cursor.execute(sql)
+                cursor.execute(in_mysql(sql) if vendor == "mysql" else sql)
                 return cursor.fetchall() if cursor.description else ()
 
         if vendor == "sqlite":
@@ -307,6 +379,33 @@ def _async_psycopg(autocommit: bool) -> Callable[[str], AsyncIterator[Any]]:
     return open
 
 
+def _asyncmy(autocommit: bool) -> Callable[[str], AsyncIterator[Any]]:
+    async def open(url: str) -> AsyncIterator[Any]:
+        import asyncmy
+
+        conn = await asyncmy.connect(**mysql_parameters(url), autocommit=autocommit)
+
+        @asynccontextmanager
+        async def transaction() -> AsyncIterator[None]:
+            await conn.begin()
+            try:
+                yield
+            except BaseException:
+                await conn.rollback()
+                raise
+            await conn.commit()
+
+        async def send(sql: str) -> Any:
+            async with conn.cursor() as cursor:
+                await cursor.execute(in_mysql(sql))
+                return await cursor.fetchall()
+
+        yield conn, transaction, send
+        await conn.ensure_closed()
+
+    return open
+
+
 def _async_sqlalchemy(driver: str) -> Callable[[str], AsyncIterator[Any]]:
     async def open(url: str) -> AsyncIterator[Any]:
         import sqlalchemy as sa
@@ -316,7 +415,7 @@ def _async_sqlalchemy(driver: str) -> Callable[[str], AsyncIterator[Any]]:
         async with engine.connect() as conn:
 
             async def send(sql: str) -> Any:
-                return _answered(await conn.execute(sa.text(sql)))
+                return _answered(await conn.execute(sa.text(in_mysql(sql) if driver == "asyncmy" else sql)))
 
             if driver == "aiosqlite":
                 await send(TABLE)
@@ -337,7 +436,7 @@ def _async_session(driver: str, scoped: bool = False) -> Callable[[str], AsyncIt
         session: Any = async_scoped_session(make, scopefunc=lambda: 1) if scoped else make()
 
         async def send(sql: str) -> Any:
-            return _answered(await session.execute(sa.text(sql)))
+            return _answered(await session.execute(sa.text(in_mysql(sql) if driver == "asyncmy" else sql)))
 
         if driver == "aiosqlite":
             async with session.begin():
@@ -372,4 +471,13 @@ OPEN: dict[str, Callable[[str], Any]] = {
     "scoped-asyncpg": _async_session("asyncpg", scoped=True),
     "sqlalchemy-async-psycopg": _async_sqlalchemy("psycopg"),
     "session-async-psycopg": _async_session("psycopg"),
+    "pymysql": _pymysql(False),
+    "pymysql-autocommit": _pymysql(True),
+    "sqlalchemy-pymysql": _sqlalchemy("pymysql"),
+    "session-pymysql": _session("pymysql"),
+    "django-mysql": _django("mysql"),
+    "asyncmy": _asyncmy(False),
+    "asyncmy-autocommit": _asyncmy(True),
+    "sqlalchemy-asyncmy": _async_sqlalchemy("asyncmy"),
+    "session-asyncmy": _async_session("asyncmy"),
 }

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from semel.core.canonical import ABSENT, LIVE, LiveObject, encode_value, split_path
 from semel.errors import ConfigurationError, PolicyError
 
-__all__ = ["DIGEST_SIZE", "Arguments", "Choice", "Fingerprint"]
+__all__ = ["DIGEST_SIZE", "Arguments", "Choice", "Fingerprint", "hash_key"]
 
 DIGEST_SIZE = 16
 
@@ -37,7 +37,7 @@ class Fingerprint:
     __slots__ = ("_hash", "_secret", "_stream", "_stream_length", "_stream_name")
 
     def __init__(self, secret: bytes | None = None) -> None:
-        self._secret = _hash_key(secret)
+        self._secret = hash_key(secret)
         self._hash = blake2b(digest_size=DIGEST_SIZE, key=self._secret, person=b"semel.request.1")
         self._stream: blake2b | None = None
         self._stream_name = ""
@@ -80,7 +80,8 @@ class Fingerprint:
         self._hash.update(value)
 
 
-def _hash_key(secret: bytes | None) -> bytes:
+def hash_key(secret: bytes | None) -> bytes:
+    """A secret of any length as a key for BLAKE2b; empty for none."""
     if secret is None:
         return b""
     if not secret:
@@ -118,7 +119,7 @@ class Arguments:
         secret: bytes | None = None,
         name: str | None = None,
     ) -> None:
-        self._hash = blake2b(digest_size=DIGEST_SIZE, key=_hash_key(secret), person=b"semel.args.1")
+        self._hash = blake2b(digest_size=DIGEST_SIZE, key=hash_key(secret), person=b"semel.args.1")
         self.left_out: dict[str, type] = {}
         """Arguments that were no plain data in calls so far, and so did not count, though nobody said that."""
         self._calls = _Calls(function, skip, name)

@@ -61,6 +61,8 @@ class Lock(Op["Row | Occupied | None"]):
     id: bytes
     own: bool
     """Open the transaction as well."""
+    waits: bool = False
+    """Asked again until the key is free: a store must not hold on to what the key's holder needs to finish."""
 
 
 @value
@@ -142,7 +144,7 @@ def _pause(call: Call, tried: int) -> float:
 
 def _unit(call: Call, own: bool, patience: _Patience) -> Unit:
     while True:
-        row = yield Lock(call.id, own)
+        row = yield Lock(call.id, own, patience.left > 0)
         record = _standing(call, row)
         if isinstance(record, Claimed):
             return (yield from _execute(call, own, row, record))

@@ -84,9 +84,9 @@ class Operation(OperationHandle):
             digest = digest_of(self._call, args, kwargs)
             serializer = result_serializer(function)
             unit = self._unit(on)
-            if name in self.journal.lent and on is not None:
-                if unit is None or not unit.saved(self.id, mark_of(name)):
-                    self.journal.forget(name)  # rolled back: not done
+            lent = on is not None and name in self.journal.lent
+            if lent and (unit is None or not unit.saved(self.id, mark_of(name))):
+                self.journal.forget(name)  # it was rolled back, so it is not done
             known = self._enter(name, digest)
             if known is not None:
                 result: T = self.journal.value(known, serializer)
@@ -245,9 +245,9 @@ class AsyncOperation(OperationHandle):
             digest = digest_of(self._call, args, kwargs)
             serializer = result_serializer(function)
             unit = self._unit(on)
-            if name in self.journal.lent and on is not None:
-                if unit is None or not await unit.saved(self.id, mark_of(name)):
-                    self.journal.forget(name)  # rolled back: not done
+            lent = on is not None and name in self.journal.lent
+            if lent and (unit is None or not await unit.saved(self.id, mark_of(name))):
+                self.journal.forget(name)  # it was rolled back, so it is not done
             known = self._enter(name, digest)
             if known is not None:
                 result = self.journal.value(known, serializer)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
 from typing import Any, Final
 from urllib.parse import quote
 
 from semel.core.canonical import canonical_json, parse_json, select_fields
-from semel.core.fingerprint import Fingerprint
 from semel.core.keys import header_value, parse_header
 from semel.core.outcomes import Call
 from semel.core.serializers import NotSerializable
@@ -36,6 +36,7 @@ from semel.errors import (
 )
 from semel.http.conditional import Preconditions, preconditions
 from semel.http.problems import problem
+from semel.http.request_hash import RequestHash
 from semel.http.rules import Action, Conditional
 from semel.observe import events
 
@@ -131,14 +132,13 @@ class Exchange:
         self.key: str | None = None
         self._verbatim = False
         """Whether quotes belong to the key, and so are not ours to add."""
-        self._secret = secret
         self._query = query
-        self._stream = Fingerprint(secret)
-        self._stream.open("body")
+        self._hash = RequestHash(secret)
+        self._echoed: list[tuple[bytes, bytes]] | None = None
 
     def fed(self, chunk: bytes) -> None:
         """A chunk of the request's body came by."""
-        self._stream.update(chunk)
+        self._hash.fed(chunk)
         if self.body is not None:
             self.body.append(chunk)
             self._body_size += len(chunk)
@@ -158,6 +158,7 @@ class Exchange:
             text = lines[0].decode("ascii")
         except UnicodeDecodeError as error:
             raise KeyInvalid("The Idempotency-Key holds characters other than printable ASCII.") from error
+        self._echoed = None
         self.key = parse_header(text, rule.key_mode, rule.key_format)
         self._verbatim = rule.key_mode == "raw"
         return self.key
@@ -174,23 +175,13 @@ class Exchange:
 
     def fingerprint(self, rule: Action) -> bytes:
         """Of all that makes this request this request; asked once the body is through."""
-        parts = Fingerprint(self._secret)
-        method, path = self.method.encode(), self.path.encode("utf-8", "surrogatepass")
-        lengths = b"%d %d " % (len(method), len(path))  # so that no path can pass for one with a query
-        parts.part("target", lengths + method + path + self._query)
         wanted = _PRECONDITIONS
         if rule.fingerprint_headers:
             wanted = wanted.union(name.lower().encode() for name in rule.fingerprint_headers)
         lines = [line for line in self.headers if line[0] in wanted]
-        lines.sort(key=_name)  # lines of one name keep their order, names have none
-        for name, value in lines:
-            parts.part("header " + name.decode("latin-1"), value)
-        document = self._document(rule)
-        if document is None:
-            parts.part("body", self._stream.digest())
-        else:
-            parts.part("document", document)
-        return parts.digest()
+        if len(lines) > 1:
+            lines.sort(key=_name)  # lines of one name keep their order, names have none
+        return self._hash.digest(self.method, self.path, self._query, lines, self._document(rule))
 
     def call(self, guard: Guard, rule: Action, key: str, tenant: str | None) -> Call:
         """The call to claim, once the body is through."""
@@ -253,12 +244,12 @@ class Exchange:
         headers = [*lines, (rule.replayed_header, b"omitted" if stored.body_omitted else b"true"), *self._echo()]
         if stored.status not in (204, 304):
             headers.append((b"content-length", str(len(stored.body)).encode()))
-        return stored._replace(headers=headers)
+        return StoredResponse(stored.status, headers, stored.body, stored.body_omitted)
 
     def first(self, headers: list[tuple[bytes, bytes]], rule: Action | None = None) -> list[tuple[bytes, bytes]]:
         """The header lines of a first answer: its own, and the key as an echo."""
         ours = (KEY, rule.replayed_header if rule is not None else b"idempotent-replayed")
-        return [*(line for line in headers if line[0] not in ours), *self._echo()]
+        return [line for line in headers if line[0] not in ours] + self._echo()
 
     def failed(self, rule: Action) -> StoredResponse:
         """What a client is told of a handler that raised, where that is an answer."""
@@ -269,10 +260,12 @@ class Exchange:
         self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Action | None = None
     ) -> list[tuple[bytes, bytes]]:
         """The lines of an answer, with those that belong to the exchange that carries it, such as CORS's."""
-        left_out = _FRAMING if rule is None else _FRAMING | rule.replayed_headers
+        if not carrier:
+            return answer
+        left_out = _FRAMING if rule is None else _not_carried(rule.replayed_headers)
         has = {name for name, _ in answer}
-        lines = ((bytes(name).lower(), bytes(value)) for name, value in carrier)
-        return [*answer, *(line for line in lines if line[0] not in left_out and line[0] not in has)]
+        lines = [(bytes(name).lower(), bytes(value)) for name, value in carrier]
+        return answer + [line for line in lines if line[0] not in left_out and line[0] not in has]
 
     def exposed(self, headers: list[tuple[bytes, bytes]], rule: Action | None = None) -> list[tuple[bytes, bytes]]:
         """The same lines; where a script may be given the answer (CORS), it may read ours as well.
@@ -292,6 +285,11 @@ class Exchange:
         return [*rest, (name, ", ".join([*said, *missing]).encode("latin-1"))]
 
     def _echo(self) -> list[tuple[bytes, bytes]]:
+        if self._echoed is None:
+            self._echoed = self._made_echo()
+        return self._echoed
+
+    def _made_echo(self) -> list[tuple[bytes, bytes]]:
         if self.key is None:
             return []
         if self._verbatim:
@@ -303,7 +301,15 @@ class Exchange:
 
 
 def _speaks(headers: list[tuple[bytes, bytes]], wanted: bytes) -> bool:
-    return any(name == wanted for name, _ in headers)
+    for line in headers:  # not any(): a generator costs more than the lines
+        if line[0] == wanted:
+            return True
+    return False
+
+
+@lru_cache(maxsize=64)
+def _not_carried(replayed: frozenset[bytes]) -> frozenset[bytes]:
+    return _FRAMING | replayed
 
 
 class Capture:

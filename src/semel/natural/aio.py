@@ -5,8 +5,8 @@
     payment, new = insert_once(conn, "payment", {"order_id": 7, "amount": 5}, key="order_id")
     transition(conn, "orders", {"id": 7}, "status", "new", "paid")
 
-Each works in whatever transaction the connection has, on any connection that ``guard.transaction`` takes: sqlite3,
-psycopg, asyncpg, SQLAlchemy, Django, awaited. The sync twin is ``semel.natural``.
+Each works in whatever transaction the connection has, on any connection that ``guard.transaction`` takes: aiosqlite,
+psycopg, asyncpg, asyncmy, SQLAlchemy, awaited. The sync twin is ``semel.natural``.
 """
 
 from __future__ import annotations

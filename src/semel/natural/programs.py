@@ -9,11 +9,11 @@ from semel.errors import ConfigurationError, StoreUnavailable
 from semel.natural import statements as sql
 from semel.natural.results import Applied, Change, Inserted
 from semel.sql.connections.adopt import Dialect
-from semel.sql.program import Program, Query, Rows, Statement
+from semel.sql.connections.refusals import Duplicate
+from semel.sql.program import Program, Rows, Statement
 
 TRIES: Final = 3
 """How often a row that was there, and is gone when we look, is tried again."""
-_COUNTED: Final = Query("counted", "SELECT ROW_COUNT()", False)
 
 
 def insert_once(
@@ -44,7 +44,12 @@ def upsert(dialect: Dialect, table: str, values: Mapping[str, Any], key: Iterabl
     keys = sql.names("key", key)
     if not keys or any(name not in values for name in keys):
         raise ConfigurationError("key= names columns of the row that are unique together")
-    return (yield from _changed(dialect, sql.merge(dialect, table, columns, keys)(**_bind("v", values))))
+    merge = sql.merge(dialect, table, columns, keys)(**_bind("v", values))
+    if dialect != "mysql":
+        return (yield from _changed(dialect, merge))
+    known = yield sql.presence(dialect, table, keys)(**_bind("w", {name: values[name] for name in keys}))
+    touched = int((yield merge)[0][0])
+    return touched > 1 or (touched == 1 and not known)
 
 
 def compare_and_set(
@@ -143,12 +148,12 @@ def delete(dialect: Dialect, table: str, where: Mapping[str, Any]) -> Program[bo
 
 
 def _changed(dialect: Dialect, statement: Statement) -> Program[bool]:
-    """Whether the statement changed a row."""
-    rows: Rows = yield statement
-    if dialect == "mysql":
-        rows = yield _COUNTED()
-        return int(rows[0][0]) > 0
-    return bool(rows)
+    """Whether the statement changed a row: it comes back; on MySQL it is counted, and a new one fails where one is."""
+    try:
+        rows: Rows = yield statement
+    except Duplicate:
+        return False
+    return int(rows[0][0]) > 0 if dialect == "mysql" else bool(rows)
 
 
 def _given(what: str, values: Mapping[str, Any]) -> tuple[str, ...]:

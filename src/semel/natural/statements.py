@@ -14,7 +14,7 @@ from semel.errors import ConfigurationError
 from semel.sql.connections.adopt import Dialect
 from semel.sql.program import Query
 
-__all__ = ["deletion", "insertion", "merge", "names", "parameter", "selection", "update"]
+__all__ = ["deletion", "insertion", "merge", "names", "parameter", "presence", "selection", "update"]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 SHAPES: Final = 512
@@ -45,16 +45,18 @@ def insertion(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple
     """One row, unless its key is there; the key comes back when it was put in."""
     q = _quote(dialect)
     head = f"{_table(dialect, table)} ({_list(q, columns)}) VALUES ({_bound('v', columns)})"
-    if dialect == "mysql":  # what was put in is counted by the next statement, on the same connection
-        same = f"{q}{key[0]}{q} = {q}{key[0]}{q}"
-        return Query("insert_once", f"INSERT INTO {head} ON DUPLICATE KEY UPDATE {same}", True)
+    if dialect == "mysql":  # it fails where a row is in the way, and no other failure is taken for that
+        return Query("insert_once", f"INSERT INTO {head}", True)
     conflict = f"ON CONFLICT ({_list(q, key)}) DO NOTHING RETURNING {_list(q, key)}"
     return Query("insert_once", f"INSERT INTO {head} {conflict}", True)
 
 
 @lru_cache(maxsize=SHAPES)
 def merge(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
-    """One row, put in or brought to these values; it comes back when that changed something."""
+    """One row, put in or brought to these values; it comes back when that changed something.
+
+    MySQL counts: 1 for a new row, 2 for one that was changed; for one that is as it was 0, or 1 on some connections.
+    """
     q = _quote(dialect)
     name = _table(dialect, table)
     rest = tuple(c for c in columns if c not in key)
@@ -75,8 +77,16 @@ def merge(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple[str
 
 @lru_cache(maxsize=SHAPES)
 def selection(dialect: Dialect, table: str, columns: tuple[str, ...], where: tuple[str, ...]) -> Query:
+    """A row as it is by now. On MySQL a plain read would show it as it was when the transaction began to read."""
     q = _quote(dialect)
-    return Query("look", f"SELECT {_list(q, columns)} FROM {_table(dialect, table)} WHERE {_equal(q, where)}", False)
+    text = f"SELECT {_list(q, columns)} FROM {_table(dialect, table)} WHERE {_equal(q, where)}"
+    return Query("look", f"{text} LOCK IN SHARE MODE" if dialect == "mysql" else text, False)
+
+
+@lru_cache(maxsize=SHAPES)
+def presence(dialect: Dialect, table: str, where: tuple[str, ...]) -> Query:
+    """Whether there is such a row, without locking it or the gap where it would be."""
+    return Query("present", f"SELECT 1 FROM {_table(dialect, table)} WHERE {_equal(_quote(dialect), where)}", False)
 
 
 @lru_cache(maxsize=SHAPES)

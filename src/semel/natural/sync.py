@@ -6,7 +6,7 @@
     transition(conn, "orders", {"id": 7}, "status", "new", "paid")
 
 Each works in whatever transaction the connection has, on any connection that ``guard.transaction`` takes: sqlite3,
-psycopg, asyncpg, SQLAlchemy, Django. Those of async connections are in ``semel.natural.aio``, with the same names.
+psycopg, PyMySQL, SQLAlchemy, Django. Those of async connections are in ``semel.natural.aio``, with the same names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A SQL program is a generator that yields Statements and is sent their rows. It runs on any connection.
+"""A SQL program is a generator that yields Statements and is sent their rows, or thrown what refused them. It runs on
+any connection.
 
 Statements are written once, in ``.sql`` files with named entries and named parameters (``:id``), and rendered to each
 driver's own style when first used there. A program knows neither driver nor event loop; what runs it is at the bottom.
@@ -10,6 +11,8 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from importlib import resources
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
+
+from semel.errors import StoreUnavailable
 
 __all__ = [
     "AsyncConnection",
@@ -134,7 +137,12 @@ def run(program: Program[R], connection: Connection) -> R:
     try:
         statement = next(program)
         while True:
-            statement = program.send(connection.execute(statement))
+            try:
+                rows = connection.execute(statement)
+            except StoreUnavailable as error:
+                statement = program.throw(error)
+            else:
+                statement = program.send(rows)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
 
@@ -144,6 +152,11 @@ async def run_async(program: Program[R], connection: AsyncConnection) -> R:
     try:
         statement = next(program)
         while True:
-            statement = program.send(await connection.execute(statement))
+            try:
+                rows = await connection.execute(statement)
+            except StoreUnavailable as error:
+                statement = program.throw(error)
+            else:
+                statement = program.send(rows)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]

@@ -18,12 +18,14 @@ from semel.sql.connections.adopt import AsyncLent, Dialect, Lent, adopt
 from semel.sql.connections.driver_errors import is_conflict, is_duplicate, is_stale
 from semel.sql.connections.postgres_errors import Contended
 from semel.sql.connections.sqlite import Busy
-from semel.sql.dialects import postgres_transaction, sqlite_transaction
+from semel.sql.dialects import mysql_transaction, postgres_transaction, sqlite_transaction
 from semel.sql.program import Program, Rows, run, run_async
 
 __all__ = ["AsyncUnit", "Unit", "adopt_unit"]
 
-_PROGRAMS: Final[dict[str, ModuleType]] = {"postgresql": postgres_transaction, "sqlite": sqlite_transaction}
+_PROGRAMS: Final[dict[str, ModuleType]] = {
+    "postgresql": postgres_transaction, "sqlite": sqlite_transaction, "mysql": mysql_transaction,
+}  # fmt: skip
 _NAMES: Final = {"postgresql": "PostgreSQL", "sqlite": "SQLite", "mysql": "MySQL"}
 _ADVICE: Final = "nothing is stored; roll back and run the unit of work again"
 
@@ -112,10 +114,16 @@ class Unit(_Unit):
         program: Program[Row | Occupied | None] = self._programs.lock(op)
         began = time.monotonic()
         try:
-            first = next(program)
-            rows: Rows = self.connection.begin_with(first) if op.own else self.connection.execute(first)
+            statement = next(program)
+            send = self.connection.begin_with if op.own else self.connection.execute
             while True:
-                rows = self.connection.execute(program.send(rows))
+                try:
+                    rows: Rows = send(statement)
+                except StoreUnavailable as error:
+                    statement = program.throw(error)
+                else:
+                    statement = program.send(rows)
+                send = self.connection.execute
         except StopIteration as stop:
             return self._locked(op, stop.value)
         except SemelError as error:
@@ -169,10 +177,16 @@ class AsyncUnit(_Unit):
         program: Program[Row | Occupied | None] = self._programs.lock(op)
         began = time.monotonic()
         try:
-            first = next(program)
-            rows: Rows = await (self.connection.begin_with(first) if op.own else self.connection.execute(first))
+            statement = next(program)
+            send = self.connection.begin_with if op.own else self.connection.execute
             while True:
-                rows = await self.connection.execute(program.send(rows))
+                try:
+                    rows: Rows = await send(statement)
+                except StoreUnavailable as error:
+                    statement = program.throw(error)
+                else:
+                    statement = program.send(rows)
+                send = self.connection.execute
         except StopIteration as stop:
             return self._locked(op, stop.value)
         except SemelError as error:
@@ -200,7 +214,7 @@ class AsyncUnit(_Unit):
 
     async def saved(self, id: bytes, name: str) -> bool:
         try:
-            return await run_async(self._programs.step_saved(id, name), self.connection)  # type: ignore[no-any-return]
+            return await run_async(self._programs.step_saved(id, name), self.connection)
         except SemelError as error:
             raise self._conflict(error, "the step's mark") from error.__cause__
 

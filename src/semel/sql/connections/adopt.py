@@ -90,6 +90,8 @@ _HOMES: Final = {
     "psycopg.AsyncConnection": ("lent_psycopg", "AsyncLentPsycopg"),
     "asyncpg.connection.Connection": ("lent_asyncpg", "LentAsyncpg"),
     "asyncpg.pool.PoolConnectionProxy": ("lent_asyncpg", "LentAsyncpg"),
+    "pymysql.connections.Connection": ("lent_mysql", "LentPyMySQL"),
+    "asyncmy.connection.Connection": ("lent_asyncmy", "LentAsyncmy"),
     "sqlalchemy.engine.base.Connection": ("sqlalchemy", "LentConnection"),
     "sqlalchemy.orm.session.Session": ("sqlalchemy", "LentSession"),
     "sqlalchemy.orm.scoping.scoped_session": ("sqlalchemy", "LentSession"),

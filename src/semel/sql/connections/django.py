@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, Literal
 from semel.errors import ConfigurationError
 from semel.sql.connections.adopt import Dialect
 from semel.sql.connections.driver_errors import driver_error
+from semel.sql.connections.mysql_text import inlined, kept
 from semel.sql.program import Rows, Statement
 
 __all__ = ["LentDjango"]
@@ -38,11 +39,13 @@ class LentDjango:
 
     def execute(self, statement: Statement) -> Rows:
         # Django writes parameters as %s for every database.
-        text, values = statement.values("format")
+        text, values = inlined(statement) if self.dialect == "mysql" else statement.values("format")
         try:
             with self.raw.cursor() as cursor:
                 cursor.execute(text, values)
-                return [tuple(row) for row in cursor.fetchall()] if cursor.description is not None else ()
+                if cursor.description is not None:
+                    return [tuple(row) for row in cursor.fetchall()]
+                return ((cursor.rowcount,),) if self.dialect == "mysql" else ()
         except _ERRORS as error:
             raise driver_error(error, self.dialect) from error
 
@@ -68,7 +71,9 @@ class LentDjango:
         return self.execute(statement)
 
     def commit_with(self, statement: Statement) -> None:
-        self.execute(statement)
+        rows = self.execute(statement)
+        if self.dialect == "mysql":
+            kept(rows)
         atomic, self._atomic = self._atomic, None
         try:
             atomic.__exit__(None, None, None)

@@ -1,6 +1,6 @@
 """What went wrong below a layer that wraps its driver's errors (SQLAlchemy, Django), and what is only a conflict.
 
-No driver is imported: they all carry a SQLSTATE, or are sqlite3's own.
+No driver is imported: they all carry a SQLSTATE or a number, or are sqlite3's own.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from semel.errors import SemelError, StoreUnavailable
-from semel.sql.connections import sqlite
+from semel.sql.connections import mysql_errors, sqlite
 from semel.sql.connections.postgres_errors import Refused, from_sqlstate
 
 __all__ = ["causes", "driver_error", "is_conflict", "is_duplicate", "is_stale", "sqlstate"]
 
 _CONFLICTS: Final = frozenset({"40001", "40P01"})  # serialization failure, deadlock
 _NAMES_LOST: Final = ("OperationalError", "InterfaceError", "InternalError")
+_CODED: Final = ("postgresql", "mysql")
+"""Databases whose own errors all have a code: one without came from the driver."""
 _DEPTH: Final = 8
 """How far a chain of causes is followed."""
 
@@ -29,10 +31,13 @@ def driver_error(error: BaseException, dialect: str) -> SemelError:
         code = sqlstate(cause)
         if code is not None:
             return from_sqlstate(code, str(cause))
+        number = mysql_errors.error_number(cause)
+        if number is not None:
+            return mysql_errors.from_number(number, str(cause.args[-1]))
     text = " ".join(str(error).split())[:300]
-    if dialect == "postgresql" and any(type(cause).__name__ in _NAMES_LOST for cause in causes(error)):
-        return from_sqlstate(None, text)
-    if dialect == "postgresql":
+    if dialect in _CODED and any(type(cause).__name__ in _NAMES_LOST for cause in causes(error)):
+        return mysql_errors.from_number(None, text) if dialect == "mysql" else from_sqlstate(None, text)
+    if dialect in _CODED:
         return Refused(f"the driver cannot send this: {text}")
     return StoreUnavailable(f"the database refused: {text}")
 
@@ -41,6 +46,7 @@ def is_conflict(error: BaseException | None) -> bool:
     """Whether the transaction failed only because of others, so that running it again is the cure."""
     return any(
         sqlstate(cause) in _CONFLICTS
+        or mysql_errors.error_number(cause) in mysql_errors.CONFLICTS
         or (isinstance(cause, sqlite3.Error) and _busy(getattr(cause, "sqlite_errorname", "")))
         for cause in causes(error)
     )

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from semel.errors import NotMigrated, SemelError, StoreUnavailable, StoreUncertain
-from semel.sql.connections.refusals import Contended, Refused, Unreachable
+from semel.sql.connections.refusals import Contended, Duplicate, Held, Refused, Unreachable
 
-__all__ = ["from_number", "unreachable"]
+__all__ = ["CONFLICTS", "error_number", "from_number", "unreachable"]
 
-_CONTENDED: Final = frozenset({1205, 1213, 1020})  # lock wait time-out, deadlock, changed since it was read
+CONFLICTS: Final = frozenset({1213, 1020})
+"""Deadlock; changed since it was read. The whole transaction was rolled back, and running it again is the cure."""
+
+_HELD: Final = frozenset({1205, 3572})  # lock wait time-out; NOWAIT
+_DUPLICATE: Final = frozenset({1062, 1586})
 _LOST: Final = frozenset({
     0,  # the drivers' own: the connection is closed
     2006, 2013, 2014, 2055,  # gone away, lost, out of sync
@@ -31,7 +35,11 @@ def from_number(number: int | None, text: str) -> SemelError:
         return StoreUncertain(f"MySQL does not say whether it committed: {text}")
     if number in (1146, 1054):
         return NotMigrated(f"the database has no Semel tables of this version ({text}): run `semel migrate mysql://…`")
-    if number in _CONTENDED:
+    if number in _HELD:
+        return Held(f"another transaction holds what MySQL needs ({number}): {text}")
+    if number in _DUPLICATE:
+        return Duplicate(f"MySQL refused ({number}): {text}")
+    if number in CONFLICTS:
         return Contended(f"MySQL could not finish because of others ({number}): {text}")
     if number in _READ_ONLY:
         return StoreUnavailable(f"MySQL is read-only here (a replica?): {text}")
@@ -42,6 +50,13 @@ def from_number(number: int | None, text: str) -> SemelError:
     if number == 1047:
         return StoreUnavailable(f"this node of the cluster does not accept statements now: {text}")
     return Refused(f"MySQL refused ({number}): {text}")
+
+
+def error_number(error: BaseException) -> int | None:
+    """The number that an error of a MySQL driver carries; all of them call its class MySQLError."""
+    if any(cls.__name__ == "MySQLError" for cls in type(error).__mro__) and error.args:
+        return error.args[0] if isinstance(error.args[0], int) else None
+    return None
 
 
 def unreachable(error: BaseException) -> StoreUnavailable:

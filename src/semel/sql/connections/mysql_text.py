@@ -6,14 +6,14 @@ Here every value is written in digits: no setting, no character set and no value
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from semel.errors import SemelError, StoreUncertain
-from semel.sql.connections.refusals import Refused
+from semel.sql.connections.refusals import Contended, Refused
 from semel.sql.packets import Packet
 from semel.sql.program import Rows, Statement
 
-__all__ = ["Answer", "texts"]
+__all__ = ["Answer", "inlined", "kept", "texts"]
 
 
 def texts(statement: Statement, together: bool, limit: int | None) -> list[str]:
@@ -32,6 +32,24 @@ def texts(statement: Statement, together: bool, limit: int | None) -> list[str]:
                 f"too large for MySQL: {len(text)} bytes, and max_allowed_packet is {limit}; store less, or raise it"
             )
     return parts
+
+
+def inlined(statement: Statement) -> tuple[str, tuple[Any, ...]]:
+    """For a connection that is not ours: text, and such values as only its driver knows how to write."""
+    text, values = statement.values("format")
+    rest = tuple(value for value in values if not isinstance(value, _PLAIN))
+    try:
+        written = [_literal(value) if isinstance(value, _PLAIN) else "%s" for value in values]
+    except UnicodeError as error:
+        raise Refused(f"this text cannot be stored: {error}") from error
+    parts = text.split("%s")
+    return "".join(a + b for a, b in zip(parts, [*written, ""], strict=True)), rest
+
+
+def kept(rows: Rows) -> None:
+    """Raise where a statement that was to change a row has found none: before it is committed."""
+    if rows and tuple(rows[0]) == (0,):
+        raise Contended("the record changed while the handler ran")
 
 
 class Answer:
@@ -68,6 +86,9 @@ def _filled(text: str, values: list[Any]) -> str:
         return text % tuple(map(_literal, values))
     except UnicodeError as error:
         raise Refused(f"this text cannot be stored: {error}") from error
+
+
+_PLAIN: Final = (type(None), int, str, bytes, bytearray, memoryview)
 
 
 def _literal(value: Any) -> str:

@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from semel.errors import ConfigurationError, SemelError
 from semel.sql.connections.adopt import Dialect, adopt
 from semel.sql.connections.driver_errors import driver_error
+from semel.sql.connections.mysql_text import inlined, kept
 from semel.sql.program import Rows, Statement
 
 __all__ = ["AsyncLentConnection", "AsyncLentSession", "LentConnection", "LentSession"]
@@ -50,6 +51,8 @@ def _for_driver(statement: Statement, engine: Any) -> tuple[str, Any]:
     """Text and parameters in the style of the driver below."""
     if engine.dialect.name == "sqlite":
         return statement.query.sql, dict(statement.params)
+    if _DIALECTS.get(engine.dialect.name) == "mysql":
+        return inlined(statement)
     text, values = statement.values("numeric" if engine.dialect.paramstyle == "numeric_dollar" else "format")
     return text, tuple(values) or None
 
@@ -62,13 +65,16 @@ def _held(connection: Any) -> bool:
     """What the driver says: SQLAlchemy may be told to believe in a transaction where the driver commits by itself."""
     driver = connection.connection.driver_connection
     try:
-        return bool(adopt(driver).begun())
+        return bool(adopt(driver).holds())
     except ConfigurationError:  # a driver that we do not know
         return True
 
 
-def _rows(result: Any) -> Rows:
-    return [tuple(row) for row in result] if result.returns_rows else ()
+def _rows(result: Any, dialect: Dialect) -> Rows:
+    """The rows; on MySQL, where a change shows none, how many it touched."""
+    if result.returns_rows:
+        return [tuple(row) for row in result]
+    return ((result.rowcount,),) if dialect == "mysql" else ()
 
 
 _ERRORS: Final = (SQLAlchemyError, UnicodeError, OverflowError, ValueError)
@@ -88,7 +94,7 @@ class LentConnection:
 
     def execute(self, statement: Statement) -> Rows:
         try:
-            return _rows(self.raw.exec_driver_sql(*_for_driver(statement, self.raw)))
+            return _rows(self.raw.exec_driver_sql(*_for_driver(statement, self.raw)), self.dialect)
         except _ERRORS as error:
             raise _error(error, self.raw) from error
 
@@ -112,7 +118,9 @@ class LentConnection:
         return self.execute(statement)
 
     def commit_with(self, statement: Statement) -> None:
-        self.execute(statement)
+        rows = self.execute(statement)
+        if self.dialect == "mysql":
+            kept(rows)
         try:
             self.raw.commit()
         except _ERRORS as error:
@@ -163,7 +171,9 @@ class LentSession:
         return self.execute(statement)
 
     def commit_with(self, statement: Statement) -> None:
-        self.execute(statement)
+        rows = self.execute(statement)
+        if self.dialect == "mysql":
+            kept(rows)
         try:
             self.raw.commit()
         except _ERRORS as error:
@@ -189,7 +199,7 @@ class AsyncLentConnection:
 
     async def execute(self, statement: Statement) -> Rows:
         try:
-            return _rows(await self.raw.exec_driver_sql(*_for_driver(statement, self.raw)))
+            return _rows(await self.raw.exec_driver_sql(*_for_driver(statement, self.raw)), self.dialect)
         except _ERRORS as error:
             raise _error(error, self.raw) from error
 
@@ -213,7 +223,9 @@ class AsyncLentConnection:
         return await self.execute(statement)
 
     async def commit_with(self, statement: Statement) -> None:
-        await self.execute(statement)
+        rows = await self.execute(statement)
+        if self.dialect == "mysql":
+            kept(rows)
         try:
             await self.raw.commit()
         except _ERRORS as error:
@@ -266,7 +278,9 @@ class AsyncLentSession:
         return await self.execute(statement)
 
     async def commit_with(self, statement: Statement) -> None:
-        await self.execute(statement)
+        rows = await self.execute(statement)
+        if self.dialect == "mysql":
+            kept(rows)
         try:
             await self.raw.commit()
         except _ERRORS as error:

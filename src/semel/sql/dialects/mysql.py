@@ -36,7 +36,7 @@ from semel.sql.batches import batch
 from semel.sql.packets import Packet, Piece
 from semel.sql.program import Program, Query, Rows, load_queries
 
-__all__ = ["program"]
+__all__ = ["program", "save_step"]
 
 _LEFT: Final = (
     "TIMESTAMPDIFF(MICROSECOND, {{now}}, lease_end), TIMESTAMPDIFF(MICROSECOND, created, {{now}}), "
@@ -217,6 +217,14 @@ def _saved_steps(ops: list[SaveStep]) -> Program[list[Any]]:
         )
         answers.append(bool(rows))
     return answers
+
+
+def save_step(op: SaveStep) -> Program[bool]:
+    """One step, as plain statements for a connection whose transaction is the caller's."""
+    if not (yield _Q["count_step"](id=op.id, token=op.token))[0][0]:
+        return False
+    yield _Q["save_step"](id=op.id, token=op.token, name=op.name.encode(), position=op.position, value=op.value)
+    return True
 
 
 def _lookups(ops: list[Lookup]) -> Program[list[Any]]:

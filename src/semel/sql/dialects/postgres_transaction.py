@@ -5,7 +5,6 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from semel.core.ops import SaveStep
 from semel.core.semantics import Row
 from semel.core.states import State, Takeover
 from semel.core.transactional import Keep, Lock, Occupied

@@ -14,6 +14,7 @@ from semel.sql import mysql_migrations as migrations
 from semel.sql.connections.mysql_errors import unreachable
 from semel.sql.dialects import mysql as dialect
 from semel.sql.program import run_async
+from semel.sql.units import AsyncUnit, adopt_unit
 from semel.stores.combining import AsyncCombiner
 from semel.stores.mysql.settings import CONNECT_TIMEOUT, LANES, PATIENCE, TIMEOUT, Settings
 from semel.stores.trips import AsyncTripLane
@@ -150,6 +151,10 @@ class AsyncMySQLStore:
     async def wait(self, id: bytes, seconds: float) -> None:
         """Never called: the engine polls."""
         await asyncio.sleep(min(seconds, 0.05))
+
+    def adopt(self, conn: object) -> AsyncUnit:
+        """The caller's connection as a unit of work: its records are written in the caller's transaction."""
+        return adopt_unit(conn, "mysql", awaited=True)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         await self._combiner.close()

@@ -18,6 +18,7 @@ from semel.sql import mysql_migrations as migrations
 from semel.sql.connections.mysql_errors import unreachable
 from semel.sql.dialects import mysql as dialect
 from semel.sql.program import run
+from semel.sql.units import Unit, adopt_unit
 from semel.stores.combining import Combiner
 from semel.stores.mysql.settings import CONNECT_TIMEOUT, LANES, PATIENCE, TIMEOUT, Settings
 from semel.stores.trips import TripLane
@@ -160,6 +161,10 @@ class MySQLStore:
     def wait(self, id: bytes, seconds: float) -> None:
         """Never called: the engine polls."""
         time.sleep(min(seconds, 0.05))
+
+    def adopt(self, conn: object) -> Unit:
+        """The caller's connection as a unit of work: its records are written in the caller's transaction."""
+        return adopt_unit(conn, "mysql", awaited=False)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self._combiner.close()

@@ -11,9 +11,10 @@ reached any more can do no harm; it only has to end before its record does (``co
 ``mark_for``, and always shorter than the lease that the truth gave, so that whoever may take over an abandoned attempt
 finds no mark in the way. It is made only for attempts that take longer than ``mark_after``. Before an owner is told
 that its attempt is over, its mark is gone; so is that of an operation which a person resolves or releases. Where that
-fails because the cache cannot be reached, a duplicate may be told for ``mark_for`` at most to come again later. A mark
-answers a claim once: when the same call asks again, because its policy waits, it asks the truth. And it never answers
-the claim that it stands for, which is sent again when its answer was lost.
+fails because the cache cannot be reached, or where a person overrules an attempt of another process in the moment
+before it is marked, a duplicate may be told for ``mark_for`` at most to come again later; what runs is not touched by
+it. A mark answers a claim once: when the same call asks again, because its policy waits, it asks the truth. And it
+never answers the claim that it stands for, which is sent again when its answer was lost.
 
 Nothing here does I/O.
 """

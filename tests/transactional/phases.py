@@ -1,0 +1,116 @@
+"""An operation of two steps whose rows stand in the store's own database: in worlds that it is killed in."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import Any
+
+from semel import AsyncPostgresStore, AsyncSemel, Policy, PostgresStore, Semel, SQLiteStore, current_operation
+from tests.transactional.kinds import TABLE
+
+LEASE = 0.15
+World = tuple[str, str, str]
+"""The kind of connection, where its database is, and the key."""
+
+
+def store(path: str) -> SQLiteStore:
+    return SQLiteStore(path, synchronous="normal")
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+class Worlds:
+    """One database for all worlds of a test; each has a key of its own."""
+
+    def __init__(self, kind: str, where: str) -> None:
+        self._kind = kind
+        self._where = where
+        self._made = 0
+        if kind == "sqlite3":
+            store(where).close()
+            with sqlite3.connect(where) as conn:
+                conn.execute(TABLE)
+            conn.close()
+
+    def make(self) -> World:
+        self._made += 1
+        return self._kind, self._where, f"k{self._made}"
+
+
+def ship(world: World) -> Any:
+    """Two phases, each a row and its mark in one transaction; nothing else keeps a row from being written twice."""
+    kind, where, key = world
+    return asyncio.run(_awaited(where, key)) if kind == "asyncpg" else _sync(kind, where, key)
+
+
+POLICY = Policy(lease=LEASE, settle_for="50ms")
+
+
+def _sync(kind: str, where: str, key: str) -> Any:
+    import psycopg
+
+    conn: Any = sqlite3.connect(where, timeout=20) if kind == "sqlite3" else psycopg.connect(where)
+    kept = store(where) if kind == "sqlite3" else PostgresStore(where, lanes=1, listen=False)
+
+    def write(what: str) -> str:
+        conn.execute(f"INSERT INTO payment (key) VALUES ('{key}-{what}')")
+        return what
+
+    def work() -> list[str]:
+        op: Any = current_operation()
+        done = []
+        for what in ("reserve", "book"):
+            done.append(op.step(what, write, what, on=conn))
+            conn.commit()
+        return done
+
+    try:
+        with Semel(kept, policy=POLICY, sweep_every=None) as guard:
+            return guard.run("ship", key=key, call=work)
+    finally:
+        conn.close()
+
+
+async def _awaited(where: str, key: str) -> Any:
+    import asyncpg
+
+    conn = await asyncpg.connect(where)
+
+    async def write(what: str) -> str:
+        await conn.execute(f"INSERT INTO payment (key) VALUES ('{key}-{what}')")
+        return what
+
+    async def work() -> list[str]:
+        op: Any = current_operation()
+        done = []
+        for what in ("reserve", "book"):
+            async with conn.transaction():
+                done.append(await op.step(what, write, what, on=conn))
+        return done
+
+    guard = AsyncSemel(AsyncPostgresStore(where, lanes=1, listen=False), policy=POLICY, sweep_every=None)
+    try:
+        return await guard.run("ship", key=key, call=work)
+    finally:
+        await guard.close()
+        await conn.close()
+
+
+def check(world: World) -> None:
+    kind, where, key = world
+    import psycopg
+
+    conn: Any = sqlite3.connect(where) if kind == "sqlite3" else psycopg.connect(where)
+    try:
+        found = conn.execute(f"SELECT key FROM payment WHERE key LIKE '{key}-%' ORDER BY key").fetchall()
+        assert [row[0] for row in found] == [f"{key}-book", f"{key}-reserve"], found
+    finally:
+        conn.close()
