@@ -22,8 +22,10 @@ from typing import Any
 import pytest
 
 from semel.cli.app import main
+from semel.cli.demo.command import MODES
+from semel.cli.demo.modes import TILLS
 from semel.cli.demo.storm import RATE
-from semel.cli.demo.worker import DYING
+from semel.cli.demo.till import DYING
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
@@ -117,6 +119,86 @@ def test_the_verdict_can_fail(demo: Callable[..., Demo], sabotage: str, what: st
     if sabotage == "unprotected":
         assert verdict["mismatched"] > 0
         assert verdict["unsettled"] == verdict["operations"]
+
+
+SQL = [
+    "sqlite",
+    pytest.param("postgres", marks=pytest.mark.postgres),
+    pytest.param("mariadb", marks=pytest.mark.mariadb),
+]
+
+
+@pytest.mark.parametrize("kind", SQL[:2])
+def test_in_a_transaction_nothing_is_ever_done_again(
+    demo: Callable[..., Demo], kind: str, request: pytest.FixtureRequest
+) -> None:
+    """No lease is waited for, no hook looks for what was done, and still no row is there twice."""
+    where = [] if kind == "sqlite" else ["--store", request.getfixturevalue("postgres_url")]
+    options = ("--once", "--json", "--mode", "transactional", "--seconds", "2", "--seed", stormy_seed(2))
+    code, out, err = demo(*options, *where).end()
+    verdict = json.loads(out)
+    assert (code, verdict["clean"], verdict["mode"]) == (0, True, "transactional"), out + err
+    assert verdict["effects"] == verdict["operations"] > 0
+    assert verdict["takeovers"] == verdict["recovered"] == 0
+    for name in ("kills", "replays", "failures"):
+        assert verdict[name] > 0, name
+    assert verdict["attempts"] > verdict["operations"], "nothing was rolled back, so nothing was shown"
+
+
+@pytest.mark.parametrize("kind", SQL)
+def test_in_steps_each_is_done_once_and_in_order(
+    demo: Callable[..., Demo], kind: str, request: pytest.FixtureRequest
+) -> None:
+    where = [] if kind == "sqlite" else ["--store", request.getfixturevalue(f"{kind}_url")]
+    options = ("--once", "--json", "--mode", "steps", "--seconds", "2", "--seed", stormy_seed(2))
+    code, out, err = demo(*options, *where).end()
+    verdict = json.loads(out)
+    assert (code, verdict["clean"], verdict["mode"]) == (0, True, "steps"), out + err
+    assert verdict["effects"] == 2 * verdict["operations"] > 0
+    for name in ("kills", "replays", "takeovers"):
+        assert verdict[name] > 0, name
+
+
+@pytest.mark.parametrize(
+    ("mode", "sabotage", "what"),
+    [
+        ("transactional", "torn", "duplicates"),
+        ("transactional", "silent", "lost"),
+        ("steps", "blind", "duplicates"),
+        ("steps", "forgetful", "repeated"),
+        ("steps", "disordered", "disordered"),
+    ],
+)
+def test_the_verdict_of_each_mode_can_fail(demo: Callable[..., Demo], mode: str, sabotage: str, what: str) -> None:
+    """The row committed apart from its record; a handler without effect; a provider that does not know keys; steps
+    that nobody remembers; steps in another order.
+    """
+    options = ("--once", "--json", "--mode", mode, "--seconds", "1.5", "--seed", stormy_seed(1.5))
+    code, out, err = demo(*options, env={"SEMEL_DEMO_SABOTAGE": sabotage}).end()
+    verdict = json.loads(out)
+    assert (code, verdict["clean"]) == (1, False), err
+    assert verdict[what] > 0, out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--once", "--mode", "transactional", "--store", "redis://127.0.0.1:1/0"], "SQLite or PostgreSQL, not redis"),
+        (["--once", "--mode", "transactional", "--store", "memory://"], "cannot share a store in memory"),
+        (["--once", "--mode", "steps", "--http"], "leave out --http"),
+    ],
+)
+def test_a_mode_that_cannot_be_had_is_said_at_once(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", *options]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_there_is_a_till_for_each_mode() -> None:
+    assert tuple(TILLS) == MODES
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -44,6 +44,7 @@ def test_a_server_that_cancels_does_not_stop_the_handler() -> None:
         await app.finished.wait()
         sent = await ask(guarded)
         assert header(sent, b"idempotent-replayed") == [b"true"]
+        await asyncio.gather(*guarded._left)
         assert not guarded._left
 
     asyncio.run(run())

@@ -6,17 +6,30 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pymysql
 import pytest
 
 from semel import natural
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, StoreUnavailable
 from semel.natural import Applied, Change, aio
-from tests.servers import PostgresServer
-from tests.transactional.kinds import ALL, ASYNC_SQLITE, SQLITE, AsyncTill, Till, till
+from tests.servers import MariaDBServer, PostgresServer
+from tests.transactional.kinds import (
+    ALL,
+    ASYNC_MYSQL,
+    ASYNC_SQLITE,
+    MYSQL,
+    SQLITE,
+    AsyncTill,
+    Till,
+    in_mysql,
+    mysql_parameters,
+    till,
+)
 
 TABLES = [
     "CREATE TABLE orders (id integer PRIMARY KEY, status text, note text, version integer DEFAULT 1, changed_by text)",
@@ -71,11 +84,23 @@ def shop(postgres: PostgresServer) -> Iterator[str]:
     postgres.drop_database(url)
 
 
+@pytest.fixture(scope="module")
+def mysql_shop(mariadb: MariaDBServer) -> Iterator[str]:
+    """The same on MariaDB."""
+    url = mariadb.create_database()
+    with pymysql.connect(**mysql_parameters(url)) as conn:
+        for table in TABLES:
+            conn.cursor().execute(f"{in_mysql(table)} CHARACTER SET utf8mb4")
+    yield url
+    mariadb.drop_database(url)
+
+
 @pytest.fixture(params=ALL)
 def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
     """Each kind of connection, on empty tables."""
     on_file = request.param in (*SQLITE, *ASYNC_SQLITE)
-    url = str(tmp_path / "shop.db") if on_file else request.getfixturevalue("empty_shop")
+    name = "empty_mysql_shop" if request.param in (*MYSQL, *ASYNC_MYSQL) else "empty_shop"
+    url = str(tmp_path / "shop.db") if on_file else request.getfixturevalue(name)
     opened = till(request.param, url)
     desk = Desk(opened)
     for table in TABLES if on_file else ():
@@ -89,6 +114,14 @@ def empty_shop(shop: str) -> str:
     with psycopg.connect(shop, autocommit=True) as conn:
         conn.execute("TRUNCATE orders, charge, event")
     return shop
+
+
+@pytest.fixture
+def empty_mysql_shop(mysql_shop: str) -> str:
+    with pymysql.connect(**mysql_parameters(mysql_shop), autocommit=True) as conn:
+        for table in ("orders", "charge", "event"):
+            conn.cursor().execute(f"DELETE FROM {table}")
+    return mysql_shop
 
 
 def _migrate(url: str) -> None:
@@ -230,9 +263,10 @@ def test_the_wrong_twin_is_named(tmp_path: Path, shop: str) -> None:
     awaited.close()
 
 
-@pytest.mark.parametrize("kind", ["psycopg", "sqlalchemy-psycopg"])
-def test_of_many_at_once_one_inserts_and_all_see_its_row(kind: str, empty_shop: str) -> None:
-    desks = [Desk(till(kind, empty_shop)) for _ in range(6)]
+@pytest.mark.parametrize("kind", ["psycopg", "sqlalchemy-psycopg", "pymysql", "session-pymysql"])
+def test_of_many_at_once_one_inserts_and_all_see_its_row(kind: str, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue("empty_mysql_shop" if kind in MYSQL else "empty_shop")
+    desks = [Desk(till(kind, url)) for _ in range(6)]
     start = threading.Barrier(len(desks))
     found: list[Any] = []
 
@@ -249,3 +283,68 @@ def test_of_many_at_once_one_inserts_and_all_see_its_row(kind: str, empty_shop: 
         desk.till.close()
     assert sorted(inserted.new for inserted in found) == [False] * 5 + [True]
     assert len({inserted.row["label"] for inserted in found}) == 1
+
+
+# MySQL and MariaDB
+
+
+@pytest.fixture
+def found_rows(empty_mysql_shop: str) -> Iterator[Any]:
+    """A connection that counts rows found instead of rows changed, as SQLAlchemy's and Django's do."""
+    from pymysql.constants import CLIENT
+
+    with pymysql.connect(**mysql_parameters(empty_mysql_shop), client_flag=CLIENT.FOUND_ROWS) as conn:
+        yield conn
+
+
+def test_on_mysql_the_answers_do_not_hang_on_how_the_connection_counts(found_rows: Any) -> None:
+    row = {"id": 1, "status": "new", "note": None}
+    assert [natural.upsert(found_rows, "orders", row, key="id") for _ in range(2)] == [True, False]
+    assert natural.upsert(found_rows, "orders", {**row, "note": "x"}, key="id") is True
+    assert natural.upsert(found_rows, "orders", {"id": 1}, key="id") is False
+    assert natural.insert_once(found_rows, "charge", {"order_id": 7, "amount": 5}, key="order_id").new is True
+    assert natural.insert_once(found_rows, "charge", {"order_id": 7, "amount": 5}, key="order_id").new is False
+    assert natural.transition(found_rows, "orders", {"id": 1}, "status", "new", "paid") == Change(Applied.NOW)
+    assert natural.transition(found_rows, "orders", {"id": 1}, "status", "new", "paid") == Change(
+        Applied.ALREADY, "paid"
+    )
+
+
+def test_on_mysql_what_others_committed_since_the_snapshot_is_seen(empty_mysql_shop: str) -> None:
+    """Under REPEATABLE READ, which is its default, a plain read would not show it."""
+    where = mysql_parameters(empty_mysql_shop)
+    with pymysql.connect(**where, autocommit=True) as other, pymysql.connect(**where) as conn:
+        other.cursor().execute("INSERT INTO orders (id, status, version) VALUES (1, 'new', 4)")
+        conn.cursor().execute("SELECT * FROM orders")  # its snapshot is taken here
+        natural.insert_once(other, "charge", {"order_id": 7, "amount": 5}, key="order_id")
+        natural.compare_and_set(other, "orders", {"id": 1}, version=4, values={"note": "theirs"})
+        natural.append_event(other, "event", {"stream": "s"}, 1, {"id": "a"})
+        found = natural.insert_once(conn, "charge", {"order_id": 7, "amount": 9}, key="order_id")
+        assert (found.row["amount"], found.new) == (5, False)
+        lost = natural.compare_and_set(conn, "orders", {"id": 1}, version=4, values={"note": "mine"})
+        assert lost == Change(Applied.LOST, 5)
+        assert natural.append_event(conn, "event", {"stream": "s"}, 2, {"id": "b"}) == Change(Applied.NOW)
+
+
+def test_on_mysql_only_a_taken_key_is_taken_for_one(empty_mysql_shop: str) -> None:
+    with pymysql.connect(**mysql_parameters(empty_mysql_shop)) as conn:
+        with pytest.raises(
+            StoreUnavailable, match="1048"
+        ):  # a column that may not be null: INSERT IGNORE would store 0
+            natural.insert_once(conn, "charge", {"id": 1, "order_id": None}, key="id")
+        natural.insert_once(conn, "charge", {"id": 1, "order_id": 7}, key="order_id")
+        with pytest.raises(ConfigurationError, match="another unique key of this row is taken"):
+            natural.insert_once(conn, "charge", {"id": 2, "order_id": 7}, key="id")
+
+
+def test_on_mysql_values_of_every_kind_are_written(empty_mysql_shop: str) -> None:
+    text = "it's 100%s \\ ключ 🗝 :id"
+    with pymysql.connect(**mysql_parameters(empty_mysql_shop), charset="latin1") as conn:
+        natural.upsert(conn, "orders", {"id": 1, "note": text, "status": 1.5, "changed_by": date(2026, 1, 2)}, key="id")
+        found = natural.insert_once(
+            conn, "orders", {"id": 1}, key="id", returning=("id", "status", "changed_by", "version")
+        )
+        assert dict(found.row) == {"id": 1, "status": "1.5", "changed_by": "2026-01-02", "version": 1}
+        conn.commit()
+    with pymysql.connect(**mysql_parameters(empty_mysql_shop), charset="utf8mb4") as conn:
+        assert natural.transition(conn, "orders", {"id": 1}, "note", text, "done") == Change(Applied.NOW)

@@ -55,8 +55,10 @@ def till(kind: str, url: str, **settings: Any) -> Till | AsyncTill:
 
 
 def in_mysql(sql: str) -> str:
-    """A statement of these tests as MySQL writes it: ``key`` is a word of its own, and text that is a key has an end."""
-    return re.sub(r"\bkey\b(?! *\()", "`key`", sql.replace(" text", " varchar(100)")).replace("PRIMARY `key`", "PRIMARY KEY")
+    """A statement of these tests as MySQL writes it: ``key`` is quoted, and text that is a key has an end."""
+    return re.sub(r"\bkey\b(?! *\()", "`key`", sql.replace(" text", " varchar(100)")).replace(
+        "PRIMARY `key`", "PRIMARY KEY"
+    )
 
 
 class Till:

@@ -31,11 +31,17 @@ from tests.transactional.kinds import Till
 ID = identity("", "pay", "k1")
 
 
-@pytest.fixture(params=["sqlite3", pytest.param("psycopg", marks=[pytest.mark.postgres, pytest.mark.server])])
+@pytest.fixture(
+    params=[
+        "sqlite3",
+        pytest.param("psycopg", marks=[pytest.mark.postgres, pytest.mark.server]),
+        pytest.param("pymysql", marks=[pytest.mark.mariadb, pytest.mark.server]),
+    ]
+)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     if request.param == "sqlite3":
         return request.param, str(tmp_path / "shop.db")
-    return request.param, request.getfixturevalue("database")
+    return request.param, request.getfixturevalue("mysql_database" if request.param == "pymysql" else "database")
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def savepoint(till: Any) -> Any:
             except BaseException:
                 await till.send("ROLLBACK TO here")
                 raise
-            await till.send("RELEASE here")
+            await till.send("RELEASE SAVEPOINT here")
 
         return by_hand_async
 
@@ -47,7 +47,7 @@ def savepoint(till: Any) -> Any:
         except BaseException:
             till.send("ROLLBACK TO here")
             raise
-        till.send("RELEASE here")
+        till.send("RELEASE SAVEPOINT here")
 
     return by_hand
 

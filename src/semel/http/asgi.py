@@ -9,6 +9,7 @@ A request without a key can claim nothing, so it costs next to nothing: no task,
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping
@@ -105,6 +106,16 @@ class Idempotency(Middleware[App, AsyncSemel]):
 
             self.known = lambda: endpoints(app)
         self.report()
+
+    async def whose(self, scope: Scope) -> str | None:
+        """The tenant of a request; None: the guard's own."""
+        if self.tenant is None:
+            return None
+        found = self.tenant(scope)
+        tenant: str | None = await found if inspect.isawaitable(found) else found
+        if not tenant:
+            raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")
+        return tenant
 
     def leave(self, task: asyncio.Task[None]) -> None:
         """Let a handler finish that nobody waits for any more."""

@@ -6,7 +6,6 @@ The claim is asked for by whoever knows the rule: the middleware at the edge, or
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,8 +17,8 @@ from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionE
 from semel.http.asgi_messages import FILES, Message, Receive, Scope, Send, has_key, without_files
 from semel.http.conditional import Preconditions, hold, let_go
 from semel.http.exchange import CLAIMED, FAILED, SETTLED, Capture, Exchange
-from semel.http.held_body import HeldBody
 from semel.http.in_transaction import open_async_transaction
+from semel.http.incoming import Incoming
 from semel.http.rules import Action, Exempt, Natural, Rule
 
 if TYPE_CHECKING:
@@ -32,19 +31,14 @@ def _lost(attempt: AsyncAttempt) -> bool:
     return attempt.lease is not None and attempt.lease.lost
 
 
-class Responder:
+class Responder(Incoming):
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
     def __init__(self, middleware: Idempotency, scope: Scope, receive: Receive, send: Send) -> None:
         self._middleware = middleware
         self._scope = scope
-        self._receive = receive
+        super().__init__(receive)
         self._send = send
-        self._held: HeldBody | None = None
-        self._body_done = False
-        self._gone: Message | None = None
-        """The message that the client hung up, when it came."""
-        self._settled: asyncio.Event | None = None
         self._exchange: Exchange | None = None
         self._rule: Action | None = None
         self._answer: StoredResponse | None = None
@@ -79,17 +73,45 @@ class Responder:
             await self._unkeyed(rule)
             return
         without_files(self._scope)
+        if rule is not None and not await self._claimed_here(rule):
+            return
         # A task of its own: when the client hangs up and the server cancels us, the handler still finishes, and its
-        # answer is stored for the retry.
-        task = self.loop.create_task(self._run(rule))
+        # answer is stored for the retry. A bare future is half the price of asyncio.shield().
+        over = self.loop.create_future()
+        task = self.loop.create_task(self._until_over(rule, over))
         try:
-            await asyncio.shield(task)
+            await over
         except asyncio.CancelledError:
             if not task.done():
                 if self.attempt is None:
                     task.cancel()
                 self._middleware.leave(task)
             raise
+
+    async def _claimed_here(self, rule: Rule) -> bool:
+        claimed = False
+        try:
+            claimed = await self.claim(rule)
+        finally:
+            if not claimed:
+                self._close()
+        if not claimed:
+            await self._say()
+        return claimed
+
+    async def _until_over(self, rule: Rule | None, over: asyncio.Future[None]) -> None:
+        try:
+            await self._run(rule)
+        except asyncio.CancelledError:
+            over.cancel()
+            raise
+        except BaseException as error:
+            if over.done():  # nobody waits any more
+                raise
+            over.set_exception(error)
+        else:
+            if not over.done():
+                over.set_result(None)
 
     async def _unkeyed(self, rule: Rule | None) -> None:
         if rule is not None and not await self.claim(rule):
@@ -110,9 +132,6 @@ class Responder:
         task = asyncio.current_task()
         try:
             if rule is not None:
-                if not await self.claim(rule):
-                    await self._say()
-                    return
                 self.watch(task)
                 hold(self.preconditions)
                 if self.attempt is not None:
@@ -124,8 +143,7 @@ class Responder:
             if not await self._broken(error, task):
                 raise
         finally:
-            if self._held is not None:
-                self._held.close()
+            self._close()
         await self._say()
 
     # -- the attempt
@@ -173,15 +191,10 @@ class Responder:
                 return True
             if not rule.reads_json:
                 exchange.body = None
-            while not self._body_done:
-                message = await self._take()
-                if message["type"] == "http.disconnect":  # half a request is none
-                    self._silent = True
-                    return False
-                if self._held is None:
-                    self._held = HeldBody()
-                self._held.add(message.get("body", b""))
-            call = exchange.call(guard, rule, key, await self._tenant())
+            if not await self._read_to_its_end():  # half a request is none
+                self._silent = True
+                return False
+            call = exchange.call(guard, rule, key, await self._middleware.whose(self._scope))
             if rule.transaction is None:
                 begun = await guard.begin(call)
             else:
@@ -217,16 +230,6 @@ class Responder:
         if self._answer is None:
             self._answer = self.exchange.refusal(error, self._rule)
 
-    async def _tenant(self) -> str | None:
-        resolve = self._middleware.tenant
-        if resolve is None:
-            return None
-        found = resolve(self._scope)
-        tenant: str | None = await found if inspect.isawaitable(found) else found
-        if not tenant:
-            raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")
-        return tenant
-
     async def _settle(self, end: Awaitable[Outcome[Any]]) -> None:
         """End the attempt. When it had been replaced, or cannot be stored, the answer is another one."""
         rule = self._rule
@@ -246,8 +249,7 @@ class Responder:
         self.attempt = None
         self._capture = None
         self._scope.pop(CLAIMED, None)
-        if self._settled is not None:
-            self._settled.set()
+        self._tell_settled()
 
     async def _broken(self, error: BaseException, task: asyncio.Task[Any] | None) -> bool:
         """The application raised. Whether that is dealt with, and an answer known."""
@@ -279,35 +281,6 @@ class Responder:
             self._answer = self.exchange.refusal(error, rule)
             return True
         return False
-
-    # -- in
-
-    async def receive(self) -> Message:
-        """What the application reads its request from."""
-        if self._held is not None:
-            body = self._held.take()
-            more = bool(self._held)
-            if not more:
-                self._held = None
-            return {"type": "http.request", "body": body, "more_body": more}
-        message = self._gone or await self._take()
-        if message["type"] == "http.disconnect" and self.attempt is not None:
-            # An application that hears of it would stop half way. It hears when its answer is stored.
-            if self._settled is None:
-                self._settled = asyncio.Event()
-            await self._settled.wait()
-        return message
-
-    async def _take(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.request":
-            body = message.get("body", b"")
-            if body:
-                self.exchange.fed(body)
-            self._body_done = not message.get("more_body", False)
-        elif message["type"] == "http.disconnect":
-            self._gone = message
-        return message
 
     # -- out
 

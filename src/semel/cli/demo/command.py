@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from semel.errors import StoreURLError
+from semel.errors import ConfigurationError, StoreURLError
 
 NAME = "demo"
 HELP = "Serve payments that happen once, under a retry storm with killed workers; or one storm, with its verdict."
 PORT = 8080
+MODES = ("leased", "transactional", "steps")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +27,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--direct", action="store_true", help="straight on the store, without a service (with --once: the default)"
     )
     parser.add_argument(
+        "--mode", choices=MODES, help="how a payment is made to happen once; straight on the store (default: leased)"
+    )
+    parser.add_argument(
         "--seconds", type=_positive, default=8.0, metavar="N", help="how long a storm lasts (default: 8)"
     )
     parser.add_argument("--workers", type=_count, metavar="N", help="worker processes (4; of the service: 3)")
@@ -36,7 +40,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.store and args.store.partition(":")[0] == "memory":
         raise StoreURLError("the demo's workers are processes, and cannot share a store in memory")
-    if args.direct or (args.once and not args.http):
+    if args.mode and (args.http or args.no_storm):
+        raise ConfigurationError("--mode is for storms straight on the store: leave out --http and --no-storm")
+    if args.mode or args.direct or (args.once and not args.http):
         from semel.cli.demo import direct
 
         return direct.run(args)

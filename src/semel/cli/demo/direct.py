@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from semel.cli.demo.rows import refuse_without_transactions
 from semel.cli.demo.screen import Screen, color_wanted
 from semel.cli.demo.stopping import stopping_on_signals
 from semel.cli.demo.storm import Storm
@@ -23,6 +24,9 @@ WORKERS = 4
 
 
 def run(args: argparse.Namespace) -> int:
+    mode = args.mode or "leased"
+    if mode == "transactional" and args.store:
+        refuse_without_transactions(args.store)
     stream = sys.stderr if args.json else sys.stdout
     screen = Screen(stream)
     total, storms = Verdict(), 0
@@ -43,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
                 seconds=args.seconds,
                 workers=args.workers or WORKERS,
                 seed=seed,
+                mode=mode,
                 sabotage=os.environ.get("SEMEL_DEMO_SABOTAGE", ""),
                 number=storms,
             )
@@ -55,10 +60,8 @@ def run(args: argparse.Namespace) -> int:
             if args.once:
                 break
     if args.json:
-        print(
-            json.dumps({**total.as_json(), "storms": storms, "store": store.partition(":")[0], "seed": seed}),
-            flush=True,
-        )
+        about = {"storms": storms, "store": store.partition(":")[0], "mode": mode, "seed": seed}
+        print(json.dumps({**total.as_json(), **about}), flush=True)
     elif storms > 1:
         screen.say(headed(f"all {storms} storms", total, table(total, color=color_wanted(stream))))
     return OK if total.clean else FAILED

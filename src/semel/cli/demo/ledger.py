@@ -22,7 +22,7 @@ BUSY_TIMEOUT: Final = 30.0
 _TABLES: Final = """
     CREATE TABLE IF NOT EXISTS effect (
         receipt INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, payment INTEGER NOT NULL, amount INTEGER NOT NULL,
-        pid INTEGER NOT NULL, attempt INTEGER NOT NULL, token INTEGER NOT NULL
+        pid INTEGER NOT NULL, attempt INTEGER NOT NULL, token INTEGER NOT NULL, what TEXT NOT NULL
     );
     CREATE INDEX IF NOT EXISTS effect_key ON effect (key);
     CREATE TABLE IF NOT EXISTS fence (key TEXT PRIMARY KEY, token INTEGER NOT NULL);
@@ -43,6 +43,7 @@ class Effect(NamedTuple):
     pid: int
     attempt: int
     token: int
+    what: str = "charge"
 
 
 class Ledger:
@@ -55,15 +56,22 @@ class Ledger:
         self._raw.execute("PRAGMA synchronous = OFF")  # processes are killed here, the machine is not
         self._raw.executescript(_TABLES)
 
-    def charge(self, key: str, payment: int, amount: int, attempt: int, token: int) -> int:
-        """Add a line; answers its receipt."""
+    def charge(
+        self, key: str, payment: int, amount: int, attempt: int, token: int, *, what: str = "charge", once: bool = False
+    ) -> int:
+        """Add a line; answers its receipt. With ``once``, as a provider that knows keys: the line of this key."""
         with self._alone():
+            if once:
+                known = self._raw.execute("SELECT receipt FROM effect WHERE key = ?", (key,)).fetchone()
+                if known is not None:
+                    return int(known[0])
             seen = self._raw.execute("SELECT token FROM fence WHERE key = ?", (key,)).fetchone()
             if seen is not None and seen[0] > token:
                 raise Fenced(f"payment {payment}: token {token} is older than {seen[0]}")
-            line = (key, payment, amount, os.getpid(), attempt, token)
+            line = (key, payment, amount, os.getpid(), attempt, token, what)
             cursor = self._raw.execute(
-                "INSERT INTO effect (key, payment, amount, pid, attempt, token) VALUES (?, ?, ?, ?, ?, ?)", line
+                "INSERT INTO effect (key, payment, amount, pid, attempt, token, what) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                line,
             )
             assert cursor.lastrowid is not None
             return cursor.lastrowid

@@ -34,7 +34,8 @@ class Tally:
     """All notebooks of a folder, read as they grow.
 
     ``counts`` has: asked (calls), attempt (handler began), taken_over, recovered, failed (handler raised), refused (in
-    flight elsewhere), fenced (this owner was replaced), store_error, replay and first (answers), died (by own hand).
+    flight elsewhere), fenced (this owner was replaced), store_error, replay and first (answers), died (by own hand);
+    of steps: ran (its function began), marked (it was answered, so its mark is stored).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,6 +48,9 @@ class Tally:
         """The first answer that a client got for each payment."""
         self.mismatched: set[int] = set()
         """Payments with two different answers."""
+        self._ran: dict[tuple[int, str], int] = {}
+        self._marked: dict[tuple[int, str], int] = {}
+        """By payment and step: the last token under which it ran, and the first under which it was done."""
 
     def update(self) -> None:
         """Read what was written since the last look."""
@@ -63,11 +67,20 @@ class Tally:
         """The first answer that a client got."""
         return json.loads(self.answers[payment])
 
+    def repeated(self) -> int:
+        """Steps that ran again in a later attempt although they were done."""
+        return sum(self._ran.get(step, 0) > token for step, token in self._marked.items())
+
     def _take(self, line: dict[str, Any]) -> None:
         what, payment = line["saw"], line["payment"]
         self.counts[what] += 1
         if what == "asked":
             self.begun.add(payment)
+        elif what == "ran":
+            step = payment, line["step"]
+            self._ran[step] = max(self._ran.get(step, 0), line["token"])
+        elif what == "marked":
+            self._marked.setdefault((payment, line["step"]), line["token"])
         elif what in ("first", "replay"):
             answer = json.dumps(line["answer"], sort_keys=True)
             if self.answers.setdefault(payment, answer) != answer:

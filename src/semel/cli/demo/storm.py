@@ -19,9 +19,10 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from semel.cli.demo.ledger import Ledger
+from semel.cli.demo.rows import Rows
 from semel.cli.demo.sightings import Tally
+from semel.cli.demo.till import OPERATION, key_of
 from semel.cli.demo.verdict import Verdict, judge
-from semel.cli.demo.worker import OPERATION, key_of
 from semel.core.states import State
 from semel.engine.sync import Semel
 from semel.errors import StoreError
@@ -48,10 +49,21 @@ class Storm:
     """Run once. It is its own view for the screen."""
 
     def __init__(
-        self, folder: Path, store: str, *, seconds: float, workers: int, seed: int, sabotage: str = "", number: int = 1
+        self,
+        folder: Path,
+        store: str,
+        *,
+        seconds: float,
+        workers: int,
+        seed: int,
+        mode: str = "leased",
+        sabotage: str = "",
+        number: int = 1,
     ) -> None:
         scheme = urlsplit(store).scheme
-        self.title = f"semel demo · storm {number} · {scheme} · {workers} workers × {THREADS} clients · seed {seed}"
+        self.title = (
+            f"semel demo · storm {number} · {mode} · {scheme} · {workers} workers × {THREADS} clients · seed {seed}"
+        )
         self.phase = "storm"
         self.kills = 0
         self.effects = 0
@@ -60,6 +72,7 @@ class Storm:
         self._store = store
         self._workers = workers
         self._seed = seed
+        self._mode = mode
         self._sabotage = sabotage
         self._run = secrets.token_hex(4)
         self._dice = random.Random(seed)
@@ -69,7 +82,11 @@ class Storm:
         self._crashes = 0
         self._running: list[subprocess.Popen[bytes]] = []
         self.tally = Tally(folder)
-        self._ledger = Ledger(str(folder / "ledger.db"))
+        self._ledger: Ledger | Rows = Ledger(str(folder / "ledger.db"))
+        if mode == "transactional":
+            self._ledger.close()
+            self._ledger = rows = Rows(store, self._run)
+            rows.prepare()
 
     @property
     def elapsed(self) -> float:
@@ -97,6 +114,7 @@ class Storm:
             return self._judge()
         finally:
             self._end()
+            self._ledger.close()
 
     def _rage(self, stopping: threading.Event, show: Callable[[Storm], None]) -> None:
         self._gather(stopping, show)
@@ -152,7 +170,10 @@ class Storm:
                     return False
                 return record is not None and record.state is State.DONE
 
-            return judge(self.tally, self._ledger.effects(), self.kills, self._crashes, seconds, is_done)
+            return judge(
+                self.tally, self._ledger.effects(), self.kills, self._crashes, seconds, is_done,
+                steps=self._mode == "steps",
+            )  # fmt: skip
 
     def _spawn(self, *, finishing: bool) -> None:
         self._numbers += 1
@@ -167,6 +188,7 @@ class Storm:
             "rate": RATE,
             "finishing": finishing,
             "sabotage": self._sabotage,
+            "mode": self._mode,
         }
         command = [sys.executable, "-m", "semel.cli.demo.worker", json.dumps(config)]
         with (self._folder / "workers.log").open("ab") as log:

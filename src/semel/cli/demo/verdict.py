@@ -49,11 +49,16 @@ class Verdict:
     """Of the lost: answered in two ways, or with a receipt that is not the ledger's."""
     unsettled: int = 0
     """Payments that the store does not show as done."""
+    repeated: int = 0
+    """Steps that ran again in a later attempt although they were done."""
+    disordered: int = 0
+    """Payments that were shipped before they were charged."""
     seconds: float = 0.0
 
     @property
     def clean(self) -> bool:
-        return self.operations > 0 and not (self.duplicates or self.lost or self.unsettled or self.crashes)
+        wrong = (self.duplicates, self.lost, self.unsettled, self.crashes, self.repeated, self.disordered)
+        return self.operations > 0 and not any(wrong)
 
     def __add__(self, other: Verdict) -> Verdict:
         return Verdict(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
@@ -63,15 +68,30 @@ class Verdict:
 
 
 def judge(
-    tally: Tally, effects: Iterable[Effect], kills: int, crashes: int, seconds: float, is_done: Callable[[int], bool]
+    tally: Tally,
+    effects: Iterable[Effect],
+    kills: int,
+    crashes: int,
+    seconds: float,
+    is_done: Callable[[int], bool],
+    *,
+    steps: bool = False,
 ) -> Verdict:
-    """:param is_done: whether the store shows the payment as done."""
+    """
+    :param is_done: whether the store shows the payment as done.
+    :param steps: each payment has two effects, a charge and then a shipment.
+    """
     lines = list(effects)
-    per_payment = Counter(effect.payment for effect in lines)
+    per_effect = Counter((effect.payment, effect.what) for effect in lines)
     charged = {
         effect.payment: {"payment": effect.payment, "amount": effect.amount, "receipt": effect.receipt}
         for effect in lines
+        if effect.what == "charge"
     }
+    shipped = {effect.payment: effect.receipt for effect in lines if effect.what == "ship"}
+    if steps:
+        for payment in charged.keys() & shipped.keys():
+            charged[payment]["parcel"] = shipped[payment]
     unfinished = tally.begun - tally.answers.keys()
     without_line = tally.answers.keys() - charged.keys()
     mismatched = tally.mismatched | {
@@ -92,10 +112,14 @@ def judge(
         store_errors=counts["store_error"],
         kills=kills,
         crashes=crashes,
-        duplicates=sum(1 for count in per_payment.values() if count > 1),
+        duplicates=len({payment for (payment, _), count in per_effect.items() if count > 1}),
         lost=len(unfinished | without_line | mismatched),
         mismatched=len(mismatched),
         unsettled=sum(1 for payment in tally.begun if not is_done(payment)),
+        repeated=tally.repeated(),
+        disordered=sum(
+            payment not in charged or receipt < charged[payment]["receipt"] for payment, receipt in shipped.items()
+        ),
         seconds=seconds,
     )
 
@@ -118,6 +142,8 @@ _ROWS = (
     ("duplicates", "duplicates", "payments charged more than once"),
     ("lost", "lost", "acknowledged but not charged, not finished, or answered in two ways"),
     ("unsettled", "unsettled", "payments the store does not show as done"),
+    ("repeated", "repeated", "steps that ran again although they were done"),
+    ("disordered", "disordered", "payments shipped before they were charged"),
 )
 
 

@@ -68,6 +68,8 @@ def is_duplicate(error: BaseException | None) -> bool:
 
 def sqlstate(error: BaseException) -> str | None:
     """The SQLSTATE that an error of a PostgreSQL driver carries."""
+    if mysql_errors.error_number(error) is not None:  # its number says more, and its SQLSTATE means other things
+        return None
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     return code if isinstance(code, str) else None
 

@@ -1,0 +1,172 @@
+"""What a client of the storm asks for, and the handler that does it: leased, beside a ledger of its own.
+
+``Till.charge`` is the protected function. It is written as a user would write it, but for the places where it dies. The
+other modes are in ``modes.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from semel.cli.demo.ledger import Fenced, Ledger
+from semel.cli.demo.sightings import Sightings
+from semel.core.outcomes import NOT_DONE, Recovered, Verdict
+from semel.core.policy import wait
+from semel.engine.operation import INJECTED, Operation, current_operation
+from semel.engine.sync import Semel
+from semel.errors import InProgress, LeaseLost, StoreError
+
+__all__ = ["OPERATION", "Config", "Declined", "Till", "amount_of", "key_of"]
+
+OPERATION: Final = "semel-demo.charge"
+LEASE: Final = 1.0
+FAILING: Final = 0.06
+DYING: Final = 0.005
+"""Chance of a first attempt to die, at each of the three places."""
+SLOW: Final = 0.01
+"""Chance of a handler that takes longer than its lease, which then must be renewed."""
+PATIENCE: Final = 20.0
+"""Seconds after which a client gives a payment up, and leaves it to be counted as lost."""
+
+
+class Declined(Exception):
+    """The handler fails before it has done anything: the client will ask again."""
+
+
+class Config:
+    """What the storm tells a worker, as JSON on the command line."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.folder = Path(settings["folder"])
+        self.store: str = settings["store"]
+        self.run: str = settings["run"]
+        self.number: int = settings["number"]
+        self.seed: int = settings["seed"]
+        self.threads: int = settings["threads"]
+        self.began: float = settings["began"]
+        self.rate: float = settings["rate"]
+        self.finishing: bool = settings["finishing"]
+        """Ask for each payment in ``finish.json`` once, without faults; False: the storm."""
+        self.sabotage: str = settings.get("sabotage", "")
+        self.mode: str = settings["mode"]
+
+
+def key_of(run: str, payment: int) -> str:
+    return f"{run}-{payment}"
+
+
+def amount_of(payment: int) -> int:
+    return 100 + payment * 37 % 900
+
+
+class Till:
+    """The handler and what it works with."""
+
+    def __init__(self, config: Config, guard: Semel, ledger: Ledger, sightings: Sightings) -> None:
+        self._config = config
+        self._guard = guard
+        self._ledger = ledger
+        self._sightings = sightings
+        self._mine = threading.local()
+        self._random = random.Random(f"{config.seed}/{config.number}")
+        self._ways = self._protected()
+        if config.sabotage == "unprotected":
+            self._ways = [lambda payment, amount: self._unprotected(payment, amount, _Nobody(payment))]
+
+    def _protected(self) -> list[Callable[[int, int], Any]]:
+        """The ways in which clients call the handler."""
+        return self._decorated(recover=self.recover)
+
+    def _decorated(self, **settings: Any) -> list[Callable[[int, int], Any]]:
+        settings |= {
+            "operation": OPERATION,
+            "key": lambda payment: key_of(self._config.run, payment),
+            "lease": LEASE,
+            "ttl": "1h",
+        }
+        return [self._guard.once(**settings, on_duplicate=what)(self.charge) for what in ("raise", wait("300ms"))]
+
+    def _unprotected(self, payment: int, amount: int, op: Operation) -> dict[str, int]:
+        return self.charge(payment, amount, op)
+
+    def charge(self, payment: int, amount: int, op: Operation = INJECTED) -> dict[str, int]:
+        """The handler: charge once, and answer with the ledger's receipt."""
+        self._mine.ran = True
+        self._sightings.see("attempt", payment, attempt=op.attempt, token=op.token)
+        fate = random.Random(f"{self._config.seed}/{payment}/{op.attempt}").random()
+        self._die_if(fate < DYING, payment, op, "before the effect")
+        time.sleep(LEASE * 1.6 if fate > 1 - SLOW else 0.005 + 0.02 * self._random.random())
+        if not self._config.finishing and self._random.random() < FAILING:
+            raise Declined(f"payment {payment}")
+        if self._config.sabotage == "broken" and payment % 50 == 0:
+            raise ZeroDivisionError
+        if self._config.sabotage == "silent" and payment % 10 == 0:
+            return {"payment": payment, "amount": amount, "receipt": -1}
+        receipt = self._ledger.charge(op.derive("charge"), payment, amount, op.attempt, op.token)
+        self._die_if(DYING <= fate < 2 * DYING, payment, op, "between effect and completion")
+        self._mine.dies = 2 * DYING <= fate < 3 * DYING and op.attempt == 1
+        return {"payment": payment, "amount": amount, "receipt": receipt}
+
+    def recover(self, payment: int) -> Recovered[dict[str, int]] | Verdict:
+        """An attempt fell silent: the ledger knows whether it charged, by the key that every attempt derives alike."""
+        op = current_operation()
+        assert op is not None
+        self._mine.ran = True
+        self._sightings.see("taken_over", payment, attempt=op.attempt, token=op.token)
+        found = self._ledger.find(op.derive("charge"), op.token)
+        if found is None or self._config.sabotage == "blind":
+            return NOT_DONE
+        self._sightings.see("recovered", payment, attempt=op.attempt, token=op.token)
+        return Recovered({"payment": payment, "amount": found.amount, "receipt": found.receipt})
+
+    def ask(self, payment: int, dice: random.Random) -> bool:
+        """A client: asks until there is an answer, always with the same key."""
+        give_up = time.monotonic() + PATIENCE
+        while time.monotonic() < give_up:
+            self._sightings.see("asked", payment)
+            self._mine.ran = self._mine.dies = False
+            try:
+                answer = dice.choice(self._ways)(payment, amount_of(payment))
+            except InProgress:
+                self._sightings.see("refused", payment)
+            except Declined:
+                self._sightings.see("failed", payment)
+            except (Fenced, LeaseLost):
+                self._sightings.see("fenced", payment)
+            except StoreError as error:
+                self._sightings.see("store_error", payment, error=str(error))
+            else:
+                if self._mine.dies:
+                    self._die_if(True, payment, None, "after completion, before the answer")
+                self._sightings.see("first" if self._mine.ran else "replay", payment, answer=answer)
+                return True
+            time.sleep(0.02 + 0.06 * dice.random())
+        return False
+
+    def _die_if(self, so: bool, payment: int, op: Operation | None, where: str) -> None:
+        """Be killed at this very place; only in a first attempt, and never while the storm is being finished."""
+        if so and not self._config.finishing and (op is None or op.attempt == 1):
+            self._sightings.see("died", payment, where=where)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Nobody(Operation):
+    """Stands in for the operation when Semel is left out, to show that the verdict would notice."""
+
+    def __init__(self, payment: int) -> None:
+        self._payment = payment
+        self.attempt = 1
+
+    @property
+    def token(self) -> int:
+        return 0
+
+    def derive(self, step: str) -> str:
+        return f"{step}-{self._payment}"
