@@ -9,16 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pymysql
 import pytest
 
 from semel import wait
+from semel.stores import mysql
 from semel.stores.postgres import migrate
-from tests.transactional.kinds import ALL, ASYNC_SQLITE, SQLITE, TABLE, till
+from tests.transactional.kinds import (
+    ALL,
+    ASYNC_MYSQL,
+    ASYNC_SQLITE,
+    MYSQL,
+    SQLITE,
+    TABLE,
+    in_mysql,
+    mysql_parameters,
+    till,
+)
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = [pytest.mark.postgres, pytest.mark.server]
+MARIADB = [pytest.mark.mariadb, pytest.mark.server]
 OPERATIONS = 1000
 WORKERS = 8
 KILLS = 60
@@ -38,7 +51,14 @@ def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> str:
         desk = till(kind, str(folder / "shop.db"))  # makes the tables
         desk.close()
         return str(folder / "shop.db")
-    url: str = request.getfixturevalue("postgres_url")
+    url: str
+    if kind in MYSQL + ASYNC_MYSQL:
+        url = request.getfixturevalue("mariadb_url")
+        mysql.migrate(url)
+        with pymysql.connect(**mysql_parameters(url)) as made:
+            made.cursor().execute(in_mysql(TABLE))
+        return url
+    url = request.getfixturevalue("postgres_url")
     migrate(url)
     with psycopg.connect(url) as conn:
         conn.execute(TABLE.encode())
@@ -61,6 +81,10 @@ def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> str:
                 "session-asyncpg",
                 "django-postgres",
             )
+        ),
+        *(
+            pytest.param(kind, marks=MARIADB)
+            for kind in ("pymysql", "pymysql-autocommit", "asyncmy", "session-pymysql", "sqlalchemy-asyncmy")
         ),
     ],
 )
@@ -87,8 +111,13 @@ def test_killed_between_any_two_statements_the_effect_and_its_record_are_both_th
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind in SQLITE + ASYNC_SQLITE else pytest.param(kind, marks=SERVER) for kind in ALL]
-)
+    "kind",
+    [
+        kind if kind in SQLITE + ASYNC_SQLITE
+        else pytest.param(kind, marks=MARIADB if kind in MYSQL + ASYNC_MYSQL else SERVER)
+        for kind in ALL
+    ],
+)  # fmt: skip
 def test_two_processes_at_once_pay_each_key_once(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     url = database(kind, tmp_path, request)
     keys = [f"k{number:02}" for number in range(20)]

@@ -21,7 +21,10 @@ from typing import Any
 from semel import InProgress, StoreUnavailable, wait
 from tests.transactional.kinds import Till, till
 
-PACKAGES = ("psycopg", "asyncpg", "aiosqlite", "django.db.backends.postgresql.base", "sqlalchemy.ext.asyncio")
+PACKAGES = (
+    "psycopg", "asyncpg", "aiosqlite", "pymysql", "asyncmy", "django.db.backends.postgresql.base",
+    "sqlalchemy.ext.asyncio",
+)  # fmt: skip
 SOONEST, LATEST = 0.01, 0.12
 """Seconds between two kills at random."""
 
@@ -73,7 +76,7 @@ def _die_at(kind: str, url: str, key: str, begin: bool, number: int) -> None:
     desk = till(kind, url)
     awaited = desk.lent.awaited
     cls = type(desk.lent)
-    for name in ("execute", "begin_with", "commit_with", "_script"):
+    for name in ("execute", "begin_with", "commit_with", "_script", "_say"):
         if hasattr(cls, name):
             setattr(cls, name, around(getattr(cls, name), awaited))
     desk.send = around(desk.send, awaited)

@@ -54,7 +54,7 @@ def test_a_subclass_of_a_known_connection_is_known(guard: Semel, tmp_path: Path)
 
 
 def test_a_store_outside_of_any_database_cannot_take_part() -> None:
-    with pytest.raises(ConfigurationError, match=r"MemoryStore is in none.*use SQLiteStore or PostgresStore"):
+    with pytest.raises(ConfigurationError, match=r"MemoryStore is in none.*SQLiteStore, PostgresStore or MySQLStore"):
         Semel(MemoryStore(), sweep_every=None).transaction(sqlite3.connect(":memory:"), "pay", key="1", call=never)
 
 

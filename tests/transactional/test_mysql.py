@@ -1,4 +1,4 @@
-"""The transactional mode on MariaDB, and so on MySQL where the two are alike: two at once, levels, statements, losses."""
+"""The transactional mode on MariaDB, and on MySQL where the two are alike: duplicates, levels, statements, losses."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from semel import (
     ConfigurationError,
     InProgress,
     MySQLStore,
+    Operation,
+    PolicyError,
     Semel,
     State,
     StoreUnavailable,
@@ -133,6 +135,8 @@ def test_a_waiting_duplicate_sees_the_winners_commit(
 
     with Semel(MySQLStore(mysql_database), sweep_every=None, on_event=tell) as guard:
         first, second = connect(level), connect(level)
+        if not begin:
+            asked(second, "SELECT count(*) FROM semel_step")  # its snapshot is taken here
         guard.transaction(first, "pay", key="k1", call=lambda: pay(first))
 
         def commit() -> None:
@@ -141,9 +145,6 @@ def test_a_waiting_duplicate_sees_the_winners_commit(
 
         thread = threading.Thread(target=commit)
         thread.start()
-        if not begin:
-            asked(second, "SELECT * FROM payment WHERE `key` = 'x' AND worker = -1" if level == LEVELS[2] else
-                  "SELECT count(*) FROM payment")  # fmt: skip
         outcome = guard.transaction_outcome(second, "pay", key="k1", call=never, on_duplicate=wait("30s"), begin=begin)
         thread.join()
     assert outcome.replayed
@@ -188,7 +189,9 @@ def test_a_transaction_of_semels_does_wait_for_an_owner_under_a_lease(
     thread.start()
     inside.wait(30)
     threading.Timer(0.05, go_on.set).start()
-    outcome = guard.transaction_outcome(connect(), "pay", key="k1", call=never, on_duplicate=wait("30s"), begin=True)
+    outcome: Any = guard.transaction_outcome(
+        connect(), "pay", key="k1", call=never, on_duplicate=wait("30s"), begin=True
+    )
     thread.join()
     assert (outcome.replayed, outcome.value) == (True, "by lease")
 
@@ -272,6 +275,31 @@ def test_cancellation_leaves_nothing(mysql_database: str, connect: Callable[...,
     assert payments(connect) == 0
 
 
+# Steps of a leased operation, in the caller's transaction
+
+
+def test_a_step_is_remembered_in_the_transaction_that_its_rows_are_in(
+    guard: Semel, connect: Callable[..., Any]
+) -> None:
+    conn, other = connect(), connect(autocommit=True)
+    counted: list[Any] = []
+
+    def reserve(order: str, op: Operation) -> str:
+        for ends in (conn.rollback, conn.commit):
+            op.step("reserve", lambda: pay(conn, "reserved"), on=conn)
+            ends()
+            counted.append(asked(other, "SELECT (SELECT count(*) FROM payment), (SELECT count(*) FROM semel_step)")[0])
+        with pytest.raises(
+            PolicyError, match="asked for twice"
+        ):  # after the commit it is known, after the rollback not
+            op.step("reserve", never, on=conn)
+        return "done"
+
+    once: Any = guard.once(key="order")(reserve)
+    assert once("k1") == "done"
+    assert counted == [(0, 0), (1, 1)]
+
+
 # Conflicts
 
 
@@ -318,7 +346,7 @@ def test_a_handler_that_ends_the_transaction_cannot_be_kept_beside_another(
         return "mine"
 
     with pytest.raises(TransactionConflict):
-        guard.transaction(conn, "pay", key="k1", call=work, **({"begin": True, "tries": 1} if begin else {}))
+        guard.transaction(conn, "pay", key="k1", call=work, begin=begin, tries=1 if begin else None)
     conn.rollback()
     assert guard.run("pay", key="k1", call=never) == "another's"
 
@@ -353,7 +381,7 @@ def test_a_server_that_undoes_whole_transactions_on_a_time_out_is_heeded(private
 
     original = type(private_mariadb).command
     private_mariadb.command = lambda: [*original(private_mariadb), "--innodb-rollback-on-timeout=ON"]  # type: ignore[method-assign]
-    private_mariadb.restart()
+    private_mariadb.restart("crash")
     url = private_mariadb.create_database()
     migrate(url)
     with (

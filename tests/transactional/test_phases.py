@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from semel import ConfigurationError, MemoryStore, Policy, PolicyError, Semel, State, current_operation
-from semel.errors import LeaseLost
+from semel import ConfigurationError, MemoryStore, Policy, PolicyError, Semel, SQLiteStore, State, current_operation
+from semel.errors import LeaseLost, StoreUnavailable
 from semel.observe.events import Event, Renewed
 from semel.testing.crashpoints import crash_everywhere
 from tests.transactional import phases
@@ -201,8 +202,6 @@ def test_in_the_transactional_mode_a_step_is_part_of_the_transaction_already(ope
 
 
 def test_without_an_open_transaction_nothing_is_run(tmp_path: Path) -> None:
-    import sqlite3
-
     path = tmp_path / "shop.db"
     runs: list[int] = []
     with Semel(phases.store(str(path)), sweep_every=None) as guard:
@@ -226,6 +225,23 @@ def test_a_store_without_transactions_says_so() -> None:
 
     with Semel(MemoryStore()) as guard, pytest.raises(ConfigurationError, match="MemoryStore is in none"):
         guard.run("ship", key="k", call=work)
+
+
+def test_what_waits_for_the_open_transaction_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with Semel(SQLiteStore(path, busy_timeout="50ms"), sweep_every=None) as guard:
+        conn = sqlite3.connect(path)
+
+        def work() -> str:
+            op: Any = current_operation()
+            with conn:
+                op.step("reserve", lambda: "pen", on=conn)
+                with pytest.raises(StoreUnavailable) as refused:
+                    op.capture("id", lambda: "value")
+            return str(refused.value.__notes__)
+
+        assert "commit it before anything else is kept" in guard.run("ship", key="k", call=work)
+        conn.close()
 
 
 # The lease
@@ -258,6 +274,34 @@ def test_a_renewal_that_waits_for_the_transaction_does_not_lose_the_lease(open_t
     assert till.guard.run("ship", key="k1", call=work, lease="3s") == 1
     assert till.guard.lookup("ship", "k1").state is State.DONE
     assert till.rows() == ["k1"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite3"], indirect=True)
+def test_a_lease_that_may_have_to_wait_is_renewed_after_the_others(open_till: Callable[..., Any]) -> None:
+    """In one trip the renewals of all would wait for the transaction of one."""
+    trips: list[list[bytes]] = []
+    till = open_till()
+    through = till.guard.store.execute_many
+
+    def execute_many(ops: Any) -> Any:
+        trips.append([op.id for op in ops])
+        return through(ops)
+
+    till.guard.store.execute_many = execute_many
+
+    def other(ship: Any) -> bytes:
+        mine: Any = current_operation()
+        phases.until(lambda: [ship.id] in trips and [mine.id] in trips, "no renewal was sent")
+        return bytes(mine.id)
+
+    def work() -> tuple[bytes, bytes]:
+        op: Any = current_operation()
+        with till.transaction():
+            op.step("reserve", reserving(till, "k1", []), on=till.conn)
+        return op.id, till.guard.run("other", key="k2", call=lambda: other(op), lease="1s")
+
+    ship, last = till.guard.run("ship", key="k1", call=work, lease="1s")
+    assert trips[:2] == [[last], [ship]]
 
 
 # Killed

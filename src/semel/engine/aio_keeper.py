@@ -93,9 +93,8 @@ class AsyncKeeper:
             self._set(self._sweep_at)
 
     async def _renew(self) -> None:
-        sent = time.monotonic()
-        due = self._leases.due(sent)
-        if due:
+        for due in self._leases.trips(time.monotonic()):
+            sent = time.monotonic()
             try:
                 answers = list(await self._store.execute_many([lease.renewal() for lease in due]))
             except Exception as error:  # a store that breaks its contract must not end the keeper

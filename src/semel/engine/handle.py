@@ -141,6 +141,12 @@ class OperationHandle:
 
         return unit_of(self._store, on)
 
+    def _lend(self, name: str) -> None:
+        """The step is marked in a transaction of the caller's."""
+        self.journal.lend(name)
+        if self._lease is not None:
+            self._lease.lent = True
+
     def _in_doubt(self, error: BaseException) -> bool:
         """Whether what this failure leaves behind depends on the end of a transaction of the caller's."""
         lent = self._journal is not None and bool(self._journal.lent)

@@ -105,10 +105,9 @@ class Keeper:
 
 
 def renew(store: Store, leases: Leases) -> None:
-    """Renew the leases that are due, in one round trip."""
-    sent = time.monotonic()
-    due = leases.due(sent)
-    if due:
+    """Renew the leases that are due, in one round trip; see ``Leases.trips``."""
+    for due in leases.trips(time.monotonic()):
+        sent = time.monotonic()
         try:
             answers = list(store.execute_many([lease.renewal() for lease in due]))
         except Exception as error:  # a store that breaks its contract must not end the keeper

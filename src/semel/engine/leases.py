@@ -26,7 +26,7 @@ TOGETHER: Final = 1 / 10
 class Lease:
     """One attempt's hold on its record."""
 
-    __slots__ = ("attempt", "call", "due", "ends", "lost", "on_lost", "span", "token")
+    __slots__ = ("attempt", "call", "due", "ends", "lent", "lost", "on_lost", "span", "token")
 
     def __init__(self, call: Call, token: int, attempt: int, began: float) -> None:
         self.call = call
@@ -35,6 +35,8 @@ class Lease:
         self.span = call.policy.lease_seconds
         self.due = began + self.span * RENEW_AFTER
         self.ends = began + self.span
+        self.lent = False
+        """Whether a step's mark was written in a transaction of the caller's, which may hold the record still."""
         self.lost = False
         self.on_lost: Callable[[], object] | None = None
 
@@ -73,6 +75,14 @@ class Leases:
     def due(self, now: float) -> list[Lease]:
         """The leases to renew now."""
         return [lease for lease in list(self._held.values()) if lease.due <= now + lease.span * TOGETHER]
+
+    def trips(self, now: float) -> list[list[Lease]]:
+        """The same in the trips that they travel in: what may have to wait for a caller's transaction goes last, and
+        the others do not wait with it.
+        """
+        due = self.due(now)
+        trips = [lease for lease in due if not lease.lent], [lease for lease in due if lease.lent]
+        return [trip for trip in trips if trip]
 
     def expire(self, now: float) -> None:
         """Give up the leases that have ended while a renewal is still on its way: others may have taken over."""

@@ -99,7 +99,7 @@ class Operation(OperationHandle):
                         unit.finish()
                         op = self.journal.finish(self.token, name, result, serializer, digest, undo is not None)
                         self._saved(op, unit.save(op))
-                    self.journal.lend(name)
+                    self._lend(name)
             else:
                 with self._in_step(name):
                     if ("step", name) not in self._made:  # done before, and the store's answer was lost: not done again
@@ -261,7 +261,7 @@ class AsyncOperation(OperationHandle):
                         await unit.finish()
                         op = self.journal.finish(self.token, name, result, serializer, digest, undo is not None)
                         self._saved(op, await unit.save(op))
-                    self.journal.lend(name)
+                    self._lend(name)
             else:
                 with self._in_step(name):
                     if ("step", name) not in self._made:  # done before, and the store's answer was lost: not done again

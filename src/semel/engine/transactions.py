@@ -208,7 +208,7 @@ def unit_of(store: Any, conn: object) -> Any:
     if adopt is None:
         raise ConfigurationError(
             f"a transaction needs a guard whose store is in the same database, and {type(store).__name__} is in none: "
-            "use SQLiteStore or PostgresStore (Async… with AsyncSemel)"
+            "use SQLiteStore, PostgresStore or MySQLStore (Async… with AsyncSemel)"
         )
     return adopt(conn)
 

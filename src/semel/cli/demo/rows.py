@@ -21,7 +21,9 @@ __all__ = ["Rows", "refuse_without_transactions"]
 
 BUSY_TIMEOUT: Final = 20.0
 _Q: Final = load_queries("semel.cli.demo", "rows.sql")
-_DIALECTS: Final = {"sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql"}
+_DIALECTS: Final = {
+    "sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql", "mariadb": "mysql",
+}  # fmt: skip
 
 
 def refuse_without_transactions(store: str) -> None:
@@ -30,7 +32,7 @@ def refuse_without_transactions(store: str) -> None:
     if scheme not in _DIALECTS:
         raise StoreURLError(
             "in the transactional mode a payment is a row in the store's own database: "
-            f"give a store of SQLite or PostgreSQL, not {scheme}, or another --mode"
+            f"give a store of SQLite, PostgreSQL or MySQL, not {scheme}, or another --mode"
         )
 
 
@@ -60,14 +62,17 @@ class Rows:
     def insert(self, payment: int, amount: int, attempt: int, token: int) -> int:
         """Write a row in this thread's transaction; answers its receipt."""
         row = {"run": self._run, "payment": payment, "amount": amount, "attempt": attempt, "token": token}
-        rows = adopt(self.connection()).execute(_Q["insert"](**row, pid=os.getpid()))
-        return int(rows[0][0])
+        lent = adopt(self.connection())
+        if self._dialect == "mysql":
+            lent.execute(_Q["insert_on_mysql"](**row, pid=os.getpid()))
+            return int(lent.execute(_Q["receipt_on_mysql"]())[0][0])
+        return int(lent.execute(_Q["insert"](**row, pid=os.getpid()))[0][0])
 
     def tear(self) -> None:
         """Commit what there is and go on in a new transaction: how the demo's sabotage takes the two apart."""
         lent = adopt(self.connection())
         lent.execute(_Q["commit"]())
-        lent.execute(_Q[f"begin_on_{self._dialect}"]())
+        lent.execute(_Q["begin_on_sqlite" if self._dialect == "sqlite" else "begin"]())
 
     def drop(self) -> None:
         """This thread's connection has failed; the next one is new."""
@@ -98,7 +103,12 @@ class Rows:
             except sqlite3.Error as error:
                 raise named_error(error) from error
             return raw
-        from semel.stores.postgres.settings import CONNECT_TIMEOUT, TIMEOUT, Settings
+        if self._dialect == "mysql":
+            from semel.stores.mysql import settings as mysql
+            from semel.stores.mysql.sync import connect as connect_mysql
+
+            return connect_mysql(mysql.Settings(self._store, 1, mysql.TIMEOUT, mysql.CONNECT_TIMEOUT, 0.0)).raw
+        from semel.stores.postgres import settings as postgres
         from semel.stores.postgres.sync import connect
 
-        return connect(Settings(self._store, 1, TIMEOUT, CONNECT_TIMEOUT, 0.0)).raw
+        return connect(postgres.Settings(self._store, 1, postgres.TIMEOUT, postgres.CONNECT_TIMEOUT, 0.0)).raw

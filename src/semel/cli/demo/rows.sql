@@ -13,9 +13,22 @@ CREATE TABLE IF NOT EXISTS demo_effect (
     amount integer NOT NULL, pid integer NOT NULL, attempt integer NOT NULL, token bigint NOT NULL
 )
 
+-- name: table_on_mysql (writes)
+CREATE TABLE IF NOT EXISTS demo_effect (
+    receipt bigint AUTO_INCREMENT PRIMARY KEY, run varchar(64) NOT NULL, payment integer NOT NULL,
+    amount integer NOT NULL, pid integer NOT NULL, attempt integer NOT NULL, token bigint NOT NULL
+)
+
 -- name: insert (writes)
 INSERT INTO demo_effect (run, payment, amount, pid, attempt, token)
 VALUES (:run, :payment, :amount, :pid, :attempt, :token) RETURNING receipt
+
+-- name: insert_on_mysql (writes)
+INSERT INTO demo_effect (run, payment, amount, pid, attempt, token)
+VALUES (:run, :payment, :amount, :pid, :attempt, :token)
+
+-- name: receipt_on_mysql (reads)
+SELECT LAST_INSERT_ID()
 
 -- name: effects (reads)
 SELECT receipt, run, payment, amount, pid, attempt, token FROM demo_effect WHERE run = :run ORDER BY receipt
@@ -29,5 +42,5 @@ COMMIT
 -- name: begin_on_sqlite (writes)
 BEGIN IMMEDIATE
 
--- name: begin_on_postgresql (writes)
+-- name: begin (writes)
 BEGIN

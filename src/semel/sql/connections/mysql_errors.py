@@ -36,7 +36,7 @@ def from_number(number: int | None, text: str) -> SemelError:
     if number in (1146, 1054):
         return NotMigrated(f"the database has no Semel tables of this version ({text}): run `semel migrate mysql://…`")
     if number in _HELD:
-        return Held(f"another transaction holds what MySQL needs ({number}): {text}")
+        return Held(f"MySQL could not finish because of others ({number}): {text}")
     if number in _DUPLICATE:
         return Duplicate(f"MySQL refused ({number}): {text}")
     if number in CONFLICTS:
