@@ -28,6 +28,7 @@ from semel.stores.sqlite import migrate
 from semel.stores.urls import migrate_store, open_store
 from semel.testing.faults import Line, Workers, effects, until, verdicts
 from tests.servers import PostgresServer, RedisServer
+from tests.servers.freezing import freeze
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -49,7 +50,7 @@ def answers_go_on(workers: Workers, more: int = 50) -> None:
 def stopped(redis: RedisServer, meanwhile: Callable[[], None]) -> None:
     """SIGSTOP: connections stay open, the kernel takes new ones, and nobody answers."""
     assert redis.pid is not None
-    os.kill(redis.pid, signal.SIGSTOP)
+    freeze(redis.pid)
     try:
         meanwhile()
     finally:
@@ -248,7 +249,7 @@ def test_tasks_go_on_whatever_becomes_of_redis(private_redis: RedisServer, tmp_p
                 await asyncio.to_thread(private_redis.cli, "FLUSHALL")
                 await more(100)
             assert private_redis.pid is not None
-            os.kill(private_redis.pid, signal.SIGSTOP)
+            freeze(private_redis.pid)
             await more(300)
             os.kill(private_redis.pid, signal.SIGCONT)
             await more(300)

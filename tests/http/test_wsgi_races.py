@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests.http.apps_wsgi_server import PATIENCE, Service, read_all
+from tests.servers.freezing import freeze
 
 
 @pytest.fixture(
@@ -273,7 +274,7 @@ def test_a_paused_owner_comes_back_and_does_not_overwrite_the_finished_record(
         late = pool.submit(service.ask, path, key=tag, tag=tag)
         gate.reached()
         (worker,) = service.runs(tag)
-        os.kill(worker, signal.SIGSTOP)
+        freeze(worker)
         try:
             stopped(worker)
             gate.open()

@@ -35,6 +35,7 @@ from semel.sql.dialects import mysql as dialect
 from semel.stores.mysql import migrate
 from semel.stores.mysql.settings import Settings
 from tests.servers import MariaDBServer
+from tests.servers.freezing import freeze
 
 
 def claim(name: str, nonce: int = 1, ttl: float = 60.0) -> Claim:
@@ -305,25 +306,23 @@ def test_a_server_that_falls_silent_is_uncertain_within_the_time_out(
     assert server is not None
 
     def ask() -> None:
-        if async_:
-            asyncio.run(ask_async())
         with contextlib.closing(MySQLStore(url, timeout=0.5, patience=0.0, lanes=1)) as store:
             store.execute(claim("a"))
-            os.kill(server, signal.SIGSTOP)
+            freeze(server)
             store.execute(claim("a"))
 
     async def ask_async() -> None:
         store = AsyncMySQLStore(url, timeout=0.5, patience=0.0, lanes=1)
         try:
             await store.execute(claim("a"))
-            os.kill(server, signal.SIGSTOP)
+            freeze(server)
             await store.execute(claim("a"))
         finally:
             await store.close()
 
     try:
         with pytest.raises(StoreUncertain):
-            ask()
+            asyncio.run(ask_async()) if async_ else ask()
     finally:
         os.kill(server, signal.SIGCONT)
 

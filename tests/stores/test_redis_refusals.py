@@ -33,6 +33,7 @@ from semel.stores.redis.settings import Address, Settings
 from semel.stores.urls import open_async_store, open_store
 from tests.servers import RedisServer
 from tests.servers.base import LOOPBACK
+from tests.servers.freezing import freeze
 from tests.stores.test_redis_server import claim, commands, run, told
 
 
@@ -367,7 +368,7 @@ def test_what_is_said_again_on_a_new_connection_is_confirmed_anew(
         claimed, done = claim(), claim()
         won, finished = store.execute_many([claimed, done])
         assert replica.pid is not None
-        os.kill(replica.pid, signal.SIGSTOP)  # for the master it is still there
+        freeze(replica.pid)  # for the master it is still there
         try:
             saved = SaveStep(claimed.id, won.token, "charge", b"1", 0)
             assert store.execute(saved) is True

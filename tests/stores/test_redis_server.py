@@ -23,6 +23,7 @@ from semel.stores.redis.aio_listener import AsyncListener
 from semel.stores.redis.threads import Listener
 from tests.servers import RedisServer
 from tests.servers.base import free_port
+from tests.servers.freezing import freeze
 
 PLAIN = {"get", "set", "evalsha", "eval", "publish", "setrange", "keys", "scan", "wait", "script|load", "time"}
 
@@ -357,7 +358,7 @@ def test_a_silent_server_leaves_it_uncertain(private_redis: RedisServer) -> None
         sync.execute(claim())
         await aio.execute(claim())
         assert private_redis.pid is not None
-        os.kill(private_redis.pid, signal.SIGSTOP)
+        freeze(private_redis.pid)
         try:
             with pytest.raises(StoreUncertain, match="before the answer"):
                 sync.execute(claim())
@@ -505,7 +506,7 @@ def test_what_the_line_does_not_take_yet_waits_for_it(private_redis: RedisServer
         won = await store.execute_many(claims)
         (link,) = store._servers._links.values()
         assert private_redis.pid is not None
-        os.kill(private_redis.pid, signal.SIGSTOP)
+        freeze(private_redis.pid)
         try:
             tasks = []
             for op, claimed in zip(claims, won, strict=True):

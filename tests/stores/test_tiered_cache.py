@@ -39,6 +39,7 @@ from semel.stores.tiered.copies import MARGIN, ServerTime, pack, unpack
 from semel.stores.tiered.outages import MOST_REFUSALS
 from semel.stores.tiered.ports import Tally, Write
 from tests.servers import RedisClusterServers, RedisServer
+from tests.servers.freezing import freeze
 
 PATIENT = 5.0
 """The time-out of the cache where it must answer: this machine may be slow."""
@@ -578,7 +579,7 @@ def test_a_server_that_hangs_is_waited_for_once(open_tiers: Open, private_redis:
     told.clear()
     failed, skipped = tiers.tally.failed, tiers.tally.skipped
     assert private_redis.pid is not None
-    os.kill(private_redis.pid, signal.SIGSTOP)
+    freeze(private_redis.pid)
     try:
         for _ in range(20):
             assert tiers.run("k", lambda: "never") == 1
