@@ -16,7 +16,7 @@ run: $(VENV)/.demo ## the demo service on 127.0.0.1:8080; ARGS="..." goes to it
 	$(BIN)/semel demo $(ARGS)
 
 test: check servers ## lint, types, all tests on real servers, coverage; WORKERS=1: one after the other
-	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --cov --cov-report=term $(ARGS)
+	PYTHONHASHSEED=0 $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --cov --cov-report=term $(ARGS)
 
 quick: $(VENV)/.dev ## the tests that need no server: seconds
 	$(BIN)/pytest -m "not server and not faults and not slow" $(ARGS)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 import pytest
+from hypothesis import settings
 
 from tests.servers import (
     DynamoDBServer,
@@ -17,6 +18,10 @@ from tests.servers import (
 from tests.servers.pgbouncer import PgBouncerServer
 
 pytest_plugins = ["tests.servers.plugin"]
+
+# No test is judged by the clock: on a busy machine an example takes as long as it takes.
+settings.register_profile("semel", deadline=None)
+settings.load_profile("semel")
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import re
 from typing import Any
 
 import pytest
@@ -58,7 +59,12 @@ ENDS: list[tuple[dict[str, Any], State | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "state"), ENDS, ids=str)
+def named(setting: object) -> str:
+    """Without addresses: a test has the same name in every process."""
+    return re.sub(r" at 0x\w+", "", str(setting))
+
+
+@pytest.mark.parametrize(("settings", "state"), ENDS, ids=named)
 def test_an_interrupted_handler_ends_like_an_abandoned_one_where_that_may_not_be_run_again(
     engine: Engine, settings: dict[str, Any], state: State | None
 ) -> None:
@@ -68,7 +74,7 @@ def test_an_interrupted_handler_ends_like_an_abandoned_one_where_that_may_not_be
     assert (record and record.state) == state
 
 
-@pytest.mark.parametrize(("settings", "state"), ENDS, ids=str)
+@pytest.mark.parametrize(("settings", "state"), ENDS, ids=named)
 def test_a_cancelled_task_ends_the_same(settings: dict[str, Any], state: State | None) -> None:
     async def main() -> None:
         guard = AsyncSemel(AsyncMemoryStore(), sweep_every=None)
@@ -90,7 +96,7 @@ def test_a_cancelled_task_ends_the_same(settings: dict[str, Any], state: State |
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("settings", "state"), ENDS, ids=str)
+@pytest.mark.parametrize(("settings", "state"), ENDS, ids=named)
 def test_so_does_ctrl_c(settings: dict[str, Any], state: State | None) -> None:
     guard = Semel(MemoryStore(), sweep_every=None)
 
