@@ -41,6 +41,7 @@ class TestKeyFormat:
     @pytest.mark.parametrize(
         "key",
         [UUID_TEXT, UUID_TEXT.upper(), str(uuid4()), "ffffffff-ffff-ffff-ffff-ffffffffffff"],
+        ids=["lower", "upper", "any", "largest"],
     )
     def test_uuid_accepts_every_version_in_either_case(self, key: str) -> None:
         assert normalize_key(key, KeyFormat.named("uuid")) == key
