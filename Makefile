@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
 TYPED := src tests/servers tests/conftest.py $(wildcard tests/test_*.py tests/typing)
 
 .DEFAULT_GOAL := help
@@ -14,8 +15,8 @@ help: ## list the targets
 run: $(VENV)/.demo ## the demo service on 127.0.0.1:8080; ARGS="..." goes to it
 	$(BIN)/semel demo $(ARGS)
 
-test: check servers ## lint, types, all tests on real servers, coverage
-	$(BIN)/pytest --cov --cov-report=term $(ARGS)
+test: check servers ## lint, types, all tests on real servers, coverage; WORKERS=1: one after the other
+	PYTHONHASHSEED=0 $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --cov --cov-report=term $(ARGS)
 
 quick: $(VENV)/.dev ## the tests that need no server: seconds
 	$(BIN)/pytest -m "not server and not faults and not slow" $(ARGS)

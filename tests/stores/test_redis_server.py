@@ -353,7 +353,7 @@ def test_a_server_that_comes_back_within_the_patience_is_found_again(private_red
 
 def test_a_silent_server_leaves_it_uncertain(private_redis: RedisServer) -> None:
     async def main() -> None:
-        settings: dict[str, Any] = {"timeout": 0.3, "wait_timeout": 0.1, "patience": 0}
+        settings: dict[str, Any] = {"timeout": 1.0, "wait_timeout": 0.1, "patience": 0}
         sync, aio = RedisStore(private_redis.url, **settings), AsyncRedisStore(private_redis.url, **settings)
         sync.execute(claim())
         await aio.execute(claim())
