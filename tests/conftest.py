@@ -1,5 +1,6 @@
 """Fixtures for all tests. Servers: see `tests/servers/plugin.py` for what happens behind them."""
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -22,6 +23,12 @@ pytest_plugins = ["tests.servers.plugin"]
 # No test is judged by the clock: on a busy machine an example takes as long as it takes.
 settings.register_profile("semel", deadline=None)
 settings.load_profile("semel")
+
+
+def pytest_collection_finish() -> None:
+    """The thousands of tests that were collected stay: no garbage collection need look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
