@@ -10,6 +10,7 @@ from hypothesis import settings
 from tests.servers import (
     DynamoDBServer,
     MariaDBServer,
+    MotoServer,
     PostgresServer,
     RedisClusterServers,
     RedisSentinelServers,
@@ -115,11 +116,17 @@ def pgbouncer(shared_server: Callable[[str], Server]) -> PgBouncerServer:
 
 @pytest.fixture(scope="session")
 def dynamodb(shared_server: Callable[[str], Server]) -> DynamoDBServer:
-    """The session's server with DynamoDB's API."""
+    """The session's DynamoDB Local."""
     return cast(DynamoDBServer, shared_server("dynamodb"))
 
 
 @pytest.fixture
 def private_dynamodb(private_server: Callable[[str], Server]) -> DynamoDBServer:
-    """A server with DynamoDB's API for this test alone."""
+    """A DynamoDB Local for this test alone."""
     return cast(DynamoDBServer, private_server("dynamodb"))
+
+
+@pytest.fixture(scope="session")
+def moto(shared_server: Callable[[str], Server]) -> MotoServer:
+    """The session's second implementation of DynamoDB's API."""
+    return cast(MotoServer, shared_server("moto"))

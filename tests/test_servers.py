@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
@@ -271,9 +272,11 @@ def test_dynamodb_answers_on_loopback_and_leaves_nothing_behind(private_dynamodb
     pid, folder = server.pid, server.folder
     assert pid is not None
     assert server.table() != server.table()
-    with urlopen(f"{server.url}/moto-api/", timeout=10) as answer:
-        assert answer.status == 200
-        assert answer.headers["Date"], "the store takes its time from it"
+    with pytest.raises(HTTPError) as answer:
+        urlopen(server.url, b"{}", timeout=10)
+    assert answer.value.headers["x-amzn-RequestId"]
+    assert answer.value.headers["Date"], "the store takes its time from it"
+    answer.value.close()
     server.stop()
     assert gone(pid, folder)
     assert not accepts(server.port)
@@ -389,6 +392,27 @@ def test_the_newest_version_is_found(tmp_path: Path) -> None:
         search = (f"{tmp_path}/*/bin",)
 
     assert Versions.find() == tmp_path / "16" / "bin"
+
+
+def test_another_server_of_a_kind_is_named_by_its_path_and_then_no_other_is_taken(tmp_path: Path) -> None:
+    for binary in ("valkey-server", "valkey-cli", "mysqld"):
+        (tmp_path / binary).touch(mode=0o755)
+    script = """
+        from tests.servers import MariaDBServer, RedisClusterServers, RedisServer
+        for kind in (RedisServer, RedisClusterServers, MariaDBServer):
+            print(*(kind.binary(name) if kind.find() else None for name in kind.binaries))
+    """
+    for folder, expected in ((tmp_path, True), (tmp_path / "nowhere", False)):
+        named = {
+            "SEMEL_TEST_REDIS_SERVER": str(folder / "valkey-server"),
+            "SEMEL_TEST_MYSQL_SERVER": str(folder / "mysqld"),
+        }
+        run = [sys.executable, "-c", textwrap.dedent(script)]
+        found = subprocess.run(
+            run, cwd=ROOT, env={**os.environ, **named}, capture_output=True, text=True, check=True
+        ).stdout
+        redis = f"{folder}/valkey-server {folder}/valkey-cli" if expected else "None None"
+        assert found.splitlines() == [redis, redis, f"{folder}/mysqld" if expected else "None"]
 
 
 # A server that is missing

@@ -8,6 +8,7 @@ One file per kind, one row per kind in `kinds.KINDS`. Nothing here knows pytest 
 
 from tests.servers.base import Server, ServerError, ServerMissing
 from tests.servers.dynamodb import DynamoDBServer
+from tests.servers.dynamodb_moto import MotoServer
 from tests.servers.kinds import KINDS
 from tests.servers.mariadb import MariaDBServer
 from tests.servers.pool import ServerPool
@@ -18,6 +19,7 @@ __all__ = [
     "KINDS",
     "DynamoDBServer",
     "MariaDBServer",
+    "MotoServer",
     "PostgresServer",
     "RedisClusterServers",
     "RedisSentinelServers",

@@ -82,6 +82,11 @@ class Server(ABC):
         return None
 
     @classmethod
+    def fetch(cls) -> None:
+        """Get what no package of the system has; ServerMissing where that fails. Most kinds need nothing."""
+        return
+
+    @classmethod
     def binary(cls, name: str) -> Path:
         """The path of one binary; ServerMissing when this kind is not installed."""
         folder = cls.find()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.servers.base import Server
+from tests.servers.base import Server, ServerMissing
 from tests.servers.kinds import KINDS
 
 POLICY = Path("/usr/sbin/policy-rc.d")
@@ -23,9 +23,10 @@ def missing_is_an_error(environ: Mapping[str, str] = os.environ) -> bool:
 
 def install(kinds: Sequence[type[Server]]) -> list[type[Server]]:
     """Install what is missing through apt-get, when we are root; returns the kinds that are still missing."""
-    missing = [kind for kind in kinds if kind.find() is None]
-    if missing and os.geteuid() == 0 and shutil.which("apt-get"):
-        packages = sorted({package for kind in missing for package in kind.packages})
+    missing = _fetched(kinds)
+    ours = [kind for kind in missing if not Path(kind.binaries[0]).is_absolute()]  # else named by the environment
+    if ours and os.geteuid() == 0 and shutil.which("apt-get"):
+        packages = sorted({package for kind in ours for package in kind.packages})
         print(f"servers: installing {' '.join(packages)}", flush=True)
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         commands = [
@@ -37,7 +38,17 @@ def install(kinds: Sequence[type[Server]]) -> list[type[Server]]:
                 if subprocess.run(command, env=environment, check=False, stdin=subprocess.DEVNULL).returncode != 0:
                     print(f"servers: failed: {' '.join(command)}", file=sys.stderr)
                     break
-    return [kind for kind in missing if kind.find() is None]
+    return _fetched(missing)
+
+
+def _fetched(kinds: Sequence[type[Server]]) -> list[type[Server]]:
+    """Those that are missing also when what no package has was fetched."""
+    for kind in kinds:
+        try:
+            kind.fetch()
+        except ServerMissing as why:
+            print(f"servers: {why}", file=sys.stderr)
+    return [kind for kind in kinds if kind.find() is None]
 
 
 @contextmanager
@@ -63,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     missing = install(kinds)
     for kind in kinds:
         if kind not in missing:
-            print(f"servers: {kind.name}: {kind.find()}")
+            print(f"servers: {kind.name}: {kind.binary(kind.binaries[0])}")
     for kind in missing:
         print(f"servers: {kind.name} is missing; install: {' '.join(kind.packages)}", file=sys.stderr)
     if missing and missing_is_an_error():

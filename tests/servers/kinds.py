@@ -2,6 +2,7 @@
 
 from tests.servers.base import Server
 from tests.servers.dynamodb import DynamoDBServer
+from tests.servers.dynamodb_moto import MotoServer
 from tests.servers.mariadb import MariaDBServer
 from tests.servers.pgbouncer import PgBouncerServer
 from tests.servers.postgres import PostgresServer
@@ -14,6 +15,7 @@ KINDS: dict[str, type[Server]] = {
         PgBouncerServer,
         MariaDBServer,
         DynamoDBServer,
+        MotoServer,
         RedisServer,
         RedisSentinelServers,
         RedisClusterServers,

@@ -1,10 +1,16 @@
-"""MariaDB, with real durability (every commit is flushed) and a general log for tests that count statements."""
+"""MariaDB, with real durability (every commit is flushed) and a general log for tests that count statements.
+
+SEMEL_TEST_MYSQL_SERVER names another program to run in its place: a newer mariadbd, or the mysqld of MySQL.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 import signal
+import subprocess
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -14,7 +20,7 @@ from tests.servers.base import LOOPBACK, Server
 
 class MariaDBServer(Server):
     name = "mariadb"
-    binaries = ("mariadbd",)
+    binaries = (os.environ.get("SEMEL_TEST_MYSQL_SERVER") or "mariadbd",)
     search: ClassVar[tuple[str, ...]] = (
         "/usr/sbin",  # Debian, Ubuntu
         "/usr/libexec",  # Red Hat
@@ -40,8 +46,24 @@ class MariaDBServer(Server):
         """Every statement, once `SET GLOBAL general_log = 1` was said."""
         return self.folder / "general.log"
 
+    @classmethod
+    @cache
+    def is_mysql(cls) -> bool:
+        """Whether it is MySQL itself: the program's own word, for MariaDB's may be called mysqld as well."""
+        command = [str(cls.binary(cls.binaries[0])), "--no-defaults", "--version"]
+        return "MariaDB" not in subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+
     def prepare(self) -> None:
-        found = self.binary("mariadbd")
+        found = self.binary(self.binaries[0])
+        if self.is_mysql():
+            root = f"'root'@'{LOOPBACK}'"  # MySQL makes that of localhost only
+            first = self.folder / "first.sql"
+            first.write_text(f"CREATE USER {root};\nGRANT ALL ON *.* TO {root} WITH GRANT OPTION;\n")
+            self.run(
+                [found, "--no-defaults", "--initialize-insecure", f"--datadir={self.folder / 'data'}",
+                 f"--init-file={first}"]
+            )  # fmt: skip
+            return
         installer = next(
             (folder / "mariadb-install-db" for folder in (found.parent, found.parents[1] / "bin")
              if (folder / "mariadb-install-db").exists()),
@@ -53,7 +75,7 @@ class MariaDBServer(Server):
         )  # fmt: skip
 
     def command(self) -> Sequence[str | Path]:
-        settings = {
+        settings: dict[str, object] = {
             "datadir": self.folder / "data",
             "port": self.port,
             "bind-address": LOOPBACK,
@@ -61,11 +83,19 @@ class MariaDBServer(Server):
             "pid-file": self.folder / "pid",
             "general-log-file": self.general_log,
             "innodb-buffer-pool-size": "32M",
-            "innodb-log-file-size": "16M",
             "max-connections": 200,
         }
+        if self.is_mysql():
+            settings |= {
+                "innodb-redo-log-capacity": "16M",
+                "innodb-lock-wait-timeout": 1,  # of callers' connections: MySQL cannot be told not to wait
+                "mysqlx": "OFF",  # another protocol, on a port that would be the same for all servers
+                "secure-file-priv": "",
+            }
+        else:
+            settings |= {"innodb-log-file-size": "16M"}
         return [
-            self.binary("mariadbd"),
+            self.binary(self.binaries[0]),
             "--no-defaults",
             "--skip-name-resolve",
             *(f"--{name}={value}" for name, value in settings.items()),

@@ -1,11 +1,13 @@
 """Redis: one server, a master with replicas under sentinels, and a cluster of three masters with a replica each.
 
 The plain server keeps nothing on disk. In the groups the replicas are real and the failovers are Redis' own.
+SEMEL_TEST_REDIS_SERVER names another program to run in its place: a newer Redis, or valkey-server.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import subprocess
 import time
@@ -16,10 +18,13 @@ from typing import Any, ClassVar
 
 from tests.servers.base import LOOPBACK, Server, ServerError, free_port
 
+_SERVER = Path(os.environ.get("SEMEL_TEST_REDIS_SERVER") or "redis-server")
+_CLI = _SERVER.with_name(_SERVER.name.replace("server", "cli"))  # beside valkey-server it is valkey-cli
+
 
 class RedisServer(Server):
     name = "redis"
-    binaries = ("redis-server", "redis-cli")
+    binaries = (str(_SERVER), str(_CLI))
     packages = ("redis-server",)
     options: ClassVar[tuple[str, ...]] = (
         *("--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"),
@@ -37,7 +42,7 @@ class RedisServer(Server):
 
     def command(self) -> Sequence[str | Path]:
         return [
-            self.binary("redis-server"),
+            self.binary(self.binaries[0]),
             *("--port", str(self.port), "--bind", LOOPBACK, "--dir", self.folder, "--daemonize", "no"),
             *self.options,
             *self._more,
@@ -70,7 +75,7 @@ class RedisServer(Server):
 
     def cli(self, *words: str) -> str:
         """What redis-cli prints."""
-        command = [str(self.binary("redis-cli")), "-h", LOOPBACK, "-p", str(self.port), *words]
+        command = [str(self.binary(self.binaries[1])), "-h", LOOPBACK, "-p", str(self.port), *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         if done.returncode != 0:
             raise ServerError(f"redis-cli {' '.join(words[:2])}: {done.stdout}{done.stderr}")
@@ -91,7 +96,7 @@ class _Sentinel(RedisServer):
 
     def command(self) -> Sequence[str | Path]:
         return [
-            self.binary("redis-server"), self.folder / "sentinel.conf", "--sentinel",
+            self.binary(self.binaries[0]), self.folder / "sentinel.conf", "--sentinel",
             *("--port", str(self.port), "--bind", LOOPBACK, "--dir", self.folder),
         ]  # fmt: skip
 

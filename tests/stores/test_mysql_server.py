@@ -144,7 +144,7 @@ def test_an_async_first_execution_is_two_round_trips_and_a_replay_one(database: 
 
 
 def test_the_server_sees_two_statements_and_then_one(private_mariadb: MariaDBServer) -> None:
-    """Of MariaDB the packets are single statements too: no transaction, no look, no reset."""
+    """Of MariaDB the packets are single statements too: no transaction, no look, no reset. MySQL needs the look."""
     url = private_mariadb.create_database()
     migrate(url)
     with contextlib.closing(MySQLStore(url, lanes=1)) as store:
@@ -156,11 +156,9 @@ def test_the_server_sees_two_statements_and_then_one(private_mariadb: MariaDBSer
         private_mariadb.execute("SET GLOBAL general_log = 0")
         guard.close()
     logged = private_mariadb.general_log.read_text(errors="replace")
-    assert [line.partition("Query\t")[2][:6] for line in logged.splitlines() if "semel_record" in line] == [
-        "INSERT",
-        "UPDATE",
-        "INSERT",
-    ]
+    claimed = ["INSERT", "SELECT"] if private_mariadb.is_mysql() else ["INSERT"]
+    seen = [line.partition("Query\t")[2][:6] for line in logged.splitlines() if "semel_record" in line]
+    assert seen == [*claimed, "UPDATE", *claimed]
 
 
 def test_tasks_of_one_turn_share_a_trip_and_so_do_their_completions(database: str, trips: Trips) -> None:
@@ -184,19 +182,27 @@ def test_tasks_of_one_turn_share_a_trip_and_so_do_their_completions(database: st
 # Locks and plans
 
 
-def test_connections_of_ours_read_committed_whatever_the_server_says(database: str) -> None:
+def test_connections_of_ours_read_committed_whatever_the_server_says(database: str, mariadb: MariaDBServer) -> None:
+    ours = (
+        "@@transaction_isolation, @@max_execution_time / 1000"
+        if mariadb.is_mysql()
+        else "@@tx_isolation, @@max_statement_time"
+    )
     connection = sync.connect(Settings(database, 1, 10.0, 5.0, 0.0))
     with contextlib.closing(connection.raw), connection.raw.cursor() as cursor:
-        cursor.execute(
-            "SELECT @@tx_isolation, @@autocommit, @@innodb_lock_wait_timeout, @@max_statement_time, @@sql_mode"
-        )
-        isolation, autocommit, lock_wait, slowest, mode = cursor.fetchone()
+        cursor.execute(f"SELECT {ours}, @@autocommit, @@innodb_lock_wait_timeout, @@sql_mode")
+        isolation, slowest, autocommit, lock_wait, mode = cursor.fetchone()
     assert (isolation, autocommit, lock_wait, float(slowest)) == ("READ-COMMITTED", 1, 2, 10.0)
     assert "STRICT_ALL_TABLES" in mode
 
 
 def deadlocks(server: MariaDBServer) -> int:
-    return int(server.execute("SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'")[0][1])
+    counted = (
+        "SELECT name, count FROM information_schema.innodb_metrics WHERE name = 'lock_deadlocks' AND status = 'enabled'"
+        if server.is_mysql()
+        else "SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'"
+    )
+    return int(server.execute(counted)[0][1])
 
 
 @pytest.mark.usefixtures("flavour")
@@ -324,8 +330,8 @@ def test_no_statement_reads_the_whole_table(database: str, store: MySQLStore, re
             rows = [{"id": b"%016d" % i, **PARAMETERS} for i in range(asked_for)]
             piece = Piece(asked, rows, **{"id": b"%016d" % 1, **PARAMETERS})
             plan = connection.execute(Packet(_Explained(piece)))
-            read += [
-                f"{name}: {row}" for row in plan if str(row[2]).startswith(("semel", "r", "s")) and row[3] == "ALL"
+            read += [  # MySQL has a column more before the one that says how a table is read
+                f"{name}: {row}" for row in plan if str(row[2]).startswith(("semel", "r", "s")) and "ALL" in row[3:5]
             ]
             assert plan, name
     assert read == []
@@ -337,7 +343,7 @@ class _Explained(Piece):
 
     def filled(self) -> tuple[str, list[Any]]:
         text, values = super().filled()
-        return f"EXPLAIN {text}", values
+        return f"EXPLAIN FORMAT = TRADITIONAL {text}", values
 
 
 # The caller's own connection
@@ -486,7 +492,7 @@ def test_the_command_line_migrates_and_checks(mariadb_url: str, capsys: pytest.C
         ("ALTER TABLE semel_record MODIFY tenant text", "semel_record.tenant"),
         ("ALTER TABLE semel_record MODIFY `key` varchar(255) COLLATE utf8mb4_general_ci", "semel_record.key"),
         ("ALTER TABLE semel_record ADD CONSTRAINT some_check CHECK (attempt > 0)", "some_check"),
-        ("ALTER TABLE semel_record ENGINE = Aria", "semel_record"),
+        ("ALTER TABLE semel_record ENGINE = MyISAM", "semel_record"),
         ("ALTER TABLE semel_step DROP PRIMARY KEY", "semel_step.PRIMARY"),
         ("DROP TABLE semel_step", "semel_step"),
         ("CREATE INDEX extra ON semel_record (nonce)", "semel_record.extra"),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import time
@@ -183,6 +184,10 @@ def test_who_may_not_listen_looks_for_itself(private_redis: RedisServer) -> None
         ("WRONGTYPE Operation against a key", ConfigurationError, "prefix"),
         ("ERR syntax error", replies.Refused, "7.0"),
         ("ERR unknown command 'WAITAOF'", replies.Refused, "7.0"),
+        ("unknown command 'WAITAOF'", replies.Refused, "7.0"),  # as redis-py hands it on
+        ("ERR WAIT cannot be used with replica instances.", replies.Unconfirmed, "cannot confirm"),
+        ("WAITAOF cannot be used when numlocal is set but appendonly is disabled.", replies.Unconfirmed, "cannot"),
+        ("UNBLOCKED force unblock from blocking operation", replies.Unconfirmed, "stopped waiting"),
         ("ERR whatever", replies.Refused, "refused it"),
     ],
 )
@@ -391,16 +396,84 @@ def test_what_is_said_again_on_a_new_connection_is_confirmed_anew(
 
 
 def test_waiting_for_the_disk_needs_a_server_that_can(private_redis: RedisServer) -> None:
-    if "unknown command" in private_redis.cli("WAITAOF", "0", "0", "1"):
+    if _knows_waitaof(private_redis):
+        refused(private_redis.url, ConfigurationError, "appendonly", wait_aof=True)  # it is off
+    else:
         refused(private_redis.url, ConfigurationError, "wait_aof needs Redis 7.2", wait_aof=True)
-        return
-    refused(private_redis.url, ConfigurationError, "appendonly", wait_aof=True)  # it is off
-    private_redis.cli("CONFIG", "SET", "appendonly", "yes")
-    with contextlib.closing(RedisStore(private_redis.url, wait_aof=True)) as store:
-        assert isinstance(store.execute(claim()), Claimed)
+
+
+def _knows_waitaof(server: RedisServer) -> bool:
+    return "unknown command" not in server.cli("WAITAOF", "0", "0", "1")
+
+
+@pytest.fixture
+def on_disk(redis: RedisServer) -> Iterator[RedisServer]:
+    """A server that keeps an append-only file, as Redis does by itself: flushed once a second."""
+    if not _knows_waitaof(redis):
+        pytest.skip("this server is older than WAITAOF")
+    with RedisServer("--appendonly", "yes") as server:
+        yield server
+
+
+def waits(server: RedisServer) -> int:
+    found = re.search(r"^cmdstat_waitaof:calls=(\d+)", server.cli("INFO", "commandstats"), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+async def answer(store: RedisStore | AsyncRedisStore, op: Op[Any]) -> Any:
+    return store.execute(op) if isinstance(store, RedisStore) else await store.execute(op)
+
+
+def test_with_its_own_settings_a_store_waits_until_the_disk_has_it(on_disk: RedisServer) -> None:
+    """The server confirms once a second: claims and answers that follow each other closely wait for that."""
+
+    async def main() -> None:
+        sync = RedisStore(on_disk.url, wait_aof=True, patience=0)
+        aio = AsyncRedisStore(on_disk.url, wait_aof=True, patience=0)
+        for store in (sync, aio):
+            op = claim()
+            won = await answer(store, op)
+            assert isinstance(won, Claimed)
+            asked = waits(on_disk)
+            assert await answer(store, Complete(op.id, won.token, b"x" * 20, 60.0)) is True
+            assert waits(on_disk) == asked + 1
+            replayed = await answer(store, op)
+            assert isinstance(replayed, Existing)
+            assert waits(on_disk) == asked + 1, "a replay waits for nothing"
+        sync.close()
+        await aio.close()
+
+    run(main)
+
+
+def test_what_is_written_and_cannot_be_confirmed_is_uncertain(on_disk: RedisServer) -> None:
+    """Someone turns the append-only file off: what was written before the question stands."""
+
+    async def main() -> None:
+        sync = RedisStore(on_disk.url, wait_aof=True, patience=0)
+        aio = AsyncRedisStore(on_disk.url, wait_aof=True, patience=0)
+        for store in (sync, aio):
+            assert isinstance(await answer(store, claim()), Claimed)
+        on_disk.cli("CONFIG", "SET", "appendonly", "no")
+        for store in (sync, aio):
+            op = claim()
+            with pytest.raises(StoreUncertain, match="cannot confirm"):
+                await answer(store, op)
+            assert await answer(store, Lookup(op.id)) is not None
+        sync.close()
+        await aio.close()
+
+    run(main)
 
 
 # URLs
+
+
+def test_a_disk_is_given_more_time_than_replicas() -> None:
+    """It confirms once a second, when it is quick."""
+    assert settings("redis://", wait_timeout=None).wait_ms == 1000
+    assert settings("redis://?wait_aof=yes", wait_timeout=None).wait_ms == 3000
+    assert settings("redis://?wait_aof=yes", wait_timeout=2).wait_ms == 2000
 
 
 def settings(url: str, **more: Any) -> Settings:

@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Set
 from typing import Any
 
 import pytest
@@ -26,6 +26,8 @@ from tests.servers.base import free_port
 from tests.servers.freezing import freeze
 
 PLAIN = {"get", "set", "evalsha", "eval", "publish", "setrange", "keys", "scan", "wait", "script|load", "time"}
+LOOKS = {"getrange", "pttl"}
+"""What a sweep asks of each key; pttl is also what scripts ask."""
 
 
 def claim(
@@ -34,17 +36,26 @@ def claim(
     return Claim(id or os.urandom(16), nonce, b"", lease, 3600.0, takeover, "acme", "ship", "key")
 
 
-def commands(server: RedisServer) -> dict[str, int]:
+def commands(server: RedisServer, also: Set[str] = frozenset()) -> dict[str, int]:
     """How often each command ran since the last call, those of the tests themselves left out."""
     found = re.findall(r"cmdstat_([\w|]+):calls=(\d+)", server.cli("INFO", "commandstats"))
     server.cli("CONFIG", "RESETSTAT")
-    return {name: int(calls) for name, calls in found if name in PLAIN}
+    return {name: int(calls) for name, calls in found if name in PLAIN | also}
 
 
 def number(server: RedisServer, section: str, name: str) -> int:
     found = re.search(rf"^{name}:(\d+)", server.cli("INFO", section), re.MULTILINE)
     assert found, name
     return int(found[1])
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str) -> AsyncIterator[AsyncRedisStore]:
+    store = AsyncRedisStore(url)
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 async def told(store: AsyncRedisStore, op: Op[Any]) -> Any:
@@ -123,6 +134,58 @@ def test_nothing_but_a_sweep_walks_the_keys(private_redis: RedisServer) -> None:
         assert not {"keys", "scan"} & commands(private_redis).keys()
         store.execute(Sweep(10))
         assert commands(private_redis)["scan"] == 1
+
+
+def test_a_sweep_asks_one_thing_of_a_record_that_is_not_in_doubt(private_redis: RedisServer) -> None:
+    """It goes through the connection of the calls, and through their event loop."""
+
+    async def main() -> None:
+        async with opened(private_redis.url) as store:
+            ops = [claim(takeover=takeover) for takeover in Takeover for _ in range(10)]
+            for op in ops:
+                assert isinstance(await store.execute(op), Claimed)
+            commands(private_redis)
+            assert (await store.execute(Sweep(100))).unknown == 0
+            asked = commands(private_redis, LOOKS)
+            assert asked["getrange"] == 30
+            assert asked["pttl"] == 20, "those that may not be run again"
+
+    run(main)
+
+
+def test_an_async_sweep_sends_a_script_that_the_server_has_forgotten(private_redis: RedisServer) -> None:
+    async def main() -> None:
+        async with opened(private_redis.url) as store:
+            for _ in range(5):
+                op = claim(lease=0.001, takeover=Takeover.REJECT)
+                object.__setattr__(op, "ttl", 0.001)
+                await store.execute(op)
+            private_redis.cli("SCRIPT", "FLUSH")
+            async with asyncio.timeout(10):
+                found = 0
+                while found < 5:
+                    found += (await store.execute(Sweep(100))).unknown
+            assert found == 5
+
+    run(main)
+
+
+def test_names_that_are_no_valid_text_are_kept_as_they_are(store: RedisStore) -> None:
+    op = claim()
+    for name in ("tenant", "operation", "key"):
+        object.__setattr__(op, name, f"{name} \ud800")
+    won = store.execute(op)
+    assert isinstance(won, Claimed)
+    record = store.execute(Lookup(op.id))
+    assert record is not None
+    assert (record.tenant, record.operation, record.key) == (op.tenant, op.operation, op.key)
+    assert store.execute(Complete(op.id, won.token, b"x", 60.0))
+    met = store.execute(op)
+    found = store.execute(Lookup(op.id))
+    assert isinstance(met, Existing)
+    assert found is not None
+    for name in ("id", "state", "token", "attempt", "fingerprint", "snapshot", "tenant", "operation", "key"):
+        assert getattr(met.record, name) == getattr(found, name)
 
 
 def test_a_sweep_is_bounded_and_goes_on_where_it_stopped(

@@ -21,8 +21,9 @@ LOCK_WAIT: Final = 600
 
 MYSQL: Final = Schema(
     folder="mysql",
-    # The lock is the whole server's, so the database's name is part of its own.
-    begin=(f"SELECT GET_LOCK(CONCAT('semel.', MD5(DATABASE())), {LOCK_WAIT})",),
+    # The lock is the whole server's, so the database's name is part of its own: hashed, for a name has 64 characters at
+    # most. Not by MD5, which MySQL 9.7 has no longer.
+    begin=(f"SELECT GET_LOCK(CONCAT('semel.', SHA2(DATABASE(), 224)), {LOCK_WAIT})",),
     ledger=(
         "CREATE TABLE IF NOT EXISTS semel_migration (version int NOT NULL PRIMARY KEY, name varchar(255) NOT NULL)"
         " ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"

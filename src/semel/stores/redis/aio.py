@@ -13,15 +13,14 @@ from semel.stores.redis.aio_link import AsyncLink
 from semel.stores.redis.aio_listener import AsyncListener
 from semel.stores.redis.aio_servers import AsyncServers
 from semel.stores.redis.link import require_redis
-from semel.stores.redis.programs import Programs, Watch
-from semel.stores.redis.replies import Lost, Moved, NoMemory, NotMaster, Unreachable
+from semel.stores.redis.programs import BARRIER, Programs, Watch
+from semel.stores.redis.replies import Lost, Moved, NoMemory, NoScript, NotMaster, Unreachable
 from semel.stores.redis.risks import Risk
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     LISTEN_AGAIN,
     PATIENCE,
     TIMEOUT,
-    WAIT_TIMEOUT,
     Address,
     Settings,
 )
@@ -47,7 +46,7 @@ class AsyncRedisStore:
         listen: bool = True,
         wait_replicas: int | None = None,
         wait_aof: bool | None = None,
-        wait_timeout: Duration = WAIT_TIMEOUT,
+        wait_timeout: Duration | None = None,
     ) -> None:
         """As of ``RedisStore``. One connection to each server serves all tasks: there are no lanes."""
         require_redis()
@@ -86,7 +85,9 @@ class AsyncRedisStore:
                 asking = redirected is not None
                 while True:
                     try:
-                        reply = await link.call(command, asking=asking)
+                        reply = await (link.barrier() if command is BARRIER else link.send(command.parts, asking))
+                    except NoScript:
+                        command = command.in_full()
                     except NoMemory as full:
                         command = program.throw(full)
                     else:
@@ -162,8 +163,7 @@ class AsyncRedisStore:
             try:
                 commands = next(steps)
                 while True:
-                    replies = await asyncio.gather(*map(link.call, commands), return_exceptions=True)
-                    commands = steps.send(replies)
+                    commands = steps.send(await link.exchange(commands))
             except StopIteration as stop:
                 cursors[address] = stop.value[0]
                 unknown += stop.value[1]

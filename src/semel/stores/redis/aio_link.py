@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Final, cast
 
 from semel.errors import ConfigurationError, SemelError, StoreUncertain
 from semel.stores.redis.clock import ServerClock
 from semel.stores.redis.greeting import Greeting
-from semel.stores.redis.programs import BARRIER
 from semel.stores.redis.replies import NoScript, Unreachable, from_reply, lost, unreachable
 from semel.stores.redis.scripts import Command
 from semel.stores.redis.settings import CLOSE_PATIENCE, MOST_IN_FLIGHT, Address, Settings
@@ -92,22 +91,27 @@ class AsyncLink(asyncio.Protocol):
 
     # -- what a store asks -----------------------------------------------------------------------------------------
 
-    async def call(self, command: Command, *, asking: bool = False) -> Any:
-        """Send, and the reply; an error reply is raised."""
-        if command is BARRIER:
-            return await self._shared_barrier()
-        try:
-            return await self.send(command.parts, asking)
-        except NoScript:
-            return await self.send(command.in_full().parts, asking)
+    async def barrier(self) -> Any:
+        """One WAIT for all who ask in this turn: it covers everything that was written on this connection."""
+        if self._barrier is None:
+            self._barrier = self.send(self._barrier_command.parts)
+            self._barrier.add_done_callback(_drop)  # all who asked may be gone when it fails
+        return await asyncio.shield(self._barrier)
+
+    async def exchange(self, commands: Sequence[Command]) -> list[Any]:
+        """One trip: all are written together, without a task for each. An error is an answer, too."""
+        replies = await self._exchange([command.parts for command in commands])
+        for at, reply in enumerate(replies):
+            if isinstance(reply, NoScript):
+                (replies[at],) = await self._exchange([commands[at].in_full().parts])
+        return replies
 
     async def greet(self, greeting: Greeting) -> None:
         """Say what is said on a new connection."""
         try:
             commands = next(greeting)
             while True:
-                futures = [self.send(command.parts) for command in commands]
-                replies = await asyncio.gather(*futures, return_exceptions=True)
+                replies = await self._exchange([command.parts for command in commands])
                 for reply in replies:
                     if isinstance(reply, StoreUncertain):
                         raise unreachable(str(self.address), reply)
@@ -152,12 +156,23 @@ class AsyncLink(asyncio.Protocol):
 
     # -- how it travels --------------------------------------------------------------------------------------------
 
-    async def _shared_barrier(self) -> Any:
-        """One WAIT for all who ask in this turn: it covers everything that was written on this connection."""
-        if self._barrier is None:
-            self._barrier = self.send(self._barrier_command.parts)
-            self._barrier.add_done_callback(_drop)  # all who asked may be gone when it fails
-        return await asyncio.shield(self._barrier)
+    async def _exchange(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        replies: list[Any] = []
+        futures: list[asyncio.Future[Any]] = []
+        try:
+            for parts in commands:
+                futures.append(self.send(parts))
+            for future in futures:
+                try:
+                    replies.append(await future)
+                except SemelError as error:
+                    replies.append(error)
+        except BaseException:
+            for future in futures:
+                if not future.cancel():
+                    _drop(future)
+            raise
+        return replies
 
     def _flush(self) -> None:
         self._flushing = False

@@ -62,7 +62,7 @@ class AsyncListener:
                 address = masters[tries % len(masters)]
                 link = await open_link(settings, address, Command(()), self._wake)
                 await link.greet(introduce(settings.username, settings.password, settings.db))
-                await link.call(Command((b"SUBSCRIBE", self._channel)))
+                await link.send((b"SUBSCRIBE", self._channel))
                 self._wake_all()  # whatever was said while nobody listened
                 self._hears.set()
                 await link.ended.wait()

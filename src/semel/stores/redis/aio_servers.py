@@ -90,10 +90,7 @@ class AsyncServers:
     async def look_at(self, link: AsyncLink) -> list[Risk]:
         """The risks of a server; those that are new are logged."""
         settings = self._settings
-        replies = await asyncio.gather(*map(link.call, QUESTIONS), return_exceptions=True)
-        for reply in replies:
-            if isinstance(reply, BaseException) and not isinstance(reply, SemelError):
-                raise reply
+        replies = await link.exchange(QUESTIONS)
         risks = assess(replies, wait_replicas=settings.wait_replicas, wait_aof=settings.wait_aof)
         news = [risk for risk in risks if risk.name not in self._told]
         if news:
@@ -158,7 +155,7 @@ class AsyncServers:
                     await link.greet(introduce(settings.sentinel_username, settings.sentinel_password, 0))
                 else:
                     await link.greet(introduce(settings.username, settings.password, 0))
-                return await link.call(Command(command)) or ()
+                return await link.send(command) or ()
         except (SemelError, TimeoutError) as error:
             _log.debug("Redis at %s does not answer: %s", address, error)
             return None

@@ -29,7 +29,7 @@ from semel.errors import StoreUncertain
 from semel.stores.redis.clock import ServerClock
 from semel.stores.redis.replies import NoMemory
 from semel.stores.redis.scripts import Command, scripts
-from semel.stores.redis.values import eight_bytes, fresh, milliseconds, shown, state_in, steps_in, token_in
+from semel.stores.redis.values import eight_bytes, finished, fresh, milliseconds, shown, state_in, steps_in, token_in
 
 __all__ = ["BARRIER", "Program", "Programs", "Watch"]
 
@@ -93,7 +93,7 @@ class Programs:
         if found is None:
             answer = Claimed(token, 1)
         elif state_in(found) is not State.RUNNING:
-            return Existing(shown(op.id, found, clock.now()))
+            return Existing(finished(op, found, clock.now()))
         else:
             reply = yield self._scripts["claim"].call(key, value, life, self._flag, self.channel)
             if reply[0] == 0:

@@ -17,6 +17,7 @@ __all__ = [
     "NoScript",
     "NotMaster",
     "Refused",
+    "Unconfirmed",
     "Unreachable",
     "from_reply",
     "lost",
@@ -48,6 +49,10 @@ class NoScript(StoreUnavailable):
     """The server has forgotten the script: send it in full."""
 
 
+class Unconfirmed(StoreUnavailable):
+    """WAIT or WAITAOF was refused. What they were asked behind is written, so a caller is told that it is uncertain."""
+
+
 class Moved(StoreUnavailable):
     """Another node of the cluster has the slot; with ``asking``, for this once only."""
 
@@ -67,7 +72,7 @@ _KINDS: Final[dict[str, tuple[Callable[[str], SemelError], str]]] = {
     "BUSY": (Unreachable, "Redis is busy with a script"),
     "CLUSTERDOWN": (NotMaster, "the Redis Cluster is down, or does not cover all slots"),
     "TRYAGAIN": (Unreachable, "the Redis Cluster is moving the slot"),
-    "UNBLOCKED": (Unreachable, "Redis let go of the connection"),
+    "UNBLOCKED": (Unconfirmed, "Redis has it, but stopped waiting for its replicas"),
     "OOM": (NoMemory, "Redis has no memory left, and refuses to write"),
     "MISCONF": (Refused, "Redis cannot save to disk, and refuses to write"),
     "NOREPLICAS": (Refused, "Redis has too few replicas, and refuses to write"),
@@ -90,10 +95,13 @@ def from_reply(text: str) -> SemelError:
         host, _, port = address.rpartition(":")
         return Moved(f"the Redis Cluster has moved the slot: {rest}", int(slot), host, int(port), code == "ASK")
     kind, words = _KINDS.get(code, (Refused, "Redis refused it"))
-    if "unknown command" in text and code == "ERR":
+    said = text.removeprefix("ERR ")  # redis-py has cut it off already
+    if said.startswith("unknown command"):
         words = "Redis does not know the command: Semel needs Redis 7.0 or newer, or Valkey"
-    elif "syntax error" in text and code == "ERR":
+    elif said.startswith("syntax error"):
         words = "Redis does not know SET with NX and GET: Semel needs Redis 7.0 or newer, or Valkey"
+    elif said.startswith(("WAIT ", "WAITAOF ")):
+        kind, words = Unconfirmed, "Redis cannot confirm what it has"
     return kind(f"{words} ({_short(text)})")
 
 

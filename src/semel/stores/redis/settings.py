@@ -18,6 +18,8 @@ TIMEOUT: Final = 10.0
 CONNECT_TIMEOUT: Final = 5.0
 PATIENCE: Final = 1.0
 WAIT_TIMEOUT: Final = 1.0
+WAIT_TIMEOUT_OF_DISK: Final = 3.0
+"""With ``appendfsync everysec`` the server confirms once a second, and two late where the disk is busy."""
 LISTEN_AGAIN: Final = 1.0
 """A waiter looks again after so many seconds although nobody woke it: a listener may be deaf without knowing."""
 MOST_IN_FLIGHT: Final = 100_000
@@ -70,7 +72,7 @@ class Settings:
         patience: Duration,
         wait_replicas: int | None,
         wait_aof: bool | None,
-        wait_timeout: Duration,
+        wait_timeout: Duration | None,
     ) -> None:
         self.kind, self.tls, self.addresses, self.service, options = _read(url)
         self.username: str | None = options.get("username")
@@ -86,6 +88,8 @@ class Settings:
         self.timeout = seconds(timeout, "timeout")
         self.connect_timeout = seconds(connect_timeout, "connect_timeout")
         self.patience = seconds(patience, "patience")
+        if wait_timeout is None:
+            wait_timeout = WAIT_TIMEOUT_OF_DISK if self.wait_aof else WAIT_TIMEOUT
         self.wait_ms = max(1, int(seconds(wait_timeout, "wait_timeout") * 1000))
         if not 1 <= lanes <= 64:
             raise ConfigurationError(f"lanes are connections, 1 to 64, not {lanes!r}")

@@ -19,7 +19,6 @@ from semel.stores.redis.settings import (
     LISTEN_AGAIN,
     PATIENCE,
     TIMEOUT,
-    WAIT_TIMEOUT,
     Settings,
 )
 from semel.stores.redis.threads import Listener
@@ -44,7 +43,7 @@ class RedisStore:
         listen: bool = True,
         wait_replicas: int | None = None,
         wait_aof: bool | None = None,
-        wait_timeout: Duration = WAIT_TIMEOUT,
+        wait_timeout: Duration | None = None,
     ) -> None:
         """
         :param url: ``redis://[user:password@]host:port/db``, ``rediss://…``, ``redis+sentinel://host,host/service/db``,
@@ -56,7 +55,7 @@ class RedisStore:
         :param listen: be woken by publish/subscribe when waiting (one more connection); False polls.
         :param wait_replicas: how many replicas must confirm a claim, an answer, a step; fewer is StoreUncertain.
         :param wait_aof: whether the server must have it on disk as well (``WAITAOF``, Redis 7.2).
-        :param wait_timeout: how long they may take to confirm.
+        :param wait_timeout: how long they may take to confirm; 1 s by default, 3 s with ``wait_aof``.
         """
         require_redis()
         settings = Settings(

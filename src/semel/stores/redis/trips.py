@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from semel.core.ops import Op, Resolve
 from semel.errors import SemelError, StoreUnavailable, StoreUncertain
-from semel.stores.redis.replies import Moved, Unreachable
+from semel.stores.redis.replies import Moved, Unconfirmed, Unreachable
 
 __all__ = ["Trip"]
 
@@ -34,7 +34,7 @@ class Trip:
         if isinstance(error, Moved):
             self._moves += 1
             return 0.0 if self._moves <= MOST_MOVES else None
-        if isinstance(error, StoreUncertain):
+        if isinstance(error, (StoreUncertain, Unconfirmed)):
             self._sent = True
             if type(self._op) is Resolve:
                 return None  # the one Op that may not be sent twice: by then the record may be another owner's

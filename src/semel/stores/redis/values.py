@@ -27,15 +27,31 @@ from semel.core.ops import Claim, Record
 from semel.core.states import State, Takeover
 from semel.errors import ConfigurationError
 
-__all__ = ["FAR", "eight_bytes", "fresh", "is_doubtful", "milliseconds", "shown", "state_in", "steps_in", "token_in"]
+__all__ = [
+    "FAR",
+    "eight_bytes",
+    "finished",
+    "fresh",
+    "is_doubtful",
+    "may_be_doubtful",
+    "milliseconds",
+    "shown",
+    "state_in",
+    "steps_in",
+    "token_in",
+]
 
 FAR: Final = 31_622_400_000_000
 """A thousand years in ms: the extra life of a key whose record may be in doubt, as in ``lua/record.lua``."""
 HEAD: Final = struct.Struct(">BBBBQQIQQQQI")
 _LENGTHS: Final = struct.Struct(">IIi")
+_BYTE: Final = tuple(bytes((number,)) for number in range(256))
 _SIZE: Final = struct.Struct(">I")
 _VERSION: Final = 1
 _EIGHT: Final = struct.Struct(">Q")
+_STATES: Final = (State.ABSENT, State.RUNNING, State.DONE, State.UNKNOWN)
+_ENDED: Final = struct.Struct(">4xQ8xIQ16xQI")
+"""Of the head: token, attempt, created, expires, size."""
 
 
 def milliseconds(seconds: float) -> int:
@@ -59,20 +75,20 @@ def fresh(claim: Claim, token: int, now: int) -> tuple[bytes, int]:
     life = max(lease, ttl)
     if claim.takeover is not Takeover.RETRY:
         life += FAR
-    fingerprint = claim.fingerprint
-    tenant = claim.tenant.encode("utf-8", "surrogatepass")
-    operation = claim.operation.encode("utf-8", "surrogatepass")
-    key = b"" if claim.key is None else claim.key.encode("utf-8", "surrogatepass")
-    names = b"".join(
-        (
-            bytes((len(fingerprint),)), fingerprint,
-            _LENGTHS.pack(len(tenant), len(operation), -1 if claim.key is None else len(key)), tenant, operation, key,
-        )
-    )  # fmt: skip
-    head = HEAD.pack(
-        _VERSION, 1, claim.takeover, 0, token, claim.nonce, 1, now, life - lease, life - ttl, 0, len(names)
-    )
-    return head + names, life
+    fingerprint, key = claim.fingerprint, claim.key
+    tenant, operation = _bytes(claim.tenant), _bytes(claim.operation)
+    named = b"" if key is None else _bytes(key)
+    lengths = _LENGTHS.pack(len(tenant), len(operation), -1 if key is None else len(named))
+    size = 1 + len(fingerprint) + len(lengths) + len(tenant) + len(operation) + len(named)
+    head = HEAD.pack(_VERSION, 1, claim.takeover, 0, token, claim.nonce, 1, now, life - lease, life - ttl, 0, size)
+    return b"".join((head, _BYTE[len(fingerprint)], fingerprint, lengths, tenant, operation, named)), life
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair: kept as it is
+        return text.encode("utf-8", "surrogatepass")
 
 
 def state_in(value: bytes) -> State:
@@ -81,14 +97,36 @@ def state_in(value: bytes) -> State:
         raise ConfigurationError(
             "a key of the store holds something else: give Semel a prefix of its own, RedisStore(url, prefix=…)"
         )
-    return State(value[1])
+    return _STATES[value[1]]
 
 
-def shown(id: bytes, value: bytes, now: int, left: float | None = None, lease_left: float = 0.0) -> Record:
-    """The record as readers see it. ``left`` and ``lease_left`` are seconds, where the key's life was asked for;
-    otherwise ``now``, the server's clock as we know it, says how long what is finished will be kept."""
+def finished(claim: Claim, value: bytes, now: int) -> Record:
+    """The record that a claim has met, as readers see it, unless it runs: most calls that are no first ones. Tenant,
+    operation and key are the claim's own, for the identity is made of them; what is left to tell is told as ``shown``
+    does."""
+    token, attempt, created, expires, size = _ENDED.unpack_from(value)
+    state = _STATES[value[1]]
+    at = HEAD.size + 1 + value[HEAD.size]
+    return Record(
+        claim.id,
+        state,
+        token,
+        attempt,
+        value[HEAD.size + 1 : at],
+        value[HEAD.size + size :] if state is State.DONE else None,
+        0.0,
+        max(0, now - created) / 1e6,
+        (expires - now) / 1e6,
+        claim.tenant,
+        claim.operation,
+        claim.key,
+    )
+
+
+def shown(id: bytes, value: bytes, now: int, left: float, lease_left: float) -> Record:
+    """The record as readers see it. ``left`` and ``lease_left`` are seconds, by the life of the key."""
     state = state_in(value)
-    _, _, _, _, token, _, attempt, created, _, _, expires, size = HEAD.unpack_from(value)
+    token, attempt, created, _, size = _ENDED.unpack_from(value)
     if state is State.RUNNING and lease_left <= 0:
         state = State.ABANDONED
     at = HEAD.size + 1 + value[HEAD.size]
@@ -109,7 +147,7 @@ def shown(id: bytes, value: bytes, now: int, left: float | None = None, lease_le
         value[HEAD.size + size :] if state is State.DONE else None,
         lease_left if state in (State.RUNNING, State.ABANDONED) else min(lease_left, 0.0),
         max(0, now - created) / 1e6,
-        (expires - now) / 1e6 if left is None else left,
+        left,
         tenant.decode("utf-8", "surrogatepass"),
         operation.decode("utf-8", "surrogatepass"),
         key,
@@ -130,9 +168,12 @@ def steps_in(raw: bytes) -> tuple[tuple[str, bytes], ...]:
     return tuple(steps)
 
 
+def may_be_doubtful(head: bytes) -> bool:
+    """Whether the record runs and may not be run again: then its times decide."""
+    return len(head) >= HEAD.size and head[0] == _VERSION and head[1] == State.RUNNING and head[2] != Takeover.RETRY
+
+
 def is_doubtful(head: bytes, pttl: int) -> bool:
-    """Whether a sweep should look at the record: it runs, may not be run again, and its lease and ttl are over."""
-    if len(head) < HEAD.size or head[0] != _VERSION or head[1] != State.RUNNING or head[2] == Takeover.RETRY:
-        return False
+    """Whether a sweep should look at the record: it may be doubtful, and its lease and ttl are over."""
     lease_rest, ttl_rest = HEAD.unpack_from(head)[8:10]
     return bool(pttl <= lease_rest and pttl <= ttl_rest)
