@@ -14,6 +14,7 @@
     │   ├── KeyInvalid        400
     │   ├── KeyReused         422   the same key came with another request
     │   ├── KeyExpired        422   the answer under this key has expired: use a new key
+    │   ├── BodyTooLarge      413   an HTTP request is longer than its route takes
     │   ├── DocumentError     400   a JSON document is malformed, or has no canonical form (also a ValueError)
     │   ├── InProgress        409   the first still runs: retry later
     │   ├── TooManyKeys       429   the tenant holds as many live keys as its quota allows
@@ -21,6 +22,7 @@
     │   │   ├── PreconditionInvalid   400   If-Match or If-None-Match is malformed
     │   │   ├── PreconditionFailed    412   the resource is not what the caller thinks it is
     │   │   └── PreconditionRequired  428   the route changes nothing unconditionally
+    │   ├── ConditionFailed   409   a condition of the operation's own writes does not hold: none was made
     │   └── NotResolvable     409   resolve() or release() of an operation that is not in doubt
     ├── OutcomeError                the operation ran, or may have run
     │   ├── OutcomeUnknown    500   an attempt ended without a word; someone must resolve it
@@ -44,6 +46,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 __all__ = [
+    "BodyTooLarge",
+    "ConditionFailed",
     "ConfigurationError",
     "DocumentError",
     "InProgress",
@@ -152,6 +156,13 @@ class KeyExpired(RequestError):
     code = "idempotency_key_expired"
 
 
+class BodyTooLarge(RequestError):
+    """The body of an HTTP request is longer than its route takes: nothing was run and nothing was stored."""
+
+    status = 413
+    code = "idempotency_body_too_large"
+
+
 class DocumentError(RequestError, ValueError):
     """The JSON document is malformed, or has no canonical form."""
 
@@ -204,6 +215,22 @@ class PreconditionRequired(PreconditionError):
 
     status = 428
     code = "precondition_required"
+
+
+class ConditionFailed(RequestError):
+    """A condition of the operation's own writes does not hold: none of them was made, and the key is free again.
+
+    ``writes`` are the places of those writes in what the operation asked for, from 0; ``items`` what stood there, for
+    writes that asked to be shown it, and None for the others.
+    """
+
+    status = 409
+    code = "idempotency_condition_failed"
+
+    def __init__(self, message: str, writes: tuple[int, ...] = (), items: tuple[Any, ...] = ()) -> None:
+        super().__init__(message)
+        self.writes = writes
+        self.items = items
 
 
 class NotResolvable(RequestError):

@@ -1,4 +1,4 @@
-"""DynamoDB: the conformance suite, sync and async, against a server that speaks its API."""
+"""DynamoDB: the conformance suite, sync and async, on DynamoDB Local; a part of it on moto."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import pytest
 
 from semel.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, migrate
 from semel.testing import conformance
-from tests.servers import DynamoDBServer
+from tests.servers import DynamoDBServer, MotoServer
 
 TOO_LARGE = "any_snapshot_comes_back"
 """One of its snapshots is a megabyte; an item has 400 KB at most: see test_dynamodb_service.py."""
+
+FUTURE = 4_000_000_000.0
+"""When the suite plays: the server removes what has expired by its own clock, and nothing may go under our hands."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +42,7 @@ def table(dynamodb: DynamoDBServer, tables: dict[str, str], request: pytest.Fixt
 class _FitsIntoAnItem:
     @pytest.fixture
     def clock(self) -> conformance.ManualClock:
-        return conformance.ManualClock()
+        return conformance.ManualClock(FUTURE)
 
     def _prove(self, proof: Any, *rest: Any) -> None:
         if proof.name == TOO_LARGE:
@@ -61,3 +64,19 @@ class TestAsyncDynamoDBStore(_FitsIntoAnItem, conformance.AsyncStoreSuite):
     @pytest.fixture
     def open_store(self, table: str, clock: conformance.ManualClock) -> Callable[[], AsyncDynamoDBStore]:
         return lambda: AsyncDynamoDBStore(table, clock=clock)
+
+
+@pytest.fixture(scope="module")
+def moto_table(moto: MotoServer) -> str:
+    return moto.table()
+
+
+@pytest.mark.parametrize(
+    "proof",
+    [proof for family in conformance.FAMILIES if family.name in ("claim", "fencing") for proof in family.proofs],
+    ids=str,
+)
+def test_on_a_second_implementation(moto_table: str, proof: Any) -> None:
+    migrate(moto_table)
+    clock = conformance.ManualClock(FUTURE)
+    conformance.play(proof, lambda: DynamoDBStore(moto_table, clock=clock), clock=clock)

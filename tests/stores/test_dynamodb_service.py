@@ -214,15 +214,27 @@ def test_a_worker_with_a_wrong_clock_judges_leases_by_the_services(table: str, m
         assert 20 < answer.record.lease_left < 33
 
 
-def test_only_what_has_ended_for_everyone_is_taken_over(store: DynamoDBStore) -> None:
+def test_only_what_has_ended_for_everyone_is_taken_over(table: str, store: DynamoDBStore) -> None:
     """The time is known to about a second: a lease that ended a moment ago may not have ended elsewhere."""
     assert isinstance(store.execute(claim("a", lease=0.001)), Claimed)
-    now, clock = store._settings.clock.now(), store._settings.clock
-    clock.earliest = lambda: now - 0.5  # type: ignore[method-assign]
+    ended, clock = int(item(table, claim("a"))["lease_end"]["N"]) / 1e6, store._settings.clock
+    clock.earliest = lambda: ended - 0.5  # type: ignore[method-assign]
     again = store.execute(claim("a", nonce=2))
     assert isinstance(again, Existing)
     assert again.record.state is State.RUNNING
-    clock.earliest = lambda: now + 0.5  # type: ignore[method-assign]
+    clock.earliest = lambda: ended + 0.5  # type: ignore[method-assign]
+    taken = store.execute(claim("a", nonce=2))
+    assert isinstance(taken, Claimed)
+    assert taken.attempt == 2
+
+
+def test_what_was_given_up_may_be_taken_over_at_once(store: DynamoDBStore) -> None:
+    """Also by those who know the time less well than whoever gave it up."""
+    won = store.execute(claim("a"))
+    assert isinstance(won, Claimed)
+    assert store.execute(Release(claim("a").id, won.token, State.ABANDONED)) is True
+    now, clock = store._settings.clock.now(), store._settings.clock
+    clock.earliest = lambda: now - 1.0  # type: ignore[method-assign]
     taken = store.execute(claim("a", nonce=2))
     assert isinstance(taken, Claimed)
     assert taken.attempt == 2
@@ -256,9 +268,24 @@ def test_an_unknown_outcome_has_none(table: str, store: DynamoDBStore) -> None:
     assert "ttl" not in item(table, claim("a"))
 
 
+@pytest.mark.slow
+def test_the_service_removes_what_has_expired_and_nothing_in_doubt(table: str) -> None:
+    with contextlib.closing(DynamoDBStore(table, clock=lambda: time.time() - 100)) as store:
+        for takeover in (Takeover.RETRY, Takeover.REJECT):
+            store.execute(claim(f"running {takeover}", takeover=takeover, lease=1.0, ttl=1.0))
+            won = store.execute(claim(f"done {takeover}", takeover=takeover))
+            assert isinstance(won, Claimed)
+            assert store.execute(Complete(claim(f"done {takeover}").id, won.token, b"x", 1.0)) is True
+        end = time.monotonic() + 90
+        while len(left := client(table).scan(TableName=Settings(table, 1, 1, 1, None).table)["Items"]) > 1:
+            assert time.monotonic() < end, "it looks every ten seconds or so"
+            time.sleep(0.5)
+        assert [kept["key"]["S"] for kept in left] == [f"running {Takeover.REJECT}"]
+
+
 def test_a_slow_sweep_does_not_remove_what_was_claimed_anew_meanwhile(table: str) -> None:
     """It has read the old record; that one goes, and a new one of the same version takes its place."""
-    clock = ManualClock()
+    clock = ManualClock(4_000_000_000.0)  # the server itself removes what has expired by its own clock
     with contextlib.closing(DynamoDBStore(table, clock=clock)) as store:
         store.execute(claim("a", lease=1.0, ttl=1.0))
         clock.advance(10.0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final, TypeAlias
 
-from semel.core.ops import INPUT, Claim, Claimed, Complete, Lookup, Op, Record, Release, SaveStep
+from semel.core.ops import INPUT, Claim, Claimed, Complete, Lookup, NotWritten, Op, Record, Release, SaveStep
 from semel.core.outcomes import CANNOT_TELL, NOT_DONE, Call, Failed, Outcome, Recovered, shown
 from semel.core.quota import admit
 from semel.core.serializers import NotSerializable
@@ -206,6 +206,7 @@ def _execute(call: Call, claimed: Claimed) -> Flow:
     kind = type(outcome)
     if kind is Returned:
         return (yield from _complete(call, claimed, outcome.value))
+    call.writes = None
     if kind is Lost:
         return (yield from _superseded(call, claimed))
     if kind is Declined:
@@ -230,6 +231,7 @@ def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[An
         return Failed(outcome.error)
     verdict = outcome.value
     if verdict is NOT_DONE:
+        call.writes = ()
         return None
     if isinstance(verdict, Recovered):
         call.tell(events.Recovered, claimed.attempt)
@@ -267,11 +269,13 @@ def _complete(call: Call, claimed: Claimed, result: Any) -> Flow:
         # The effect has happened: remember that it is done, whatever becomes of the result, and never run it again.
         dropped = error
         snapshot = call.seal_nothing(str(error))
-    op = Complete(call.id, claimed.token, snapshot, call.policy.kept_seconds)
+    op = call.completion(claimed.token, snapshot, result)
     try:
         held = yield op
     except StoreError as error:
         held = yield from _settle(call, op, result, error)
+    if type(held) is NotWritten:
+        return (yield from _failed(call, claimed, held.error))
     if held is False:
         return (yield from _superseded(call, claimed))
     if held is None:
@@ -340,7 +344,7 @@ def _settle(call: Call, op: Complete, result: Any, error: StoreError) -> Generat
         call.tell(events.StoreFailed, "complete", str(error))
         pause = next(pauses, pause)
         if pause > left:
-            if call.policy.fails_open:
+            if call.policy.fails_open and type(op) is Complete:  # without its writes it has had no effect
                 return None
             # Not the store's own words alone: they speak of the last Op, and the effect has happened.
             unsettled = type(error)(f"{call} ran, but its outcome could not be stored: {error}")

@@ -11,6 +11,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from semel.core.states import State, Takeover
 from semel.core.values import value
+from semel.errors import SemelError
 
 R = TypeVar("R")
 
@@ -106,6 +107,22 @@ class Complete(Op[bool]):
     token: int
     snapshot: bytes
     ttl: float
+
+
+@value
+class CompleteWith(Complete):
+    """Complete, and make the handler's own writes in the same step: all of it or nothing. Only for stores that accept
+    writes; answered with NotWritten too.
+    """
+
+    writes: tuple[Any, ...]
+
+
+@value
+class NotWritten:
+    """Nothing was written, and sent again it would not be: a condition does not hold, or a write cannot be made."""
+
+    error: SemelError
 
 
 @value
@@ -220,4 +237,4 @@ class Resumable(Op[Page]):
 
 
 OPS: Final[tuple[type[Op[Any]], ...]] = (Claim, Renew, Complete, Release, SaveStep, Lookup, Resolve, Sweep)
-"""All Ops that every store answers. ``Count`` and ``Resumable`` are for stores that declare them."""
+"""All Ops that every store answers. ``Count``, ``Resumable`` and ``CompleteWith`` are for stores that declare them."""

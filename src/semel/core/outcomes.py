@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from semel.core.failures import decode_error, encode_error
+from semel.core.ops import Complete, CompleteWith
 from semel.core.serializers import PLAIN, NotSerializable, Serializer, decode_result
 from semel.core.snapshot import Codec, Kind
 from semel.core.values import value
 from semel.errors import ResultNotStored
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from semel.core.policy import Policy
     from semel.core.quota import Meter
     from semel.observe.events import Event, EventHook
@@ -77,8 +80,8 @@ class Call:
     """One call of one operation: made by an engine, read by the flow."""
 
     __slots__ = (
-        "codec", "fingerprint", "has_steps", "hook", "id", "input", "key", "nonce", "operation", "policy",
-        "quota", "resumption", "serializer", "stored_key", "tenant",
+        "accept", "codec", "fingerprint", "has_steps", "hook", "id", "input", "key", "nonce", "operation", "policy",
+        "quota", "resumption", "serializer", "stored_key", "tenant", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +116,10 @@ class Call:
         """What the function was called with, where that is to be kept."""
         self.resumption = False
         """Made by a recoverer: it goes on with what was abandoned, and begins nothing."""
+        self.accept: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None = None
+        """How the store takes the handler's own writes; None where it takes none."""
+        self.writes: tuple[Any, ...] | None = ()
+        """Made with the completion; None once that is on its way."""
 
     def __str__(self) -> str:
         return f"{self.operation}[{self.key}]" if self.stored_key is not None else f"{self.operation}[…]"
@@ -140,6 +147,17 @@ class Call:
 
     def seal_input(self) -> bytes:
         return self._sealed(Kind.VALUE, PLAIN.name, self.input or b"")
+
+    def completion(self, token: int, snapshot: bytes, result: Any) -> Complete:
+        """The Op that ends it with this result: the handler's writes go with it, and later ones come too late."""
+        writes, self.writes = self.writes, None
+        if not writes or not self.keeps_writes(result):
+            return Complete(self.id, token, snapshot, self.policy.kept_seconds)
+        return CompleteWith(self.id, token, snapshot, self.policy.kept_seconds, writes)
+
+    def keeps_writes(self, result: Any) -> bool:
+        """Whether this result says that what was asked for is done."""
+        return True
 
     def _sealed(self, kind: Kind, serializer: str, payload: bytes) -> bytes:
         try:

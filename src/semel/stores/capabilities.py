@@ -1,7 +1,8 @@
 """What each kind of store promises, side by side: for ``semel stores``, and for people who choose.
 
-What a class declares (``counts``, ``resumes``, ``adopt``) is read from it; what it cannot declare stands in the table
-here, and a test holds ``wakes`` to the stores. Nothing decides by this table: a guard asks the store that it has.
+What a class declares (``counts``, ``resumes``, ``adopt``, ``accept``) is read from it; what it cannot declare stands in
+the table here, and a test holds ``wakes`` to the stores. Nothing decides by this table: a guard asks the store that it
+has.
 """
 
 from __future__ import annotations
@@ -43,12 +44,14 @@ class Capabilities:
 
     def traits(self) -> dict[str, bool | str]:
         """What is compared, by the names of ``TRAITS``."""
-        declared: dict[str, bool | str] = dict.fromkeys(("wakes", "transactions", "counts", "resumes"), BEHIND)
+        names = ("wakes", "transactions", "writes", "counts", "resumes")
+        declared: dict[str, bool | str] = dict.fromkeys(names, BEHIND)
         if self.wakes is not None:
             store = self.store()
             declared = {
                 "wakes": self.wakes,
                 "transactions": hasattr(store, "adopt"),
+                "writes": hasattr(store, "accept"),
                 "counts": bool(getattr(store, "counts", False)),
                 "resumes": bool(getattr(store, "resumes", False)),
             }
@@ -65,6 +68,7 @@ TRAITS: Final = {
     "clock": "whose clock",
     "wakes": "wakes waiters",
     "transactions": "in your transaction",
+    "writes": "with your writes (op.write)",
     "counts": "counts keys (quota)",
     "resumes": "lists what to resume",
     "expiry": "expired records go",

@@ -12,8 +12,9 @@ from typing import Any, TypeVar, cast
 from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.errors import SemelError, StoreError, StoreUnavailable
-from semel.stores.dynamodb.programs import Call, Occupied, Programs
+from semel.stores.dynamodb.programs import Call, Programs, Reply
 from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, PATIENCE, TIMEOUT, Settings, Tries, answered, named, require
+from semel.stores.dynamodb.transactions import accept
 
 __all__ = ["AsyncDynamoDBStore"]
 
@@ -30,6 +31,7 @@ class AsyncDynamoDBStore:
     """A store in a DynamoDB table, for one event loop. The client is made when first needed."""
 
     wakes = False
+    accept = staticmethod(accept)
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class AsyncDynamoDBStore:
         if self._loop is asyncio.get_running_loop():
             await self._stack.aclose()
 
-    async def _sent(self, call: Call, tries: Tries) -> dict[str, Any] | Occupied:
+    async def _sent(self, call: Call, tries: Tries) -> Reply:
         while True:
             client = await self._open()
             begun = time.monotonic()
@@ -120,10 +122,10 @@ class AsyncDynamoDBStore:
             except SemelError:
                 raise
             except Exception as error:
-                self._told(getattr(error, "response", {}), begun)
-                occupied = answered(error)
-                if occupied is not None:
-                    return occupied
+                self._told(getattr(error, "response", None) or {}, begun)
+                answer = answered(error, call)
+                if answer is not None:
+                    return answer
                 failure = named(error, self._settings.table)
                 failure.__cause__ = error
                 pause = tries.pause_after(failure, call.once)

@@ -11,15 +11,29 @@ from collections.abc import Callable, Generator
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core import semantics
-from semel.core.ops import Claim, Complete, Lookup, Op, Release, Renew, Resolve, SaveStep, Sweep, Swept
+from semel.core.ops import (
+    Claim,
+    Complete,
+    CompleteWith,
+    Lookup,
+    NotWritten,
+    Op,
+    Release,
+    Renew,
+    Resolve,
+    SaveStep,
+    Sweep,
+    Swept,
+)
 from semel.core.semantics import Row
 from semel.core.states import State
 from semel.core.values import value
 from semel.errors import StoreUnavailable
 from semel.stores.dynamodb.clock import Clock
 from semel.stores.dynamodb.items import Item, micros, step_name, to_item, to_row
+from semel.stores.dynamodb.transactions import TRANSACT, Cancelled, Invalid, carrying
 
-__all__ = ["Call", "Occupied", "Program", "Programs"]
+__all__ = ["Call", "Occupied", "Program", "Programs", "Reply"]
 
 R = TypeVar("R")
 TRIES: Final = 10
@@ -44,7 +58,8 @@ class Occupied:
     item: Item | None
 
 
-Program: TypeAlias = "Generator[Call, dict[str, Any] | Occupied, R]"
+Reply: TypeAlias = "dict[str, Any] | Occupied | Cancelled | Invalid"
+Program: TypeAlias = "Generator[Call, Reply, R]"
 
 
 class Programs:
@@ -81,7 +96,34 @@ class Programs:
         return (yield from self._settle(op, reply.item)) if isinstance(reply, Occupied) else True
 
     def complete(self, op: Complete) -> Program[Any]:
-        now = self.clock.now()
+        reply = yield self._completion(op, self.clock.now())
+        return (yield from self._settle(op, reply.item)) if isinstance(reply, Occupied) else True
+
+    def complete_with(self, op: CompleteWith) -> Program[Any]:
+        """The record and the handler's writes, or neither."""
+        for _ in range(TRIES):
+            now = self.clock.now()
+            stamp = op.id + f"{op.token} {now}".encode()
+            transaction = carrying(self._completion(op, now).params, op.writes, stamp)
+            reply = transaction if isinstance(transaction, Invalid) else (yield Call(TRANSACT, transaction))
+            if isinstance(reply, Invalid):
+                return NotWritten(reply.error())
+            if not isinstance(reply, Cancelled):
+                return True
+            # Whatever else was in the way: another owner may have come, or an earlier try, whose answer was lost, have
+            # made it. Of that the record knows.
+            item = reply.record() or _found((yield Call("get_item", self._key(op.id))))
+            row = to_row(item)[0] if item else None
+            if row is None or row.token != op.token:
+                return False
+            if row.state is State.DONE:
+                return True
+            error = reply.error(op.writes)
+            if error is not None:
+                return NotWritten(error)
+        raise StoreUnavailable(f"the record changed {TRIES} times while it was being completed")
+
+    def _completion(self, op: Complete, now: float) -> Call:
         values: Item = {
             ":done": _number(State.DONE),
             ":unknown": _number(State.UNKNOWN),
@@ -90,13 +132,12 @@ class Programs:
             ":expires": {"N": micros(now + op.ttl)},
             ":ttl": {"N": str(int(now + op.ttl) + 1)},
         }
-        reply = yield self._update(
+        return self._update(
             op,
             "#state = :done, #snapshot = :snapshot, lease_end = :now, expires = :expires, #ttl = :ttl",
             "#state IN (:running, :unknown)",
             values,
         )
-        return (yield from self._settle(op, reply.item)) if isinstance(reply, Occupied) else True
 
     def release(self, op: Release) -> Program[Any]:
         reply = yield Call("get_item", self._key(op.id))
@@ -132,7 +173,7 @@ class Programs:
             page = yield Call("scan", {**_EXPIRED, "TableName": self.table, **begin,
                                        "ExpressionAttributeValues": {**_EXPIRED["ExpressionAttributeValues"],
                                                                      ":now": {"N": micros(now)}}})  # fmt: skip
-            assert not isinstance(page, Occupied)
+            assert isinstance(page, dict)
             for item in page.get("Items", ()):
                 row, version = to_row(item)
                 verdict = semantics.sweepable(row, now)
@@ -156,6 +197,8 @@ class Programs:
             changed, answer = semantics.apply(row, op, now)
             if changed == row:
                 return answer
+            if type(op) is Release and op.to is State.ABANDONED and changed is not None:
+                changed = changed._replace(lease_end=0.0)  # given up: over for all, however well they know the time
             reply = yield self._written(row, changed, version, once=once)
             if not isinstance(reply, Occupied):
                 return answer
@@ -215,8 +258,8 @@ def _number(state: State) -> dict[str, str]:
     return {"N": str(int(state))}
 
 
-def _found(reply: dict[str, Any] | Occupied) -> Item | None:
-    assert not isinstance(reply, Occupied)
+def _found(reply: Reply) -> Item | None:
+    assert isinstance(reply, dict)
     return reply.get("Item")
 
 
@@ -233,6 +276,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Programs, Any], Program[Any]]]] =
     Claim: Programs.claim,
     Renew: Programs.renew,
     Complete: Programs.complete,
+    CompleteWith: Programs.complete_with,
     Release: Programs.release,
     SaveStep: Programs.save_step,
     Lookup: Programs.lookup,

@@ -19,7 +19,8 @@ from semel.errors import (
 )
 from semel.sql.connections.refusals import Contended, Refused, Unreachable
 from semel.stores.dynamodb.clock import Clock, GivenClock, ServiceClock
-from semel.stores.dynamodb.programs import Occupied
+from semel.stores.dynamodb.programs import Call, Occupied
+from semel.stores.dynamodb.transactions import TRANSACT, Cancelled, Invalid, cancelled
 
 __all__ = ["Settings", "Tries", "answered", "named"]
 
@@ -34,6 +35,7 @@ CONNECTIONS: Final = 50
 _BUSY: Final = frozenset({
     "ProvisionedThroughputExceededException", "ThrottlingException", "RequestLimitExceeded",
     "TransactionConflictException", "ThrottledException", "TooManyRequestsException",
+    "TransactionCanceledException",  # for reasons that are gone in a moment: the others are answers
 })  # fmt: skip
 _DENIED: Final = frozenset({
     "AccessDeniedException", "UnrecognizedClientException", "InvalidSignatureException",
@@ -97,9 +99,14 @@ def require(package: str, extra: str) -> Any:
         raise MissingDependency(package.partition(".")[0], extra) from error
 
 
-def answered(error: Exception) -> Occupied | None:
+def answered(error: Exception, call: Call) -> Occupied | Cancelled | Invalid | None:
     """What a condition that did not hold shows; None where the call failed otherwise."""
-    response: dict[str, Any] = getattr(error, "response", {})
+    from botocore.exceptions import ParamValidationError
+
+    response: dict[str, Any] = getattr(error, "response", None) or {}
+    if call.action == TRANSACT:
+        text = " ".join(str(error).split())[:300]
+        return Invalid(text) if isinstance(error, ParamValidationError) else cancelled(response, text)
     if response.get("Error", {}).get("Code") != "ConditionalCheckFailedException":
         return None
     return Occupied(response.get("Item") or None)
@@ -129,6 +136,8 @@ def _refused(response: dict[str, Any], text: str, table: str) -> SemelError:
         return NotMigrated(f"there is no table {table!r} ({text}): run `semel migrate dynamodb://region/{table}`")
     if code in _BUSY:
         return Contended(f"DynamoDB is asked for more than it gives: {text}")
+    if code == "TransactionInProgressException":
+        return StoreUncertain(f"DynamoDB is still at it: {text}")
     if code in _DENIED:
         return StoreUnavailable(f"DynamoDB refused the credentials or their rights: {text}")
     if response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500:

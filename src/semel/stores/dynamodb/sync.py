@@ -13,8 +13,9 @@ from semel.core.policy import Duration
 from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreError, StoreUnavailable
 from semel.stores.dynamodb import table
-from semel.stores.dynamodb.programs import Call, Occupied, Programs
+from semel.stores.dynamodb.programs import Call, Programs, Reply
 from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, PATIENCE, TIMEOUT, Settings, Tries, answered, named, require
+from semel.stores.dynamodb.transactions import accept
 
 __all__ = ["DynamoDBStore", "check", "migrate"]
 
@@ -81,6 +82,7 @@ class DynamoDBStore:
     """A store in a DynamoDB table, for threads. The client is made when first needed."""
 
     wakes = False
+    accept = staticmethod(accept)
 
     def __init__(
         self,
@@ -140,7 +142,7 @@ class DynamoDBStore:
         if client is not None:
             client.close()
 
-    def _sent(self, call: Call, tries: Tries) -> dict[str, Any] | Occupied:
+    def _sent(self, call: Call, tries: Tries) -> Reply:
         while True:
             begun = time.monotonic()
             try:
@@ -150,10 +152,10 @@ class DynamoDBStore:
             except SemelError:
                 raise
             except Exception as error:
-                self._told(getattr(error, "response", {}), begun)
-                occupied = answered(error)
-                if occupied is not None:
-                    return occupied
+                self._told(getattr(error, "response", None) or {}, begun)
+                answer = answered(error, call)
+                if answer is not None:
+                    return answer
                 failure = named(error, self._settings.table)
                 failure.__cause__ = error
                 time.sleep(tries.pause_after(failure, call.once))

@@ -1,0 +1,71 @@
+"""Writes that go with the completion, in a process that is killed between any two calls: the ledger is exact."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+
+from tests.faults import dynamodb_transfers as transfers
+from tests.servers import DynamoDBServer
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
+MOST_CALLS = 20
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+
+
+@pytest.fixture(scope="module")
+def processes() -> Any:
+    """Forked from one that has read everything once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([transfers.__name__])
+    return context
+
+
+def ended(processes: Any, *what: Any) -> int | None:
+    process = processes.Process(target=transfers.run, args=what)
+    process.start()
+    process.join(2 * transfers.PATIENCE)
+    code: int | None = process.exitcode
+    process.kill()
+    return code
+
+
+@pytest.mark.parametrize(
+    ("operation", "check", "calls"),
+    [
+        (transfers.pay, transfers.paid_once, 2),
+        (transfers.pay_async, transfers.paid_once, 2),
+        (transfers.overdraw, transfers.paid_never, 4),
+    ],
+    ids=["sync", "async", "refused"],
+)
+@pytest.mark.parametrize("moment", get_args(transfers.Moment))
+def test_the_ledger_is_exact_after_a_failure_at_any_call(
+    dynamodb: DynamoDBServer,
+    processes: Any,
+    operation: Callable[[transfers.World], None],
+    check: Callable[[transfers.World], None],
+    calls: int,
+    moment: transfers.Moment,
+) -> None:
+    make, met = transfers.worlds(dynamodb.table()), 0
+    for at in range(1, MOST_CALLS):
+        world = make()
+        code = ended(processes, operation, world, moment, at)
+        if code == 0:
+            break  # it made fewer calls than that
+        # A renewal on the side may be under way still when the operation is over.
+        assert code in (transfers.MET, -signal.SIGKILL), f"{moment} call {at}"
+        met += code == (transfers.MET if moment == "lost" else -signal.SIGKILL)
+        assert ended(processes, operation, world, None, 0) == 0, f"no answer after {moment} call {at}"
+        check(world)
+    assert met >= calls
