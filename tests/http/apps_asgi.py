@@ -23,7 +23,7 @@ from starlette.websockets import WebSocket
 
 from semel import AsyncOperation, Operation, current_operation
 from semel.http.fastapi import Idempotency, action
-from tests.http.behaviour import RULES, Admin, Reply, Service, table
+from tests.http.behaviour import RULES, UNPARSED, Admin, Reply, Service, table
 
 DOCS = "https://docs.example/idempotency"
 TURNED_AWAY = {"": 401, "nobody": 401, "forbidden": 403, "hasty": 429}
@@ -98,7 +98,7 @@ def plain(service: Service) -> Any:
             await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
             await send({"type": "http.response.body", "body": b"data: 2\n\n"})
             return
-        if path == "/raw":
+        if path in UNPARSED:
             reply = await service.act(path, {"text": str(len(body))})
         else:
             reply = await service.act(path, json.loads(body or b"{}"))
@@ -166,7 +166,7 @@ async def greet(socket: WebSocket) -> None:
 def starlette(service: Service, *middleware: Middleware, outer: tuple[Middleware, ...] = ()) -> Any:
     def endpoint(path: str) -> Any:
         async def handler(request: Request) -> Response:
-            if path == "/raw":
+            if path in UNPARSED:
                 assert current_operation() is not None
                 body = await request.body()
                 return response_of(service, await service.act(path, {"text": str(len(body))}))
@@ -253,7 +253,7 @@ def fastapi(service: Service, *, threads: bool = False) -> Any:
             body = await request.body()
             return response_of(service, await service.act(path, {"text": str(len(body))}))
 
-        chosen = raw if path == "/raw" else threaded if threads else handler
+        chosen = raw if path in UNPARSED else threaded if threads else handler
         chosen.__annotations__ = {
             name: {"AsyncOperation": AsyncOperation, "Operation": Operation}.get(hint, hint)
             for name, hint in chosen.__annotations__.items()

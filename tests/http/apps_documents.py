@@ -182,6 +182,32 @@ def plain_wsgi() -> Any:
     return Idempotency(app, guard=Semel(MemoryStore()), tenant=whose, routes=ROUTES)
 
 
+def wsgi_endpoint() -> Any:
+    """The same without a table: the application itself knows the rule, and asks for the claim."""
+    from semel.http.conditional import hold, let_go
+    from semel.http.routes import Routes
+    from semel.http.wsgi import Idempotency, current_responder
+
+    documents = Documents()
+    table = Routes(ROUTES)
+
+    def app(environ: dict[str, Any], start_response: Any) -> Any:
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        responder, rule = current_responder(), table.find(method, path)
+        if responder is not None and rule is not None and not responder.claim(rule):
+            start_response("204 No Content", [])
+            return []
+        held = hold(None if responder is None else responder.preconditions)
+        try:
+            status, lines, body = documents.answer(method, path)
+        finally:
+            let_go(held)
+        start_response(f"{status} Said", list(lines.items()))
+        return [body]
+
+    return Idempotency(app, guard=Semel(MemoryStore()), tenant=whose)
+
+
 def flask() -> Any:
     import flask
 
@@ -212,6 +238,18 @@ def litestar() -> Any:
     return apps_documents_more.litestar()
 
 
+def litestar_sync() -> Any:
+    from tests.http import apps_documents_more
+
+    return apps_documents_more.litestar(threads=True)
+
+
+def django_async_on_wsgi() -> Any:
+    from tests.http import apps_documents_more
+
+    return apps_documents_more.django("async")
+
+
 def django_async() -> Any:
     from tests.http import apps_documents_more
 
@@ -238,10 +276,11 @@ def django_rest() -> Any:
 
 ASGI: dict[str, Callable[[], Any]] = {
     "asgi": plain_asgi, "starlette": starlette, "fastapi": fastapi, "fastapi_sync": fastapi_sync,
-    "litestar": litestar, "django_async": django_async, "django_class": django_class,
+    "litestar": litestar, "litestar_sync": litestar_sync, "django_async": django_async, "django_class": django_class,
 }  # fmt: skip
 WSGI: dict[str, Callable[[], Any]] = {
-    "wsgi": plain_wsgi, "flask": flask, "django_function": django_function, "django_rest": django_rest,
+    "wsgi": plain_wsgi, "wsgi_endpoint": wsgi_endpoint, "flask": flask, "django_function": django_function,
+    "django_rest": django_rest, "django_async_on_wsgi": django_async_on_wsgi,
 }  # fmt: skip
 
 

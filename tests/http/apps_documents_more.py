@@ -5,37 +5,55 @@ from __future__ import annotations
 from typing import Any
 
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel
-from semel.http.rules import Exempt, Rule
+from semel.http.rules import Conditional, Exempt, Rule
 from tests.http.apps_documents import ROUTES, Documents, whose
 
 OPEN = (("GET", "/documents/{id}"), ("POST", "/documents"), ("GET", "/failed"))
 
 
-def litestar() -> Any:
-    """All ``async def``: Litestar itself loses plain functions (sync_to_thread) where a path has several methods."""
+def litestar(*, threads: bool = False) -> Any:
+    """:param threads: the conditional ones are plain functions. Not all: of the methods of one path Litestar itself
+    loses that a function is a plain one (sync_to_thread) when another is added to them, so these come last."""
     from litestar import Litestar, Request, Response, route
 
     from semel.http import litestar as glue
 
     documents = Documents()
 
-    def view() -> Any:
-        async def endpoint(request: Any) -> Any:
-            status, lines, body = documents.answer(request.method, request.url.path)
-            return Response(body or None, status_code=status, headers=lines, media_type="text/plain")
+    def respond(request: Any) -> Any:
+        status, lines, body = documents.answer(request.method, request.url.path)
+        return Response(body or None, status_code=status, headers=lines, media_type="text/plain")
 
-        endpoint.__annotations__ = {"request": Request, "return": Response[Any]}
-        return endpoint
+    def view(in_thread: bool = False) -> Any:
+        async def endpoint(request: Any) -> Any:
+            return respond(request)
+
+        def threaded(request: Any) -> Any:
+            return respond(request)
+
+        chosen: Any = threaded if in_thread else endpoint
+        chosen.__annotations__ = {"request": Request, "return": Response[Any]}
+        return chosen
+
+    def in_thread(rule: Rule | None) -> bool:
+        return threads and isinstance(rule, Conditional)
 
     def declared(rule: Rule | None) -> Any:
         if rule is None:
             return view()
-        return glue.exempt(rule.reason)(view()) if isinstance(rule, Exempt) else glue._declare(rule)(view())
+        if isinstance(rule, Exempt):
+            return glue.exempt(rule.reason)(view())
+        return glue._declare(rule)(view(in_thread(rule)))
 
     listed: dict[tuple[str, str], Rule | None] = {**ROUTES, **dict.fromkeys(OPEN)}
     handlers = [
-        route(path.replace("{id}", "{id:str}"), http_method=[method], status_code=200)(declared(rule))  # type: ignore[list-item]
-        for (method, path), rule in listed.items()
+        route(
+            path.replace("{id}", "{id:str}"),
+            http_method=[method],  # type: ignore[list-item]
+            status_code=200,
+            **({"sync_to_thread": True} if in_thread(rule) else {}),
+        )(declared(rule))
+        for (method, path), rule in sorted(listed.items(), key=lambda each: in_thread(each[1]))
     ]
     return Litestar(
         handlers, plugins=[glue.SemelPlugin(guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)], openapi_config=None

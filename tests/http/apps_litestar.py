@@ -16,7 +16,7 @@ from litestar.response import Stream
 
 from semel import AsyncOperation, Operation, current_operation
 from semel.http.litestar import SemelPlugin, action
-from tests.http.behaviour import RULES, Reply, Service
+from tests.http.behaviour import RULES, UNPARSED, Reply, Service
 
 DOCS = "https://docs.example/idempotency"
 TURNED_AWAY = {"": 401, "nobody": 401, "forbidden": 403, "hasty": 429}
@@ -96,7 +96,7 @@ def litestar(service: Service, *, threads: bool = False) -> Any:
             body = await request.body()
             return response_of(service, await service.act(path, {"text": str(len(body))}))
 
-        chosen = raw if path == "/raw" else threaded if threads else handler
+        chosen = raw if path in UNPARSED else threaded if threads else handler
         methods = ["POST", "PUT", "DELETE"] if path == "/plain" else ["POST"]
         in_thread = {"sync_to_thread": True} if chosen is threaded else {}
         return route(path, http_method=methods, guards=[authenticated], **in_thread)(action(**RULES[path])(chosen))

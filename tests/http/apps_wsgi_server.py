@@ -28,6 +28,7 @@ class Service:
 
     def __init__(self, app: str, folder: Path, *options: str) -> None:
         """:param app: of ``apps_wsgi`` by its name, any other one as ``module:name``; ``module kind`` serves itself."""
+        self.app = app
         self.folder = folder
         # Bound and listening before the server is there: clients may connect at once, and no port is guessed.
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)

@@ -49,8 +49,13 @@ RULES: dict[str, dict[str, Any]] = {
     "/rejected": {"lease": "500ms", "on_abandoned": "reject"},
     "/marked": {"replayed_header": b"x-again"},
     "/raw": {},
+    "/bounded": {"longest_body": 5000},
+    "/parsed": {"longest_body": 5000},
 }
 """The settings of each route, by its path. All are for POST."""
+
+UNPARSED = ("/raw", "/bounded")
+"""Routes whose handlers read the body themselves, and answer with its length."""
 
 
 def table() -> dict[tuple[str, str], Action]:

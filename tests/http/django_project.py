@@ -47,10 +47,12 @@ class Project:
         while self._settings:
             self._settings.pop().disable()
 
-    def serve(self, *patterns: Any, middleware: Any = (MIDDLEWARE,), tenant: Any = whose, docs: Any = None) -> None:
-        """Serve these from now on. A middleware is named, or the factory itself."""
+    def serve(
+        self, *patterns: Any, middleware: Any = (MIDDLEWARE,), tenant: Any = whose, docs: Any = None, **more: Any
+    ) -> None:
+        """Serve these from now on. A middleware is named, or the factory itself; ``more`` are settings of SEMEL."""
         named = [each if isinstance(each, str) else _named(each) for each in middleware]
-        said = {"GUARD": self._guard, "TENANT": tenant, "DOCS": docs}
+        said = {"GUARD": self._guard, "TENANT": tenant, "DOCS": docs, **{name.upper(): more[name] for name in more}}
         self._change(ROOT_URLCONF=patterns, MIDDLEWARE=named, SEMEL=said)
 
     def client(self) -> Client:

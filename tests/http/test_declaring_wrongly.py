@@ -17,7 +17,7 @@ from semel.http import django as for_django
 from semel.http import fastapi as for_fastapi
 from semel.http import flask as for_flask
 from semel.http import litestar as for_litestar
-from semel.http.rules import Action, Conditional
+from semel.http.rules import Action, Conditional, Natural
 from tests.http.asking import ask, body_of, scope_of
 
 GLUES = [for_fastapi, for_flask, for_django, for_litestar]
@@ -48,10 +48,19 @@ def in_litestar(**settings: Any) -> object:
 
 
 @pytest.mark.parametrize("glue", GLUES)
-@pytest.mark.parametrize("name", ["action", "conditional"])
+@pytest.mark.parametrize("name", ["action", "conditional", "natural"])
 def test_forgotten_brackets_are_named(glue: ModuleType, name: str) -> None:
     with pytest.raises(PolicyError, match=rf"write @{name}\(\), with the brackets"):
         getattr(glue, name)(view)
+
+
+@pytest.mark.parametrize("glue", GLUES)
+def test_a_natural_route_is_declared_from_its_own_settings_and_rules(glue: ModuleType) -> None:
+    with pytest.raises(PolicyError, match="unknown setting ttl; there are: absent"):
+        glue.natural(ttl="7d")
+    with pytest.raises(PolicyError, match=r"such as Natural\.declared\(\), not from Action"):
+        glue.natural(Action())
+    glue.natural(Natural(absent=frozenset({410})))
 
 
 @pytest.mark.parametrize("glue", GLUES)

@@ -1,4 +1,4 @@
-"""A worker that dies inside of the view's transaction: the rows go with it, and the retry writes them once."""
+"""A worker of function views that dies: the retry runs or is refused, and rows of the view's transaction are gone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import sqlite3
 import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -14,33 +15,44 @@ import httpx
 import pytest
 
 from tests.http.apps_wsgi_server import Service
-from tests.http.test_wsgi_races import until_free
+from tests.http.test_wsgi_races import (  # noqa: F401 (these tests, and their fixtures, are for the service below)
+    pool,
+    tag,
+    test_a_crashed_process_does_not_block_the_key_and_the_retry_runs,
+    test_a_crashed_process_leaves_the_outcome_unknown_where_the_route_says_so,
+    until_free,
+)
 
 
-def rows(folder: Path, tag: str) -> int:
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
     with closing(sqlite3.connect(folder / "django.db")) as raw:
-        count: int = raw.execute("SELECT count(*) FROM ledger WHERE tag = ?", [tag]).fetchone()[0]
+        raw.execute("CREATE TABLE ledger (tag TEXT)")
+    service = Service("tests.http.apps_django:wsgi('function')", folder, "--workers=2")
+    yield service
+    service.close()
+
+
+def rows(folder: Path, word: str) -> int:
+    with closing(sqlite3.connect(folder / "django.db")) as raw:
+        count: int = raw.execute("SELECT count(*) FROM ledger WHERE tag = ?", [word]).fetchone()[0]
         return count
 
 
 @pytest.mark.faults
-def test_a_killed_process_leaves_no_row_and_the_retry_writes_one(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "django.db")) as raw:
-        raw.execute("CREATE TABLE ledger (tag TEXT)")
-    service, tag = Service("tests.http.apps_django:wsgi('function')", tmp_path, "--workers=2"), uuid.uuid4().hex
-    try:
-        with ThreadPoolExecutor(1) as pool, service.gate() as gate:
-            where = f"/ledger?gate={gate.name}"
-            lost = pool.submit(service.ask, where, key=tag, tag=tag)
-            gate.reached()
-            assert rows(tmp_path, tag) == 0, "the answer would be known before the row is"
-            os.kill(service.runs(tag)[0], signal.SIGKILL)
-            with pytest.raises(httpx.TransportError):
-                lost.result()
-        assert rows(tmp_path, tag) == 0
-        answers = [until_free(service, where, tag) for _ in range(2)]
-        assert [answer.status_code for answer in answers] == [201, 201]
-        assert answers[1].headers["Idempotent-Replayed"] == "true"
-        assert rows(tmp_path, tag) == 1
-    finally:
-        service.close()
+def test_a_killed_process_leaves_no_row_and_the_retry_writes_one(service: Service) -> None:
+    word, folder = uuid.uuid4().hex, service.folder
+    with ThreadPoolExecutor(1) as client, service.gate() as gate:
+        where = f"/ledger?gate={gate.name}"
+        lost = client.submit(service.ask, where, key=word, tag=word)
+        gate.reached()
+        assert rows(folder, word) == 0, "the answer would be known before the row is"
+        os.kill(service.runs(word)[0], signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            lost.result()
+    assert rows(folder, word) == 0
+    answers = [until_free(service, where, word) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert answers[1].headers["Idempotent-Replayed"] == "true"
+    assert rows(folder, word) == 1

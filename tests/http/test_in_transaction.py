@@ -1,4 +1,4 @@
-"""Routes whose rows and answer are committed together: FastAPI on an async session, Flask on a sync connection."""
+"""Routes whose rows and answer are committed together: FastAPI, Flask, and the kinds of views that Django has."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,32 @@ import httpx
 import psycopg
 import pytest
 import sqlalchemy as sa
+from django.db import connections, transaction
 from fastapi import FastAPI, HTTPException
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from semel import (
+    AsyncMemoryStore,
     AsyncOperation,
     AsyncPostgresStore,
     AsyncSemel,
     AsyncSQLiteStore,
+    ConfigurationError,
     Operation,
     PolicyError,
     PostgresStore,
     Semel,
     SQLiteStore,
 )
+from semel.http import django as django_glue
 from semel.http import fastapi as async_glue
 from semel.http import flask as sync_glue
+from semel.http.example_exchange import example_exchange
+from semel.http.inventory import Endpoint
 from semel.testing.crashpoints import crash_everywhere
 from tests.http import transaction_scenario as scenario
+from tests.http import transaction_scenario_django as in_django
+from tests.http.apps_django_shop import DjangoService
 
 TABLE = "CREATE TABLE IF NOT EXISTS payment (key text NOT NULL)"
 
@@ -119,10 +128,41 @@ class FlaskShop(Shop):
         self.engine.dispose()
 
 
-@pytest.fixture(params=["fastapi-sqlite", "fastapi-postgres", "flask-sqlite", "flask-postgres"])
+class DjangoShop(Shop):
+    def __init__(self, kind: str, url: str, store: Any, rows: Callable[[], int]) -> None:
+        self.rows = rows
+        self.guard = Semel(store(), sweep_every=None)
+        view, _, server = kind.partition("_")
+        self.service = DjangoService(view, url, self.guard, self.work, in_loop=server == "asgi")
+        self.service.leaves = lambda: self.heard.append(rows())
+        self.heard: list[int] = []
+
+    def work(self, conn: Any, op: Operation) -> Any:
+        with conn.cursor() as cursor:
+            cursor.execute("INSERT INTO payment VALUES (%s)", [op.key])
+        return self.status, self.answer()
+
+    def ask(self, key: str, path: str = "/pay") -> Any:
+        return self.service.ask(key, path)
+
+    def close(self) -> None:
+        self.service.close()
+        self.guard.close()
+
+
+DJANGO = ["function", "class", "rest", "function_asgi", "class_asgi", "rest_asgi"]
+
+
+@pytest.fixture(
+    params=[
+        *("fastapi-sqlite", "fastapi-postgres", "flask-sqlite", "flask-postgres", "function_asgi-postgres"),
+        *(f"{kind}-sqlite" for kind in DJANGO),
+    ]
+)
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     framework, database = request.param.split("-")
-    kind = FastAPIShop if framework == "fastapi" else FlaskShop
+    kind: Any = {"fastapi": FastAPIShop, "flask": FlaskShop}.get(framework) or partial(DjangoShop, framework)
+    django = framework in DJANGO
     store: Any
     if database == "sqlite":
         path = str(tmp_path / "shop.db")
@@ -135,7 +175,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
         driver = "aiosqlite" if framework == "fastapi" else "pysqlite"
         store = AsyncSQLiteStore if framework == "fastapi" else SQLiteStore
-        made = kind(f"sqlite+{driver}:///{path}", lambda: store(path), count)
+        made = kind(path if django else f"sqlite+{driver}:///{path}", lambda: store(path), count)
     else:
         url: str = request.getfixturevalue("postgres_url")
         from semel.stores.postgres import migrate
@@ -152,7 +192,8 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
         driver = "asyncpg" if framework == "fastapi" else "psycopg"
         store = AsyncPostgresStore if framework == "fastapi" else PostgresStore
-        made = kind(url.replace("postgresql:", f"postgresql+{driver}:"), lambda: store(url, lanes=1), count)
+        spoken = url if django else url.replace("postgresql:", f"postgresql+{driver}:")
+        made = kind(spoken, lambda: store(url, lanes=1), count)
     yield made
     made.close()
 
@@ -202,7 +243,10 @@ def test_an_answer_that_frees_the_key_leaves_nothing(shop: Any, status: int) -> 
 def test_the_answer_leaves_after_the_commit(shop: Any) -> None:
     """Whoever hears the answer finds the row, on a connection of its own."""
     found: list[int] = []
-    if isinstance(shop, FlaskShop):
+    if isinstance(shop, DjangoShop):
+        shop.ask("k1")
+        found = shop.heard
+    elif isinstance(shop, FlaskShop):
         inner = shop.app.wsgi_app
 
         def outer(environ: Any, start_response: Any) -> Any:
@@ -257,7 +301,83 @@ def test_mistakes_are_named_when_the_route_is_declared() -> None:
         async_glue.conditional(transaction=plain)
 
 
+def test_mistakes_in_django_are_named_when_the_view_is_declared_or_asked(tmp_path: Path) -> None:
+    def plain(request: Any) -> None: ...
+
+    async def awaited(request: Any) -> None: ...
+
+    with pytest.raises(PolicyError, match="Django has no async transactions, so with transaction= it is a plain def"):
+        django_glue.action(transaction="default")(awaited)
+    with pytest.raises(PolicyError, match="transaction= is the name of one of DATABASES"):
+        django_glue.action(transaction=plain)
+    with pytest.raises(PolicyError, match="into='conn' names no parameter"):
+        django_glue.action(transaction="default", into="conn")(plain)
+    with pytest.raises(PolicyError, match=r"opens a connection or session, such as engine\.connect, not 'default'"):
+        async_glue.action(transaction="default")(awaited)
+    assert django_glue.action(transaction=transaction.atomic)(plain).__semel_rule__.transaction.alias == "default"
+
+
+def test_a_view_has_its_own_transaction_and_not_that_of_atomic_requests(tmp_path: Path) -> None:
+    url = str(tmp_path / "shop.db")
+    opened: list[int] = []
+
+    def work(conn: Any, op: Operation) -> Any:
+        opened.append(len(conn.atomic_blocks))
+        return 201, {}
+
+    with Semel(SQLiteStore(url)) as guard:
+        for kind, status in (("function", 201), ("class", 500)):  # Django asks the view, and that is the whole class
+            service = DjangoService(kind, url, guard, work, in_loop=False, ATOMIC_REQUESTS=True)
+            assert service.ask(kind).status_code == status
+            service.close()
+    assert opened == [1]
+
+
+def test_in_a_test_case_of_djangos_the_view_works_within_its_transaction(tmp_path: Path) -> None:
+    url = str(tmp_path / "shop.db")
+
+    def work(conn: Any, op: Operation) -> Any:
+        with conn.cursor() as cursor:
+            cursor.execute("INSERT INTO payment VALUES (%s)", [op.key])
+        return 201, {}
+
+    with Semel(SQLiteStore(str(tmp_path / "elsewhere.db"))) as guard:
+        service = DjangoService("function", url, guard, work, in_loop=False)
+        conn = connections[service.alias]
+        with conn.cursor() as cursor:
+            cursor.execute(TABLE)
+        SQLiteStore(url).close()  # for its tables
+        of_the_test = transaction.atomic(using=service.alias)
+        of_the_test._from_testcase = True
+        with of_the_test:
+            answers = [service.ask("k1") for _ in range(2)]
+            with conn.cursor() as cursor:
+                rows = cursor.execute("SELECT count(*) FROM payment").fetchone()[0]
+            transaction.set_rollback(True, using=service.alias)
+        service.close()
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert answers[1].headers["Idempotent-Replayed"] == "true"
+    assert rows == 1
+
+
+def test_under_asgi_a_guard_that_is_async_is_refused(tmp_path: Path) -> None:
+    url = str(tmp_path / "shop.db")
+    service = DjangoService("function", url, AsyncSemel(AsyncMemoryStore()), lambda conn, op: None, in_loop=True)
+    try:
+        with pytest.raises(ConfigurationError, match="SEMEL's GUARD is a Semel then"):
+            service.loop.run(service.asked("k1", raises=True))
+    finally:
+        service.close()
+
+
+def test_an_example_of_the_route_is_made_without_its_database() -> None:
+    route = Endpoint("POST", "/pay", async_glue.Action(transaction=lambda: pytest.fail("opened"), into="session"))
+    steps = example_exchange(route)
+    assert [step.answer.split()[1] for step in steps] == ["201", "409", "201", "422"]
+
+
 @pytest.mark.slow
-def test_killed_at_any_point_it_happens_once() -> None:
-    report = crash_everywhere(scenario.world, scenario.pay, scenario.one_payment, teardown=scenario.remove)
+@pytest.mark.parametrize("pay", [scenario.pay, in_django.pay], ids=["fastapi", "django"])
+def test_killed_at_any_point_it_happens_once(pay: Any) -> None:
+    report = crash_everywhere(scenario.world, pay, scenario.one_payment, teardown=scenario.remove)
     assert len(report.points) > 10

@@ -60,6 +60,7 @@ ALWAYS = {
     ("400", "idempotency_key_missing"),
     ("400", "idempotency_key_invalid"),
     ("409", "idempotency_key_in_use"),
+    ("413", "idempotency_body_too_large"),
     ("422", "idempotency_key_reused"),
     ("503", "idempotency_store_unavailable"),
 }
@@ -85,6 +86,7 @@ UNKNOWN = {("500", "idempotency_outcome_unknown")}
             (ALWAYS - {("400", "idempotency_key_missing")})
             | {("400", "precondition_invalid"), ("412", "precondition_failed"), ("428", "precondition_required")},
         ),
+        (Action(transaction=Semel), ALWAYS | {("503", "idempotency_transaction_conflict")}),
         (Natural(), set()),
         (Exempt("a search"), set()),
     ],

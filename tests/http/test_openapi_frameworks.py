@@ -91,7 +91,7 @@ def test_fastapi_documents_what_is_declared() -> None:
     operation = spec["paths"]["/v1/payments"]["post"]
     assert key_of(operation)["required"] is True
     assert operation["x-idempotency"]["ttl"] == "7d", "the guard's policy counts"
-    assert set(operation["responses"]) == {"201", "400", "409", "422", "500", "503"}
+    assert set(operation["responses"]) == {"201", "400", "409", "413", "422", "500", "503"}
     validation = operation["responses"]["422"]["content"]
     assert validation["application/json"]["schema"] == {"$ref": "#/components/schemas/HTTPValidationError"}
     assert "idempotency_key_reused" in validation["application/problem+json"]["examples"]
@@ -171,7 +171,7 @@ def test_litestar_documents_what_is_declared() -> None:
     operation = spec["paths"]["/payments"]["post"]
     assert key_of(operation)["required"] is True
     assert "[0-9A-Fa-f]{8}" in key_of(operation)["schema"]["pattern"]
-    assert set(operation["responses"]) == {"201", "400", "409", "422", "503"}
+    assert set(operation["responses"]) == {"201", "400", "409", "413", "422", "503"}
     assert "Link" in operation["responses"]["409"]["headers"]
     assert set(operation["responses"]["400"]["content"]) == {"application/json", "application/problem+json"}
     changed = spec["paths"]["/payments/{payment_id}"]["patch"]

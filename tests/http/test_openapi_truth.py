@@ -73,6 +73,12 @@ def test_a_key_that_comes_with_another_request(served: Served, key: str, path: s
     hold(SPEC, path, served.post(path, key, {"text": "two"}), "idempotency_key_reused")
 
 
+def test_a_body_that_is_too_long(served: Served, key: str) -> None:
+    answer = served.post("/parsed", key, {"note": "x" * 5000})
+    hold(SPEC, "/parsed", answer, "idempotency_body_too_large")
+    assert SPEC["paths"]["/parsed"]["post"]["x-idempotency"]["longest_body"] == 5000
+
+
 def test_the_first_answer_and_its_replay_have_the_documented_headers(served: Served, key: str) -> None:
     headers = SPEC["paths"]["/marked"]["post"]["responses"]["201"]["headers"]
     first, again = served.post("/marked", key), served.post("/marked", key)

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.http.conftest import Served, shown
+from tests.http.conftest import Served, request_bytes, shown
 
 
 class Held:
@@ -318,6 +318,41 @@ def test_a_lease_is_kept_while_the_handler_runs(service: Served, key: str, word:
     assert service.post("/leased", key, held.do).status_code == 409
     assert held.open().status_code == 201
     assert service.runs(word) == 1
+
+
+class TestLongBodies:
+    """A body above ``longest_body``: 413, nothing run, nothing claimed."""
+
+    def test_what_is_announced_is_refused_unread(self, service: Served, key: str) -> None:
+        """The body itself is never sent: whoever waits for it waits for ever."""
+        status, answer = service.exchange(request_bytes("/bounded", b"", "Content-Length: 5001", key=key))
+        assert status == 413
+        assert b"content-type: application/problem+json" in answer
+        told = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert (told["code"], told["status"], told["retryable"]) == ("idempotency_body_too_large", 413, False)
+        assert service.admin("record", operation="POST /bounded", key=key) is None
+
+    def test_what_comes_in_chunks_is_read_no_further(self, service: Served, key: str) -> None:
+        """Its end is never sent either."""
+
+        def sent(size: int, end: bytes) -> tuple[int, bytes]:
+            chunk = b"%x\r\n%b\r\n" % (size, b"x" * size)
+            lines = ("Transfer-Encoding: chunked", "Content-Type: application/octet-stream")
+            return service.exchange(request_bytes("/bounded", chunk + end, *lines, key=key))
+
+        assert sent(5001, b"")[0] == 413
+        assert service.admin("record", operation="POST /bounded", key=key) is None
+        status, answer = sent(5000, b"0\r\n\r\n")
+        assert status == 201
+        assert answer.endswith(b"5000")
+
+    def test_what_the_framework_has_read_is_refused_as_well(self, service: Served, key: str, word: str) -> None:
+        assert shown(service.post("/parsed", key, {"ledger": word, "note": "x" * 5000}))["status"] == 413
+        assert service.runs(word) == 0
+        assert service.post("/parsed", key, {"ledger": word}).status_code == 201
+
+    def test_a_request_without_a_key_is_not_ours_to_bound(self, service: Served, word: str) -> None:
+        assert service.post("/optional", None, {"ledger": word, "note": "x" * 5000}).status_code == 201
 
 
 def test_the_details_are_json(service: Served, key: str) -> None:

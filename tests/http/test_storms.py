@@ -63,7 +63,7 @@ def test_fifty_equal_requests_to_two_processes_run_once_on_postgres(
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("kind", ["asgi", "fastapi", "fastapi_sync", "litestar", "litestar_sync"])
+@pytest.mark.parametrize("kind", ["asgi", "starlette", "fastapi", "fastapi_sync", "litestar", "litestar_sync"])
 @pytest.mark.parametrize(("path", "status"), [("/abandoned", 201), ("/rejected", 500)])
 def test_a_process_killed_in_the_middle_leaves_what_the_policy_says(
     own: Callable[..., Served], tmp_path: Path, kind: str, path: str, status: int, key: str, word: str

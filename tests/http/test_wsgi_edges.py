@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from wsgiref.util import FileWrapper
@@ -677,3 +679,42 @@ def test_a_large_body_is_spooled_to_a_file_and_let_go(
     data = b"x" * (SPOOL_LIMIT + 1)
     assert serve(protect(app), environ(data)).body == str(len(data)).encode()
     assert spools[0].closed
+
+
+# -- what is left of a request
+
+
+@pytest.mark.parametrize(
+    ("status", "size", "settings"),
+    [(200, 10, {}), (500, 10, {}), (200, 5000, {}), (200, 10, {"keep_body": False})],
+    ids=["stored", "released", "let through", "without its body"],
+)
+@pytest.mark.parametrize("edge", [True, False], ids=["at the edge", "at the endpoint"])
+def test_nothing_of_a_request_waits_for_the_garbage_collector(
+    guard: Semel, edge: bool, status: int, size: int, settings: Any
+) -> None:
+    left: list[weakref.ref[Any]] = []
+    rule = Action(body_limit=1000, **settings)
+
+    def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
+        responder = current_responder()
+        assert responder is not None
+        left.append(weakref.ref(responder))
+        if not edge and not responder.claim(rule):
+            start("204 No Content", [])
+            return []
+        left.append(weakref.ref(responder._held))
+        start(f"{status} Said", [])
+        return [b"x" * size]
+
+    middleware = Idempotency(app, guard=guard, routes={("POST", "/x"): rule} if edge else None)
+    gc.collect()
+    gc.disable()
+    try:
+        seen = [serve(middleware, environ()) for _ in range(2)]  # the second is a replay, where there is one
+        for each in seen:
+            each.iterable = None  # a server lets go of it
+        assert [each() for each in left] == [None] * len(left)
+    finally:
+        gc.enable()
+    assert [each.status[:3] for each in seen] == [str(status)] * 2

@@ -243,10 +243,11 @@ def test_a_crashed_process_does_not_block_the_key_and_the_retry_runs(
 
 
 @pytest.mark.faults
-def test_a_crashed_process_leaves_the_outcome_unknown_where_the_route_says_reject(
-    service: Service, pool: ThreadPoolExecutor, tag: str
+@pytest.mark.parametrize("route", ["/rejecting", "/once/pay"], ids=["reject", "at_most_once"])
+def test_a_crashed_process_leaves_the_outcome_unknown_where_the_route_says_so(
+    service: Service, pool: ThreadPoolExecutor, tag: str, route: str
 ) -> None:
-    path = killed_midway(service, pool, "/rejecting", tag)
+    path = killed_midway(service, pool, route, tag)
     for _ in range(2):
         answer = until_free(service, path, tag)
         assert answer.status_code == 500

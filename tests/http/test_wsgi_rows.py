@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.http.apps_wsgi import DOCS
-from tests.http.apps_wsgi_server import Service
+from tests.http.apps_wsgi_server import Service, read_all
 
 GTHREAD = ("--workers=2", "--threads=4", "--preload")
 DJANGO = [
@@ -122,6 +122,9 @@ ROWS = [
     *[stored(status) for status in (200, 202, 301, 400, 404, 410, 422)],
     *[released(status) for status in (401, 403, 408, 409, 412, 423, 425, 428, 429, 500, 503)],
     *[stored(status, "/external/status") for status in (500, 503)],
+    *[stored(status, "/once/status") for status in (500, 503)],
+    released(409, "/once/status"),
+    Row("raised, at most once", [first(500, path="/once/broken"), again(500, path="/once/broken")], 1),
     Row("a handler that raises leaves the key free", [first(500, path="/broken")] * 2, 2),
     Row("raised, with effects outside", [first(500, path="/external/broken"), again(500, path="/external/broken")], 1),
     Row("an answer that breaks midway leaves the key free", [first(500, path="/midway")] * 2, 2),
@@ -140,6 +143,7 @@ ROWS = [
         1,
     ),
     Row("other payload as 409", [first(path="/reused409"), refused(409, "key_reused", path="/reused409", body=A)], 1),
+    Row("other payload as 400", [first(path="/reused400"), refused(400, "key_reused", path="/reused400", body=A)], 1),
     Row("bytes count", [first(body=b'{"amount":1}'), refused(422, "key_reused", body=b'{"amount": 1}')], 1),
     Row(
         "JSON key order does not count in canonical JSON",
@@ -196,6 +200,7 @@ ROWS = [
         ],
         1,
     ),
+    Row("a request as long as may be", [first(200, path="/bounded", body=LARGE[:5000])], 1),
 ]
 
 
@@ -266,6 +271,28 @@ def test_the_headers_are_exposed_where_the_app_answers_cors(service: Service) ->
     answer = service.ask(key=tag, tag=tag)
     exposed = answer.headers["Access-Control-Expose-Headers"]
     assert {"idempotency-key", "idempotent-replayed", "retry-after"} <= set(exposed.lower().split(", "))
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["announced", "in chunks"])
+def test_a_body_that_is_too_long_is_refused_and_no_more_of_it_read(service: Service, chunked: bool) -> None:
+    """The rest of it is never sent, so whoever waits for it waits for ever; but Django reads all under ASGI."""
+    tag = uuid.uuid4().hex
+    whole = "tests.http.apps_django " in service.app
+    line = "Transfer-Encoding: chunked" if chunked else "Content-Length: 5001"
+    head = [
+        "POST /bounded HTTP/1.1", "Host: h", f"X-Tag: {tag}", "Authorization: alice", f"Idempotency-Key: {tag}", line,
+        "Connection: close", "", "",
+    ]  # fmt: skip
+    body = LARGE[:5001] if whole else b""
+    if chunked:
+        body = b"1389\r\n" + LARGE[:5001] + b"\r\n" + (b"0\r\n\r\n" if whole else b"")
+    answer = read_all(service.raw("\r\n".join(head).encode() + body))
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    lines, _, told = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/problem+json" in lines.lower()
+    assert json.loads(told)["code"] == "idempotency_body_too_large"
+    assert service.runs(tag) == []
+    assert service.ask("/bounded", key=tag, tag=tag).status_code == 200
 
 
 def test_a_dead_store_fails_closed(service: Service) -> None:

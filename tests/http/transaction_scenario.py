@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import shutil
 import sqlite3
 import tempfile
@@ -15,6 +16,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 
 from semel import AsyncOperation, AsyncSemel, AsyncSQLiteStore, InProgress, SQLiteStore
 from semel.http.fastapi import action, install
+
+# What the first request of a process imports, so that not each of many forks does.
+for _each in ("sqlalchemy.dialects.sqlite.aiosqlite", "semel.http.openapi"):
+    importlib.import_module(_each)
 
 
 def world() -> str:
@@ -46,7 +51,7 @@ def pay(folder: str) -> None:
 async def _asked(folder: str) -> httpx.Response:
     engine = create_async_engine(f"sqlite+aiosqlite:///{folder}/shop.db", poolclass=sa.NullPool)
     app = FastAPI()
-    guard = AsyncSemel(AsyncSQLiteStore(f"{folder}/shop.db"), sweep_every=None)
+    guard = AsyncSemel(AsyncSQLiteStore(f"{folder}/shop.db", migrate=False), sweep_every=None)
     install(app, guard=guard, tenant=lambda scope: "alice")
 
     @app.post("/pay", status_code=201)
@@ -55,7 +60,8 @@ async def _asked(folder: str) -> httpx.Response:
         await session.execute(sa.text("INSERT INTO payment VALUES (:key)"), {"key": op.key})
         return "paid"
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop", trust_env=False) as client:
         answer = await client.post("/pay", headers={"Idempotency-Key": "k1"})
     await guard.close()
     await engine.dispose()

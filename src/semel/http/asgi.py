@@ -14,14 +14,14 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError
 from semel.http.asgi_messages import App, Receive, Scope, Send
 from semel.http.middleware import Middleware
 from semel.http.responder import Responder
-from semel.http.rules import SAFE_METHODS, Rule
+from semel.http.rules import LONGEST_BODY, SAFE_METHODS, Rule
 
 __all__ = ["Idempotency", "Responder", "current_responder"]
 
@@ -56,14 +56,16 @@ class Idempotency(Middleware[App, AsyncSemel]):
         tenant: TenantResolver | None = None,
         routes: Mapping[tuple[str, str], Rule] | None = None,
         docs: str | None = None,
+        longest_body: int = LONGEST_BODY,
     ) -> None:
         """
         :param tenant: whose request it is, from the ASGI scope, after authentication; its result scopes the keys.
         :param routes: rules by (method, path) that are claimed here, for endpoints that are not decorated; a path may
             have parts, like ``/orders/{id}``.
         :param docs: a page that explains the errors; linked from them.
+        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
         """
-        super().__init__(app, guard, AsyncSemel, tenant=tenant, routes=routes, docs=docs)
+        super().__init__(app, guard, AsyncSemel, tenant=tenant, routes=routes, docs=docs, longest_body=longest_body)
         self._left: set[asyncio.Task[None]] = set()
         """Handlers that finish without a client; the event loop itself would let go of them."""
 
@@ -80,10 +82,13 @@ class Idempotency(Middleware[App, AsyncSemel]):
             finally:
                 _current.reset(token)
             return
+        rule = None
+        if self.routes.rules:
+            rule = self.declared(scope["method"], scope["path"], scope.get("root_path", ""))
         responder = Responder(self, scope, receive, send)
         token = _current.set(responder)
         try:
-            await responder.respond(self.declared(scope["method"], scope["path"], scope.get("root_path", "")))
+            await responder.respond(rule)
         finally:
             _current.reset(token)
 
@@ -107,11 +112,14 @@ class Idempotency(Middleware[App, AsyncSemel]):
             self.known = lambda: endpoints(app)
         self.report()
 
-    async def whose(self, scope: Scope) -> str | None:
-        """The tenant of a request; None: the guard's own."""
+    def whose(self, scope: Scope) -> str | Awaitable[str] | None:
+        """The tenant of a request; None: the guard's own. To be awaited where the resolver is async."""
         if self.tenant is None:
             return None
         found = self.tenant(scope)
+        return found if type(found) is str and found else self._awaited(found)
+
+    async def _awaited(self, found: Any) -> str:
         tenant: str | None = await found if inspect.isawaitable(found) else found
         if not tenant:
             raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")

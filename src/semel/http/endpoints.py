@@ -101,6 +101,8 @@ def _async(
             await responder.refuse(error)
             raise abort(error.status) from error
         except Exception as error:
+            if responder.conflicts(error):
+                raise await responder.give_way(error, abort) from error
             raised = error if operation is None else await operation.compensate(error)
             if isinstance(raised, NotUndone):
                 await responder.refuse(raised)

@@ -50,8 +50,8 @@ def example_exchange(endpoint: Endpoint, policy: Policy | None = None, docs: str
     """First answer, a duplicate that comes too early, the replay, and the same key with another request."""
     assert isinstance(endpoint.rule, Action)
     rule = endpoint.rule.under(policy or Policy())
-    # Nobody is there to be waited for, and nothing expires before the page is written.
-    rule = replace(rule, policy=rule.policy.but(on_duplicate="raise", ttl="24h"))
+    # Nobody is there to be waited for, nothing expires before the page is written, and there is no database.
+    rule = replace(rule, policy=rule.policy.but(on_duplicate="raise", ttl="24h"), transaction=None, into=None)
     early: list[Step] = []
 
     def handler(environ: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:

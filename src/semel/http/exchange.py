@@ -40,7 +40,7 @@ from semel.http.request_hash import RequestHash
 from semel.http.rules import Action, Conditional
 from semel.observe import events
 
-__all__ = ["CLAIMED", "FAILED", "KEY", "SETTLED", "Capture", "Exchange", "HTTPCall"]
+__all__ = ["CLAIMED", "FAILED", "KEY", "SETTLED", "Exchange", "HTTPCall"]
 
 KEY: Final = b"idempotency-key"
 CLAIMED: Final = "semel.claimed"
@@ -52,9 +52,13 @@ FAILED: Final = StoredResponse(500, [(b"content-type", b"text/plain; charset=utf
 DOCUMENT_LIMIT: Final = 8 * 1024 * 1024
 """Bytes of a request's body that are read as JSON; a larger one is compared byte by byte."""
 _PRECONDITIONS: Final = frozenset({b"content-type", b"if-match", b"if-none-match"})
+_READ: Final = _PRECONDITIONS | {KEY, b"content-length", b"origin"}
+"""Lines of a request that are read for every rule; they are picked out in one look."""
 _EXPOSED: Final = ("Idempotency-Key", "Retry-After", "Link")
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"content-type", b"trailer", KEY})
 """Lines that belong to one body; those of an answer that only stands for another are left out."""
+_ANSWER: Final = Kind.RESPONSE
+"""Looked up in every call, and Python 3.11 takes its time to find a member."""
 _LONGEST_PATH: Final = 200
 _log = logging.getLogger("semel.http")
 _name = itemgetter(0)
@@ -72,18 +76,21 @@ class HTTPCall(Call):
         except NotSerializable:  # larger than the codec takes: like an answer above the limit
             return self._seal(response._replace(body=b"", body_omitted=True))
 
+    def keeps_writes(self, result: Any) -> bool:
+        """An error answer is kept without the handler's writes, as without its rows in a transaction."""
+        return as_response(result).status < 400
+
     def _seal(self, response: StoredResponse) -> bytes:
+        status, headers, body, omitted = response
         try:
-            payload = encode_response(
-                response.status, response.headers, response.body, body_omitted=response.body_omitted
-            )
+            payload = encode_response(status, headers, body, body_omitted=omitted)
         except ValueError as error:
             raise NotSerializable(str(error)) from error
-        return self.codec.seal(Kind.RESPONSE, "", payload, self.id)
+        return self.codec.seal(_ANSWER, "", payload, self.id)
 
     def open_snapshot(self, blob: bytes | None) -> Any:
         snapshot = self.codec.open(blob or b"", self.id)
-        if snapshot.kind is Kind.RESPONSE:
+        if snapshot.kind is _ANSWER:
             return decode_response(snapshot.payload)
         try:  # said by guard.resolve(), in plain data
             value = super().open_snapshot(blob)
@@ -112,6 +119,11 @@ def as_response(value: Any) -> StoredResponse:
 class Exchange:
     """What is known of a request, and what will be said."""
 
+    __slots__ = (
+        "_body_size", "_counted", "_echoed", "_hash", "_keys", "_length", "_lines", "_query", "_scripted", "_verbatim",
+        "body", "docs", "key", "method", "path",
+    )  # fmt: skip
+
     def __init__(
         self,
         method: str,
@@ -125,16 +137,43 @@ class Exchange:
         self.method = method
         self.path = path
         self.docs = docs
-        self.headers = [(name.lower(), value) for name, value in headers]
         self.body: list[bytes] | None = []
         """Chunks of the body, for rules that read it as a whole; None once it is larger than such rules read."""
         self._body_size = 0
         self.key: str | None = None
         self._verbatim = False
         """Whether quotes belong to the key, and so are not ours to add."""
-        self._query = query
-        self._hash = RequestHash(secret)
         self._echoed: list[tuple[bytes, bytes]] | None = None
+        self._query = query
+        self._lines = headers
+        self._hash = RequestHash(secret)
+        self._length = b""
+        self._scripted = False
+        """Whether a script of some origin asks."""
+        self._keys: list[bytes] = []
+        self._counted: list[tuple[bytes, bytes]] = []
+        """Lines that are part of every fingerprint."""
+        for line, value in headers:
+            name = line.lower()
+            if name not in _READ:
+                continue
+            if name == KEY:
+                self._keys.append(value)
+            elif name == b"content-length":
+                self._length = self._length or value
+            elif name == b"origin":
+                self._scripted = True
+            else:
+                self._counted.append((name, value))
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """All lines of the request, by lower-case names."""
+        return [(name.lower(), value) for name, value in self._lines]
+
+    def announced(self) -> int:
+        """The length that the client says its body has; 0 where it does not say."""
+        return int(self._length) if self._length.isdigit() else 0
 
     def fed(self, chunk: bytes) -> None:
         """A chunk of the request's body came by."""
@@ -147,7 +186,7 @@ class Exchange:
 
     def read_key(self, rule: Action) -> str | None:
         """The key, or None where the route may go without. Raises KeyMissing or KeyInvalid."""
-        lines = [value for name, value in self.headers if name == KEY]
+        lines = self._keys
         if not lines:
             if rule.required:
                 raise KeyMissing("This request needs an Idempotency-Key header: a new key for each new request.")
@@ -158,10 +197,10 @@ class Exchange:
             text = lines[0].decode("ascii")
         except UnicodeDecodeError as error:
             raise KeyInvalid("The Idempotency-Key holds characters other than printable ASCII.") from error
-        self._echoed = None
-        self.key = parse_header(text, rule.key_mode, rule.key_format)
+        key = self.key = parse_header(text, rule.key_mode, rule.key_format)
         self._verbatim = rule.key_mode == "raw"
-        return self.key
+        self._echoed = [(KEY, lines[0])] if key == text else None  # a bare key is said as it was sent
+        return key
 
     def operation(self, rule: Action) -> str:
         """What scopes the key, beside the tenant."""
@@ -175,13 +214,14 @@ class Exchange:
 
     def fingerprint(self, rule: Action) -> bytes:
         """Of all that makes this request this request; asked once the body is through."""
-        wanted = _PRECONDITIONS
+        lines = self._counted
         if rule.fingerprint_headers:
-            wanted = wanted.union(name.lower().encode() for name in rule.fingerprint_headers)
-        lines = [line for line in self.headers if line[0] in wanted]
+            wanted = _PRECONDITIONS.union(name.lower().encode() for name in rule.fingerprint_headers)
+            lines = [line for line in self.headers if line[0] in wanted]
         if len(lines) > 1:
-            lines.sort(key=_name)  # lines of one name keep their order, names have none
-        return self._hash.digest(self.method, self.path, self._query, lines, self._document(rule))
+            lines = sorted(lines, key=_name)  # lines of one name keep their order, names have none
+        document = self._document(rule) if rule.reads_json else None
+        return self._hash.digest(self.method, self.path, self._query, lines, document)
 
     def call(self, guard: Guard, rule: Action, key: str, tenant: str | None) -> Call:
         """The call to claim, once the body is through."""
@@ -212,7 +252,7 @@ class Exchange:
 
     def _document(self, rule: Action) -> bytes | None:
         """The body as canonical JSON, where the rule asks for that; None where it is no JSON: then its bytes count."""
-        if not rule.reads_json or self.body is None:
+        if self.body is None:
             return None
         try:
             document = parse_json(b"".join(self.body))
@@ -237,24 +277,22 @@ class Exchange:
 
     def replay(self, stored: StoredResponse, rule: Action) -> StoredResponse:
         """The first answer again, marked as such."""
-        stored = as_response(stored)
-        lines = stored.headers
-        if stored.body_omitted:  # nothing is left to be decoded
+        status, lines, body, omitted = as_response(stored)
+        if omitted:  # nothing is left to be decoded
             lines = [line for line in lines if line[0] != b"content-encoding"]
-        headers = [*lines, (rule.replayed_header, b"omitted" if stored.body_omitted else b"true"), *self._echo()]
-        if stored.status not in (204, 304):
-            headers.append((b"content-length", str(len(stored.body)).encode()))
-        return StoredResponse(stored.status, headers, stored.body, stored.body_omitted)
+        headers = [*lines, (rule.replayed_header, b"omitted" if omitted else b"true"), *self._echo()]
+        if status not in (204, 304):
+            headers.append((b"content-length", b"%d" % len(body)))
+        return StoredResponse(status, headers, body, omitted)
 
-    def first(self, headers: list[tuple[bytes, bytes]], rule: Action | None = None) -> list[tuple[bytes, bytes]]:
-        """The header lines of a first answer: its own, and the key as an echo."""
-        ours = (KEY, rule.replayed_header if rule is not None else b"idempotent-replayed")
-        return [line for line in headers if line[0] not in ours] + self._echo()
+    def first(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """The header lines of a first answer: its own, as they were captured, and the key as an echo."""
+        return headers + self._echo()
 
-    def failed(self, rule: Action) -> StoredResponse:
+    def failed(self) -> StoredResponse:
         """What a client is told of a handler that raised, where that is an answer."""
         length = (b"content-length", str(len(FAILED.body)).encode())
-        return FAILED._replace(headers=self.first([*FAILED.headers, length], rule))
+        return FAILED._replace(headers=self.first([*FAILED.headers, length]))
 
     def carried(
         self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Action | None = None
@@ -272,7 +310,7 @@ class Exchange:
 
         What allows it is often added outside of us, so it is enough that a script of some origin asks.
         """
-        if not (_speaks(headers, b"access-control-allow-origin") or _speaks(self.headers, b"origin")):
+        if not (self._scripted or _speaks(headers, b"access-control-allow-origin")):
             return headers
         name = b"access-control-expose-headers"
         said = [v.strip() for n, value in headers if n == name for v in value.decode("latin-1").split(",") if v.strip()]
@@ -310,45 +348,3 @@ def _speaks(headers: list[tuple[bytes, bytes]], wanted: bytes) -> bool:
 @lru_cache(maxsize=64)
 def _not_carried(replayed: frozenset[bytes]) -> frozenset[bytes]:
     return _FRAMING | replayed
-
-
-class Capture:
-    """An answer on its way out: held back until it is stored, or, when it outgrows the limit, let through."""
-
-    def __init__(self, rule: Action) -> None:
-        self._rule = rule
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self._chunks: list[bytes] = []
-        self._size = 0
-        self.overflowed = False
-
-    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        self.status = status
-        self.headers = [(bytes(name).lower(), bytes(value)) for name, value in headers]
-
-    def add(self, chunk: bytes) -> bool:
-        """Keep a chunk; False once the answer is larger than may be kept, and should be let through."""
-        if self.overflowed:
-            return False
-        self._size += len(chunk)
-        self._chunks.append(bytes(chunk))  # a buffer of the application's may change after this
-        self.overflowed = self._size > self._rule.body_limit
-        return not self.overflowed
-
-    def taken(self) -> bytes:
-        """What was held back so far, handed over."""
-        body = b"".join(self._chunks)
-        self._chunks = []
-        return body
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self._chunks)
-
-    def stored(self) -> StoredResponse:
-        """What is remembered of the answer."""
-        kept = [(name, value) for name, value in self.headers if name in self._rule.replayed_headers]
-        if self.overflowed or (self._size and not self._rule.keep_body):
-            return StoredResponse(self.status, kept, b"", True)
-        return StoredResponse(self.status, kept, self.body)

@@ -22,7 +22,7 @@ from semel.http.asgi import Idempotency, TenantResolver
 from semel.http.conditional import check_match, etag
 from semel.http.endpoints import protect
 from semel.http.inventory import Endpoint, declared_rule, exempted
-from semel.http.rules import Action, Conditional, Exempt, Natural, Rule
+from semel.http.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule
 
 try:
     from starlette.concurrency import run_in_threadpool
@@ -44,14 +44,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def install(
-    app: Starlette, *, guard: AsyncSemel, tenant: TenantResolver | None = None, docs: str | None = None
+    app: Starlette,
+    *,
+    guard: AsyncSemel,
+    tenant: TenantResolver | None = None,
+    docs: str | None = None,
+    longest_body: int = LONGEST_BODY,
 ) -> None:
     """Protect the app: its middleware, and for FastAPI the key and its errors in the generated OpenAPI document.
 
     :param tenant: whose request it is, from the ASGI scope, after authentication; its result scopes the keys.
     :param docs: a page that explains the errors; linked from them.
+    :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
     """
-    app.add_middleware(Idempotency, guard=guard, tenant=tenant, docs=docs)
+    app.add_middleware(Idempotency, guard=guard, tenant=tenant, docs=docs, longest_body=longest_body)
     if hasattr(app, "openapi"):
         from semel.http.openapi import wrap_fastapi
 
@@ -68,9 +74,9 @@ def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F
     return _declare(Conditional.declared(base, **settings))
 
 
-def natural(**settings: Any) -> Callable[[F], F]:
+def natural(base: Natural | None = None, **settings: Any) -> Callable[[F], F]:
     """Declare an endpoint whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
-    return _declare(Natural(**settings))
+    return _declare(Natural.declared(base, **settings))
 
 
 def exempt(reason: str) -> Callable[[F], F]:

@@ -26,12 +26,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from semel.engine.declare import handle_parameter
 from semel.engine.operation import AsyncOperation, running
 from semel.engine.sync import Semel
-from semel.errors import ConfigurationError, MissingDependency, NotUndone, PolicyError, PreconditionError
+from semel.errors import (
+    ConfigurationError,
+    MissingDependency,
+    NotUndone,
+    PolicyError,
+    PreconditionError,
+    TransactionConflict,
+)
 from semel.http.conditional import check_match, etag, hold, let_go
 from semel.http.in_transaction import connected
 from semel.http.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
 from semel.http.middleware import check_tenant
-from semel.http.rules import Action, Conditional, Exempt, Natural, Rule
+from semel.http.rerun import RunAgain
+from semel.http.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule, check_longest_body
 from semel.http.wsgi import Idempotency, current_responder
 from semel.http.wsgi_responder import Environ
 
@@ -63,16 +71,21 @@ class SemelFlask:
         guard: Semel,
         tenant: TenantResolver | None = None,
         docs: str | None = None,
+        longest_body: int = LONGEST_BODY,
     ) -> None:
         """
         :param tenant: whose request it is, from Flask's request, when ``before_request`` functions have run; its
             result scopes the keys.
         :param docs: a page that explains the errors; linked from them.
+        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413, as is one
+            above Flask's own ``MAX_CONTENT_LENGTH``.
         """
         check_tenant(tenant)
+        check_longest_body(longest_body)
         self.guard = guard
         self.tenant = tenant
         self.docs = docs
+        self.longest_body = longest_body
         if app is not None:
             self.init_app(app)
 
@@ -81,7 +94,13 @@ class SemelFlask:
         if NAME in app.extensions:
             raise ConfigurationError("SemelFlask is installed in this app already: one guard for one app")
         app.extensions[NAME] = self
-        middleware = Idempotency(app.wsgi_app, guard=self.guard, tenant=self.tenant and self._tenant, docs=self.docs)
+        middleware = Idempotency(
+            app.wsgi_app,
+            guard=self.guard,
+            tenant=self.tenant and self._tenant,
+            docs=self.docs,
+            longest_body=self.longest_body,
+        )
         middleware.known = lambda: endpoints(app)
         self.middleware = middleware
         app.wsgi_app = middleware  # type: ignore[method-assign]
@@ -104,9 +123,9 @@ def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F
     return _declare(Conditional.declared(base, **settings))
 
 
-def natural(**settings: Any) -> Callable[[F], F]:
+def natural(base: Natural | None = None, **settings: Any) -> Callable[[F], F]:
     """Declare a view whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
-    return _declare(Natural(**settings))
+    return _declare(Natural.declared(base, **settings))
 
 
 def exempt(reason: str) -> Callable[[F], F]:
@@ -151,6 +170,10 @@ def _declare(rule: Rule) -> Callable[[F], F]:
                 responder.refuse(error)
                 flask.abort(error.status)  # for teardown functions; the middleware sends the real answer
             except Exception as error:
+                if responder is not None and responder.conflicts(error):
+                    if responder.give_way(error):
+                        raise RunAgain from error
+                    flask.abort(TransactionConflict.status)
                 raised = error if operation is None else operation.compensate(error)
                 if responder is not None and isinstance(raised, NotUndone):
                     responder.refuse(raised)

@@ -10,29 +10,35 @@
 
 The connection is opened for the request, the transaction on it begun and the key locked in it, just before the handler.
 An answer that is stored and is no error commits. An error (4xx) that is stored rolls the handler's rows back and keeps
-the answer. Whatever frees the key rolls back. A crash at any moment leaves nothing. There is no lease.
+the answer. Whatever frees the key rolls back. A crash at any moment leaves nothing. There is no lease. A conflict with
+another transaction runs the request again: see ``rerun.py``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
+import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 from semel.core.outcomes import Call, Outcome
 from semel.engine.operation import current_operation
 from semel.engine.transaction_attempts import AsyncTransactionAttempt, TransactionAttempt, begin, begin_async
-from semel.errors import PolicyError
+from semel.errors import PolicyError, TransactionConflict
+from semel.http.rerun import Rerun
 from semel.http.rules import Action, Rule
 
 if TYPE_CHECKING:
     from semel.engine.aio import AsyncSemel
     from semel.engine.sync import Semel
 
-__all__ = ["AsyncInTransaction", "InTransaction", "connected", "open_async_transaction", "open_transaction"]
+__all__ = [
+    "AsyncInTransaction", "InTransaction", "OpensInLoop", "connected", "open_async_transaction", "open_transaction",
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,6 +70,15 @@ class InTransaction:
     def decline(self, answer: Any) -> Outcome[Any]:
         try:
             return self._attempt.decline(answer)
+        finally:
+            self._close()
+
+    def conflicts(self, error: BaseException) -> bool:
+        return self._attempt.conflicts(error)
+
+    def conflict(self, error: BaseException) -> Outcome[Any]:
+        try:
+            return self._attempt.conflict(error)
         finally:
             self._close()
 
@@ -108,6 +123,15 @@ class AsyncInTransaction:
         finally:
             await self._close()
 
+    def conflicts(self, error: BaseException) -> bool:
+        return self._attempt.conflicts(error)
+
+    async def conflict(self, error: BaseException) -> Outcome[Any]:
+        try:
+            return await self._attempt.conflict(error)
+        finally:
+            await self._close()
+
     async def fail(self, error: BaseException) -> None:
         try:
             await self._attempt.fail(error)
@@ -121,8 +145,20 @@ class AsyncInTransaction:
             _log.exception("the connection of a finished request could not be given back")
 
 
+@runtime_checkable
+class OpensInLoop(Protocol):
+    """A ``transaction=`` that knows by itself how to be begun from an event loop, as a sync connection has to be."""
+
+    async def open_in_loop(self, call: Call) -> AsyncInTransaction | Outcome[Any]: ...
+
+
 def connected(function: F, rule: Rule) -> F:
     """The handler with its connection filled in, where the rule names a parameter for it."""
+    if isinstance(rule, Action) and rule.transaction is not None and not callable(rule.transaction):
+        raise PolicyError(
+            f"transaction= is a function that opens a connection or session, such as engine.connect, not "
+            f"{rule.transaction!r}"
+        )
     into = rule.into if isinstance(rule, Action) else None
     if into is None:
         return function
@@ -151,8 +187,24 @@ def _connection() -> Any:
     return None if operation is None else operation.connection  # None: a GET of the same endpoint
 
 
-def open_transaction(guard: Semel, opened: Callable[[], Any], call: Call) -> InTransaction | Outcome[Any]:
-    """Open a connection, begin, and take the key: an attempt, or an outcome that is known."""
+def open_transaction(
+    guard: Semel, opened: Callable[[], Any], call: Call, rerun: Rerun | None = None
+) -> InTransaction | Outcome[Any]:
+    """Open a connection, begin, and take the key: an attempt, or an outcome that is known.
+
+    A conflict here is met before the handler has run, so it is only tried again; ``rerun`` counts.
+    """
+    while True:
+        try:
+            return _opened(guard, opened, call)
+        except TransactionConflict:
+            pause = None if rerun is None else rerun.met(call)
+            if pause is None:
+                raise
+        time.sleep(pause)
+
+
+def _opened(guard: Semel, opened: Callable[[], Any], call: Call) -> InTransaction | Outcome[Any]:
     with ExitStack() as stack:
         conn = stack.enter_context(opened())
         begun = begin(guard, conn, call)
@@ -163,9 +215,23 @@ def open_transaction(guard: Semel, opened: Callable[[], Any], call: Call) -> InT
 
 
 async def open_async_transaction(
-    guard: AsyncSemel, opened: Callable[[], Any], call: Call
+    guard: AsyncSemel, opened: Callable[[], Any], call: Call, rerun: Rerun | None = None
 ) -> AsyncInTransaction | Outcome[Any]:
     """The same, awaited."""
+    while True:
+        try:
+            return await _opened_async(guard, opened, call)
+        except TransactionConflict:
+            pause = None if rerun is None else rerun.met(call)
+            if pause is None:
+                raise
+        await asyncio.sleep(pause)
+
+
+async def _opened_async(guard: AsyncSemel, opened: Callable[[], Any], call: Call) -> AsyncInTransaction | Outcome[Any]:
+    in_loop: object = opened
+    if isinstance(in_loop, OpensInLoop):
+        return await in_loop.open_in_loop(call)
     async with AsyncExitStack() as stack:
         conn = await stack.enter_async_context(opened())
         begun = await begin_async(guard, conn, call)

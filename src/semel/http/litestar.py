@@ -29,7 +29,7 @@ from semel.http.endpoints import protect
 from semel.http.inventory import Endpoint, declared_rule, exempted
 from semel.http.middleware import check_tenant
 from semel.http.openapi_litestar import document_litestar
-from semel.http.rules import Action, Conditional, Exempt, Natural, Rule
+from semel.http.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule
 
 try:
     from litestar import Litestar, Request, Response
@@ -56,15 +56,25 @@ _EXPOSED: Final = ("Idempotency-Key", "Idempotent-Replayed", "Retry-After", "Lin
 class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
     """``Litestar(…, plugins=[SemelPlugin(guard=guard, tenant=…)])``"""
 
-    def __init__(self, *, guard: AsyncSemel, tenant: TenantResolver | None = None, docs: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        guard: AsyncSemel,
+        tenant: TenantResolver | None = None,
+        docs: str | None = None,
+        longest_body: int = LONGEST_BODY,
+    ) -> None:
         """
         :param tenant: whose request it is, from Litestar's request, when guards and dependencies have run; its result
             scopes the keys. It may be an ``async def``.
         :param docs: a page that explains the errors; linked from them.
+        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
         """
         check_tenant(tenant)
         self.tenant = tenant
-        self.middleware = Idempotency(_nothing, guard=guard, tenant=tenant and self._tenant, docs=docs)
+        self.middleware = Idempotency(
+            _nothing, guard=guard, tenant=tenant and self._tenant, docs=docs, longest_body=longest_body
+        )
         self._exposed: list[str] = []
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
@@ -88,6 +98,7 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
             if handler.has_sync_callable:
                 raise ConfigurationError(f"{handler}: a plain def would block the event loop; add sync_to_thread=True")
             if isinstance(rule, Action):
+                self.middleware.keep(rule)
                 if handler.cache:
                     raise ConfigurationError(f"{handler}: cache= answers without a claim; leave it out")
                 if (name := rule.replayed_header.decode("latin-1").title()) not in self._exposed:
@@ -125,9 +136,9 @@ def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F
     return _declare(Conditional.declared(base, **settings))
 
 
-def natural(**settings: Any) -> Callable[[F], F]:
+def natural(base: Natural | None = None, **settings: Any) -> Callable[[F], F]:
     """Declare a handler whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
-    return _declare(Natural(**settings))
+    return _declare(Natural.declared(base, **settings))
 
 
 def exempt(reason: str) -> Callable[[F], F]:

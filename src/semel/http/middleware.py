@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
 from semel.http.inventory import Endpoint, report
+from semel.http.rerun import Kept
 from semel.http.routes import Routes
-from semel.http.rules import Action, Rule
+from semel.http.rules import LONGEST_BODY, Action, Rule, check_longest_body
 
 __all__ = ["Middleware", "check_tenant"]
 
@@ -32,11 +34,13 @@ class Middleware(Generic[App, G]):
         tenant: Any,
         routes: Mapping[tuple[str, str], Rule] | None,
         docs: str | None,
+        longest_body: int = LONGEST_BODY,
         level: int = 3,
     ) -> None:
         if not isinstance(guard, wanted):
             raise ConfigurationError(f"guard= takes {_a(wanted.__name__)} here, not {type(guard).__name__}")
         check_tenant(tenant)
+        check_longest_body(longest_body)
         if tenant is None and not guard.tenant:
             warnings.warn(
                 "Idempotency has no tenant=: all callers share one space of keys, so one may be given another's answer",
@@ -46,9 +50,11 @@ class Middleware(Generic[App, G]):
         self.guard = guard
         self.tenant = tenant
         self.docs = docs
+        self.longest_body = longest_body
         self.routes = Routes(routes)
         self.known: Callable[[], list[Endpoint]] | None = None
         """Lists the application's endpoints, where the framework's glue can."""
+        self.kept = Kept()
         self._reported = False
         self._rules: dict[int, tuple[Action, Action]] = {}
 
@@ -60,12 +66,16 @@ class Middleware(Generic[App, G]):
         return rule
 
     def rule(self, declared: Action) -> Action:
-        """The rule under this guard's policy, made out once."""
+        """The rule under this guard's policy and our bound, made out once."""
         known = self._rules.get(id(declared))
         if known is None:  # the declared one is kept too, so that its id stays its own
             if len(self._rules) == MOST_RULES:  # an application that makes new ones for each request
                 self._rules.clear()
-            known = self._rules[id(declared)] = (declared, declared.under(self.guard.policy))
+            made = declared.under(self.guard.policy)
+            self.keep(declared)
+            if made.longest_body is None:
+                made = replace(made, longest_body=self.longest_body)
+            known = self._rules[id(declared)] = (declared, made)
         return known[1]
 
     def endpoints(self) -> list[Endpoint]:
@@ -80,8 +90,15 @@ class Middleware(Generic[App, G]):
 
     def report(self) -> None:
         """Name the routes that nobody has declared, once. A mistake among them is an error, until it is mended."""
-        report(self.endpoints())
+        listed = self.endpoints()
+        report(listed)
+        self.keep(*(each.rule for each in listed))
         self._reported = True
+
+    def keep(self, *rules: Rule | None) -> None:
+        """Keep requests as they come from now on, where a rule has a transaction: they may have to be run again."""
+        if any(isinstance(rule, Action) and rule.transaction is not None for rule in rules):
+            self.kept.wanted = True
 
 
 def check_tenant(tenant: object) -> None:

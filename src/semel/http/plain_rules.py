@@ -30,6 +30,7 @@ _SETTINGS: Final = (
     "canonical_json",
     "keep_body",
     "body_limit",
+    "longest_body",
     "precondition_required",
 )
 """Said as they are, where they are not the default."""

@@ -8,7 +8,16 @@ from typing import Final
 from urllib.parse import quote
 
 from semel.core.snapshot import StoredResponse
-from semel.errors import InProgress, KeyExpired, KeyReused, SemelError, TooManyKeys
+from semel.errors import (
+    BodyTooLarge,
+    ConditionFailed,
+    InProgress,
+    KeyExpired,
+    KeyReused,
+    SemelError,
+    TooManyKeys,
+    TransactionConflict,
+)
 
 __all__ = ["TITLES", "problem"]
 
@@ -21,18 +30,24 @@ TITLES: Final = {
     "idempotency_key_expired": "The Idempotency-Key was used too long ago",
     "idempotency_key_in_use": "The first request with this key is still being processed",
     "idempotency_store_unavailable": "Requests cannot be recorded at the moment",
+    "idempotency_body_too_large": "The request is too long",
+    "idempotency_transaction_conflict": "The request met others that change the same",
     "idempotency_outcome_unknown": "What became of this request is not known",
     "idempotency_not_undone": "The request failed, and not all of it could be undone",
     "idempotency_too_many_keys": "Too many keys are in use",
+    "idempotency_condition_failed": "The request does not fit what is there",
     "precondition_invalid": "The precondition is malformed",
     "precondition_failed": "The resource has changed",
     "precondition_required": "This request must be conditional",
 }
 
 _DETAILS: Final = {
+    ConditionFailed.code: "A condition of the change does not hold, so nothing was changed.",
     KeyReused.code: "This Idempotency-Key came before with another request. Use a new key for a new request.",
     InProgress.code: "The first request with this key is still being processed. Send the same request again later.",
     KeyExpired.code: "This Idempotency-Key was used too long ago, and its answer is forgotten. Use a new key.",
+    BodyTooLarge.code: "The body of this request is longer than this route takes. Nothing was done.",
+    TransactionConflict.code: "The request met others that change the same, and was not done. Send it again later.",
     TooManyKeys.code: "Too many keys are in use. Send the same request again later; keys that are in use still work.",
 }
 """Said instead of the error's own words, which name the operation and the key."""

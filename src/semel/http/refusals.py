@@ -13,7 +13,17 @@ from semel.core.policy import Policy
 from semel.core.snapshot import StoredResponse
 from semel.core.states import Takeover
 from semel.core.values import value
-from semel.errors import InProgress, KeyExpired, KeyReused, OutcomeUnknown, SemelError, StoreUnavailable, TooManyKeys
+from semel.errors import (
+    BodyTooLarge,
+    InProgress,
+    KeyExpired,
+    KeyReused,
+    OutcomeUnknown,
+    SemelError,
+    StoreUnavailable,
+    TooManyKeys,
+    TransactionConflict,
+)
 from semel.http.conditional import IF_MATCH, Preconditions, etag, preconditions
 from semel.http.exchange import KEY, Exchange
 from semel.http.problems import problem
@@ -85,6 +95,7 @@ def refusals(
     if isinstance(rule, Conditional):
         add(_raised(lambda: preconditions([(IF_MATCH, b"7")])), "If-Match or If-None-Match is malformed")
     add(InProgress(""), _in_progress(rule))
+    add(BodyTooLarge(), "the body is longer than this route takes")
     add(KeyReused(), "the Idempotency-Key came before with another request", rule.reused_status)
     if rule.policy.refuse_seconds:
         add(KeyExpired(), "the Idempotency-Key was used so long ago that its answer is forgotten")
@@ -97,6 +108,8 @@ def refusals(
             add(_raised(lambda: preconditions([], required=True)), "no precondition was sent")
     if rule.policy.takeover is not Takeover.RETRY:
         add(OutcomeUnknown(), "an attempt ended without a word, and may have happened")
+    if rule.transaction is not None:
+        add(TransactionConflict(), "the request met others that change the same, as often as it was run")
     if not rule.policy.fails_open:
         add(StoreUnavailable(), "the store of the records cannot be reached")
     return sorted(found, key=lambda each: each.status)

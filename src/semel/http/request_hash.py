@@ -46,12 +46,13 @@ class RequestHash:
     ) -> bytes:
         """Of the whole request; with a ``document``, that counts and not the body's bytes."""
         word, target = method.encode(), path.encode("utf-8", "surrogatepass")
-        parts = [b"%d:%b%d:%b%d:%b" % (len(word), word, len(target), target, len(query), query)]
-        parts += [b"h%d:%b%d:%b" % (len(name), name, len(value), value) for name, value in lines]
+        said = b"%d:%b%d:%b%d:%b" % (len(word), word, len(target), target, len(query), query)
+        for name, value in lines:
+            said += b"h%d:%b%d:%b" % (len(name), name, len(value), value)
         if document is None:
-            parts.append(b"b%d:%b" % (self._size, self._body.digest()))
+            said += b"b%d:%b" % (self._size, self._body.digest())
         else:
-            parts.append(b"d%d:%b" % (len(document), document))
+            said += b"d%d:%b" % (len(document), document)
         whole = self._request.copy()
-        whole.update(b"".join(parts))
+        whole.update(said)
         return whole.digest()

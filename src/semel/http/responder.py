@@ -13,13 +13,16 @@ from semel.core.outcomes import Outcome
 from semel.core.snapshot import StoredResponse
 from semel.engine.attempts import AsyncAttempt
 from semel.engine.operation import running
+from semel.engine.tasks import started
 from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError
 from semel.http.asgi_messages import FILES, Message, Receive, Scope, Send, has_key, without_files
+from semel.http.asgi_rerun import Rerunning
+from semel.http.capture import Capture
 from semel.http.conditional import Preconditions, hold, let_go
-from semel.http.exchange import CLAIMED, FAILED, SETTLED, Capture, Exchange
+from semel.http.exchange import CLAIMED, FAILED, SETTLED, Exchange
 from semel.http.in_transaction import open_async_transaction
-from semel.http.incoming import Incoming
-from semel.http.rules import Action, Exempt, Natural, Rule
+from semel.http.rerun import Rerun, RunAgain
+from semel.http.rules import Action, Natural, Rule
 
 if TYPE_CHECKING:
     from semel.http.asgi import Idempotency
@@ -31,26 +34,23 @@ def _lost(attempt: AsyncAttempt) -> bool:
     return attempt.lease is not None and attempt.lease.lost
 
 
-class Responder(Incoming):
+class Responder(Rerunning):
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
     def __init__(self, middleware: Idempotency, scope: Scope, receive: Receive, send: Send) -> None:
+        Rerunning.__init__(self, scope, receive)  # super() would cost as much as all of this
         self._middleware = middleware
-        self._scope = scope
-        super().__init__(receive)
         self._send = send
-        self._exchange: Exchange | None = None
-        self._rule: Action | None = None
         self._answer: StoredResponse | None = None
         self._answered = False
-        self._silent = False
+        self._over: asyncio.Future[None] | None = None
+        """What our caller waits for while the application's task runs."""
         self._begun = False
         """Whether an answer that is not captured has gone out."""
         self._natural: Natural | None = None
         self._start: Message | None = None
         self._capture: Capture | None = None
         self.loop = asyncio.get_running_loop()
-        self.attempt: AsyncAttempt | None = None
         self.preconditions: Preconditions | None = None
 
     @property
@@ -73,14 +73,19 @@ class Responder(Incoming):
             await self._unkeyed(rule)
             return
         without_files(self._scope)
+        if self._middleware.kept.wanted:
+            self._rerun = Rerun(self._scope)
         if rule is not None and not await self._claimed_here(rule):
             return
         # A task of its own: when the client hangs up and the server cancels us, the handler still finishes, and its
         # answer is stored for the retry. A bare future is half the price of asyncio.shield().
-        over = self.loop.create_future()
-        task = self.loop.create_task(self._until_over(rule, over))
+        task = started(self._run(rule), self.loop)
+        if task.done():  # it never waited
+            task.result()
+            return
+        self._over = self.loop.create_future()
         try:
-            await over
+            await self._over
         except asyncio.CancelledError:
             if not task.done():
                 if self.attempt is None:
@@ -99,20 +104,6 @@ class Responder(Incoming):
             await self._say()
         return claimed
 
-    async def _until_over(self, rule: Rule | None, over: asyncio.Future[None]) -> None:
-        try:
-            await self._run(rule)
-        except asyncio.CancelledError:
-            over.cancel()
-            raise
-        except BaseException as error:
-            if over.done():  # nobody waits any more
-                raise
-            over.set_exception(error)
-        else:
-            if not over.done():
-                over.set_result(None)
-
     async def _unkeyed(self, rule: Rule | None) -> None:
         if rule is not None and not await self.claim(rule):
             await self._say()
@@ -129,22 +120,38 @@ class Responder(Incoming):
             let_go(held)
 
     async def _run(self, rule: Rule | None) -> None:
-        task = asyncio.current_task()
+        """The application, in a task of its own."""
         try:
-            if rule is not None:
-                self.watch(task)
-                hold(self.preconditions)
-                if self.attempt is not None:
-                    running.set(self.attempt.operation)  # for this task alone, which ends with the request
-            await self._middleware.app(self._scope, self.receive, self.send)
-            if self.attempt is not None:
-                raise RuntimeError("the application ended without an answer")
+            while True:
+                try:
+                    if rule is not None:
+                        self.watch(asyncio.current_task(self.loop))
+                        hold(self.preconditions)
+                        if self.attempt is not None:
+                            running.set(self.attempt.operation)  # for this task alone, which ends with the request
+                    await self._middleware.app(self._scope, self.receive, self.send)
+                    if self.attempt is not None:
+                        raise RuntimeError("the application ended without an answer")
+                except BaseException as error:
+                    if not await self._broken(error, asyncio.current_task(self.loop)):
+                        raise
+                finally:
+                    self._close()
+                if self._rerun is None or not await self._starts_over(self._rerun, rule):
+                    break
+            if self._answer is not None:
+                await self._say()
+        except asyncio.CancelledError:
+            if self._over is not None:
+                self._over.cancel()
+            raise
         except BaseException as error:
-            if not await self._broken(error, task):
+            if self._over is None or self._over.done():  # nobody waits yet, or any more
                 raise
-        finally:
-            self._close()
-        await self._say()
+            self._over.set_exception(error)
+        else:
+            if self._over is not None and not self._over.done():
+                self._over.set_result(None)
 
     # -- the attempt
 
@@ -176,10 +183,8 @@ class Responder(Incoming):
             raise ConfigurationError(
                 "this request was claimed already: one rule for one request, and one Idempotency middleware"
             )
-        if isinstance(declared, Exempt):
-            return True
-        if isinstance(declared, Natural):
-            self._natural = declared
+        if not isinstance(declared, Action):
+            self._natural = declared if isinstance(declared, Natural) else None
             return True
         rule = self._rule = self._middleware.rule(declared)
         exchange, guard = self.exchange, self._middleware.guard
@@ -189,16 +194,24 @@ class Responder(Incoming):
             if key is None:
                 exchange.tell_unprotected(guard, rule)
                 return True
-            if not rule.reads_json:
+            longest = rule.longest_body
+            assert longest is not None  # the middleware's, where the route has none
+            if not rule.reads_json and rule.transaction is None:
                 exchange.body = None
-            if not await self._read_to_its_end():  # half a request is none
+            if not await self._read_to_its_end(longest):  # half a request is none
                 self._silent = True
                 return False
-            call = exchange.call(guard, rule, key, await self._middleware.whose(self._scope))
+            tenant = self._middleware.whose(self._scope)
+            if tenant is not None and not isinstance(tenant, str):
+                tenant = await tenant
+            call = exchange.call(guard, rule, key, tenant)
             if rule.transaction is None:
                 begun = await guard.begin(call)
             else:
-                begun = cast("AsyncAttempt | Outcome[Any]", await open_async_transaction(guard, rule.transaction, call))
+                if self._rerun is not None:
+                    self._rerun.body = exchange.body
+                opening = open_async_transaction(guard, rule.transaction, call, self._rerun)
+                begun = cast("AsyncAttempt | Outcome[Any]", await opening)
         except ConfigurationError:
             raise  # the service's mistake: for its logs, and no answer of ours
         except SemelError as error:
@@ -232,13 +245,15 @@ class Responder(Incoming):
 
     async def _settle(self, end: Awaitable[Outcome[Any]]) -> None:
         """End the attempt. When it had been replaced, or cannot be stored, the answer is another one."""
-        rule = self._rule
+        rule, attempt = self._rule, self.attempt
         assert rule is not None
-        self.unwatch()
+        if attempt is not None and attempt.lease is not None:
+            attempt.lease.on_lost = None  # as unwatch()
         try:
             outcome = await end
         except SemelError as error:
-            self._answer = self.exchange.refusal(error, rule)
+            if not self._plans_again(error, let_through=self._capture is not None and self._capture.overflowed):
+                self._answer = self.exchange.refusal(error, rule)
         else:
             if outcome.replayed:
                 self._answer = self.exchange.replay(outcome.value, rule)
@@ -254,6 +269,8 @@ class Responder(Incoming):
     async def _broken(self, error: BaseException, task: asyncio.Task[Any] | None) -> bool:
         """The application raised. Whether that is dealt with, and an answer known."""
         attempt, rule = self.attempt, self._rule
+        if self._rerun is not None and self._rerun.pause is not None:
+            return isinstance(error, (Exception, BaseExceptionGroup, RunAgain))
         if attempt is None or rule is None:
             return False
         self.unwatch()
@@ -262,7 +279,10 @@ class Responder(Incoming):
         if isinstance(error, PreconditionError):
             await self.refuse(error)
             return True
-        error = await attempt.operation.compensate(error)  # of an application that is claimed at the edge
+        if self.conflicts(error):  # of an application that is claimed at the edge, as all that follows
+            await self.give_way(error)
+            return True
+        error = await attempt.operation.compensate(error)
         if isinstance(error, NotUndone):
             await self.refuse(error)
             return True
@@ -270,7 +290,7 @@ class Responder(Incoming):
         if remembered and not isinstance(error, LeaseLost):
             await self._settle(attempt.complete(FAILED))
             if self._answer is None:
-                self._answer = self.exchange.failed(rule)
+                self._answer = self.exchange.failed()
             await self._say()
             return False  # the client has its answer, and the server's log the error
         try:
@@ -307,24 +327,23 @@ class Responder(Incoming):
             self._start = message
             capture.start(message["status"], message.get("headers", ()))
         elif kind == "http.response.body":
-            await self._captured(capture, message)
+            was_open, body = capture.overflowed, message.get("body", b"")
+            kept = capture.add(body)
+            more = message.get("more_body", False)
+            if not kept and not was_open:
+                if more:
+                    await self._pass(self._first(capture))
+                body = capture.taken()
+            if not more:
+                last = {"type": kind, "body": capture.body if kept else body, "more_body": False}
+                await self._finish(capture, last, was_open)
+            elif not kept:
+                await self._pass({"type": kind, "body": body, "more_body": True})
         elif kind in FILES:
             capture.overflowed = True
             await self._finish(capture, message)
         else:
             await self._pass(message)
-
-    async def _captured(self, capture: Capture, message: Message) -> None:
-        was_open = capture.overflowed
-        kept = capture.add(message.get("body", b""))
-        if not message.get("more_body", False):
-            body = message.get("body", b"") if was_open else capture.taken() if not kept else capture.body
-            await self._finish(capture, {"type": "http.response.body", "body": body, "more_body": False}, was_open)
-        elif not kept:
-            if not was_open:
-                await self._begin(capture)
-            body = message.get("body", b"") if was_open else capture.taken()
-            await self._pass({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _finish(self, capture: Capture, last: Message, begun: bool = False) -> None:
         """The answer is whole: store it, and only then let it go, or its end."""
@@ -336,20 +355,25 @@ class Responder(Incoming):
             await self._settle(attempt.complete(stored))
         else:
             await self._settle(attempt.lost() if _lost(attempt) else attempt.decline(stored))
+        if self._silent:
+            raise RunAgain
         if self._answer is None:
+            send = self._send
             if not begun:
-                await self._begin(capture)
-            await self._send(last)
+                await send(self._first(capture))
+            await send(last)
         elif begun:
             # Too late for another answer. An end that is missing tells the client that this one does not hold.
             raise ConnectionError("the answer was let through, and could not be stored")
         else:
             await self._say()
 
-    async def _begin(self, capture: Capture) -> None:
+    def _first(self, capture: Capture) -> Message:
+        """What a first answer begins with."""
         assert self._start is not None
-        headers = self.exchange.exposed(self.exchange.first(capture.headers, self._rule), self._rule)
-        await self._pass({**self._start, "headers": headers})
+        exchange = self._exchange or self.exchange
+        headers = exchange.exposed(exchange.first(capture.headers), self._rule)
+        return {**self._start, "headers": headers}
 
     async def _pass(self, message: Message) -> None:
         """Send a part of an answer. A server may say that the client has gone; that must not stop the handler."""
@@ -366,5 +390,6 @@ class Responder(Incoming):
             return
         self._answered = True
         lines = self.exchange.exposed(self.exchange.carried(answer.headers, carrier, rule), rule)
-        await self._send({"type": "http.response.start", "status": answer.status, "headers": lines})
-        await self._send({"type": "http.response.body", "body": answer.body, "more_body": False})
+        send = self._send
+        await send({"type": "http.response.start", "status": answer.status, "headers": lines})
+        await send({"type": "http.response.body", "body": answer.body, "more_body": False})

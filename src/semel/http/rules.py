@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from semel.core.keys import HeaderMode, KeyFormat
 from semel.core.policy import Policy
 from semel.errors import PolicyError
 
-__all__ = ["RELEASED", "REPLAYED_HEADERS", "SAFE_METHODS", "Action", "Conditional", "Exempt", "Natural", "Rule"]
+__all__ = [
+    "LONGEST_BODY", "RELEASED", "REPLAYED_HEADERS", "SAFE_METHODS", "Action", "Conditional", "Exempt", "Natural",
+    "Rule", "check_longest_body",
+]  # fmt: skip
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Never claimed, never replayed, whatever they carry."""
@@ -39,6 +43,8 @@ REPLAYED_HEADERS: Final = frozenset(
 
 _NEVER: Final = frozenset({b"set-cookie", b"www-authenticate", b"date"})
 BODY_LIMIT: Final = 1024 * 1024
+LONGEST_BODY: Final = 64 * 1024 * 1024
+"""Bytes of a request's body that a claim takes, unless the route or the middleware says otherwise."""
 _GUARDS: Final = Policy()
 """Stands for "as the guard's policy says"; known by its identity."""
 _POLICY: Final = frozenset(each.name for each in fields(Policy) if each.init)
@@ -78,6 +84,8 @@ class Action:
     """Fields of a JSON body that do not count."""
     body_limit: int = BODY_LIMIT
     """Bytes of an answer's body that are kept; a larger one is remembered without it."""
+    longest_body: int | None = None
+    """Bytes of a request's body; a longer one is refused with 413, and nothing is run. None: as the middleware says."""
     keep_body: bool = True
     """False for routes that issue secrets: the answer is remembered without its body."""
     transaction: Callable[[], Any] | None = None
@@ -97,6 +105,8 @@ class Action:
             raise PolicyError("Set-Cookie, WWW-Authenticate and Date are never replayed: leave them out")
         if self.body_limit < 0:
             raise PolicyError("body_limit is a number of bytes, 0 or more")
+        if self.longest_body is not None:
+            check_longest_body(self.longest_body)
         if self.policy.resumable:
             raise PolicyError("resumable= is said of a function whose arguments can be kept: @guard.once(…)")
         if self.transaction is not None and not self.required:
@@ -106,7 +116,7 @@ class Action:
         if self.only and self.without:
             raise PolicyError("name the fields that count (only=) or those that do not (without=), not both")
 
-    @property
+    @cached_property
     def reads_json(self) -> bool:
         return self.canonical_json or bool(self.only or self.without)
 
@@ -174,6 +184,15 @@ class Natural:
         """Whether this answer means that all is as the request wants it."""
         return method == "DELETE" and status in self.absent
 
+    @classmethod
+    def declared(cls, base: Self | None = None, **settings: Any) -> Self:
+        """A rule from the keywords of a decorator."""
+        _check_base(cls, base)
+        known = sorted(each.name for each in fields(cls))
+        if unknown := settings.keys() - set(known):
+            raise PolicyError(f"unknown setting {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
+        return replace(base or cls(), **settings)
+
 
 @dataclass(frozen=True)
 class Exempt:
@@ -187,17 +206,23 @@ class Exempt:
         _check_reason(self.reason)
 
 
+def check_longest_body(longest: object) -> None:
+    """Refuse what is no number of bytes, when it is declared."""
+    if type(longest) is not int or longest < 0:
+        raise PolicyError(f"longest_body is a number of bytes, 0 or more, not {longest!r}")
+
+
 def _check_reason(reason: object) -> None:
     if not isinstance(reason, str) or not reason.strip():
         raise PolicyError('exempt() wants a reason, for whoever reads the start-up report: @exempt("it only reads")')
 
 
-def _check_base(cls: type[Action], base: object) -> None:
+def _check_base(cls: type[Action] | type[Natural], base: object) -> None:
     if base is None or isinstance(base, cls):
         return
     if callable(base) and not isinstance(base, type):
         raise PolicyError(f"write @{cls.kind}(), with the brackets")
-    example = f'{cls.__name__}.declared(ttl="7d")'
+    example = f"{cls.__name__}.declared({'' if cls is Natural else 'required=False'})"
     raise PolicyError(f"@{cls.kind}() starts from rules of its own kind, such as {example}, not from {base!r}")
 
 

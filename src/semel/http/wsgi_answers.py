@@ -8,7 +8,7 @@ from itertools import chain
 from types import TracebackType
 from typing import TypeAlias
 
-from semel.http.exchange import Capture
+from semel.http.capture import Capture
 from semel.http.wsgi_lines import Lines, as_bytes
 
 __all__ = ["Held", "LetThrough", "Peeked", "ThenRaised"]
@@ -24,7 +24,7 @@ class Held:
     def __init__(self, capture: Capture, send: Callable[[str, list[tuple[bytes, bytes]]], Write]) -> None:
         """:param send: gives the server the status line and the header lines."""
         self.capture = capture
-        self._send = send
+        self._send: Callable[[str, list[tuple[bytes, bytes]]], Write] | None = send
         self._status = ""
         """The status line, with the application's own words; empty until it has begun its answer."""
         self._write_on: Write | None = None
@@ -36,7 +36,9 @@ class Held:
 
     def begin(self) -> Write:
         if self._write_on is None:
+            assert self._send is not None
             self._write_on = self._send(self._status, self.capture.headers)
+            self._send = None  # the responder's, which has us: else both would wait for the garbage collector
         return self._write_on
 
     def start(self, status: str, headers: Lines, exc_info: ExcInfo | None) -> Write:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, Final
 
 from semel.errors import SemelError
+from semel.http.rules import LONGEST_BODY
 
 __all__ = ["RequestBody"]
 
@@ -40,24 +41,28 @@ class RequestBody:
         """Whether the client went away, or sent nonsense, before its request was whole; known once it was spooled."""
         return self._broken or (self._ended and bool(self._left))
 
-    def spool(self, longest: int | None = None) -> bool:
-        """Read what is still to come, and keep it for the application; False where that is more than ``longest``."""
-        if self._ended or self._spool is not None:
-            return True
-        left = float("inf") if longest is None else longest - self._taken
-        if (self._left or 0) > left:
+    def spool(self, longest: int = LONGEST_BODY) -> bool:
+        """Read what is still to come, and keep it for the application; False where all is more than ``longest``."""
+        left = longest - self._taken
+        if (self._left or 0) > left:  # said by the client, so nothing is read
             return False
+        if self._ended or self._spool is not None:
+            return left >= 0
         spool: IO[bytes]
         if self._left is not None and self._left <= SPOOL_LIMIT:
             spool = io.BytesIO()
         else:
             spool = tempfile.SpooledTemporaryFile(SPOOL_LIMIT)  # noqa: SIM115 (closed with the request)
         self._spool = spool
-        while left >= 0 and (chunk := self._take(self._unbroken, _STEP)):
+        while left >= 0 and (chunk := self._take(self._unbroken, min(_STEP, left + 1))):
             left -= len(chunk)
             spool.write(chunk)
         spool.seek(0)
         return left >= 0
+
+    def again(self, body: bytes) -> None:
+        """Have the application read the whole body once more."""
+        self._spool = io.BytesIO(body)
 
     def close(self) -> None:
         """Let go of the spooled part; the server's stream is the server's."""

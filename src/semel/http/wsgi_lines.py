@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 
@@ -9,6 +10,7 @@ __all__ = ["KEY", "Lines", "as_bytes", "as_text", "header_lines", "path_text", "
 
 Lines: TypeAlias = list[tuple[str, str]]
 KEY: Final = "HTTP_IDEMPOTENCY_KEY"
+_PATH: Final = ("SCRIPT_NAME", "PATH_INFO")
 
 
 def header_lines(environ: dict[str, Any]) -> list[tuple[bytes, bytes]]:
@@ -18,7 +20,7 @@ def header_lines(environ: dict[str, Any]) -> list[tuple[bytes, bytes]]:
     """
     lines = [
         # An application may have put a line of its own there, with text that no server would give.
-        (name[5:].replace("_", "-").lower().encode("latin-1"), value.encode("latin-1", "backslashreplace"))
+        (_name(name), value.encode("latin-1", "backslashreplace"))
         for name, value in environ.items()
         if name.startswith("HTTP_") and name != KEY and isinstance(value, str)
     ]
@@ -27,6 +29,12 @@ def header_lines(environ: dict[str, Any]) -> list[tuple[bytes, bytes]]:
     if environ.get("CONTENT_TYPE"):
         lines.append((b"content-type", environ["CONTENT_TYPE"].encode("latin-1")))
     return lines
+
+
+@lru_cache(maxsize=256)
+def _name(name: str) -> bytes:
+    """Of a header line, from that of its variable; clients send the same few, so they are kept."""
+    return name[5:].replace("_", "-").lower().encode("latin-1")
 
 
 def as_bytes(lines: Lines) -> list[tuple[bytes, bytes]]:
@@ -41,10 +49,11 @@ def as_text(lines: list[tuple[bytes, bytes]]) -> Lines:
 
 def path_text(environ: dict[str, Any], *parts: str) -> str:
     """The whole path, percent-decoded. One that is no UTF-8 keeps its bytes as lone surrogates, which no key allows."""
-    path = "".join(environ.get(name, "") for name in parts or ("SCRIPT_NAME", "PATH_INFO"))
-    return path.encode("latin-1").decode("utf-8", "surrogateescape")
+    path = "".join([environ.get(name, "") for name in parts or _PATH])
+    return path if path.isascii() else path.encode("latin-1").decode("utf-8", "surrogateescape")
 
 
+@lru_cache(maxsize=256)
 def status_line(status: int) -> str:
     try:
         return f"{status} {HTTPStatus(status).phrase}"

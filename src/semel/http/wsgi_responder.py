@@ -12,14 +12,24 @@ from semel.core.outcomes import Outcome
 from semel.core.snapshot import StoredResponse
 from semel.engine.attempts import Attempt
 from semel.engine.operation import running
-from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError
+from semel.errors import (
+    BodyTooLarge,
+    ConfigurationError,
+    LeaseLost,
+    NotUndone,
+    PreconditionError,
+    SemelError,
+)
+from semel.http.capture import Capture
 from semel.http.conditional import Preconditions, hold, let_go
-from semel.http.exchange import CLAIMED, FAILED, SETTLED, Capture, Exchange
+from semel.http.exchange import CLAIMED, FAILED, SETTLED, Exchange
 from semel.http.in_transaction import open_transaction
+from semel.http.rerun import Rerun, RunAgain
 from semel.http.rules import Action, Exempt, Natural, Rule
 from semel.http.wsgi_answers import ExcInfo, Held, LetThrough, Peeked, ThenRaised, Write
 from semel.http.wsgi_body import RequestBody
 from semel.http.wsgi_lines import KEY, Lines, as_bytes, as_text, header_lines, path_text, status_line
+from semel.http.wsgi_rerun import Rerunning
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
@@ -33,10 +43,9 @@ App: TypeAlias = "Callable[[Environ, StartResponse], Iterable[bytes]]"
 
 _CUT: Final = StoredResponse(400, [(b"content-length", b"0")], b"")
 """For a client that went away before its request was whole."""
-_TOO_LARGE: Final = StoredResponse(413, [(b"content-length", b"0")], b"")
 
 
-class Responder:
+class Responder(Rerunning):
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
     def __init__(self, middleware: Idempotency, environ: Environ, start_response: StartResponse) -> None:
@@ -61,7 +70,7 @@ class Responder:
         self.attempt: Attempt | None = None
         self.preconditions: Preconditions | None = None
         self.longest_body: int | None = None
-        """Bytes of a request that the application takes: a claim reads no more, and answers 413."""
+        """Bytes of a request that the application itself takes, where that is fewer than the rule allows."""
 
     @property
     def exchange(self) -> Exchange:
@@ -80,8 +89,16 @@ class Responder:
     def respond(self, rule: Rule | None) -> Iterable[bytes]:
         """Run the application; ``rule`` is the one to be claimed here, at the edge."""
         if KEY in self._environ:
+            if self._middleware.kept.wanted:
+                self._rerun = Rerun(self._environ)
             self._body = RequestBody(self._environ, self.exchange.fed)
             self._environ["wsgi.input"] = self._body
+        answer = self._run_once(rule)
+        while self._starts_over():
+            answer = self._run_once(rule)
+        return answer
+
+    def _run_once(self, rule: Rule | None) -> Iterable[bytes]:
         if rule is not None and not self._claimed_here(rule):
             return self._say()
         token = running.set(self.attempt.operation) if self.attempt is not None else None
@@ -119,13 +136,16 @@ class Responder:
         except BaseException as error:
             running_still = self.attempt is not None
             self._broken(error)
+            if self._runs_again and isinstance(error, (Exception, RunAgain)):
+                return []
             if isinstance(error, PreconditionError) and self._rule is not None and not self._passed:
                 self.refuse(error)
             elif self._answer is None or not running_still:
+                self._held = None  # it has us, as we have it: else both would wait for the garbage collector
                 raise
             if self._raises:
                 return ThenRaised(self._say(), error)
-        return self._say()
+        return [] if self._runs_again else self._say()
 
     def _close(self) -> None:
         """Close what the application returned, once, as WSGI demands: it may run the application's own clean-up."""
@@ -161,12 +181,11 @@ class Responder:
             if key is None:
                 exchange.tell_unprotected(guard, rule)
                 return True
-            if not rule.reads_json:
+            if not rule.reads_json and rule.transaction is None:
                 exchange.body = None
             if self._body is not None:
-                if not self._body.spool(self.longest_body):
-                    self._answer = _TOO_LARGE
-                    return False
+                if not self._body.spool(self._longest(rule)):
+                    raise BodyTooLarge
                 if self._body.cut:  # half a request is none
                     self._answer = _CUT
                     return False
@@ -174,7 +193,9 @@ class Responder:
             if rule.transaction is None:
                 begun = guard.begin(call)
             else:
-                begun = cast("Attempt | Outcome[Any]", open_transaction(guard, rule.transaction, call))
+                if self._rerun is not None:
+                    self._rerun.body = exchange.body
+                begun = cast("Attempt | Outcome[Any]", open_transaction(guard, rule.transaction, call, self._rerun))
         except ConfigurationError:
             raise  # the service's mistake: for its logs, and no answer of ours
         except SemelError as error:
@@ -200,9 +221,14 @@ class Responder:
             attempt.fail(error)
         elif attempt is not None:
             lost = attempt.lease is not None and attempt.lease.lost
-            self._settle(attempt.lost if lost else lambda: attempt.decline(None))
+            self._settle(attempt, attempt.lost if lost else lambda: attempt.decline(None))
         if self._answer is None:
             self._answer = self.exchange.refusal(error, self._rule)
+
+    def _longest(self, rule: Action) -> int:
+        """The middleware's bound, where the route has none of its own; or the application's, if that is lower."""
+        assert rule.longest_body is not None
+        return rule.longest_body if self.longest_body is None else min(rule.longest_body, self.longest_body)
 
     def _tenant(self) -> str | None:
         resolve = self._middleware.tenant
@@ -215,6 +241,8 @@ class Responder:
 
     def _broken(self, error: BaseException) -> None:
         """The application raised. It may be that an answer is known all the same."""
+        if self.conflicts(error):  # of an application that is claimed at the edge
+            self.give_way(error)
         attempt, rule = self.attempt, self._rule
         self.attempt = None
         try:
@@ -225,18 +253,18 @@ class Responder:
 
     def _failed(self, attempt: Attempt, rule: Action, error: BaseException) -> None:
         if attempt.lease is not None and attempt.lease.lost:
-            self._settle(attempt.lost)  # the successor's answer is ours
+            self._settle(attempt, attempt.lost)  # the successor's answer is ours
         elif isinstance(error, PreconditionError):
-            self._settle(lambda: attempt.decline(None))
+            self._settle(attempt, lambda: attempt.decline(None))
             self._answer = self._answer or self.exchange.refusal(error, rule)
         elif isinstance(error := attempt.operation.compensate(error), (LeaseLost, NotUndone)):
             # What the handler wanted to save was refused; or, in an application claimed at the edge, half of it stands.
             attempt.fail(error)
             self._answer = self.exchange.refusal(error, rule)
         elif isinstance(error, rule.policy.remembered) or (isinstance(error, Exception) and rule.stores(500)):
-            self._settle(lambda: attempt.complete(FAILED))
+            self._settle(attempt, lambda: attempt.complete(FAILED))
             if self._answer is None:
-                self._answer = self.exchange.failed(rule)
+                self._answer = self.exchange.failed()
             self._raises = True
         else:
             attempt.fail(error)
@@ -250,20 +278,21 @@ class Responder:
         self.attempt = None
         stored = held.capture.stored()
         if rule.stores(stored.status):
-            self._settle(lambda: attempt.complete(stored))
+            self._settle(attempt, lambda: attempt.complete(stored))
         elif attempt.lease is not None and attempt.lease.lost:
-            self._settle(attempt.lost)
+            self._settle(attempt, attempt.lost)
         else:
-            self._settle(lambda: attempt.decline(stored))
+            self._settle(attempt, lambda: attempt.decline(stored))
 
-    def _settle(self, end: Callable[[], Outcome[Any]]) -> None:
+    def _settle(self, attempt: Attempt, end: Callable[[], Outcome[Any]]) -> None:
         """End the attempt. When it had been replaced, or cannot be stored, the answer is another one."""
         rule = self._rule
         assert rule is not None
         try:
             outcome = end()
         except SemelError as error:
-            self._answer = self.exchange.refusal(error, rule)
+            if not self._plans_again(error, attempt, let_through=self._held is not None and self._held.begun):
+                self._answer = self.exchange.refusal(error, rule)
         else:
             if outcome.replayed:
                 self._answer = self.exchange.replay(outcome.value, rule)
@@ -304,6 +333,7 @@ class Responder:
         if held is not None and held.begun:
             return []
         if answer is not None:
+            self._held = None  # it has us, as we have it
             body = answer.body
             self._send(status_line(answer.status), self.exchange.carried(answer.headers, self._carrier, self._rule))
         else:
@@ -313,7 +343,7 @@ class Responder:
         return [body] if body else []
 
     def _send_first(self, status: str, headers: list[tuple[bytes, bytes]]) -> Write:
-        return self._send(status, self.exchange.first(headers, self._rule))
+        return self._send(status, self.exchange.first(headers))
 
     def _send(self, status: str, headers: list[tuple[bytes, bytes]]) -> Write:
         return self._server(status, as_text(self.exchange.exposed(headers, self._rule)))

@@ -14,6 +14,7 @@ from django.utils.module_loading import import_string
 from semel.core.values import value
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
+from semel.http.rules import LONGEST_BODY, check_longest_body
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -22,7 +23,7 @@ __all__ = ["Configuration", "configuration", "user"]
 
 TenantResolver: TypeAlias = "Callable[[HttpRequest], Any]"
 
-_KNOWN: Final = frozenset({"GUARD", "TENANT", "DOCS"})
+_KNOWN: Final = frozenset({"GUARD", "TENANT", "DOCS", "LONGEST_BODY"})
 
 
 def user(request: HttpRequest) -> str | None:
@@ -38,6 +39,7 @@ class Configuration:
     guard: Guard
     tenant: TenantResolver | None
     docs: str | None
+    longest_body: int = LONGEST_BODY
 
     def whose(self, request: HttpRequest) -> str | None:
         """Ask ``TENANT``, in a thread."""
@@ -60,7 +62,8 @@ def configuration() -> Configuration:
     if not isinstance(said, dict) or "GUARD" not in said:
         raise ConfigurationError('the settings lack SEMEL = {"GUARD": "shop.once.guard", "TENANT": …}')
     if unknown := sorted(said.keys() - _KNOWN):
-        raise ConfigurationError(f"SEMEL has unknown settings: {', '.join(unknown)}; there are GUARD, TENANT and DOCS")
+        there = ", ".join(sorted(_KNOWN))
+        raise ConfigurationError(f"SEMEL has unknown settings: {', '.join(unknown)}; there are {there}")
     guard = _imported("GUARD", said["GUARD"])
     if not isinstance(guard, Guard) and callable(guard) and not inspect.isclass(guard):
         guard = _made(guard)
@@ -69,7 +72,9 @@ def configuration() -> Configuration:
     tenant = _imported("TENANT", said.get("TENANT"))
     if tenant is not None and not callable(tenant):
         raise ConfigurationError(f"SEMEL's TENANT is a function of the request, or its dotted path, not {tenant!r}")
-    return Configuration(guard, tenant, said.get("DOCS"))
+    longest = said.get("LONGEST_BODY", LONGEST_BODY)
+    check_longest_body(longest)
+    return Configuration(guard, tenant, said.get("DOCS"), longest)
 
 
 @functools.cache

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
 from semel.http.django.configuration import Configuration
 from semel.http.rules import SAFE_METHODS, Action, Rule
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
 __all__ = ["Handling", "current", "in_hand", "parsed_before"]
+
+
+_READ: Final = ("_body", "_post", "_files", "_post_parse_error", "_upload_handlers")
+"""Where Django keeps what it has made of a request's body."""
 
 
 class Handling:
@@ -28,6 +33,18 @@ class Handling:
         self.declared = False
         """Whether it has come to a view that is claimed. Such a one is run to its end, though the client hang up."""
         self._configuration = configuration
+        self._begun = False
+
+    @property
+    def guard(self) -> Guard:
+        return self._configuration.guard
+
+    def begins_again(self) -> bool:
+        """Whether this is not the first run of the request; then what was read of its body is forgotten."""
+        again, self._begun = self._begun, True
+        if again:
+            _forget_body(self.request)
+        return again
 
     def _asks(self, rule: Rule) -> bool:
         """Whether a claim will be made, and so whose request it is must be known."""
@@ -43,6 +60,16 @@ class Handling:
     async def aprepare(self, rule: Rule) -> None:
         if self._asks(rule):
             self.tenant = await self._configuration.awhose(self.request)
+
+
+def _forget_body(request: HttpRequest) -> None:
+    if hasattr(request, "_files"):
+        for _, uploaded in request._files.lists():
+            for each in uploaded:
+                each.close()
+    for name in _READ:
+        request.__dict__.pop(name, None)
+    request._read_started = False
 
 
 def parsed_before() -> ConfigurationError:

@@ -43,7 +43,9 @@ class IdempotencyMiddleware:
                 stacklevel=2,
             )
         if hasattr(settings, "ROOT_URLCONF"):
-            report(endpoints())
+            found = endpoints()
+            report(found)
+            self._under.expect([each.rule for each in found])
 
     def __call__(self, request: HttpRequest) -> Any:
         under = self._under

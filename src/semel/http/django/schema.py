@@ -19,9 +19,10 @@ from semel.sql.migrations import POSTGRES, SQLITE, Schema
 __all__ = ["Apply", "migration"]
 
 _MADE: Final = re.compile(
-    r"CREATE (?:UNIQUE )?(TABLE|INDEX|FUNCTION) (?:IF NOT EXISTS )?(\w+)(?:\s+ON (\w+))?", re.IGNORECASE
+    r"CREATE (?:UNIQUE )?(TABLE|INDEX|FUNCTION|PROCEDURE) (?:IF NOT EXISTS )?(\w+)(?:\s+ON (\w+))?", re.IGNORECASE
 )
 _ALTERED: Final = re.compile(r"ALTER TABLE (\w+)(?: ADD COLUMN (\w+))?", re.IGNORECASE)
+_LIFTED: Final = re.compile(r"ALTER TABLE (\w+) DROP CONSTRAINT (\w+)", re.IGNORECASE)
 
 
 def migration(number: int, *, after: str | None = None) -> type[migrations.Migration]:
@@ -97,8 +98,10 @@ def _undone(schema: Schema, number: int) -> list[str]:
     tables: set[str] = set()
     undone = []
     for statement in [each for found, _, statements in schema.migrations() if found == number for each in statements]:
-        made, altered = _MADE.match(statement), _ALTERED.match(statement)
-        if made:
+        made, altered, lifted = _MADE.match(statement), _ALTERED.match(statement), _LIFTED.match(statement)
+        if lifted:
+            undone.append(f"ALTER TABLE {lifted[1]} ADD {_constraint(schema, lifted[2])}")
+        elif made:
             kind, name, table = made.groups()
             if kind.upper() == "TABLE":
                 tables.add(name)
@@ -110,3 +113,9 @@ def _undone(schema: Schema, number: int) -> list[str]:
         elif not (altered and altered[1] in tables):
             raise IrreversibleError(f"this statement cannot be taken back: {statement[:80]}")
     return undone[::-1]
+
+
+def _constraint(schema: Schema, name: str) -> str:
+    """A constraint as the file that made it has it, on a line of its own."""
+    texts = [statement for _, _, statements in schema.migrations() for statement in statements]
+    return next(found[1] for text in texts if (found := re.search(rf"^ *(CONSTRAINT {name} .*[^,]),?$", text, re.M)))

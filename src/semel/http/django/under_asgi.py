@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Awaitable, Callable
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from semel.engine.aio import AsyncSemel
@@ -13,7 +14,7 @@ from semel.http.asgi import Idempotency
 from semel.http.django.asgi_exchange import Exchange, rewindable
 from semel.http.django.configuration import Configuration
 from semel.http.django.handling import Handling, in_hand
-from semel.http.rules import SAFE_METHODS
+from semel.http.rules import SAFE_METHODS, Rule
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -33,6 +34,7 @@ class UnderASGI:
         self._get_response = get_response
         self._configuration = configuration
         self._idempotency: Idempotency | None = None
+        self._rules: list[Rule | None] = []
         if isinstance(configuration.guard, AsyncSemel):
             self._idempotency = self._made(configuration.guard)
         elif not isinstance(configuration.guard, Semel):
@@ -41,12 +43,21 @@ class UnderASGI:
     def _made(self, guard: AsyncSemel) -> Idempotency:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the middleware has warned of a missing tenant already
-            return Idempotency(
+            made = Idempotency(
                 self._application,
                 guard=guard,
                 tenant=self._configuration.tenant and _tenant,
                 docs=self._configuration.docs,
+                longest_body=self._configuration.longest_body,
             )
+        made.keep(*self._rules)
+        return made
+
+    def expect(self, rules: list[Rule | None]) -> None:
+        """These are the rules of the project's views."""
+        self._rules = rules
+        if self._idempotency is not None:
+            self._idempotency.keep(*rules)
 
     def _of_this_loop(self) -> Idempotency:
         guard = self._configuration.guard
@@ -75,7 +86,10 @@ class UnderASGI:
 
     async def _application(self, scope: Scope, receive: Any, send: Send) -> None:
         exchange: Exchange = scope["semel.exchange"]
-        response = exchange.handling.response = await self._get_response(exchange.handling.request)
+        handling = exchange.handling
+        if handling.begins_again():
+            handling.request._stream = BytesIO((await receive())["body"])
+        response = handling.response = await self._get_response(handling.request)
         await exchange.give(response, send)
 
 

@@ -15,6 +15,7 @@ from semel.errors import ConfigurationError
 from semel.http.django.answers import lines_of, rewritten, streamed
 from semel.http.django.configuration import Configuration
 from semel.http.django.handling import Handling, in_hand, parsed_before
+from semel.http.rules import Rule
 from semel.http.wsgi import Idempotency
 from semel.http.wsgi_answers import LetThrough, ThenRaised
 from semel.http.wsgi_body import RequestBody
@@ -44,7 +45,12 @@ class UnderWSGI:
                 guard=configuration.guard,
                 tenant=configuration.tenant and _tenant,
                 docs=configuration.docs,
+                longest_body=configuration.longest_body,
             )
+
+    def expect(self, rules: list[Rule | None]) -> None:
+        """These are the rules of the project's views."""
+        self._idempotency.keep(*rules)
 
     def respond(self, request: HttpRequest) -> HttpResponseBase:
         handling = Handling(request, self._configuration, in_loop=False)
@@ -64,6 +70,7 @@ class UnderWSGI:
         handling = in_hand.get()
         assert handling is not None
         request = handling.request
+        handling.begins_again()
         if isinstance(environ.get(_INPUT), RequestBody) and not request._read_started:
             request._stream = LimitedStream(environ[_INPUT], _length(environ))
         response = handling.response = self._get_response(request)

@@ -18,11 +18,15 @@ from django.http import Http404, HttpResponse
 from semel.core.ops import Op
 from semel.engine.declare import handle_parameter, refuse_generators
 from semel.engine.operation import AsyncOperation, Operation, OperationHandle, running
-from semel.errors import NotUndone, PolicyError, PreconditionError
+from semel.errors import NotUndone, PolicyError, PreconditionError, TransactionConflict
 from semel.http import endpoints as under_asgi
+from semel.http.asgi import current_responder as current_in_loop
 from semel.http.conditional import hold, let_go
 from semel.http.django.handling import current
+from semel.http.django.in_transaction import Bridged, leave_transactions_to_us, on_django
+from semel.http.in_transaction import connected
 from semel.http.inventory import check_declarable, exempted
+from semel.http.rerun import RunAgain
 from semel.http.rules import Action, Conditional, Exempt, Natural, Rule
 from semel.http.wsgi import Responder, current_responder
 
@@ -47,9 +51,9 @@ def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F
     return _declare(Conditional.declared(base, **settings))
 
 
-def natural(**settings: Any) -> Callable[[F], F]:
+def natural(base: Natural | None = None, **settings: Any) -> Callable[[F], F]:
     """Declare a view whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
-    return _declare(Natural(**settings))
+    return _declare(Natural.declared(base, **settings))
 
 
 def exempt(reason: str) -> Callable[[F], F]:
@@ -58,15 +62,27 @@ def exempt(reason: str) -> Callable[[F], F]:
     return lambda view: exempted(view, rule)
 
 
-def _declare(rule: Rule) -> Callable[[F], F]:
+def _declare(declared: Rule) -> Callable[[F], F]:
+    rule = on_django(declared)
+    transactional = isinstance(rule, Action) and rule.transaction is not None
+
     def decorate(view: F) -> F:
         check_declarable(view)
         _check_place(view)
         refuse_generators(view)
         awaits = iscoroutinefunction(view)
+        if awaits and transactional:
+            raise PolicyError(
+                f"{view.__qualname__}: Django has no async transactions, so with transaction= it is a plain def, which "
+                "ASGI serves as well, in a thread. What it must await can be called with async_to_sync()"
+            )
+        view = connected(view, rule)
         handle = _handle(view, awaits)
-        in_loop = (under_asgi._async if awaits else under_asgi._sync)(view, rule, _blank, _abort, handle)
-        in_thread = (_async if awaits else _sync)(view, rule, handle)
+        if transactional:
+            in_loop = _sync(view, rule, handle, _bridged_responder)
+        else:
+            in_loop = (under_asgi._async if awaits else under_asgi._sync)(view, rule, _blank, _abort, handle)
+        in_thread = _async(view, rule, handle) if awaits else _sync(view, rule, handle, current_responder)
         endpoint: Callable[..., Any]
         if awaits:
 
@@ -85,6 +101,7 @@ def _declare(rule: Rule) -> Callable[[F], F]:
                 return (in_loop if handling.in_loop else in_thread)(*args, **kwargs)
 
         endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
+        leave_transactions_to_us(endpoint, rule)
         return cast(F, endpoint)
 
     return decorate
@@ -125,7 +142,12 @@ def _abort(status: int) -> Exception:
     return error
 
 
-# -- under WSGI
+def _bridged_responder() -> Bridged | None:
+    responder = current_in_loop()
+    return None if responder is None else Bridged(responder)
+
+
+# -- under WSGI; and in a thread of an event loop's, where that has a transaction
 
 
 def _async(view: Callable[..., Any], rule: Rule, handle: str | None) -> Callable[..., Any]:
@@ -152,9 +174,11 @@ def _async(view: Callable[..., Any], rule: Rule, handle: str | None) -> Callable
     return endpoint
 
 
-def _sync(view: Callable[..., Any], rule: Rule, handle: str | None) -> Callable[..., Any]:
+def _sync(
+    view: Callable[..., Any], rule: Rule, handle: str | None, found: Callable[[], Responder | Bridged | None]
+) -> Callable[..., Any]:
     def endpoint(*args: Any, **kwargs: Any) -> Any:
-        responder = current_responder()
+        responder = found()
         if responder is not None and not responder.claim(rule):
             return _blank()
         attempt = None if responder is None else responder.attempt
@@ -168,6 +192,8 @@ def _sync(view: Callable[..., Any], rule: Rule, handle: str | None) -> Callable[
             except PreconditionError:
                 raise
             except Exception as error:
+                if responder is not None and responder.conflicts(error):
+                    raise RunAgain if responder.give_way(error) else _abort(TransactionConflict.status) from error
                 raised = error if operation is None else operation.compensate(error)
                 if raised is error:
                     raise
@@ -194,7 +220,7 @@ def _awaited(responder: Responder | None) -> AsyncOperation | None:
 
 
 @contextmanager
-def _held(responder: Responder | None, operation: OperationHandle | None) -> Iterator[None]:
+def _held(responder: Responder | Bridged | None, operation: OperationHandle | None) -> Iterator[None]:
     """What the view may ask for while it runs; and its refusals."""
     if responder is None:
         yield

@@ -1,0 +1,144 @@
+"""The transactional mode in Django: a view runs in ``atomic()`` on Django's own connection, and its record with it.
+
+::
+
+    @require_POST
+    @action(transaction="default")             # one of DATABASES; the guard's store is in the same database
+    def pay(request, op: Operation):
+        Payment.objects.create(key=op.key)     # committed together with the answer, before that is sent
+        return JsonResponse({"paid": True}, status=201)
+
+Django's connections belong to a thread and are sync. Under ASGI a plain view has a thread for all of its request: there
+the transaction is begun, and there it is ended, when the answer is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
+
+from semel.core.outcomes import Call, Outcome
+from semel.engine.sync import Semel
+from semel.errors import ConfigurationError, NotUndone, PolicyError, PreconditionError
+from semel.http.django.handling import current
+from semel.http.in_transaction import AsyncInTransaction, InTransaction, open_transaction
+from semel.http.rerun import RunAgain
+from semel.http.rules import Action, Conditional, Rule
+
+if TYPE_CHECKING:
+    from semel.http.asgi import Responder as InLoop
+
+__all__ = ["Bridged", "InThread", "OnConnection", "leave_transactions_to_us", "on_django"]
+
+R = TypeVar("R", bound=Rule)
+_ADVICE: Final = 'transaction= is the name of one of DATABASES, such as "default": Semel opens atomic() on it'
+
+
+def on_django(rule: R) -> R:
+    """The rule with its transaction on Django's own connection."""
+    said = rule.transaction if isinstance(rule, Action) else None
+    if said is None or isinstance(said, OnConnection):
+        return rule
+    name: object = said
+    if name is transaction.atomic:
+        name = DEFAULT_DB_ALIAS
+    if not isinstance(name, str):
+        raise PolicyError(f"{_ADVICE}. It is not {said!r}")
+    return cast(R, replace(cast("Action | Conditional", rule), transaction=OnConnection(name)))
+
+
+class OnConnection:
+    """Opens nothing: the connection is Django's, and so is its closing."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    def __call__(self) -> AbstractContextManager[Any]:
+        if self.alias not in connections:
+            raise ConfigurationError(f"{_ADVICE}. There is no {self.alias!r}; there are: {', '.join(connections)}")
+        connection = connections[self.alias]
+        blocks = connection.atomic_blocks
+        if connection.in_atomic_block and not (blocks and blocks[-1]._from_testcase):
+            raise ConfigurationError(
+                f"a transaction is open on {self.alias!r} before the view that is declared transaction={self.alias!r}: "
+                "take atomic() away, or, where ATOMIC_REQUESTS has opened it, put @transaction.non_atomic_requests "
+                "around the view; of a class, around its dispatch"
+            )
+        return nullcontext(connection)
+
+    async def open_in_loop(self, call: Call) -> AsyncInTransaction | Outcome[Any]:
+        """Under ASGI: in the thread that the view runs in, which waits for this."""
+        guard = current().guard
+        if not isinstance(guard, Semel):
+            raise ConfigurationError(
+                "transaction= is on Django's own connection, which is sync: SEMEL's GUARD is a Semel then, with a sync "
+                "store of the same database. A Semel serves ASGI as well"
+            )
+        begun = await sync_to_async(open_transaction, thread_sensitive=True)(guard, self, call)
+        return begun if isinstance(begun, Outcome) else cast(AsyncInTransaction, InThread(begun))
+
+
+class InThread:
+    """An attempt that is ended from an event loop, in the thread that it was begun in."""
+
+    lease = None
+
+    def __init__(self, attempt: InTransaction) -> None:
+        self._attempt = attempt
+        self.operation = attempt.operation
+        self.conflicts = attempt.conflicts
+
+    @property
+    def call(self) -> Call:
+        return self._attempt.call
+
+    async def complete(self, answer: Any) -> Outcome[Any]:
+        return await sync_to_async(self._attempt.complete, thread_sensitive=True)(answer)
+
+    async def decline(self, answer: Any) -> Outcome[Any]:
+        return await sync_to_async(self._attempt.decline, thread_sensitive=True)(answer)
+
+    async def conflict(self, error: BaseException) -> Outcome[Any]:
+        return await sync_to_async(self._attempt.conflict, thread_sensitive=True)(error)
+
+    async def fail(self, error: BaseException) -> None:
+        await sync_to_async(self._attempt.fail, thread_sensitive=True)(error)
+
+
+class Bridged:
+    """The responder of an event loop, for a view in a thread: what it asks for may come back to this very thread."""
+
+    def __init__(self, responder: InLoop) -> None:
+        self._responder = responder
+
+    @property
+    def attempt(self) -> Any:
+        return self._responder.attempt
+
+    @property
+    def preconditions(self) -> Any:
+        return self._responder.preconditions
+
+    def claim(self, rule: Rule) -> bool:
+        return async_to_sync(self._responder.claim)(rule)
+
+    def refuse(self, error: PreconditionError | NotUndone) -> None:
+        async_to_sync(self._responder.refuse)(error)
+
+    def conflicts(self, error: BaseException) -> bool:
+        return self._responder.conflicts(error)
+
+    def give_way(self, error: BaseException) -> bool:
+        return isinstance(async_to_sync(self._responder.give_way)(error, RuntimeError), RunAgain)
+
+
+def leave_transactions_to_us(view: Callable[..., Any], rule: Rule) -> None:
+    """ATOMIC_REQUESTS opens no transaction around a view that has its own."""
+    if isinstance(rule, Action) and isinstance(rule.transaction, OnConnection):
+        known: set[str] = getattr(view, "_non_atomic_requests", set())
+        view._non_atomic_requests = {*known, rule.transaction.alias}  # type: ignore[attr-defined]
