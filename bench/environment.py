@@ -14,7 +14,7 @@ from typing import Any
 
 __all__ = ["describe", "fsync_microseconds"]
 
-_PACKAGES = ("semel", "psycopg", "psycopg-binary", "asyncpg", "aws-lambda-powertools")
+_PACKAGES = ("semel", "psycopg", "psycopg-binary", "asyncpg", "aws-lambda-powertools", "dbos")
 
 
 def describe() -> dict[str, Any]:

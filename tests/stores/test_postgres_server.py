@@ -9,16 +9,27 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
 
-from semel import AsyncPostgresStore, AsyncSemel, NotMigrated, PostgresStore, SchemaDrift, Semel, StoreError
+from semel import (
+    AsyncPostgresStore,
+    AsyncSemel,
+    NotMigrated,
+    PostgresStore,
+    SchemaDrift,
+    Semel,
+    StoreError,
+    StoreUnavailable,
+)
 from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Record, Release, Renew, SaveStep, Sweep
 from semel.core.states import State, Takeover
 from semel.sql.connections.psycopg import PsycopgConnection
-from semel.sql.migrations import POSTGRES, check
+from semel.sql.migrations import LOCK_TIMEOUT, POSTGRES, check
+from semel.sql.migrations import migrate as migrate_on
 from semel.stores.postgres import aio, migrate, sync
 from tests.servers import PostgresServer
 
@@ -279,7 +290,7 @@ def test_a_database_without_our_tables_is_not_migrated(postgres_url: str) -> Non
         ("ALTER TABLE semel_record ALTER COLUMN attempt TYPE bigint", "semel_record.attempt"),
         ("ALTER TABLE semel_record ALTER COLUMN tenant DROP NOT NULL", "semel_record.tenant"),
         ("ALTER TABLE semel_record ALTER COLUMN steps DROP DEFAULT", "semel_record.steps"),
-        ("ALTER TABLE semel_record DROP CONSTRAINT semel_record_state", "semel_record_state"),
+        ("ALTER TABLE semel_record ADD CONSTRAINT semel_record_state CHECK (state < 4)", "semel_record_state"),
         ("ALTER TABLE semel_record SET (fillfactor = 100)", "semel_record"),
         ("ALTER TABLE semel_step DROP CONSTRAINT semel_step_pkey", "semel_step_pkey"),
         ("DROP TABLE semel_step", "semel_step"),
@@ -298,6 +309,56 @@ def test_tables_of_others_are_no_drift(database: str) -> None:
     query(database, "CREATE TABLE semelfactive (id integer)")
     query(database, "CREATE TABLE orders (id integer PRIMARY KEY, semel_id text)")
     checked(database)
+
+
+def only_the_first(url: str) -> None:
+    """A database that was migrated when there was one file."""
+    number, name, statements = POSTGRES.migrations()[0]
+    for statement in [POSTGRES.ledger, *statements]:
+        query(url, statement)
+    query(url, f"INSERT INTO semel_migration VALUES ({number}, '{name}')")
+
+
+def later_indexes() -> list[str]:
+    """The statements that make an index on a table that may be large by then."""
+    later = [statement for _, _, statements in POSTGRES.migrations()[1:] for statement in statements]
+    return [statement for statement in later if statement.startswith("CREATE INDEX")]
+
+
+def test_an_index_that_was_made_by_hand_without_stopping_writers_is_accepted(postgres_url: str) -> None:
+    only_the_first(postgres_url)
+    assert len(later_indexes()) >= 2
+    for statement in later_indexes():
+        query(postgres_url, statement.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY"))
+    before = query(postgres_url, "SELECT relname, oid FROM pg_class WHERE relname LIKE 'semel%' AND relkind = 'i'")
+    assert migrate(postgres_url)[0] == "0002_tenants"
+    after = query(postgres_url, "SELECT relname, oid FROM pg_class WHERE relname LIKE 'semel%' AND relkind = 'i'")
+    assert set(before) <= set(after), "it was made again"
+    checked(postgres_url)
+
+
+def test_a_migration_does_not_keep_writers_waiting_behind_a_transaction_that_does_not_end(
+    postgres_url: str,
+) -> None:
+    only_the_first(postgres_url)
+    *begin, limit = POSTGRES.begin
+    assert limit == f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"
+    impatient = replace(POSTGRES, begin=(*begin, "SET LOCAL lock_timeout = '20ms'"))
+    with psycopg.connect(postgres_url) as writer, psycopg.connect(postgres_url, autocommit=True) as connection:
+        writer.execute("DELETE FROM semel_record")  # and does not commit
+        with pytest.raises(StoreUnavailable, match=r"nothing was changed\. Run it again when that one has ended"):
+            migrate_on(PsycopgConnection(connection), impatient)
+        assert query(postgres_url, "SELECT version FROM semel_migration") == [(1,)]
+        assert connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        writer.rollback()
+        assert migrate_on(PsycopgConnection(connection), impatient)[0] == "0002_tenants"
+        assert connection.execute("SHOW lock_timeout").fetchall() == [("0",)], "it outlives the migration"
+    checked(postgres_url)
+
+
+def test_migrators_wait_for_each_other_for_as_long_as_it_takes() -> None:
+    lock, limit = (next(i for i, sql in enumerate(POSTGRES.begin) if word in sql) for word in ("advisory", "timeout"))
+    assert lock < limit
 
 
 def test_migrating_again_changes_nothing(database: str) -> None:

@@ -215,7 +215,7 @@ def looked_up(database: str, id: bytes, look: str) -> list[Any]:
 
 
 def test_the_look_up_reads_a_snapshot_taken_after_the_lock(database: str) -> None:
-    found = looked_up(database, identity("", "pay", "k1"), "SELECT length(semel_lock(%s, 42)) > 8 AS seen")
+    found = looked_up(database, identity("", "pay", "k1"), "SELECT length(semel_guard(%s, 42)) > 8 AS seen")
     assert found == [(True,)]
 
 

@@ -243,6 +243,14 @@ def test_large_answers_and_fingerprints_travel_whole(till: Till) -> None:
     assert (again.replayed, again.value) == (True, answer)
 
 
+KEEPS_NOTHING = """
+    CREATE OR REPLACE PROCEDURE semel_keep(
+        id bytea, takeover integer, nonce bigint, ttl float8, fingerprint bytea, tenant text, operation text, key text,
+        snapshot bytea
+    ) LANGUAGE plpgsql AS 'BEGIN END'
+"""
+
+
 @pytest.mark.postgres
 @pytest.mark.server
 def test_the_functions_are_part_of_the_schema_that_is_checked(postgres_url: str) -> None:
@@ -257,7 +265,41 @@ def test_the_functions_are_part_of_the_schema_that_is_checked(postgres_url: str)
         conn.rollback()
         migrate(postgres_url)
         check(postgres_url)
-        conn.execute("ALTER FUNCTION semel_lock(bytea, bigint) STABLE")
+        conn.execute("ALTER FUNCTION semel_guard(bytea, bigint) STABLE")
         conn.commit()
-        with pytest.raises(SchemaDrift, match="function semel_lock"):
+        with pytest.raises(SchemaDrift, match="function semel_guard"):
             check(postgres_url)
+        conn.execute("ALTER FUNCTION semel_guard(bytea, bigint) VOLATILE")
+        conn.commit()
+        check(postgres_url)
+        conn.execute(KEEPS_NOTHING)
+        conn.commit()
+        with pytest.raises(SchemaDrift, match="function semel_keep"):
+            check(postgres_url)
+
+
+@pytest.mark.postgres
+@pytest.mark.server
+def test_a_database_of_the_version_before_is_migrated_and_its_records_are_replayed(postgres_url: str) -> None:
+    import psycopg
+
+    from semel import PostgresStore, Semel
+    from semel.sql.migrations import POSTGRES
+    from semel.stores.postgres import migrate
+
+    with psycopg.connect(postgres_url) as conn:
+        conn.execute(POSTGRES.ledger.encode())
+        for number, name, statements in POSTGRES.migrations()[:4]:
+            for statement in statements:
+                conn.execute(statement.encode())
+            conn.execute("INSERT INTO semel_migration (version, name) VALUES (%s, %s)", (number, name))
+    with Semel(PostgresStore(postgres_url, listen=False), sweep_every=None) as guard:
+        assert guard.run("pay", key="k1", call=lambda: "paid") == "paid"
+        assert migrate(postgres_url) == ["0005_transaction_calls"]
+        check(postgres_url)
+        with psycopg.connect(postgres_url) as conn:
+            assert guard.transaction_outcome(conn, "pay", key="k1", call=lambda: "again").replayed
+            assert guard.transaction(conn, "pay", key="k2", call=lambda: "paid") == "paid"
+            # A worker of the version before, which is still at work, meets the new one's record.
+            found = conn.execute("SELECT length(semel_lock(%s, 1)) > 8", (identity("", "pay", "k2"),)).fetchall()
+            assert found == [(True,)]

@@ -67,9 +67,9 @@ def test_in_the_callers_transaction_two_statements_and_no_commit_are_added(
     before = transactions(database)
     wire = Wire(till.conn, tmp_path / "wire")
     till.pay("k1")
-    assert ours(wire.said()) == ["BEGIN", "semel_lock", "payment", "semel_record", "COMMIT"]
+    assert ours(wire.said()) == ["BEGIN", "semel_guard", "payment", "semel_keep", "COMMIT"]
     till.pay("k1")
-    assert ours(wire.said()) == ["BEGIN", "semel_lock", "COMMIT"]
+    assert ours(wire.said()) == ["BEGIN", "semel_guard", "COMMIT"]
     wire.close()
     assert transactions(database) - before == 2  # the payment's, and the one of this look
 
@@ -81,11 +81,35 @@ def test_opened_by_semel_guard_and_begin_are_one_message_and_so_are_record_and_c
     wire = Wire(till.conn, tmp_path / "wire")
     till.pay("k1", begin=True)
     said = wire.said()
-    assert [ours([message]) for message in said] == [["BEGIN", "semel_lock"], ["payment"], ["semel_record", "COMMIT"]]
+    assert [ours([message]) for message in said] == [["BEGIN", "semel_guard"], ["payment"], ["semel_keep", "COMMIT"]]
     till.pay("k1", begin=True)
-    assert [ours([message]) for message in wire.said()] == [["BEGIN", "semel_lock"], ["ROLLBACK"]]
+    assert [ours([message]) for message in wire.said()] == [["BEGIN", "semel_guard"], ["ROLLBACK"]]
     wire.close()
     assert transactions(database) - before == 2
+
+
+def test_without_autocommit_the_drivers_own_begin_travels_with_the_guard(till: Till, tmp_path: Path) -> None:
+    till.conn.autocommit = False
+    till.conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    wire = Wire(till.conn, tmp_path / "wire")
+    pay = "INSERT INTO payment (key) VALUES ('k1')"
+    till.guard.transaction(till.conn, "pay", key="k1", call=lambda: till.conn.execute(pay).rowcount)
+    till.conn.commit()
+    said = wire.said()
+    wire.close()
+    assert said[0].startswith('"BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT semel_guard(')
+    assert [ours([message]) for message in said] == [["BEGIN", "semel_guard"], ["payment"], ["semel_keep"], ["COMMIT"]]
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "psycopg-autocommit"])
+@pytest.mark.parametrize("begin", [False, True])
+def test_a_replay_is_read_whatever_form_the_caller_has_chosen_for_bytes(database: str, kind: str, begin: bool) -> None:
+    till = Till(kind, database)
+    till.conn.execute("SET bytea_output = 'escape'")
+    till.conn.commit()
+    till.pay("k1", begin=begin)
+    assert till.pay("k1", begin=begin, call=lambda op: "again").replayed
+    till.close()
 
 
 def test_the_record_is_one_row_written_once(till: Till, database: str) -> None:
@@ -103,10 +127,10 @@ def test_asyncpg_sends_as_many(database: str) -> None:
     till.run(lambda: asyncio.sleep(0))
     till.conn.add_query_logger(lambda query: said.append(query.query))
     till.pay("k1")
-    assert ours(said) == ["BEGIN", "semel_lock", "payment", "semel_record", "COMMIT"]
+    assert ours(said) == ["BEGIN", "semel_guard", "payment", "semel_record", "COMMIT"]
     said.clear()
     till.pay("k2", begin=True)
-    assert [ours([message]) for message in said] == [["BEGIN", "semel_lock"], ["payment"], ["semel_record", "COMMIT"]]
+    assert [ours([message]) for message in said] == [["BEGIN", "semel_guard"], ["payment"], ["semel_keep", "COMMIT"]]
     till.close()
 
 
@@ -150,5 +174,5 @@ def test_sqlalchemy_sees_our_two_statements(database: str, kind: str) -> None:
     said: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda conn, cursor, text, *rest: said.append(text))
     till.pay("k1")
-    assert ours(said) == ["semel_lock", "payment", "semel_record"]
+    assert ours(said) == ["semel_guard", "payment", "semel_record"]
     till.close()

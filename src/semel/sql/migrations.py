@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Final
 
-from semel.errors import NotMigrated, SchemaDrift
+from semel.errors import NotMigrated, SchemaDrift, StoreUnavailable
+from semel.sql.connections.refusals import Contended
 from semel.sql.connections.sqlite import SQLiteConnection
 from semel.sql.program import AsyncConnection, Connection, Program, Query, Statement, run, run_async
 
@@ -35,6 +36,8 @@ __all__ = [
 _STATEMENT_END: Final = re.compile(r";(?=(?:[^$]*\$\$[^$]*\$\$)*[^$]*\Z)")
 """A semicolon outside of a function's body, which stands between two ``$$``."""
 _LOCK_KEY: Final = 0x53454D454C  # "SEMEL": the advisory lock that migrations take
+LOCK_TIMEOUT: Final = "5s"
+"""How long a migration waits for a table that others use. Whoever comes after it waits behind it, so not for long."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ SQLITE: Final = Schema(
 
 POSTGRES: Final = Schema(
     folder="postgres",
-    begin=("BEGIN", f"SELECT pg_advisory_xact_lock({_LOCK_KEY})"),
+    # The limit comes after the lock of the migrators: they may wait for each other for as long as it takes.
+    begin=("BEGIN", f"SELECT pg_advisory_xact_lock({_LOCK_KEY})", f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"),
     ledger="CREATE TABLE IF NOT EXISTS semel_migration (version integer NOT NULL PRIMARY KEY, name text NOT NULL)",
     has_ledger="SELECT 1 WHERE to_regclass('semel_migration') IS NOT NULL",
     describe="""
@@ -104,8 +108,9 @@ POSTGRES: Final = Schema(
         FROM pg_class c
         WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r' AND c.relname LIKE 'semel\\_%'
         UNION ALL
-        SELECT 'function', p.proname, pg_get_function_arguments(p.oid) || ' returns ' || pg_get_function_result(p.oid)
-               || ' ' || p.provolatile::text || ' ' || coalesce(array_to_string(p.proconfig, ','), '') || p.prosrc
+        SELECT 'function', p.proname, pg_get_function_arguments(p.oid)
+               || coalesce(' returns ' || pg_get_function_result(p.oid), '') || ' ' || p.provolatile::text || ' '
+               || coalesce(array_to_string(p.proconfig, ','), '') || p.prosrc
         FROM pg_proc p
         WHERE p.pronamespace = current_schema()::regnamespace AND p.proname LIKE 'semel\\_%'
     """,
@@ -138,7 +143,13 @@ def _migrate(schema: Schema) -> Program[list[str]]:
         return []  # the common case asks for no lock
     for sql in schema.begin:
         yield do(sql)
-    applied = yield from _apply(schema)
+    try:
+        applied = yield from _apply(schema)
+    except Contended as error:
+        raise StoreUnavailable(
+            "another transaction holds a table that is to be changed; writers would wait behind this migration, "
+            f"so it was given up, and nothing was changed. Run it again when that one has ended ({error})"
+        ) from error.__cause__
     yield do("COMMIT")
     return applied
 
@@ -233,9 +244,9 @@ async def check_async(connection: AsyncConnection, schema: Schema) -> None:
         raise
 
 
-def migrate_sqlite(raw: sqlite3.Connection) -> list[str]:
+def migrate_sqlite(raw: sqlite3.Connection, file: str = "") -> list[str]:
     """Bring a SQLite file up to date."""
-    return migrate(SQLiteConnection(raw), SQLITE)
+    return migrate(SQLiteConnection(raw, file), SQLITE)
 
 
 def _quietly_roll_back(connection: Connection) -> None:

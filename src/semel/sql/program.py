@@ -33,18 +33,20 @@ Style: TypeAlias = Literal["named", "numeric", "format"]
 
 _PARAMETER: Final = re.compile(r"(?<![:\w]):([a-z_]+)\b")
 _ARRAY: Final = re.compile(r"(?<![:\w]):([a-z_]+)::(\w+)\[\]")
-_ENTRY: Final = re.compile(r"^-- name: (\w+)(?: \((reads|writes)\))?\s*$", re.MULTILINE)
+_ENTRY: Final = re.compile(r"^-- name: (\w+)(?: \((reads|writes)(?:, as text (\w+))?\))?\s*$", re.MULTILINE)
 
 
 class Query:
     """One named entry of a .sql file."""
 
-    __slots__ = ("_rendered", "arrays", "name", "sql", "writes")
+    __slots__ = ("_rendered", "arrays", "as_text", "name", "sql", "writes")
 
     def __init__(self, name: str, sql: str, writes: bool) -> None:
         self.name = name
         self.sql = sql
         self.writes = writes
+        self.as_text: Query | None = None
+        """How the same is said where it travels as text, with its values: in words that are soon read and planned."""
         self.arrays: Mapping[str, str] = dict(_ARRAY.findall(sql))
         """Parameters that are arrays, by the type of their elements."""
         self._rendered: dict[Style, tuple[str, tuple[str, ...]]] = {}
@@ -108,17 +110,22 @@ def _render(sql: str, style: Style) -> tuple[str, tuple[str, ...]]:
 
 
 def load_queries(package: str, file: str, **replacements: str) -> dict[str, Query]:
-    """The entries of a .sql file. ``-- name: claim (writes)`` begins one; ``{{word}}`` is replaced."""
+    """The entries of a .sql file. ``-- name: claim (writes)`` begins one; ``{{word}}`` is replaced.
+
+    ``(writes, as text other)``: where it travels as text, that entry is sent for it.
+    """
     text = resources.files(package).joinpath(file).read_text("utf-8")
     for word, replacement in replacements.items():
         text = text.replace("{{" + word + "}}", replacement)
     parts = _ENTRY.split(text)[1:]
     entries: dict[str, Query] = {}
-    for name, kind, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+    for name, kind, body in zip(parts[::4], parts[1::4], parts[3::4], strict=True):
         lines = [line for line in body.splitlines() if not line.lstrip().startswith("--")]
         # Short texts matter: drivers cache what they prepare by text, and some not beyond a length.
         sql = " ".join(" ".join(lines).split()).rstrip(";")
         entries[name] = Query(name, sql, kind != "reads")
+    for name, other in zip(parts[::4], parts[2::4], strict=True):
+        entries[name].as_text = entries[other] if other else None
     return entries
 
 

@@ -13,9 +13,17 @@ from typing import Any, Final
 from semel.core.ops import SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import Keep, Lock, Occupied
-from semel.errors import ConfigurationError, SemelError, StoreUnavailable, StoreUncertain, TransactionConflict
+from semel.errors import (
+    ConfigurationError,
+    NotMigrated,
+    SemelError,
+    StoreUnavailable,
+    StoreUncertain,
+    TransactionConflict,
+)
 from semel.sql.connections.adopt import AsyncLent, Dialect, Lent, adopt
 from semel.sql.connections.driver_errors import is_conflict, is_duplicate, is_stale
+from semel.sql.connections.places import not_migrated
 from semel.sql.connections.postgres_errors import Contended
 from semel.sql.connections.sqlite import Busy
 from semel.sql.dialects import mysql_transaction, postgres_transaction, sqlite_transaction
@@ -33,16 +41,19 @@ _ADVICE: Final = "nothing is stored; roll back and run the unit of work again"
 def adopt_unit(raw: object, dialect: Dialect, *, awaited: bool) -> Any:
     """The caller's connection as a unit of work, for a store of this dialect."""
     connection: Lent | AsyncLent = adopt(raw)
-    kind = f"{type(raw).__module__.partition('.')[0]}'s {type(raw).__name__}"
     if connection.dialect != dialect:
         raise ConfigurationError(
-            f"the guard's store is {_NAMES[dialect]} and {kind} is connected to {_NAMES[connection.dialect]}: "
+            f"the guard's store is {_NAMES[dialect]} and {_kind(raw)} is connected to {_NAMES[connection.dialect]}: "
             "a record must be where its guard looks for it. Give the guard a store of that database"
         )
     if connection.awaited is not awaited:
         guard = "AsyncSemel" if connection.awaited else "Semel"
-        raise ConfigurationError(f"{kind} is {'async' if connection.awaited else 'sync'}: use it with {guard}")
+        raise ConfigurationError(f"{_kind(raw)} is {'async' if connection.awaited else 'sync'}: use it with {guard}")
     return AsyncUnit(connection) if connection.awaited else Unit(connection)
+
+
+def _kind(raw: object) -> str:
+    return f"{type(raw).__module__.partition('.')[0]}'s {type(raw).__name__}"
 
 
 class _Unit:
@@ -126,6 +137,8 @@ class Unit(_Unit):
                 send = self.connection.execute
         except StopIteration as stop:
             return self._locked(op, stop.value)
+        except NotMigrated as error:
+            raise run(not_migrated(self.connection, error), self.connection) from error.__cause__
         except SemelError as error:
             return self._locking(error, began)
 
@@ -146,6 +159,8 @@ class Unit(_Unit):
     def save(self, op: SaveStep) -> bool:
         try:
             return self._marked(run(self._programs.save_step(op), self.connection))
+        except NotMigrated as error:
+            raise run(not_migrated(self.connection, error), self.connection) from error.__cause__
         except SemelError as error:
             raise self._conflict(error, "the step's mark") from error.__cause__
 
@@ -189,6 +204,8 @@ class AsyncUnit(_Unit):
                 send = self.connection.execute
         except StopIteration as stop:
             return self._locked(op, stop.value)
+        except NotMigrated as error:
+            raise await run_async(not_migrated(self.connection, error), self.connection) from error.__cause__
         except SemelError as error:
             return self._locking(error, began)
 
@@ -209,6 +226,8 @@ class AsyncUnit(_Unit):
     async def save(self, op: SaveStep) -> bool:
         try:
             return self._marked(await run_async(self._programs.save_step(op), self.connection))
+        except NotMigrated as error:
+            raise await run_async(not_migrated(self.connection, error), self.connection) from error.__cause__
         except SemelError as error:
             raise self._conflict(error, "the step's mark") from error.__cause__
 

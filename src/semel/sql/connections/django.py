@@ -56,10 +56,12 @@ class LentDjango:
         return bool(self.raw.in_atomic_block or not self.raw.get_autocommit())
 
     def begun(self) -> bool:
-        return self.in_transaction()
+        blocks = self.raw.atomic_blocks
+        of_a_test = bool(blocks and blocks[-1]._from_testcase)  # around each test of a TestCase; ours is within, then
+        return self.in_transaction() and not of_a_test
 
     def holds(self) -> bool:
-        return self.begun()
+        return self.in_transaction()
 
     def begin_with(self, statement: Statement) -> Rows:
         self._atomic = _atomic(using=self.raw.alias)

@@ -52,9 +52,9 @@ class LentAsyncpg:
         return self.begun()
 
     async def begin_with(self, statement: Statement) -> Rows:
-        # A script has no rows in asyncpg, only the word of its last command: "SELECT 0" is all there is to know when
-        # nothing was found. Otherwise the statement is asked again, alone.
-        said = await self._script(f"BEGIN; {written_out(statement)}")
+        # A script has no rows in asyncpg, only the word of its last command: asked as a condition, "SELECT 0" is all
+        # there is to know when nothing was found. Otherwise the statement is asked again, alone.
+        said = await self._script(f"BEGIN; SELECT WHERE {written_out(statement).removeprefix('SELECT ')} IS NOT NULL")
         self._mark(_OUTERMOST)
         return () if said == "SELECT 0" else await self.execute(statement)
 

@@ -1,7 +1,7 @@
 """PostgreSQL statements with their values written in, to be sent as one message with BEGIN or COMMIT.
 
-A statement with parameters travels alone; several travel together only as plain text. Values are written as numbers, as
-plain words, or as hex digits in an ``E''`` literal, so nothing in them can end a literal, whatever
+A statement with parameters travels alone; several travel together only as plain text. Values are written as quoted
+numbers, as plain words, or as hex digits in an ``E''`` literal, so nothing in them can end a literal, whatever
 ``standard_conforming_strings`` and the encoding are.
 """
 
@@ -26,29 +26,30 @@ _pieces: Final[dict[Query, list[str]]] = {}
 
 def written_out(statement: Statement) -> str:
     """The statement's text with its values in place. Arrays are not written: such statements travel alone."""
-    query, params = statement.query, statement.params
+    query, params = statement.query.as_text or statement.query, statement.params
     pieces = _pieces.get(query)
     if pieces is None:
         pieces = _pieces[query] = _PARAMETER.split(query.sql)
     text = pieces.copy()
     for at in range(1, len(text), 2):
-        text[at] = _literal(params[text[at]])
+        value = params[text[at]]
+        kind = type(value)
+        if kind is bytes:
+            text[at] = f"E'\\\\x{value.hex()}'"
+        elif kind is int or (kind is str and _PLAIN(value)):
+            text[at] = f"'{value}'"
+        else:
+            text[at] = _rarer(value)
     return "".join(text)
 
 
-def _literal(value: Any) -> str:
+def _rarer(value: Any) -> str:
     kind = type(value)
-    if kind is bytes:
-        return f"E'\\\\x{value.hex()}'"
-    if kind is int:
-        return f"({value})"
     if kind is float and math.isfinite(value):
-        return f"({value!r})"
+        return f"'{value!r}'"
     if value is None:
         return "NULL"
     if kind is str:
-        if _PLAIN(value):
-            return f"'{value}'"
         try:
             return f"convert_from(E'\\\\x{value.encode().hex()}', 'UTF8')"
         except UnicodeError as error:

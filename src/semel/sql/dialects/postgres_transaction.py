@@ -9,7 +9,7 @@ from semel.core.semantics import Row
 from semel.core.states import State, Takeover
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.sql.dialects.postgres import CHANNEL, save_step
-from semel.sql.program import Program, load_queries
+from semel.sql.program import Program, Statement, load_queries
 
 __all__ = ["keep", "lock", "save_step", "step_saved"]
 
@@ -20,6 +20,8 @@ _Q: Final = load_queries(
     token="(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
     notify=f"pg_notify('{CHANNEL}', encode(id, 'hex'))::text",
 )
+_LOCK: Final = _Q["lock"]
+_KEEP: Final = _Q["keep"]
 _COLUMN: Final = Struct("!ii").unpack_from
 """Before each value of a record in binary form: the number of its type, and its length, or -1 for NULL."""
 _NUMBERS: Final = {2: Struct("!h"), 4: Struct("!i"), 8: Struct("!q")}
@@ -31,10 +33,11 @@ def place(id: bytes) -> int:
 
 
 def lock(op: Lock) -> Program[Row | Occupied | None]:
-    rows = yield _Q["lock"](id=op.id, place=place(op.id))
-    if not rows:
+    rows = yield Statement(_LOCK, {"id": op.id, "place": place(op.id)})
+    found = rows[0][0] if rows else None
+    if found is None:
         return None
-    packed = bytes(rows[0][0])
+    packed = bytes(found)
     if not packed:
         return Occupied()
     now = _number(packed[:8])
@@ -81,7 +84,7 @@ def keep(op: Keep) -> Program[bool]:
         "tenant": op.tenant, "operation": op.operation, "key": op.key, "snapshot": op.snapshot,
     }  # fmt: skip
     if op.instead_of is None:
-        yield _Q["keep"](**values)
+        yield Statement(_KEEP, values)
     else:
         yield _Q["keep_instead"](**values, attempt=op.attempt, token=op.instead_of.token)
     return True

@@ -1,10 +1,10 @@
--- What the transactional mode asks of PostgreSQL, on the caller's connection. Plain values only and few words: a statement
--- may travel in one message with BEGIN or COMMIT, and is then read and planned each time. States: 1 running, 2 done,
--- 3 unknown.
+-- What the transactional mode asks of PostgreSQL, on the caller's connection. Plain values only: a statement may travel as
+-- text, in one message with BEGIN or COMMIT, and is then read and planned each time; so those that often do are calls.
+-- States: 1 running, 2 done, 3 unknown.
 
--- name: lock (writes)
--- The function is in schema/postgres/0003_transactions.sql, with its reasons.
-SELECT semel_lock(:id, :place)
+-- name: lock (writes, as text lock)
+-- The function is in schema/postgres/0005_transaction_calls.sql, with its reasons.
+SELECT semel_guard(:id, :place)
 
 -- name: steps (reads)
 SELECT name, value FROM semel_step WHERE id = :id AND origin = :origin ORDER BY position
@@ -14,7 +14,7 @@ SELECT name, value FROM semel_step WHERE id = :id AND origin = :origin ORDER BY 
 SELECT 1 FROM semel_step s JOIN semel_record r ON r.id = s.id AND r.origin = s.origin
 WHERE s.id = :id AND s.name = :name
 
--- name: keep (writes)
+-- name: keep (writes, as text keep_call)
 -- A plain insert: where a record stands by now it fails, and the transaction with it, so that nobody can commit an effect
 -- twice by looking away. Nobody owned it under a lease, so it has no token, and no steps that would need an origin.
 INSERT INTO semel_record (
@@ -25,9 +25,13 @@ INSERT INTO semel_record (
     {{now}} + :ttl * interval '1 s', :fingerprint, :tenant, :operation, :key, :snapshot
 )
 
+-- name: keep_call (writes)
+-- The same in few words; the procedure is beside the function.
+CALL semel_keep(:id, :takeover, :nonce, :ttl, :fingerprint, :tenant, :operation, :key, :snapshot)
+
 -- name: keep_instead (writes)
 -- In place of a record that has expired or was abandoned, if it is still the one that was read: the token tells. If it is
--- not, the insert fails as above. An attempt that was taken over keeps its beginning and its steps.
+-- not, the insert fails, and the transaction with it. An attempt that was taken over keeps its beginning and its steps.
 WITH gone AS (
     DELETE FROM semel_record r WHERE r.id = :id AND r.token = :token
     RETURNING r.token, r.origin, r.created, r.steps, r.awaited
