@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from semel.core.serializers import Serializer as Serializer
     from semel.core.snapshot import Codec as Codec
     from semel.core.states import State as State
-    from semel.engine.aio import AsyncSemel as AsyncSemel
     from semel.engine.aio_recovery import AsyncRecoverer as AsyncRecoverer
     from semel.engine.compression import make_codec as make_codec
     from semel.engine.encryption import KeyRing as KeyRing
@@ -42,10 +41,11 @@ if TYPE_CHECKING:
     from semel.engine.propagation import outgoing_key as outgoing_key
     from semel.engine.propagation import outgoing_metadata as outgoing_metadata
     from semel.engine.recovery import Recoverer as Recoverer
-    from semel.engine.sync import Semel as Semel
     from semel.observe.logs import log_events as log_events
+    from semel.stores.aio_guard import AsyncSemel as AsyncSemel
     from semel.stores.dynamodb import AsyncDynamoDBStore as AsyncDynamoDBStore
     from semel.stores.dynamodb import DynamoDBStore as DynamoDBStore
+    from semel.stores.guard import Semel as Semel
     from semel.stores.memory import AsyncMemoryStore as AsyncMemoryStore
     from semel.stores.memory import MemoryStore as MemoryStore
     from semel.stores.mysql import AsyncMySQLStore as AsyncMySQLStore
@@ -76,7 +76,7 @@ _HOMES = {
     "AsyncRecoverer": "semel.engine.aio_recovery",
     "AsyncRedisStore": "semel.stores.redis",
     "AsyncSQLiteStore": "semel.stores.sqlite",
-    "AsyncSemel": "semel.engine.aio",
+    "AsyncSemel": "semel.stores.aio_guard",
     "AsyncStore": "semel.engine.ports",
     "AsyncTieredStore": "semel.stores.tiered",
     "CANNOT_TELL": "semel.core.outcomes",
@@ -100,7 +100,7 @@ _HOMES = {
     "RedisCache": "semel.stores.tiered",
     "RedisStore": "semel.stores.redis",
     "SQLiteStore": "semel.stores.sqlite",
-    "Semel": "semel.engine.sync",
+    "Semel": "semel.stores.guard",
     "Serializer": "semel.core.serializers",
     "State": "semel.core.states",
     "Store": "semel.engine.ports",

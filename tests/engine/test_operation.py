@@ -50,7 +50,7 @@ def test_the_handle_is_no_part_of_the_request(engine: Engine) -> None:
     assert engine.script.kinds == ["Claim", "Complete", "Claim"]
 
 
-@pytest.mark.parametrize("annotation", [OperationHandle | None, Operation, AsyncOperation], ids=str)
+@pytest.mark.parametrize("annotation", [OperationHandle | None, Operation | AsyncOperation], ids=str)
 def test_any_annotation_that_names_a_handle_will_do(quick_engine: Engine, annotation: Any) -> None:
     def body(key: str, op: Any = None) -> bool:
         return op is current_operation() is not None

@@ -15,7 +15,9 @@ from semel import (
     Semel,
     SQLiteStore,
 )
+from semel.engine.aio_calls import AsyncCalls
 from semel.engine.aio_transactions import AsyncTransactions
+from semel.engine.calls import Calls
 from semel.engine.ports import AsyncStore, AsyncUnit, Store, Unit
 from semel.engine.transactions import Transactions
 
@@ -25,6 +27,7 @@ PAIRS = [
     (MemoryStore, AsyncMemoryStore),
     (SQLiteStore, AsyncSQLiteStore),
     (Store, AsyncStore),
+    (Calls, AsyncCalls),
     (Transactions, AsyncTransactions),
     (Unit, AsyncUnit),
 ]
@@ -46,7 +49,7 @@ def test_the_same_private_names_in_the_same_order_too() -> None:
     sync = [SAME.get(name, name) for name in methods(Semel, private=True)]
     twin = methods(AsyncSemel, private=True)
     assert set(sync) - set(twin) == {"_forked", "_async_twin"}, "an event loop does not survive a fork"
-    assert set(twin) - set(sync) == {"_send"}, "only an async call can be cancelled"
+    assert set(twin) - set(sync) == {"_send_again"}, "only an async call can be cancelled"
     assert [name for name in sync if name in twin] == [name for name in twin if name in sync]
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from semel import natural
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.natural import Applied, Change, aio
+from semel.natural import Applied, Change, aio, indexes
 from tests.servers import MariaDBServer, PostgresServer
 from tests.transactional.kinds import (
     ALL,
@@ -35,6 +35,7 @@ TABLES = [
     "CREATE TABLE orders (id integer PRIMARY KEY, status text, note text, version integer DEFAULT 1, changed_by text)",
     "CREATE TABLE charge (id integer, order_id integer NOT NULL UNIQUE, amount integer, label text)",
     "CREATE TABLE event (stream text, sequence integer, id text, data text, PRIMARY KEY (stream, sequence))",
+    "CREATE TABLE loose (id integer, order_id integer, stream text, sequence integer, UNIQUE (order_id, sequence))",
 ]
 
 
@@ -232,6 +233,45 @@ def test_a_rolled_back_insert_was_never_made(desk: Desk) -> None:
     assert desk.insert_once("charge", {"order_id": 7, "amount": 6}, key="order_id").new
 
 
+def test_a_key_that_is_not_unique_is_named_with_the_statement_that_makes_it_so(desk: Desk) -> None:
+    """A repeat would be a second row, and on MySQL nobody would say so."""
+    q = '"' if desk.till.lent.dialect == "postgresql" else "`"
+    with pytest.raises(ConfigurationError, match="loose: order_id is not unique, so a repeat would be a second") as one:
+        desk.insert_once("loose", {"order_id": 7, "sequence": 1}, key="order_id")
+    assert str(one.value).endswith(f": CREATE UNIQUE INDEX {q}loose_order_id_once{q} ON {q}loose{q} ({q}order_id{q})")
+    with pytest.raises(ConfigurationError, match="loose: order_id, id are not unique together"):
+        desk.upsert("loose", {"order_id": 7, "id": 1, "sequence": 1}, key=("order_id", "id"))
+    with pytest.raises(ConfigurationError, match="loose: stream, sequence are not unique together"):
+        desk.append_event("loose", {"stream": "s"}, 1, {"id": 1})
+    assert desk.sql("SELECT * FROM loose") == []
+
+
+def test_a_table_or_column_that_is_missing_is_named_and_not_taken_for_one_of_ours_or_for_a_text(desk: Desk) -> None:
+    """SQLite takes a name in double quotes for a text where there is no such column: it would be true of every row."""
+    desk.sql("INSERT INTO orders (id, status) VALUES (1, 'new')")
+    with pytest.raises(ConfigurationError, match=r"^orders: .*statsu") as misspelt:
+        desk.delete("orders", {"statsu": "statsu"})
+    with pytest.raises(ConfigurationError, match=r"^nowhere: .*nowhere") as missing:
+        desk.transition("nowhere", {"id": 1}, "status", "new", "paid")
+    for caught in (misspelt, missing):
+        assert "semel migrate" not in str(caught.value)
+    assert desk.sql("SELECT id, status FROM orders") == [(1, "new")]
+
+
+@pytest.mark.parametrize("kind", ["sqlite3", "psycopg", "asyncpg", "pymysql", "asyncmy"])
+def test_the_statement_that_is_named_is_the_cure(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    name = "empty_mysql_shop" if kind in (*MYSQL, *ASYNC_MYSQL) else "empty_shop"
+    url = str(tmp_path / "shop.db") if kind == "sqlite3" else request.getfixturevalue(name)
+    desk = Desk(till(kind, url))
+    desk.sql(f"CREATE TABLE cured_{kind} (order_id integer, part integer)")
+    row = {"order_id": 7, "part": 1}
+    with pytest.raises(ConfigurationError, match="CREATE UNIQUE INDEX") as caught:
+        desk.insert_once(f"cured_{kind}", row, key=("order_id", "part"))
+    desk.sql("CREATE UNIQUE INDEX" + str(caught.value).partition("CREATE UNIQUE INDEX")[2])
+    assert [desk.insert_once(f"cured_{kind}", row, key=("part", "order_id")).new for _ in range(2)] == [True, False]
+    desk.till.close()
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -331,10 +371,45 @@ def test_on_mysql_only_a_taken_key_is_taken_for_one(empty_mysql_shop: str) -> No
         with pytest.raises(
             StoreUnavailable, match="1048"
         ):  # a column that may not be null: INSERT IGNORE would store 0
-            natural.insert_once(conn, "charge", {"id": 1, "order_id": None}, key="id")
-        natural.insert_once(conn, "charge", {"id": 1, "order_id": 7}, key="order_id")
+            natural.insert_once(conn, "charge", {"id": 1, "order_id": None}, key="order_id")
+        conn.cursor().execute("CREATE TEMPORARY TABLE twice (id integer PRIMARY KEY, order_id integer UNIQUE)")
+        natural.insert_once(conn, "twice", {"id": 1, "order_id": 7}, key="order_id")
         with pytest.raises(ConfigurationError, match="another unique key of this row is taken"):
-            natural.insert_once(conn, "charge", {"id": 2, "order_id": 7}, key="id")
+            natural.insert_once(conn, "twice", {"id": 2, "order_id": 7}, key="id")
+
+
+def test_on_mysql_a_table_is_asked_about_once_in_each_database(mariadb: MariaDBServer, empty_mysql_shop: str) -> None:
+    indexes._known.clear()
+    with pymysql.connect(**mysql_parameters(empty_mysql_shop)) as conn:
+        sent = _listened(conn)
+        for order in range(3):
+            natural.insert_once(conn, "charge", {"order_id": order}, key="order_id")
+            natural.upsert(conn, "charge", {"order_id": order, "amount": 5}, key=["order_id"])
+    with pymysql.connect(**mysql_parameters(empty_mysql_shop)) as conn:  # another connection to the same place
+        sent += _listened(conn)
+        natural.insert_once(conn, "charge", {"order_id": 9}, key="order_id")
+    assert [text for text in sent if text.startswith("SHOW INDEX")] == ["SHOW INDEX FROM `charge` WHERE Non_unique = 0"]
+    elsewhere = mariadb.create_database()
+    with pymysql.connect(**mysql_parameters(elsewhere)) as conn:
+        conn.cursor().execute("CREATE TABLE charge (order_id integer)")
+        with pytest.raises(ConfigurationError, match="charge: order_id is not unique"):
+            natural.insert_once(conn, "charge", {"order_id": 1}, key="order_id")
+        conn.cursor().execute("CREATE UNIQUE INDEX later ON charge (order_id)")
+        assert natural.insert_once(conn, "charge", {"order_id": 1}, key="order_id").new
+    mariadb.drop_database(elsewhere)
+
+
+def _listened(conn: Any) -> list[str]:
+    """What is sent over this connection from now on."""
+    sent: list[str] = []
+    real = conn.query
+
+    def query(sql: Any, *args: Any, **kwargs: Any) -> Any:
+        sent.append(sql if isinstance(sql, str) else bytes(sql).decode("utf-8", "replace"))
+        return real(sql, *args, **kwargs)
+
+    conn.query = query
+    return sent
 
 
 def test_on_mysql_values_of_every_kind_are_written(empty_mysql_shop: str) -> None:

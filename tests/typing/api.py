@@ -71,6 +71,9 @@ guard = Semel(
     sweep_every=None,
 )
 
+by_url = Semel("sqlite:///app.db", tenant="acme")
+async_by_url = AsyncSemel("redis://localhost:6379/0")
+
 # -- sync
 
 
@@ -125,6 +128,10 @@ def use(order: Order) -> None:
     assert_type(guard.run("ship", key=7, call=lambda: None, ttl=None, returns=None), None)
     assert_type(guard.outcome("ship", key=uuid4(), call=lambda: 1, fingerprint={"a": 1}), Outcome[int])
     assert_type(guard.outcome("ship", key="k", call=lambda: 1).replayed, bool)
+    assert_type(guard.run("ship", key=1, call=lambda op: op.capture("id", uuid4)), UUID)
+    assert_type(guard.run("ship", key=1, call=charge), int)
+    assert_type(guard.run("ship", key=1, call=count), str)
+    assert_type(guard.outcome("ship", key=1, call=lambda op: op.attempt), Outcome[int])
     assert_type(guard.lookup("ship", order.id), Record | None)
     assert_type(guard.sweep(), Swept)
     guard.resolve("ship", order.id, Receipt(uuid4()), returns=Receipt)
@@ -134,9 +141,12 @@ def use(order: Order) -> None:
 
 
 def wrong() -> None:
-    guard.run("ship", key="k", call=lambda: 1, guarantee="exactly_once")  # type: ignore[arg-type]
-    guard.run("ship", key="k", call=lambda: 1, leese=1)  # type: ignore[call-arg]
-    guard.run("ship", key="k")  # type: ignore[call-arg]
+    guard.run("ship", key="k", call=lambda: 1, guarantee="exactly_once")  # type: ignore[call-overload]
+    guard.run("ship", key="k", call=lambda: 1, leese=1)  # type: ignore[call-overload]
+    guard.run("ship", key="k")  # type: ignore[call-overload]
+    guard.run("ship", key="k", call=charge_async)  # type: ignore[arg-type, unused-coroutine]
+    guard.run("ship", key="k", call=by_function)  # type: ignore[arg-type]
+    guard.once(charge)  # type: ignore[call-arg]
     guard.once(key=7)  # type: ignore[arg-type]
     Policy(guarantee="never")  # type: ignore[arg-type]
     Semel(AsyncMemoryStore())  # type: ignore[arg-type]
@@ -186,6 +196,9 @@ async def use_async(order: Order) -> None:
     assert_type(results, tuple[Receipt, Receipt])
     assert_type(await async_guard.run("ship", key=order.id, call=lambda: ship(order)), Receipt)
     assert_type(await async_guard.outcome("ship", key=order.id, call=lambda: ship(order)), Outcome[Receipt])
+    assert_type(await async_guard.run("ship", key=1, call=charge_async), int)
+    assert_type(await async_guard.run("ship", key=1, call=lambda op: op.capture("id", uuid4)), UUID)
+    assert_type(await async_guard.outcome("ship", key=1, call=charge_async), Outcome[int])
     assert_type(await async_guard.lookup("ship", order.id), Record | None)
     assert_type(await async_guard.sweep(10), Swept)
     await async_guard.resolve("ship", order.id, None)

@@ -166,6 +166,8 @@ SAID_TWICE: Final = ("once", "capture")
 WITHOUT_MEMBERS: Final = {name for _, names in GROUPS[1:2] for name in names if name not in ("Store", "AsyncStore")}
 """The stores: what they do is described at Store."""
 MADE_BY_US: Final = {"Operation", "AsyncOperation"}
+FOR_ADAPTERS: Final = {"begin", "compensate", "journal", "leave", "make_call", "undoes"}
+"""Members of guards and handles that our own adapters use, and programs have no use for."""
 
 
 def _described(name: str) -> str:
@@ -177,7 +179,7 @@ def _described(name: str) -> str:
     if isinstance(thing, type):
         parts += [_prose(_own_doc(thing, "__init__")), _attributes(thing)]
         for member, value in [] if name in WITHOUT_MEMBERS else _members(thing):
-            if name in TWINS and member in vars(getattr(semel, TWINS[name])) and member not in SAID_TWICE:
+            if name in TWINS and hasattr(getattr(semel, TWINS[name]), member) and member not in SAID_TWICE:
                 continue
             heading = f"#### {name}.{member}"
             if isinstance(value, property):
@@ -188,15 +190,15 @@ def _described(name: str) -> str:
 
 
 def _members(cls: type) -> list[tuple[str, Any]]:
-    """Public methods and properties, those of bases of ours included."""
+    """Public methods and properties, its own first, then those of its bases of ours."""
     found: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
+    for base in cls.__mro__:
         if base.__module__.startswith("semel."):
             for name, value in vars(base).items():
                 plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
                 if not name.startswith("_") and isinstance(plain, (types.FunctionType, property)):
-                    found[name] = plain
-    return [(name, value) for name, value in found.items() if value.__doc__]
+                    found.setdefault(name, plain)
+    return [(name, value) for name, value in found.items() if value.__doc__ and name not in FOR_ADAPTERS]
 
 
 def _attributes(cls: type) -> str:

@@ -15,7 +15,7 @@ from typing import Final, Protocol, cast
 
 from semel import __version__
 from semel.cli import demo, describe, diagram, lookup, migrate, recover, release, resolve, size, stores, sweep
-from semel.cli.exits import INTERRUPTED, exit_code
+from semel.cli.exits import INTERRUPTED, USAGE, exit_code
 from semel.errors import SemelError
 
 __all__ = ["COMMANDS", "main", "make_parser"]
@@ -49,7 +49,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; answers its exit code."""
-    args = make_parser().parse_args(argv)
+    parser = make_parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.print_help(sys.stderr)  # no command: a question to a person, and a mistake to a script
+        return USAGE
+    args = parser.parse_args(argv)
     try:
         code = cast(int, args.run(args))
         sys.stdout.flush()

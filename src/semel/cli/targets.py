@@ -52,4 +52,4 @@ class sqlite_file:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._raw.close()
         if isinstance(error, sqlite3.Error):
-            raise named_error(error) from error
+            raise named_error(error, os.fspath(self._path)) from error

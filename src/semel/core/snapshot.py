@@ -212,13 +212,13 @@ class Codec:
             )
         start = 4 + blob[3]
         header, payload = blob[:start], blob[start + 4 :]
-        if zlib.crc32(payload, zlib.crc32(header)).to_bytes(4, "big") != blob[start : start + 4]:
+        if zlib.crc32(payload, zlib.crc32(header)) != int.from_bytes(blob[start : start + 4], "big"):
             raise SnapshotUnreadable("the stored snapshot is corrupt or cut: its checksum does not match")
         kind = _KINDS.get(blob[1])
         if kind is None:
             raise SnapshotUnreadable(f"the stored snapshot is of an unknown kind {blob[1]}: upgrade this process")
         try:
-            serializer = header[4:].decode("ascii")
+            serializer = header[4:].decode("ascii") if start > 4 else ""
         except UnicodeDecodeError as exc:
             raise SnapshotUnreadable("the stored snapshot is corrupt: its serializer's name is not ascii") from exc
         coding = blob[2]
@@ -262,6 +262,7 @@ class StoredResponse(NamedTuple):
 
 _RESPONSE = struct.Struct("!BHHI")  # flags, status, number of header lines, length of the body
 _LINE = struct.Struct("!HI")  # length of the name, length of the value
+_LINE_SIZE = _LINE.size
 _BODY_OMITTED = 0x01
 
 
@@ -291,9 +292,10 @@ def decode_response(payload: bytes) -> StoredResponse:
         headers: list[tuple[bytes, bytes]] = []
         for _ in range(lines):
             name_length, value_length = _LINE.unpack_from(payload, at)
-            value_at = at + _LINE.size + name_length
-            headers.append((payload[at + _LINE.size : value_at], payload[value_at : value_at + value_length]))
+            name_at = at + _LINE_SIZE
+            value_at = name_at + name_length
             at = value_at + value_length
+            headers.append((payload[name_at:value_at], payload[value_at:at]))
     except struct.error as exc:
         raise SnapshotUnreadable("the stored answer is corrupt: it ends within its header lines") from exc
     if len(payload) != at + length or flags & ~_BODY_OMITTED:

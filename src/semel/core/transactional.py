@@ -37,7 +37,7 @@ from semel.core.values import value
 from semel.errors import OutcomeUnknown, PolicyError, ResultNotStored, SemelError, StoreError, TransactionConflict
 from semel.observe import events
 
-__all__ = ["Conflicted", "Keep", "Lock", "Occupied", "Refused", "Rollback", "transact"]
+__all__ = ["Conflicted", "Flow", "Keep", "Lock", "Occupied", "Refused", "Rollback", "pause_after", "transact"]
 
 FIRST_PAUSE: Final = 0.004
 SLOWEST_PAUSE: Final = 0.25
@@ -104,10 +104,10 @@ class Conflicted:
     error: BaseException
 
 
-Unit: TypeAlias = Generator["Op[Any] | Run | Recover | Pause | Rollback", Any, "Outcome[Any] | Failed"]
+Flow: TypeAlias = Generator["Op[Any] | Run | Recover | Pause | Rollback", Any, "Outcome[Any] | Failed"]
 
 
-def transact(call: Call, own: bool, tries: int) -> Unit:
+def transact(call: Call, own: bool, tries: int) -> Flow:
     """One call in a transaction. ``own``: open and end it here, and run again what met a conflict."""
     if call.quota is not None:
         yield from admit(call, call.quota)
@@ -122,7 +122,7 @@ def transact(call: Call, own: bool, tries: int) -> Unit:
             call.tell(events.Conflicted, tried, str(error))
             if tried == tries:
                 raise
-        yield Pause(_pause(call, tried))
+        yield Pause(pause_after(call, tried))
     raise AssertionError("tries is at least 1")
 
 
@@ -136,13 +136,13 @@ class _Patience:
         self.interval = FIRST_POLL
 
 
-def _pause(call: Call, tried: int) -> float:
-    """Spread by the call's own random bits, so that two that met do not meet again."""
+def pause_after(call: Call, tried: int) -> float:
+    """Seconds until the next try. Spread by the call's own random bits, so that two that met do not meet again."""
     longest: float = min(FIRST_PAUSE * 2 ** min(tried, 10), SLOWEST_PAUSE)
     return longest * (0.5 + ((call.nonce >> (8 * (tried % 7))) & 0xFF) / 512)
 
 
-def _unit(call: Call, own: bool, patience: _Patience) -> Unit:
+def _unit(call: Call, own: bool, patience: _Patience) -> Flow:
     while True:
         row = yield Lock(call.id, own, patience.left > 0)
         record = _standing(call, row)
@@ -192,7 +192,7 @@ _TAKEN: Final = Record(b"", State.RUNNING, 0, 1, b"", None, 1.0, 0.0, 1.0)
 """What is known of a record that another transaction is about to write."""
 
 
-def _execute(call: Call, own: bool, row: Row | None, claimed: Claimed) -> Unit:
+def _execute(call: Call, own: bool, row: Row | None, claimed: Claimed) -> Flow:
     if claimed.attempt == 1:
         if call.quota is not None:
             call.quota.claimed(call.tenant)
@@ -244,7 +244,7 @@ def _recover(
     raise error
 
 
-def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: Any) -> Unit:
+def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: Any) -> Flow:
     dropped: NotSerializable | None = None
     try:
         snapshot = call.seal_value(result)
@@ -266,7 +266,7 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
     return Outcome(result, False, claimed.attempt)
 
 
-def _failed(call: Call, own: bool, row: Row | None, claimed: Claimed, error: BaseException) -> Unit:
+def _failed(call: Call, own: bool, row: Row | None, claimed: Claimed, error: BaseException) -> Flow:
     """The handler raised. What it did is undone, by us or by the caller; a failure that is an answer is remembered.
 
     In a transaction of our own that is one more, for the failure alone. In the caller's, the failure is written where
@@ -296,7 +296,7 @@ def _failed(call: Call, own: bool, row: Row | None, claimed: Claimed, error: Bas
     return Failed(error)
 
 
-def _refused(call: Call, row: Row | None, claimed: Claimed, answer: Any) -> Unit:
+def _refused(call: Call, row: Row | None, claimed: Claimed, answer: Any) -> Flow:
     """Roll back what the handler wrote, and keep its answer in a transaction of its own."""
     yield Rollback()
     found = yield Lock(call.id, True)

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, Unpack, cast
 
@@ -22,14 +22,16 @@ from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
 from semel.core.serializers import Serializer
 from semel.core.snapshot import Codec
+from semel.engine.aio_calls import AsyncCalls
 from semel.engine.aio_keeper import AsyncKeeper
-from semel.engine.aio_transactions import AsyncTransactions
 from semel.engine.attempts import AsyncAttempt
+from semel.engine.brackets import with_brackets
 from semel.engine.declare import AsyncOnce, Declaration, Selector
 from semel.engine.drive import Drive, ignoring
 from semel.engine.flights import Flight
-from semel.engine.guard import PolicyChanges, at_least_one, check_store, not_a_generator
+from semel.engine.guard import PolicyChanges, at_least_one
 from semel.engine.keeper import SWEEP_LIMIT
+from semel.engine.opening import opened
 from semel.engine.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore
 from semel.engine.tasks import Late, change, in_thread, shielded
@@ -42,12 +44,12 @@ T = TypeVar("T")
 Handler = Callable[[AsyncOperation], Any]
 
 
-class AsyncSemel(AsyncTransactions):
+class AsyncSemel(AsyncCalls):
     """Makes functions happen once, however often they are called with the same key. One per event loop."""
 
     def __init__(
         self,
-        store: AsyncStore,
+        store: AsyncStore | str,
         *,
         policy: Policy | None = None,
         tenant: str = "",
@@ -63,13 +65,13 @@ class AsyncSemel(AsyncTransactions):
             policy=policy, tenant=tenant, on_event=on_event, codec=codec, secret=secret,
             keep_keys=keep_keys, sweep_every=sweep_every, quota=quota,
         )  # fmt: skip
-        check_store(store, quota, awaited=True)
-        self.store = store
+        self.store = opened(store, quota, awaited=True)
         self._flights: dict[bytes, Flight] = {}
-        self._keeper = AsyncKeeper(store, self._sweep_every, self._tell_swept)
+        self._keeper = AsyncKeeper(self.store, self._sweep_every, self._tell_swept)
 
     # -- what a program asks ---------------------------------------------------------------------------------------
 
+    @with_brackets
     def once(
         self,
         *,
@@ -100,39 +102,6 @@ class AsyncSemel(AsyncTransactions):
             return once
 
         return cast("AsyncOnce", decorate)
-
-    async def run(
-        self,
-        operation: str,
-        *,
-        key: object,
-        call: Callable[[], Awaitable[T]],
-        tenant: str | None = None,
-        fingerprint: Any = None,
-        returns: Any = None,
-        **changes: Unpack[PolicyChanges],
-    ) -> T:
-        """The same without a decorator: ``await guard.run("ship", key=order.id, call=lambda: ship(order))``."""
-        not_a_generator(call)
-        what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        outcome: Outcome[T] = await self._drive(what, lambda op: call(), what.policy.recover)
-        return outcome.value
-
-    async def outcome(
-        self,
-        operation: str,
-        *,
-        key: object,
-        call: Callable[[], Awaitable[T]],
-        tenant: str | None = None,
-        fingerprint: Any = None,
-        returns: Any = None,
-        **changes: Unpack[PolicyChanges],
-    ) -> Outcome[T]:
-        """Like ``run``, and tells whether the answer is a replay."""
-        not_a_generator(call)
-        what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        return await self._drive(what, lambda op: call(), what.policy.recover)
 
     async def lookup(self, operation: str, key: object, *, tenant: str | None = None) -> Record | None:
         """The record of an operation as the store has it, or None."""
@@ -206,11 +175,12 @@ class AsyncSemel(AsyncTransactions):
 
     async def begin(self, call: Call) -> AsyncAttempt | Outcome[Any]:
         """Claim, for an adapter: an outcome, or an attempt to be ended by it. See ``semel.engine.attempts``."""
-        drive, recover = Drive(call), ignoring(call.policy.recover)
+        drive = Drive(call)
         try:
             step = await self._advance(drive, None)
-            while isinstance(step, Recover):
-                step = await self._advance(drive, await self._run(drive, step.claimed, recover))
+            while type(step) is Recover:
+                work = ignoring(call.policy.recover)
+                step = await self._advance(drive, await self._run(drive, step.claimed, work))
         except BaseException:
             self._finish(drive)
             raise
@@ -247,15 +217,18 @@ class AsyncSemel(AsyncTransactions):
                 request = flow.send(answer) if error is None else flow.throw(error)
                 error = None
                 try:
-                    if isinstance(request, (Run, Recover)):
+                    if isinstance(request, Claim):
+                        answer = await self._claim(drive, request)
+                    elif isinstance(request, (Run, Recover)):
                         if drive.cancelled is None:
                             return request
                         answer = NotRun(drive.cancelled)  # the caller is gone: begin nothing, only settle
-                    elif isinstance(request, Claim):
-                        answer = await self._claim(drive, request)
                     elif isinstance(request, Complete):
-                        answer = await self._send(drive, request)
-                        if answer and drive.flight is not None:
+                        try:
+                            answer = await self.store.execute(request)
+                        except asyncio.CancelledError as cancelled:
+                            answer = await self._send_again(drive, request, cancelled)
+                        if answer is True and drive.flight is not None:
                             drive.flight.completed = request
                     elif isinstance(request, Await):
                         answer = await self._await(drive, request)
@@ -264,7 +237,10 @@ class AsyncSemel(AsyncTransactions):
                     elif isinstance(request, (Lookup, Count)):
                         answer = await self.store.execute(request)
                     else:
-                        answer = await self._send(drive, request)
+                        try:
+                            answer = await self.store.execute(request)
+                        except asyncio.CancelledError as cancelled:
+                            answer = await self._send_again(drive, request, cancelled)
                 except (StoreError, asyncio.CancelledError) as failure:
                     error = failure
         except StopIteration as stop:
@@ -280,16 +256,16 @@ class AsyncSemel(AsyncTransactions):
         if drive.flight is not None:
             self._land(drive.call.id, drive.flight)
             drive.flight = None
+        drive.finished = True
 
-    async def _send(self, drive: Drive, op: Op[Any]) -> Any:
-        """Do an Op that must not be left half done: a cancellation waits until it is settled."""
-        try:
-            return await self.store.execute(op)
-        except asyncio.CancelledError as cancelled:
-            # It may have reached the store or not. Ops may be sent twice: ask again, out of harm's reach.
-            drive.cancelled = cancelled
-            answer = await shielded(self.store.execute(op), drive)
-            return True if isinstance(op, Release) else answer  # a record that is gone was released by the first one
+    async def _send_again(self, drive: Drive, op: Op[Any], cancelled: asyncio.CancelledError) -> Any:
+        """Do an Op that must not be left half done, and was cancelled: the cancellation waits until it is settled.
+
+        It may have reached the store or not. Ops may be sent twice: ask again, out of harm's reach.
+        """
+        drive.cancelled = cancelled
+        answer = await shielded(self.store.execute(op), drive)
+        return True if isinstance(op, Release) else answer  # a record that is gone was released by the first one
 
     async def _claim(self, drive: Drive, op: Claim) -> Claimed | Existing:
         """Ask the store, unless another call of this process is asking or running: then learn from that one."""
@@ -302,8 +278,12 @@ class AsyncSemel(AsyncTransactions):
                     return learned
                 continue
             drive.began = mine.began = drive.began or time.monotonic()
+            answer: Claimed | Existing
             try:
-                answer: Claimed | Existing = await self._send(drive, op)
+                try:
+                    answer = await self.store.execute(op)
+                except asyncio.CancelledError as cancelled:
+                    answer = await self._send_again(drive, op, cancelled)
             except BaseException as error:
                 mine.error = error if isinstance(error, StoreError) and drive.cancelled is None else None
                 self._land(op.id, mine)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from semel.core.ops import Sweep
-from semel.engine.keeper import SWEEP_LIMIT, SWEEP_STEPS, fitted
+from semel.engine.keeper import SWEEP_AGAIN, SWEEP_LIMIT, SWEEP_STEPS, fitted
 from semel.engine.leases import RETRY_AFTER, Lease, Leases
 from semel.engine.ports import AsyncStore
 from semel.errors import ConfigurationError
@@ -102,15 +102,18 @@ class AsyncKeeper:
             self._leases.renewed(due, fitted(answers, due), sent, time.monotonic())
 
     async def _sweep(self) -> None:
+        pause = self._sweep_every or 0
         try:
             for _ in range(SWEEP_STEPS):
                 swept = await self._store.execute(Sweep(SWEEP_LIMIT))
                 self._on_swept(swept.removed, swept.unknown)
                 if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
                     break
+            else:
+                pause = min(SWEEP_AGAIN, pause)  # there is more than one sweep may take
         except Exception:  # there is always a next time
             pass
         finally:
-            self._sweep_at = time.monotonic() + (self._sweep_every or 0)
+            self._sweep_at = time.monotonic() + pause
             if not self._closed and self._sweep_at < self._rings_at:
                 self._set(self._sweep_at)

@@ -13,18 +13,21 @@ from semel.core.keys import KeyFormat
 from semel.core.ops import Claimed
 from semel.core.outcomes import Call, Failed, Outcome
 from semel.core.serializers import Serializer
-from semel.core.transactional import Conflicted, Keep, Lock, Rollback, transact
+from semel.core.transactional import Conflicted, Flow, Keep, Lock, Rollback, transact
+from semel.engine.brackets import with_brackets
 from semel.engine.declare import Selector
+from semel.engine.drive import ignoring
 from semel.engine.guard import Guard, PolicyChanges
+from semel.engine.handlers import with_handle
 from semel.engine.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore, AsyncUnit
 from semel.engine.transactions import (
     bounded,
     connection_parameter,
     not_within_itself,
+    outcome_of,
     pick_connection,
     unit_of,
-    with_handle,
 )
 from semel.errors import PolicyError, StoreError
 from semel.observe import events
@@ -61,10 +64,10 @@ class AsyncTransactions(Guard):
 
         Parameters as of ``Semel.transaction``; the connection is an async one, and ``call`` an ``async def``.
         """
-        outcome = await self.transaction_outcome(
-            conn, operation, key=key, call=call, tenant=tenant, fingerprint=fingerprint, returns=returns,
-            begin=begin, tries=tries, **changes,
-        )  # fmt: skip
+        what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
+        outcome: Outcome[T] = await self._transact(
+            conn, what, with_handle(call), ignoring(what.policy.recover), begin, tries
+        )
         return outcome.value
 
     async def transaction_outcome(
@@ -83,9 +86,9 @@ class AsyncTransactions(Guard):
     ) -> Outcome[T]:
         """Like ``transaction``, and tells whether the answer is a replay."""
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        recover = what.policy.recover
-        return await self._transact(conn, what, with_handle(call), lambda op: recover and recover(), begin, tries)
+        return await self._transact(conn, what, with_handle(call), ignoring(what.policy.recover), begin, tries)
 
+    @with_brackets
     def once_in_transaction(
         self,
         *,
@@ -143,19 +146,31 @@ class AsyncTransactions(Guard):
         unit.require(begin)
         not_within_itself(call)
         flow = transact(call, begin, bounded(begin, tries))
-        answer: Any = None
+        try:
+            step = await self._proceed(unit, call, flow, None)
+            while isinstance(step, (Run, Recover)):
+                work = handler if type(step) is Run else recover
+                step = await self._proceed(unit, call, flow, await self._work(unit, call, step.claimed, work))
+        except BaseException:
+            if begin:
+                await self._undo(unit, call)
+            raise
+        return outcome_of(step)  # type: ignore[no-any-return]
+
+    async def _proceed(
+        self, unit: AsyncUnit, call: Call, flow: Flow, answer: Any
+    ) -> Run | Recover | Outcome[Any] | Failed:
+        """Send the answer into the flow and do what it asks, until it asks for work to be done or has an outcome."""
         error: StoreError | None = None
         try:
             while True:
                 request = flow.send(answer) if error is None else flow.throw(error)
                 answer = error = None
+                if isinstance(request, (Run, Recover)):
+                    return request
                 try:
                     if isinstance(request, Lock):
                         answer = await unit.lock(request)
-                    elif isinstance(request, (Run, Recover)):
-                        answer = await self._work(
-                            unit, call, request.claimed, handler if type(request) is Run else recover
-                        )
                     elif isinstance(request, Keep):
                         await unit.keep(request)
                     elif isinstance(request, Rollback):
@@ -167,14 +182,7 @@ class AsyncTransactions(Guard):
                 except StoreError as failure:
                     error = failure
         except StopIteration as stop:
-            outcome = stop.value
-        except BaseException:
-            if begin:
-                await self._undo(unit, call)
-            raise
-        if type(outcome) is Failed:
-            raise outcome.error
-        return outcome  # type: ignore[no-any-return]
+            return stop.value  # type: ignore[no-any-return]
 
     async def _work(
         self, unit: AsyncUnit, call: Call, claimed: Claimed | None, work: Callable[[AsyncOperation], Any]

@@ -6,6 +6,7 @@ alive until the adapter says how it ended: ``complete``, ``decline`` (nothing ha
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from semel.core.flows import Declined, Lost, Raised, Returned
@@ -26,25 +27,20 @@ __all__ = ["AsyncAttempt", "Attempt"]
 class Attempt:
     """Under ``Semel``."""
 
-    __slots__ = ("_drive", "_guard", "claimed", "operation")
+    __slots__ = ("_drive", "_guard", "call", "claimed", "lease", "operation")
 
     def __init__(self, guard: Semel, drive: Drive, claimed: Claimed | None, operation: Operation) -> None:
         self._guard = guard
         self._drive = drive
+        self.call: Call = drive.call
+        self.lease: Lease | None = drive.lease
         self.claimed = claimed
         self.operation = operation
 
     def __del__(self) -> None:
         # An adapter that lost it: the lease ends by itself, as if the process had died.
-        self._guard._finish(self._drive)
-
-    @property
-    def lease(self) -> Lease | None:
-        return self._drive.lease
-
-    @property
-    def call(self) -> Call:
-        return self._drive.call
+        if not self._drive.finished:
+            self._guard._finish(self._drive)
 
     def execute(self, op: Op[Any]) -> Any:
         """An Op of the handler's own, such as a captured value."""
@@ -74,41 +70,36 @@ class Attempt:
 class AsyncAttempt:
     """Under ``AsyncSemel``: the same names."""
 
-    __slots__ = ("_drive", "_guard", "claimed", "operation")
+    __slots__ = ("_drive", "_guard", "call", "claimed", "lease", "operation")
 
     def __init__(self, guard: AsyncSemel, drive: Drive, claimed: Claimed | None, operation: AsyncOperation) -> None:
         self._guard = guard
         self._drive = drive
+        self.call: Call = drive.call
+        self.lease: Lease | None = drive.lease
         self.claimed = claimed
         self.operation = operation
 
     def __del__(self) -> None:
         # An adapter that lost it: the lease ends by itself, as if the process had died.
-        self._guard._finish(self._drive)
-
-    @property
-    def lease(self) -> Lease | None:
-        return self._drive.lease
-
-    @property
-    def call(self) -> Call:
-        return self._drive.call
+        if not self._drive.finished:
+            self._guard._finish(self._drive)
 
     async def execute(self, op: Op[Any]) -> Any:
         """An Op of the handler's own, such as a captured value."""
         return await self._guard.store.execute(op)
 
-    async def complete(self, value: Any) -> Outcome[Any]:
+    def complete(self, value: Any) -> Awaitable[Outcome[Any]]:
         """It is done, with this. The outcome is another's when this attempt had been replaced meanwhile."""
-        return await self._guard._end(self._drive, Returned(value))
+        return self._guard._end(self._drive, Returned(value))
 
-    async def decline(self, value: Any) -> Outcome[Any]:
+    def decline(self, value: Any) -> Awaitable[Outcome[Any]]:
         """It was answered, and nothing happened: the key is free again."""
-        return await self._guard._end(self._drive, Declined(value))
+        return self._guard._end(self._drive, Declined(value))
 
-    async def lost(self) -> Outcome[Any]:
+    def lost(self) -> Awaitable[Outcome[Any]]:
         """The lease was lost and the handler stopped: the new owner's outcome, or LeaseLost."""
-        return await self._guard._end(self._drive, Lost())
+        return self._guard._end(self._drive, Lost())
 
     async def fail(self, error: BaseException) -> None:
         """The handler raised. Kept or released, as the policy says; raising it is the adapter's business."""

@@ -19,10 +19,13 @@ from semel.core.keys import KeyFormat, normalize_key
 from semel.core.policy import Policy
 from semel.core.serializers import Serializer, serializer_for
 from semel.engine.inputs import Inputs
-from semel.engine.operation import OperationHandle
+from semel.engine.operation import AsyncOperation, Operation, OperationHandle
 from semel.errors import KeyInvalid, PolicyError, RequestError
 
-__all__ = ["AsyncOnce", "Declaration", "Selector", "check_name", "handle_parameter", "refuse_generators", "select"]
+__all__ = [
+    "AsyncOnce", "Declaration", "Selector", "check_name", "handle_of", "handle_parameter", "refuse_generators",
+    "select",
+]  # fmt: skip
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,6 +76,7 @@ class Declaration:
         serializer: Serializer | None,
         policy: Policy,
         secret: bytes | None,
+        awaited: bool,
     ) -> None:
         refuse_generators(function)
         signature = inspect.signature(function)
@@ -84,6 +88,8 @@ class Declaration:
         )
         self.operation = check_name("an operation", _name_of(function) if operation is None else operation)
         self.handle = handle_parameter(hints)
+        if self.handle is not None:
+            _check_handle(self, hints[self.handle], awaited)
         given, self._place = _without_handle(signature, self.handle)
         self.key = select("key", key, given)
         self.tenant = None if tenant is None else select("tenant", tenant, given)
@@ -287,3 +293,22 @@ def handle_parameter(hints: Mapping[str, Any]) -> str | None:
         if name != "return" and any(isinstance(c, type) and issubclass(c, OperationHandle) for c in candidates):
             return name
     return None
+
+
+def handle_of(function: Callable[..., Any]) -> str | None:
+    """The parameter that is annotated as the handle's."""
+    return handle_parameter(_hints(function))
+
+
+def _check_handle(declared: Declaration, hint: Any, awaited: bool) -> None:
+    """A handle is awaited or it is not: under the other's name a type checker would let ``op.step()`` go unawaited."""
+    wanted = AsyncOperation if awaited or declared.awaits else Operation
+    candidates = typing.get_args(hint) or (hint,)
+    if any(isinstance(c, type) and issubclass(c, OperationHandle) and issubclass(wanted, c) for c in candidates):
+        return
+    why = "the function and its guard are sync"
+    if declared.awaits:
+        why = "in an async def its capture() and step() are awaited"
+    elif awaited:
+        why = "under AsyncSemel its capture() and step() are awaited; make the function an async def to use them"
+    raise PolicyError(f"{declared.operation}: annotate {declared.handle} with {wanted.__name__}: {why}")

@@ -22,7 +22,7 @@ def ignoring(hook: Callable[[], Any] | None) -> Callable[[Any], Any]:
 class Drive:
     """Made for each call. An engine advances it, and gives back at the end what it holds."""
 
-    __slots__ = ("began", "call", "cancelled", "flight", "flow", "lease")
+    __slots__ = ("began", "call", "cancelled", "finished", "flight", "flow", "lease")
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -31,6 +31,8 @@ class Drive:
         """When the claim was sent: the lease counts from then, not from the answer."""
         self.flight: Flight | None = None
         self.lease: Lease | None = None
+        self.finished = False
+        """Whether all that it held was given back."""
         self.cancelled: BaseException | None = None
         """The caller's cancellation, kept until the record is settled."""
 

@@ -39,12 +39,14 @@ class Flight:
     def claimed(self, answer: Claimed) -> None:
         """The claim is won and the handler is about to run."""
         self.running = answer
-        self._wake()
+        if self.waiters is not None:
+            self._wake()
 
     def land(self) -> None:
         """The call is over. With neither record nor completion nor error, the key is free again."""
         self.landed = True
-        self._wake()
+        if self.waiters is not None:
+            self._wake()
 
     def answer(self, now: float) -> Existing | None:
         """What another call for the key is told; None while the store has not answered, or once the key is free."""
@@ -104,7 +106,6 @@ class Flight:
             self.waiters.remove(wake)
 
     def _wake(self) -> None:
-        if self.waiters is not None:
-            waiters, self.waiters = self.waiters, None
-            for wake in waiters:
-                wake()
+        waiters, self.waiters = self.waiters or (), None
+        for wake in waiters:
+            wake()

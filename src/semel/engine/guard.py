@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Final, TypedDict
+from typing import Any, ClassVar, Final, TypedDict
 
 from semel.core.fingerprint import Arguments
 from semel.core.keys import KeyFormat, identity, normalize_key
@@ -50,6 +48,8 @@ class PolicyChanges(TypedDict, total=False):
 
 class Guard:
     """Base of ``Semel`` and ``AsyncSemel``."""
+
+    _awaited: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -120,6 +120,7 @@ class Guard:
             serializer=serializer,
             policy=self._policy.but(**changes),
             secret=self.secret,
+            awaited=self._awaited,
         )
         if declared.inputs is not None:
             self._resumable[declared.operation] = declared
@@ -228,21 +229,6 @@ class Guard:
         return known
 
 
-_UNRUN: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
-
-
-def not_a_generator(call: Callable[..., Any]) -> None:
-    """``call=`` takes a plain function; said before anything is claimed, and quickly, for it is asked on every call."""
-    code = getattr(call, "__code__", None)
-    if code is None:
-        if not callable(call):
-            raise PolicyError(f"call= is a function without arguments, such as lambda: ship(order), not {call!r}")
-        if isinstance(call, partial):
-            not_a_generator(call.func)
-    elif code.co_flags & _UNRUN:
-        raise PolicyError("call= is a generator: its body runs after the call has returned. Return a list instead")
-
-
 def at_least_one(limit: int) -> int:
     if type(limit) is not int or limit < 1:
         raise PolicyError(f"a limit is a whole number from 1, not {limit!r}")
@@ -258,23 +244,6 @@ def checked_tenant(value: object) -> str:
 def _check_kind(name: str, given: object, wanted: type, example: str) -> None:
     if given is not None and not isinstance(given, wanted):
         raise ConfigurationError(f"{name}= is {example} or the like, not {type(given).__name__}")
-
-
-def check_store(store: Any, quota: Quota | None, *, awaited: bool) -> None:
-    """A store of the wrong kind would only fail at the first call, and in words that explain nothing."""
-    execute = getattr(store, "execute", None)
-    if not callable(execute):
-        raise ConfigurationError(f"a guard takes a store, such as SQLiteStore('app.db'), not {store!r}")
-    if inspect.iscoroutinefunction(execute) is not awaited:
-        needs, other = ("AsyncSemel", "Semel") if awaited else ("Semel", "AsyncSemel")
-        kind = type(store).__name__
-        raise ConfigurationError(
-            f"{kind} is {'a sync' if awaited else 'an async'} store: {needs} cannot use it; use {other}"
-        )
-    if quota is not None and not getattr(store, "counts", False):
-        raise ConfigurationError(
-            f"quota= needs a store that counts keys, and {type(store).__name__} does not: use another"
-        )
 
 
 def _harmless(hook: EventHook) -> EventHook:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -13,12 +13,20 @@ from typing import Any, Final
 from semel.core.flows import SETTLE_PAUSES
 from semel.core.journal import Journal, label
 from semel.core.keys import derive
-from semel.core.ops import Claimed, SaveStep
+from semel.core.ops import Claimed, Op, SaveStep
 from semel.core.outcomes import Call, shown
 from semel.core.policy import Policy
 from semel.core.serializers import PLAIN, Serializer, serializer_for
 from semel.engine.leases import Lease
-from semel.errors import ConfigurationError, LeaseLost, NotUndone, PolicyError, StepMismatch, StoreError
+from semel.errors import (
+    ConfigurationError,
+    LeaseLost,
+    NotUndone,
+    PolicyError,
+    StepMismatch,
+    StoreError,
+    StoreUnavailable,
+)
 from semel.observe import events
 
 __all__ = ["INJECTED", "OperationHandle", "current_operation", "running"]
@@ -35,13 +43,26 @@ NO_FAILURE: Final = (LeaseLost, StepMismatch, StoreError)
 class OperationHandle:
     """What both handles share."""
 
-    __slots__ = ("_call", "_journal", "_lease", "_made", "_store", "attempt", "compensated", "connection")
+    __slots__ = (
+        "_call", "_execute", "_journal", "_lease", "_lock", "_made", "_store", "attempt", "compensated", "connection",
+    )  # fmt: skip
 
-    def __init__(self, call: Call, lease: Lease | None, claimed: Claimed | None, store: Any = None) -> None:
+    def __init__(
+        self,
+        call: Call,
+        lease: Lease | None,
+        claimed: Claimed | None,
+        execute: Callable[[Op[Any]], Any],
+        store: Any = None,
+    ) -> None:
         self._call = call
         self._lease = lease
+        self._execute = execute
+        self._lock: Any = None
         self._journal: Journal | None = None
         self._store = store
+        if store is not None:
+            call.accept = getattr(store, "accept", None)
         self._made: dict[Any, Any] = {}
         self.connection: Any = None
         """Where the handler's own rows go, in a route whose transaction Semel opens and commits."""
@@ -99,6 +120,25 @@ class OperationHandle:
         from semel.engine.propagation import propagating
 
         return propagating(self, step)
+
+    def write(self, *writes: Mapping[str, Any]) -> None:
+        """Have these made together with the completion, in one transaction: all of it happens, or nothing does.
+
+        For DynamoDB: each is an element of ``TransactItems`` in boto3's own words, such as ``{"Put": {"TableName":
+        "orders", "Item": {"id": {"S": "o-1"}}}}``. Nothing is sent before the handler has returned, and nothing at all
+        when it raises. A condition of yours that does not hold ends the operation with ConditionFailed.
+        """
+        call = self._call
+        if call.accept is None:
+            raise ConfigurationError(
+                f"{call}: its store makes no writes of a handler's own with the completion: DynamoDBStore does. "
+                "For rows of a database there is guard.transaction"
+            )
+        if self._lease is None:
+            raise StoreUnavailable(f"{call} runs unprotected, so there is no completion that its writes could go with")
+        if call.writes is None:
+            raise PolicyError(f"{call} is over: write before its handler returns, for what comes later is not made")
+        call.writes = call.accept(call.writes, writes)
 
     @property
     def journal(self) -> Journal:
@@ -173,6 +213,11 @@ class OperationHandle:
             self._journal.leave()
             if self._journal.failing:
                 raise self._journal.failure()
+            if self._call.writes and self._journal.to_undo():
+                raise PolicyError(
+                    f"{self._call}: op.write() and undo= do not go together: writes are made when the handler is over, "
+                    "too late to undo a step if they are refused. Make them in a step of their own"
+                )
 
     def undoes(self, error: BaseException) -> bool:
         """Whether a handler that raised this has steps to be undone. What the store says is no failure of the steps."""

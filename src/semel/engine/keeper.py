@@ -22,6 +22,8 @@ SWEEP_LIMIT: Final = 1000
 """Records removed in one step of a sweep."""
 SWEEP_STEPS: Final = 100
 """Steps of one background sweep, so that a backlog cannot keep the keeper from its leases."""
+SWEEP_AGAIN: Final = 1.0
+"""Seconds until the next sweep when one has ended at that bound: more expires than ``sweep_every`` would remove."""
 _NEVER: Final = float("inf")
 _AWAKE: Final = float("inf")
 """While it is awake every new lease has it look again."""
@@ -94,14 +96,20 @@ class Keeper:
                 sweep_at = time.monotonic() + (self._sweep_every or 0)
 
     def _sweep(self) -> None:
+        while self._is_behind():
+            time.sleep(min(SWEEP_AGAIN, self._sweep_every or 0))
+
+    def _is_behind(self) -> bool:
+        """Sweep; whether there is more than one sweep may take."""
         for _ in range(SWEEP_STEPS):
             try:
                 swept = self._store.execute(Sweep(SWEEP_LIMIT))
                 self._on_swept(swept.removed, swept.unknown)
             except Exception:  # there is always a next time, and the keeper must live
-                return
+                return False
             if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
-                return
+                return False
+        return True
 
 
 def renew(store: Store, leases: Leases) -> None:

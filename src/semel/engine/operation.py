@@ -1,7 +1,8 @@
 """The handle of the operation that runs now: its key, its attempt, its steps, keys for the next hop, values to keep.
 
-A handler gets it through a parameter annotated ``Operation`` (``AsyncOperation`` under AsyncSemel), or from
-``current_operation()`` anywhere below it: the context variable follows tasks and threads that copy the context.
+A handler gets it through a parameter annotated ``Operation`` (``AsyncOperation`` under AsyncSemel), as the argument of
+``call=``, or from ``current_operation()`` anywhere below it: the context variable follows tasks and threads that
+copy the context.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from typing import Any, TypeVar, overload
 
 from semel.core.flows import claim_of
 from semel.core.journal import Undo, digest_of, mark_of
-from semel.core.ops import Claimed, Op, SaveStep
-from semel.core.outcomes import Call, shown
+from semel.core.ops import SaveStep
+from semel.core.outcomes import shown
 from semel.engine.handle import (
     INJECTED,
     NO_FAILURE,
@@ -26,7 +27,6 @@ from semel.engine.handle import (
     running,
     undo_pauses,
 )
-from semel.engine.leases import Lease
 from semel.errors import StoreError, StoreUncertain
 from semel.observe import events
 
@@ -38,19 +38,7 @@ T = TypeVar("T")
 class Operation(OperationHandle):
     """The handle under ``Semel``."""
 
-    __slots__ = ("_execute", "_lock")
-
-    def __init__(
-        self,
-        call: Call,
-        lease: Lease | None,
-        claimed: Claimed | None,
-        execute: Callable[[Op[Any]], Any],
-        store: Any = None,
-    ) -> None:
-        super().__init__(call, lease, claimed, store)
-        self._execute = execute
-        self._lock: Any = None
+    __slots__ = ()
 
     def capture(self, name: str, make: Callable[[], T]) -> T:
         """A value that would differ from attempt to attempt, made once: stored before it is returned, then reused."""
@@ -176,19 +164,7 @@ _MAKING = threading.Lock()
 class AsyncOperation(OperationHandle):
     """The handle under ``AsyncSemel``: the same names."""
 
-    __slots__ = ("_execute", "_lock")
-
-    def __init__(
-        self,
-        call: Call,
-        lease: Lease | None,
-        claimed: Claimed | None,
-        execute: Callable[[Op[Any]], Awaitable[Any]],
-        store: Any = None,
-    ) -> None:
-        super().__init__(call, lease, claimed, store)
-        self._execute = execute
-        self._lock: Any = None
+    __slots__ = ()
 
     async def capture(self, name: str, make: Callable[[], T]) -> T:
         """A value that would differ from attempt to attempt, made once: stored before it is returned, then reused."""

@@ -25,6 +25,8 @@ class Store(Protocol):
 
     A store that also answers ``Count`` says so by ``counts = True``; a guard with a quota takes no other.
     One that answers ``Resumable`` says ``resumes = True``; a recoverer takes no other.
+    One that answers ``CompleteWith`` has ``accept(kept, new)``: a handler's new writes joined to those it has asked for
+    before, or a ConfigurationError that says what is wrong with them.
     """
 
     def execute(self, op: Op[R]) -> R:

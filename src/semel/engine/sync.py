@@ -24,15 +24,17 @@ from semel.core.quota import Quota
 from semel.core.serializers import Serializer
 from semel.core.snapshot import Codec
 from semel.engine.attempts import Attempt
+from semel.engine.brackets import with_brackets
+from semel.engine.calls import Calls
 from semel.engine.declare import Declaration, Selector
 from semel.engine.drive import Drive, ignoring
 from semel.engine.flights import Flight
 from semel.engine.forking import survive_forks
-from semel.engine.guard import PolicyChanges, at_least_one, check_store, not_a_generator
+from semel.engine.guard import PolicyChanges, at_least_one
 from semel.engine.keeper import SWEEP_LIMIT, Keeper
+from semel.engine.opening import opened
 from semel.engine.operation import Operation, running
 from semel.engine.ports import Store
-from semel.engine.transactions import Transactions
 from semel.errors import PolicyError, StoreError
 from semel.observe import events
 
@@ -42,12 +44,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Semel(Transactions):
+class Semel(Calls):
     """Makes functions happen once, however often they are called with the same key."""
 
     def __init__(
         self,
-        store: Store,
+        store: Store | str,
         *,
         policy: Policy | None = None,
         tenant: str = "",
@@ -59,6 +61,7 @@ class Semel(Transactions):
         quota: Quota | None = None,
     ) -> None:
         """
+        :param store: where records are kept, or its URL, ``"sqlite:///app.db"``. It is closed with the guard.
         :param policy: the default for every operation; each may change it by keywords.
         :param tenant: whose keys these are, where a call does not say.
         :param on_event: called with every event of ``semel.observe.events``.
@@ -72,16 +75,16 @@ class Semel(Transactions):
             policy=policy, tenant=tenant, on_event=on_event, codec=codec, secret=secret,
             keep_keys=keep_keys, sweep_every=sweep_every, quota=quota,
         )  # fmt: skip
-        check_store(store, quota, awaited=False)
-        self.store = store
+        self.store = opened(store, quota, awaited=False)
         self._flights: dict[bytes, Flight] = {}
         self._lock = threading.Lock()
-        self._keeper = Keeper(store, self._sweep_every, self._tell_swept)
+        self._keeper = Keeper(self.store, self._sweep_every, self._tell_swept)
         self._twins: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         survive_forks(self._forked)
 
     # -- what a program asks ---------------------------------------------------------------------------------------
 
+    @with_brackets
     def once(
         self,
         *,
@@ -128,43 +131,6 @@ class Semel(Transactions):
             return once
 
         return decorate
-
-    def run(
-        self,
-        operation: str,
-        *,
-        key: object,
-        call: Callable[[], T],
-        tenant: str | None = None,
-        fingerprint: Any = None,
-        returns: Any = None,
-        **changes: Unpack[PolicyChanges],
-    ) -> T:
-        """The same without a decorator: ``guard.run("ship", key=order.id, call=lambda: ship(order))``.
-
-        :param fingerprint: plain data that makes it the same request; another one under this key is refused.
-        :param returns: the type of the result, where it is to be rebuilt as a dataclass or model.
-        """
-        not_a_generator(call)
-        what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        outcome: Outcome[T] = self._drive(what, lambda op: call(), what.policy.recover)
-        return outcome.value
-
-    def outcome(
-        self,
-        operation: str,
-        *,
-        key: object,
-        call: Callable[[], T],
-        tenant: str | None = None,
-        fingerprint: Any = None,
-        returns: Any = None,
-        **changes: Unpack[PolicyChanges],
-    ) -> Outcome[T]:
-        """Like ``run``, and tells whether the answer is a replay."""
-        not_a_generator(call)
-        what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        return self._drive(what, lambda op: call(), what.policy.recover)
 
     def lookup(self, operation: str, key: object, *, tenant: str | None = None) -> Record | None:
         """The record of an operation as the store has it, or None."""
@@ -232,11 +198,12 @@ class Semel(Transactions):
 
     def begin(self, call: Call) -> Attempt | Outcome[Any]:
         """Claim, for an adapter: an outcome, or an attempt to be ended by it. See ``semel.engine.attempts``."""
-        drive, recover = Drive(call), ignoring(call.policy.recover)
+        drive = Drive(call)
         try:
             step = self._advance(drive, None)
-            while isinstance(step, Recover):
-                step = self._advance(drive, self._run(drive, step.claimed, recover))
+            while type(step) is Recover:
+                work = ignoring(call.policy.recover)
+                step = self._advance(drive, self._run(drive, step.claimed, work))
         except BaseException:
             self._finish(drive)
             raise
@@ -271,7 +238,7 @@ class Semel(Transactions):
                         return request
                     elif isinstance(request, Complete):
                         answer = self.store.execute(request)
-                        if answer and drive.flight is not None:
+                        if answer is True and drive.flight is not None:
                             drive.flight.completed = request
                     elif isinstance(request, Await):
                         answer = self._await(drive, request)
@@ -296,6 +263,7 @@ class Semel(Transactions):
             if drive.flight is not None:
                 self._land(drive.call.id, drive.flight)
                 drive.flight = None
+            drive.finished = True
 
     def _claim(self, drive: Drive, op: Claim) -> Claimed | Existing:
         """Ask the store, unless another call of this process is asking or running: then learn from that one."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from semel.core.flows import Raised, Returned
 from semel.engine.drive import Drive
 from semel.engine.flights import Flight
 
-__all__ = ["Late", "change", "in_thread", "shielded"]
+__all__ = ["Late", "change", "in_thread", "shielded", "started"]
 
 T = TypeVar("T")
 
@@ -23,6 +24,41 @@ class Late(BaseException):
         super().__init__()
         self.outcome = outcome
         self.cancelled = cancelled
+
+
+def started(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> asyncio.Task[T]:
+    """A task that has begun: it runs up to where it first waits, so that work which never does costs no turn of the
+    loop. A loop that makes its tasks itself is left to it.
+    """
+    if loop.get_task_factory() is not None:
+        return loop.create_task(work)
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, eager_start=True)
+    else:  # spelled out for type checkers, which read this for one version at a time
+        task = loop.create_task(work)
+        _take_first_step(task, loop)
+        return task
+
+
+def _take_first_step(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> None:
+    """What ``eager_start`` does, for Python 3.11, whose insides no longer change: the step that the new task has put at
+    the end of the loop's queue is taken from there and done now. Loops without such a queue do it in their next turn.
+    """
+    ready, outer = getattr(loop, "_ready", None), asyncio.current_task(loop)
+    if not ready or outer is None:
+        return
+    step = ready[-1]
+    if getattr(step._callback, "__self__", None) is not task:  # another thread has put something there meanwhile
+        return
+    last = ready.pop()
+    if last is not step:  # ... or just now
+        ready.append(last)
+        return
+    asyncio._leave_task(loop, outer)
+    try:
+        step._run()
+    finally:
+        asyncio._enter_task(loop, outer)
 
 
 async def change(flight: Flight, seconds: float | None = None) -> None:

@@ -29,6 +29,7 @@ class ThreadedStore:
         self.wakes = store.wakes
         self.counts: bool = getattr(store, "counts", False)
         self.resumes: bool = getattr(store, "resumes", False)
+        self.accept = getattr(store, "accept", None)
         self._start()
         survive_forks(self._start)
 

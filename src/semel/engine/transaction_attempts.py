@@ -7,23 +7,21 @@ work on that connection, and says how it ended: ``complete`` commits the handler
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any, Final
 
-from semel.core.flows import Pause, Raised, Recover, Returned, Run
+from semel.core.flows import Raised, Recover, Returned, Run
 from semel.core.ops import Claimed
-from semel.core.outcomes import Call, Failed, Outcome
-from semel.core.transactional import Conflicted, Keep, Lock, Refused, Rollback, transact
+from semel.core.outcomes import Call, Outcome
+from semel.core.transactional import Conflicted, Flow, Refused, transact
 from semel.engine.aio_transactions import AsyncTransactions
+from semel.engine.drive import ignoring
 from semel.engine.operation import AsyncOperation, Operation
-from semel.engine.transactions import Transactions, unit_of
-from semel.errors import StoreError
+from semel.engine.transactions import Transactions, outcome_of, unit_of
 
 __all__ = ["AsyncTransactionAttempt", "TransactionAttempt", "begin", "begin_async"]
 
 TRIES: Final = 1
-"""The handler is others' to run, so it cannot be run again here: a conflict is the client's to repeat."""
+"""The handler is others' to run, so it cannot be run again here: a conflict is the adapter's to deal with."""
 
 
 class Declined(BaseException):
@@ -36,7 +34,7 @@ class TransactionAttempt:
     lease = None
     __slots__ = ("_flow", "_guard", "_unit", "call", "claimed", "operation")
 
-    def __init__(self, guard: Transactions, unit: Any, flow: Any, call: Call) -> None:
+    def __init__(self, guard: Transactions, unit: Any, flow: Flow, call: Call) -> None:
         self._guard = guard
         self._unit = unit
         self._flow = flow
@@ -44,43 +42,19 @@ class TransactionAttempt:
 
     def _advance(self, answer: Any) -> Run | Recover | Outcome[Any]:
         """Send the answer into the flow and do what it asks, until it asks for the handler or has an outcome."""
-        error: StoreError | None = None
         try:
-            while True:
-                request = self._flow.send(answer) if error is None else self._flow.throw(error)
-                answer = error = None
-                try:
-                    if isinstance(request, Lock):
-                        answer = self._unit.lock(request)
-                    elif isinstance(request, (Run, Recover)):
-                        return request
-                    elif isinstance(request, Keep):
-                        self._unit.keep(request)
-                    elif isinstance(request, Rollback):
-                        self._guard._undo(self._unit, self.call)
-                    elif isinstance(request, Pause):
-                        time.sleep(request.seconds)
-                    else:
-                        answer = self._guard.store.execute(request)
-                except StoreError as failure:
-                    error = failure
-        except StopIteration as stop:
-            outcome = stop.value
+            step = self._guard._proceed(self._unit, self.call, self._flow, answer)
         except BaseException:
             self._guard._undo(self._unit, self.call)
             raise
-        if type(outcome) is Failed:
-            raise outcome.error
-        return outcome  # type: ignore[no-any-return]
+        return outcome_of(step)  # type: ignore[no-any-return]
 
     def begin(self) -> Outcome[Any] | None:
         """Open and lock; an outcome where there is nothing to run."""
-        hook = self.call.policy.recover
+        hook = ignoring(self.call.policy.recover)
         step = self._advance(None)
         while isinstance(step, Recover):
-            step = self._advance(
-                self._guard._work(self._unit, self.call, step.claimed, lambda op: hook() if hook is not None else None)
-            )
+            step = self._advance(self._guard._work(self._unit, self.call, step.claimed, hook))
         if isinstance(step, Outcome):
             return step
         assert step.claimed is not None
@@ -105,6 +79,14 @@ class TransactionAttempt:
         self._rolled_back(Declined())
         return Outcome(value, False, self.claimed.attempt)
 
+    def conflicts(self, error: BaseException) -> bool:
+        """Whether what the handler raised is the database's word that another transaction stood in its way."""
+        return bool(self._unit.conflicts(error))
+
+    def conflict(self, error: BaseException) -> Outcome[Any]:
+        """It did: rolled back, and nothing is stored. Raises TransactionConflict, for whoever can run it again."""
+        return self._outcome(Conflicted(error))
+
     def fail(self, error: BaseException) -> None:
         """The handler raised: rolled back; kept or not, as the policy says. Raising it is the adapter's business."""
         self._rolled_back(error)
@@ -128,7 +110,7 @@ class AsyncTransactionAttempt:
     lease = None
     __slots__ = ("_flow", "_guard", "_unit", "call", "claimed", "operation")
 
-    def __init__(self, guard: AsyncTransactions, unit: Any, flow: Any, call: Call) -> None:
+    def __init__(self, guard: AsyncTransactions, unit: Any, flow: Flow, call: Call) -> None:
         self._guard = guard
         self._unit = unit
         self._flow = flow
@@ -136,45 +118,19 @@ class AsyncTransactionAttempt:
 
     async def _advance(self, answer: Any) -> Run | Recover | Outcome[Any]:
         """Send the answer into the flow and do what it asks, until it asks for the handler or has an outcome."""
-        error: StoreError | None = None
         try:
-            while True:
-                request = self._flow.send(answer) if error is None else self._flow.throw(error)
-                answer = error = None
-                try:
-                    if isinstance(request, Lock):
-                        answer = await self._unit.lock(request)
-                    elif isinstance(request, (Run, Recover)):
-                        return request
-                    elif isinstance(request, Keep):
-                        await self._unit.keep(request)
-                    elif isinstance(request, Rollback):
-                        await self._guard._undo(self._unit, self.call)
-                    elif isinstance(request, Pause):
-                        await asyncio.sleep(request.seconds)
-                    else:
-                        answer = await self._guard.store.execute(request)
-                except StoreError as failure:
-                    error = failure
-        except StopIteration as stop:
-            outcome = stop.value
+            step = await self._guard._proceed(self._unit, self.call, self._flow, answer)
         except BaseException:
             await self._guard._undo(self._unit, self.call)
             raise
-        if type(outcome) is Failed:
-            raise outcome.error
-        return outcome  # type: ignore[no-any-return]
+        return outcome_of(step)  # type: ignore[no-any-return]
 
     async def begin(self) -> Outcome[Any] | None:
         """Open and lock; an outcome where there is nothing to run."""
-        hook = self.call.policy.recover
+        hook = ignoring(self.call.policy.recover)
         step = await self._advance(None)
         while isinstance(step, Recover):
-            step = await self._advance(
-                await self._guard._work(
-                    self._unit, self.call, step.claimed, lambda op: hook() if hook is not None else None
-                )
-            )
+            step = await self._advance(await self._guard._work(self._unit, self.call, step.claimed, hook))
         if isinstance(step, Outcome):
             return step
         assert step.claimed is not None
@@ -198,6 +154,14 @@ class AsyncTransactionAttempt:
         """It was answered, and nothing happened: rolled back, and the key is free again."""
         await self._rolled_back(Declined())
         return Outcome(value, False, self.claimed.attempt)
+
+    def conflicts(self, error: BaseException) -> bool:
+        """Whether what the handler raised is the database's word that another transaction stood in its way."""
+        return bool(self._unit.conflicts(error))
+
+    async def conflict(self, error: BaseException) -> Outcome[Any]:
+        """It did: rolled back, and nothing is stored. Raises TransactionConflict, for whoever can run it again."""
+        return await self._outcome(Conflicted(error))
 
     async def fail(self, error: BaseException) -> None:
         """The handler raised: rolled back; kept or not, as the policy says. Raising it is the adapter's business."""

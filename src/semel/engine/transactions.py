@@ -18,9 +18,12 @@ from semel.core.keys import KeyFormat
 from semel.core.ops import Claimed
 from semel.core.outcomes import Call, Failed, Outcome
 from semel.core.serializers import Serializer
-from semel.core.transactional import Conflicted, Keep, Lock, Rollback, transact
+from semel.core.transactional import Conflicted, Flow, Keep, Lock, Rollback, transact
+from semel.engine.brackets import with_brackets
 from semel.engine.declare import Declaration, Pick, Selector, select
-from semel.engine.guard import Guard, PolicyChanges, not_a_generator
+from semel.engine.drive import ignoring
+from semel.engine.guard import Guard, PolicyChanges
+from semel.engine.handlers import with_handle
 from semel.engine.operation import Operation, running
 from semel.engine.ports import Store, Unit
 from semel.errors import ConfigurationError, InProgress, PolicyError, StoreError
@@ -62,10 +65,9 @@ class Transactions(Guard):
         :param begin: open the transaction here and commit it; a conflict with another one runs ``call`` again.
         :param tries: how often it is run at most, with ``begin``; 10 unless told.
         """
-        return self.transaction_outcome(
-            conn, operation, key=key, call=call, tenant=tenant, fingerprint=fingerprint, returns=returns,
-            begin=begin, tries=tries, **changes,
-        ).value  # fmt: skip
+        what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
+        outcome: Outcome[T] = self._transact(conn, what, with_handle(call), ignoring(what.policy.recover), begin, tries)
+        return outcome.value
 
     def transaction_outcome(
         self,
@@ -83,9 +85,9 @@ class Transactions(Guard):
     ) -> Outcome[T]:
         """Like ``transaction``, and tells whether the answer is a replay."""
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        recover = what.policy.recover
-        return self._transact(conn, what, with_handle(call), lambda op: recover and recover(), begin, tries)
+        return self._transact(conn, what, with_handle(call), ignoring(what.policy.recover), begin, tries)
 
+    @with_brackets
     def once_in_transaction(
         self,
         *,
@@ -144,17 +146,29 @@ class Transactions(Guard):
         unit.require(begin)
         not_within_itself(call)
         flow = transact(call, begin, bounded(begin, tries))
-        answer: Any = None
+        try:
+            step = self._proceed(unit, call, flow, None)
+            while isinstance(step, (Run, Recover)):
+                work = handler if type(step) is Run else recover
+                step = self._proceed(unit, call, flow, self._work(unit, call, step.claimed, work))
+        except BaseException:
+            if begin:
+                self._undo(unit, call)
+            raise
+        return outcome_of(step)  # type: ignore[no-any-return]
+
+    def _proceed(self, unit: Unit, call: Call, flow: Flow, answer: Any) -> Run | Recover | Outcome[Any] | Failed:
+        """Send the answer into the flow and do what it asks, until it asks for work to be done or has an outcome."""
         error: StoreError | None = None
         try:
             while True:
                 request = flow.send(answer) if error is None else flow.throw(error)
                 answer = error = None
+                if isinstance(request, (Run, Recover)):
+                    return request
                 try:
                     if isinstance(request, Lock):
                         answer = unit.lock(request)
-                    elif isinstance(request, (Run, Recover)):
-                        answer = self._work(unit, call, request.claimed, handler if type(request) is Run else recover)
                     elif isinstance(request, Keep):
                         unit.keep(request)
                     elif isinstance(request, Rollback):
@@ -166,14 +180,7 @@ class Transactions(Guard):
                 except StoreError as failure:
                     error = failure
         except StopIteration as stop:
-            outcome = stop.value
-        except BaseException:
-            if begin:
-                self._undo(unit, call)
-            raise
-        if type(outcome) is Failed:
-            raise outcome.error
-        return outcome  # type: ignore[no-any-return]
+            return stop.value  # type: ignore[no-any-return]
 
     def _work(
         self, unit: Unit, call: Call, claimed: Claimed | None, work: Callable[[Operation], Any]
@@ -213,6 +220,13 @@ def unit_of(store: Any, conn: object) -> Any:
     return adopt(conn)
 
 
+def outcome_of(step: Any) -> Any:
+    """What a flow has ended with; a failure is raised."""
+    if type(step) is Failed:
+        raise step.error
+    return step
+
+
 def bounded(begin: bool, tries: int | None) -> int:
     if tries is None:
         return TRIES
@@ -227,25 +241,6 @@ def not_within_itself(call: Call) -> None:
     outer = running.get()
     if outer is not None and outer.id == call.id:
         raise InProgress(f"{call} is called within itself", retry_after=1.0)
-
-
-def with_handle(call: Callable[..., Any]) -> Callable[[Any], Any]:
-    """``call`` as a function of the handle: it may take it, or nothing."""
-    not_a_generator(call)
-    return call if _takes_one(call) else lambda op: call()
-
-
-def _takes_one(call: Callable[..., Any]) -> bool:
-    code = getattr(call, "__code__", None)
-    if code is not None:  # a function or method: asked on every call, so not by its signature
-        bound = getattr(call, "__self__", None) is not None
-        return bool(code.co_argcount - len(getattr(call, "__defaults__", None) or ()) - bound > 0)
-    try:
-        parameters = inspect.signature(call).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return any(p.kind in positional and p.default is p.empty for p in parameters)
 
 
 def connection_parameter(conn: Selector) -> tuple[str, ...]:

@@ -7,6 +7,7 @@
 
 Each works in whatever transaction the connection has, on any connection that ``guard.transaction`` takes: aiosqlite,
 psycopg, asyncpg, asyncmy, SQLAlchemy, awaited. The sync twin is ``semel.natural``.
+``insert_once`` and ``compare_and_set`` also take a DynamoDB client of aiobotocore.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from semel.errors import ConfigurationError
-from semel.natural import programs
+from semel.errors import ConfigurationError, NotMigrated, StoreUnavailable
+from semel.natural import dynamodb, indexes, programs
 from semel.natural.results import Applied, Change, Inserted
 from semel.sql.connections.adopt import adopt
 from semel.sql.program import Program, run_async
@@ -40,8 +41,12 @@ async def insert_once(
     :param key: columns with a unique constraint together, such as the order that a payment is for.
     :param returning: columns to be told of the row; those of ``values`` by default.
     """
+    if dynamodb.is_client(conn, awaited=True):
+        return await dynamodb.run_async(conn, dynamodb.insert_once(table, values, key, returning))
     lent = _adopted(conn)
-    return await _run(lent, programs.insert_once(lent.dialect, table, values, key, returning))
+    return await _run(
+        lent, table, programs.insert_once(lent.dialect, indexes.place(lent), table, values, key, returning)
+    )
 
 
 async def upsert(conn: Any, table: str, values: Mapping[str, Any], *, key: str | Iterable[str]) -> bool:
@@ -50,7 +55,7 @@ async def upsert(conn: Any, table: str, values: Mapping[str, Any], *, key: str |
     Give absolute values: a balance of 100, not ten more.
     """
     lent = _adopted(conn)
-    return await _run(lent, programs.upsert(lent.dialect, table, values, key))
+    return await _run(lent, table, programs.upsert(lent.dialect, indexes.place(lent), table, values, key))
 
 
 async def compare_and_set(
@@ -72,8 +77,12 @@ async def compare_and_set(
     :param marker: a column and a value of one's own that is written with the change, such as
         ``("changed_by", op.derive("rename"))``.
     """
+    if dynamodb.is_client(conn, awaited=True):
+        return await dynamodb.run_async(conn, dynamodb.compare_and_set(table, where, version, values, column, marker))
     lent = _adopted(conn)
-    return await _run(lent, programs.compare_and_set(lent.dialect, table, where, version, values, column, marker))
+    return await _run(
+        lent, table, programs.compare_and_set(lent.dialect, table, where, version, values, column, marker)
+    )
 
 
 async def transition(
@@ -92,7 +101,7 @@ async def transition(
     :param values: other columns to be set with it.
     """
     lent = _adopted(conn)
-    return await _run(lent, programs.transition(lent.dialect, table, where, column, before, after, values or {}))
+    return await _run(lent, table, programs.transition(lent.dialect, table, where, column, before, after, values or {}))
 
 
 async def append_event(
@@ -114,22 +123,31 @@ async def append_event(
     :param id: the column that an event is known by.
     """
     lent = _adopted(conn)
-    return await _run(lent, programs.append_event(lent.dialect, table, aggregate, sequence, event, id, column, first))
+    return await _run(
+        lent,
+        table,
+        programs.append_event(lent.dialect, indexes.place(lent), table, aggregate, sequence, event, id, column, first),
+    )
 
 
 async def delete(conn: Any, table: str, where: Mapping[str, Any]) -> bool:
     """Delete rows; whether there were any. That there were none is no error: it is what was asked for."""
     lent = _adopted(conn)
-    return await _run(lent, programs.delete(lent.dialect, table, where))
+    return await _run(lent, table, programs.delete(lent.dialect, table, where))
 
 
 def _adopted(conn: Any) -> Any:
+    if dynamodb.is_client(conn, awaited=True):
+        raise ConfigurationError("for DynamoDB there are insert_once and compare_and_set, and no others")
     lent = adopt(conn)
     if lent.awaited is False:
         raise ConfigurationError("this connection is not async: from semel.natural import insert_once, …")
     return lent
 
 
-async def _run(lent: Any, program: Program[R]) -> R:
+async def _run(lent: Any, table: str, program: Program[R]) -> R:
     await lent.finish()  # a session's new rows go first: they may be what this is about
-    return await run_async(program, lent)
+    try:
+        return await run_async(program, lent)
+    except (NotMigrated, StoreUnavailable) as error:
+        raise indexes.not_there(error, table) from error.__cause__

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from semel.errors import ConfigurationError, StoreUnavailable
+from semel.natural import indexes
 from semel.natural import statements as sql
 from semel.natural.results import Applied, Change, Inserted
 from semel.sql.connections.adopt import Dialect
@@ -17,7 +18,12 @@ TRIES: Final = 3
 
 
 def insert_once(
-    dialect: Dialect, table: str, values: Mapping[str, Any], key: Iterable[str], returning: Iterable[str] | None
+    dialect: Dialect,
+    place: str,
+    table: str,
+    values: Mapping[str, Any],
+    key: Iterable[str],
+    returning: Iterable[str] | None,
 ) -> Program[Inserted]:
     columns = _given("values", values)
     keys = sql.names("key", key)
@@ -28,7 +34,7 @@ def insert_once(
     insert = sql.insertion(dialect, table, columns, keys)(**_bind("v", values))
     look = sql.selection(dialect, table, wanted, keys)(**_bind("w", {name: values[name] for name in keys}))
     for _ in range(TRIES):
-        new = yield from _changed(dialect, insert)
+        new = yield from _merged(dialect, place, table, keys, insert)
         rows = yield look
         if rows:
             return Inserted(dict(zip(wanted, rows[0], strict=True)), new)
@@ -39,14 +45,15 @@ def insert_once(
     raise StoreUnavailable(f"{table}: the row was there, and was not found when it was looked up")
 
 
-def upsert(dialect: Dialect, table: str, values: Mapping[str, Any], key: Iterable[str]) -> Program[bool]:
+def upsert(dialect: Dialect, place: str, table: str, values: Mapping[str, Any], key: Iterable[str]) -> Program[bool]:
     columns = _given("values", values)
     keys = sql.names("key", key)
     if not keys or any(name not in values for name in keys):
         raise ConfigurationError("key= names columns of the row that are unique together")
     merge = sql.merge(dialect, table, columns, keys)(**_bind("v", values))
     if dialect != "mysql":
-        return (yield from _changed(dialect, merge))
+        return (yield from _merged(dialect, place, table, keys, merge))
+    yield from indexes.require(place, table, keys)
     known = yield sql.presence(dialect, table, keys)(**_bind("w", {name: values[name] for name in keys}))
     touched = int((yield merge)[0][0])
     return touched > 1 or (touched == 1 and not known)
@@ -114,6 +121,7 @@ def transition(
 
 def append_event(
     dialect: Dialect,
+    place: str,
     table: str,
     aggregate: Mapping[str, Any],
     sequence: int,
@@ -134,7 +142,7 @@ def append_event(
     key = {**aggregate, column: sequence}
     row = {**key, **event}
     insert = sql.insertion(dialect, table, _given("event", row), (*conditions, column))
-    if (yield from _changed(dialect, insert(**_bind("v", row)))):
+    if (yield from _merged(dialect, place, table, (*conditions, column), insert(**_bind("v", row)))):
         return Change(Applied.NOW)
     rows = yield sql.selection(dialect, table, (id,), tuple(key))(**_bind("w", key))
     if not rows:
@@ -145,6 +153,18 @@ def append_event(
 
 def delete(dialect: Dialect, table: str, where: Mapping[str, Any]) -> Program[bool]:
     return (yield from _changed(dialect, sql.deletion(dialect, table, _given("where", where))(**_bind("w", where))))
+
+
+def _merged(dialect: Dialect, place: str, table: str, key: tuple[str, ...], statement: Statement) -> Program[bool]:
+    """As ``_changed``, for a statement that a unique index must stand behind."""
+    if dialect == "mysql":
+        yield from indexes.require(place, table, key)
+    try:
+        return (yield from _changed(dialect, statement))
+    except StoreUnavailable as error:
+        if indexes.refused_for_lack_of_one(error):
+            raise indexes.without_index(dialect, table, key) from error.__cause__
+        raise
 
 
 def _changed(dialect: Dialect, statement: Statement) -> Program[bool]:

@@ -14,7 +14,10 @@ from semel.errors import ConfigurationError
 from semel.sql.connections.adopt import Dialect
 from semel.sql.program import Query
 
-__all__ = ["deletion", "insertion", "merge", "names", "parameter", "presence", "selection", "update"]
+__all__ = [
+    "deletion", "insertion", "merge", "names", "parameter", "presence", "selection", "unique_index", "unique_indexes",
+    "update",
+]  # fmt: skip
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 SHAPES: Final = 512
@@ -117,8 +120,25 @@ def deletion(dialect: Dialect, table: str, where: tuple[str, ...]) -> Query:
     return Query("delete", text if dialect == "mysql" else f"{text} RETURNING 1", True)
 
 
+@lru_cache(maxsize=SHAPES)
+def unique_indexes(table: str) -> Query:
+    """On MySQL: a row for each column of each unique index."""
+    return Query("indexes", f"SHOW INDEX FROM {_table('mysql', table)} WHERE Non_unique = 0", False)
+
+
+def unique_index(dialect: Dialect, table: str, key: Sequence[str]) -> str:
+    """The statement that makes one, for people."""
+    q = _quote(dialect)
+    *schema, name = table.split(".")
+    index = f"{q}{'_'.join((name, *key))[:58]}_once{q}"
+    if schema and dialect == "sqlite":  # there the index is named with the schema, and the table without
+        return f"CREATE UNIQUE INDEX {q}{schema[0]}{q}.{index} ON {q}{name}{q} ({_list(q, key)})"
+    return f"CREATE UNIQUE INDEX {index} ON {_table(dialect, table)} ({_list(q, key)})"
+
+
 def _quote(dialect: Dialect) -> str:
-    return "`" if dialect == "mysql" else '"'
+    # SQLite takes a name in double quotes that no column has for a text: "colour" = 'colour' is true of every row.
+    return '"' if dialect == "postgresql" else "`"
 
 
 def _table(dialect: Dialect, table: str) -> str:

@@ -7,6 +7,7 @@
 
 Each works in whatever transaction the connection has, on any connection that ``guard.transaction`` takes: sqlite3,
 psycopg, PyMySQL, SQLAlchemy, Django. Those of async connections are in ``semel.natural.aio``, with the same names.
+``insert_once`` and ``compare_and_set`` also take a DynamoDB client of boto3.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from semel.errors import ConfigurationError
-from semel.natural import programs
+from semel.errors import ConfigurationError, NotMigrated, StoreUnavailable
+from semel.natural import dynamodb, indexes, programs
 from semel.natural.results import Applied, Change, Inserted
 from semel.sql.connections.adopt import adopt
 from semel.sql.program import Program, run
@@ -40,8 +41,10 @@ def insert_once(
     :param key: columns with a unique constraint together, such as the order that a payment is for.
     :param returning: columns to be told of the row; those of ``values`` by default.
     """
+    if dynamodb.is_client(conn, awaited=False):
+        return dynamodb.run(conn, dynamodb.insert_once(table, values, key, returning))
     lent = _adopted(conn)
-    return _run(lent, programs.insert_once(lent.dialect, table, values, key, returning))
+    return _run(lent, table, programs.insert_once(lent.dialect, indexes.place(lent), table, values, key, returning))
 
 
 def upsert(conn: Any, table: str, values: Mapping[str, Any], *, key: str | Iterable[str]) -> bool:
@@ -50,7 +53,7 @@ def upsert(conn: Any, table: str, values: Mapping[str, Any], *, key: str | Itera
     Give absolute values: a balance of 100, not ten more.
     """
     lent = _adopted(conn)
-    return _run(lent, programs.upsert(lent.dialect, table, values, key))
+    return _run(lent, table, programs.upsert(lent.dialect, indexes.place(lent), table, values, key))
 
 
 def compare_and_set(
@@ -72,8 +75,10 @@ def compare_and_set(
     :param marker: a column and a value of one's own that is written with the change, such as
         ``("changed_by", op.derive("rename"))``.
     """
+    if dynamodb.is_client(conn, awaited=False):
+        return dynamodb.run(conn, dynamodb.compare_and_set(table, where, version, values, column, marker))
     lent = _adopted(conn)
-    return _run(lent, programs.compare_and_set(lent.dialect, table, where, version, values, column, marker))
+    return _run(lent, table, programs.compare_and_set(lent.dialect, table, where, version, values, column, marker))
 
 
 def transition(
@@ -92,7 +97,7 @@ def transition(
     :param values: other columns to be set with it.
     """
     lent = _adopted(conn)
-    return _run(lent, programs.transition(lent.dialect, table, where, column, before, after, values or {}))
+    return _run(lent, table, programs.transition(lent.dialect, table, where, column, before, after, values or {}))
 
 
 def append_event(
@@ -114,22 +119,31 @@ def append_event(
     :param id: the column that an event is known by.
     """
     lent = _adopted(conn)
-    return _run(lent, programs.append_event(lent.dialect, table, aggregate, sequence, event, id, column, first))
+    return _run(
+        lent,
+        table,
+        programs.append_event(lent.dialect, indexes.place(lent), table, aggregate, sequence, event, id, column, first),
+    )
 
 
 def delete(conn: Any, table: str, where: Mapping[str, Any]) -> bool:
     """Delete rows; whether there were any. That there were none is no error: it is what was asked for."""
     lent = _adopted(conn)
-    return _run(lent, programs.delete(lent.dialect, table, where))
+    return _run(lent, table, programs.delete(lent.dialect, table, where))
 
 
 def _adopted(conn: Any) -> Any:
+    if dynamodb.is_client(conn, awaited=False):
+        raise ConfigurationError("for DynamoDB there are insert_once and compare_and_set, and no others")
     lent = adopt(conn)
     if lent.awaited:
         raise ConfigurationError("this connection is async: from semel.natural.aio import insert_once, …, and await it")
     return lent
 
 
-def _run(lent: Any, program: Program[R]) -> R:
+def _run(lent: Any, table: str, program: Program[R]) -> R:
     lent.finish()  # a session's new rows go first: they may be what this is about
-    return run(program, lent)
+    try:
+        return run(program, lent)
+    except (NotMigrated, StoreUnavailable) as error:
+        raise indexes.not_there(error, table) from error.__cause__

@@ -38,9 +38,9 @@ def migrate(path: str | os.PathLike[str]) -> list[str]:
     try:
         raw = sqlite3.connect(os.fspath(path), timeout=BUSY_TIMEOUT, isolation_level=None)
     except sqlite3.Error as error:
-        raise named_error(error) from error
+        raise named_error(error, os.fspath(path)) from error
     try:
-        return migrate_sqlite(raw)
+        return migrate_sqlite(raw, os.fspath(path))
     finally:
         raw.close()
 
@@ -87,14 +87,14 @@ class _Writer:
                     raw.execute("PRAGMA journal_mode = WAL").fetchall()
                     raw.execute(f"PRAGMA synchronous = {self.synchronous}")
                     if self._migrate:
-                        migrate_sqlite(raw)
+                        migrate_sqlite(raw, self.path)
                 except BaseException:
                     raw.close()
                     raise
             except sqlite3.Error as error:
-                raise named_error(error) from error
+                raise named_error(error, self.path) from error
             self._raw = raw
-        return SQLiteConnection(self._raw)
+        return SQLiteConnection(self._raw, self.path)
 
     def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
         try:
@@ -151,7 +151,7 @@ class _Writer:
                     raw.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            raise named_error(error) from error
+            raise named_error(error, self.path) from error
 
     def close(self) -> None:
         if self._raw is not None:

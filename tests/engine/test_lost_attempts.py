@@ -1,0 +1,51 @@
+"""An attempt that an adapter lost: nobody will say how it ended, so it ends as if the process had died."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Policy, Semel
+from semel.engine.attempts import AsyncAttempt, Attempt
+
+
+def test_its_lease_is_kept_no_longer_and_its_key_is_no_longer_in_the_air() -> None:
+    with Semel(MemoryStore(), sweep_every=None) as guard:
+        attempt = guard.begin(guard.make_call("pay", "k", "", b"", Policy()))
+        assert isinstance(attempt, Attempt)
+        assert guard._flights
+        assert len(guard._keeper._leases) == 1
+        del attempt
+        gc.collect()
+        assert not guard._flights
+        assert len(guard._keeper._leases) == 0
+
+
+def test_the_same_in_an_event_loop() -> None:
+    async def run() -> None:
+        async with AsyncSemel(AsyncMemoryStore(), sweep_every=None) as guard:
+            attempt = await guard.begin(guard.make_call("pay", "k", "", b"", Policy()))
+            assert isinstance(attempt, AsyncAttempt)
+            assert guard._flights
+            assert len(guard._keeper._leases) == 1
+            del attempt
+            gc.collect()
+            assert not guard._flights
+            assert len(guard._keeper._leases) == 0
+
+    asyncio.run(run())
+
+
+def test_one_that_was_ended_leaves_its_successor_alone() -> None:
+    """What is given back when the attempt goes away must not be another's."""
+    with Semel(MemoryStore(), sweep_every=None) as guard:
+        first = guard.begin(guard.make_call("pay", "k", "", b"", Policy()))
+        assert isinstance(first, Attempt)
+        first.decline(None)
+        second = guard.begin(guard.make_call("pay", "k", "", b"", Policy()))
+        assert isinstance(second, Attempt)
+        del first
+        gc.collect()
+        assert guard._flights
+        assert len(guard._keeper._leases) == 1
+        assert second.complete("paid").value == "paid"
