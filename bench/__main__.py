@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from bench import aims, environment, memory, postgres, redis, report, sqlite, transactional
+from bench import aims, environment, http_wire, large, memory, postgres, redis, report, sqlite, transactional
 from bench.contest import QUICK, Match, Pace
 
 CALLERS = 32
-STORES = ("memory", "sqlite", "postgres", "transactional", "redis")
+STORES = ("memory", "sqlite", "postgres", "transactional", "redis", "http")
+ON_REQUEST = ("large",)
+"""What takes minutes, and is measured when it is asked for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pace = QUICK if options.quick else Pace()
     only = options.only or list(STORES)
     try:
-        found = measure(pace, only, callers=CALLERS, url=options.url, progress=_Progress())
+        found = measure(pace, only, callers=CALLERS, url=options.url, records=options.records, progress=_Progress())
     except KeyboardInterrupt:
         print("stopped; nothing was left behind", file=sys.stderr)
         return 130
@@ -38,13 +40,15 @@ class Findings:
         self.environment: dict[str, Any] = {}
         self.costs: list[memory.Cost] = []
         self.matches: list[Match] = []
+        self.large: list[large.Large] = []
         self.notes: list[str] = []
 
     def verdicts(self) -> list[aims.Verdict]:
-        return aims.judge(self.costs, self.matches, self.callers)
+        return aims.judge(self.costs, self.matches, self.callers) + aims.judge_large(self.large)
 
     def as_text(self) -> str:
-        return report.text(self.environment, self.costs, self.matches, self.verdicts(), self.notes)
+        told = [*(one.as_text() for one in self.large), *self.notes]
+        return report.text(self.environment, self.costs, self.matches, self.verdicts(), told)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -59,13 +63,25 @@ class Findings:
                 }
                 for match in self.matches
             ],
+            "large": [one.as_json() for one in self.large],
             "aims": [verdict.as_json() for verdict in self.verdicts()],
             "notes": self.notes,
         }
 
 
-def measure(pace: Pace, only: Sequence[str], *, callers: int, url: str | None, progress: Any) -> Findings:
-    """Measure the stores that are named. Without a URL a PostgreSQL server is started for the while."""
+def measure(
+    pace: Pace,
+    only: Sequence[str],
+    *,
+    callers: int,
+    url: str | None,
+    records: int = large.RECORDS,
+    progress: Any,
+) -> Findings:
+    """Measure the stores that are named. Without a URL a PostgreSQL server is started for the while.
+
+    ``records``: how many a large store has.
+    """
     found = Findings(callers)
     found.environment = environment.describe()
     if "memory" in only:
@@ -90,6 +106,18 @@ def measure(pace: Pace, only: Sequence[str], *, callers: int, url: str | None, p
             there = _redis(stack, found, progress)
             if there is not None:
                 _play(found, stack.enter_context(redis.matches(there, callers)), pace, progress)
+    if "http" in only:
+        with ExitStack() as stack:
+            there = _redis(stack, found, progress)
+            try:
+                if there is not None:
+                    routes = stack.enter_context(http_wire.matches(("Starlette", "FastAPI"), there))
+                    _play(found, routes, pace, progress)
+            except http_wire.WrkMissing as missing:
+                found.notes.append(f"HTTP was not measured: {missing}")
+    if "large" in only:
+        found.large, missing_servers = large.measure(pace, records, progress)
+        found.notes += missing_servers
     progress("")
     return found
 
@@ -140,8 +168,9 @@ class _Progress:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Semel beside bare drivers and its peer.")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: half a minute, rough figures")
-    parser.add_argument("--only", action="append", choices=STORES, help="one store; may be given again")
+    parser.add_argument("--only", action="append", choices=STORES + ON_REQUEST, help="one store; may be given again")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--records", type=int, default=large.RECORDS, help="of a large store, which --only large fills")
     parser.add_argument("--url", help="a PostgreSQL database to fill, instead of a server of our own")
     return parser.parse_args(arguments)
 

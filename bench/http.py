@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from bench import environment, http_cost, http_services, http_wire, report
-from bench.aims import Verdict
+from bench.aims import Verdict, judge
 from bench.contest import Match, Pace
 from bench.http_cost import RequestCost
 
@@ -65,7 +65,7 @@ class Findings:
                 if peer.name in http_services.PEERS and (peer.framework, peer.job) == (ours.framework, ours.job):
                     times = ours.microseconds / peer.microseconds
                     found.append(Verdict(f"{where}: less than {peer.name}", times, "×", times < 1))
-        return found
+        return found + judge([], self.matches, http_wire.CONNECTIONS)
 
     def as_text(self) -> str:
         parts = [report.text(self.environment, [], self.matches, self.verdicts(), self.notes)]

@@ -1,7 +1,11 @@
 """The service that is measured over HTTP: one POST that reads its body and answers a small JSON, in each framework.
 
 Unprotected, under Semel, and under the peers that exist for it: asgi-idempotency-header is an ASGI middleware, idemptx
-a decorator for FastAPI. All contestants of a framework have the same handler.
+a decorator for FastAPI, aws-lambda-powertools guards a plain function that the route calls. All contestants of a
+framework have the same handler.
+
+Semel stands there twice: declared at the endpoint, where the claim comes after all that the framework does, and in the
+middleware's table of routes, where it comes first and a replay never gets to the framework.
 """
 
 from __future__ import annotations
@@ -10,30 +14,34 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from bench import job
+from bench import job, peer
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel
 from semel.http.rules import Action
 
-__all__ = ["FRAMEWORKS", "PEERS", "SEMEL", "UNPROTECTED", "contestants", "make"]
+__all__ = ["EDGE", "FRAMEWORKS", "PEERS", "SEMEL", "UNPROTECTED", "contestants", "make"]
 
 UNPROTECTED: Final = "unprotected"
 SEMEL: Final = "Semel"
+EDGE: Final = "Semel, claimed at the edge"
 HEADER: Final = "asgi-idempotency-header"
 IDEMPTX: Final = "idemptx"
-PEERS: Final = (HEADER, IDEMPTX)
+PEERS: Final = (HEADER, IDEMPTX, peer.NAME)
 FRAMEWORKS: Final = ("ASGI", "Starlette", "FastAPI", "WSGI")
 PATH: Final = "/payments"
 ANSWER: Final = json.dumps(job.RESULT, separators=(",", ":")).encode()
-_MODULES: Final = {HEADER: "idempotency_header_middleware", IDEMPTX: "idemptx"}
+_MODULES: Final = {HEADER: "idempotency_header_middleware", IDEMPTX: "idemptx", peer.NAME: "aws_lambda_powertools"}
 _HEADERS: Final = [(b"content-type", b"application/json"), (b"content-length", str(len(ANSWER)).encode())]
 RECORDS: Final = 50_000_000
 
 
-def contestants(framework: str) -> tuple[list[str], list[str]]:
-    """Who can be measured in it, and whose package is missing."""
-    peers = {"WSGI": (), "FastAPI": PEERS}.get(framework, (HEADER,))
+def contestants(framework: str, redis: str | None = None) -> tuple[list[str], list[str]]:
+    """Who can be measured in it, and whose package is missing. What powertools does in memory is measured elsewhere."""
+    ours = [SEMEL]
+    peers = {"WSGI": (), "FastAPI": (HEADER, IDEMPTX)}.get(framework, (HEADER,))
+    if redis is not None and framework in ("Starlette", "FastAPI"):
+        ours, peers = [SEMEL, EDGE], (*peers, peer.NAME)
     missing = [name for name in peers if not _installed(name)]
-    return [UNPROTECTED, SEMEL, *(name for name in peers if name not in missing)], missing
+    return [UNPROTECTED, *ours, *(name for name in peers if name not in missing)], missing
 
 
 def make(framework: str, who: str, redis: str | None = None) -> Any:
@@ -50,9 +58,7 @@ def _asgi(who: str, redis: str | None) -> Any:
         await send({"type": "http.response.body", "body": ANSWER, "more_body": False})
 
     if who == SEMEL:
-        from semel.http.asgi import Idempotency
-
-        return Idempotency(application, guard=_guard(redis), tenant=_tenant, routes={("POST", PATH): Action()})
+        return _edge(redis)(application)
     return application if who == UNPROTECTED else _middleware(redis)(application)
 
 
@@ -67,6 +73,10 @@ def _starlette(who: str, redis: str | None) -> Any:
         await request.body()
         return JSONResponse(job.RESULT)
 
+    async def pay_by_powertools(request: Request) -> JSONResponse:
+        await request.body()
+        return JSONResponse(guarded(request.headers["idempotency-key"]))
+
     middleware = []
     endpoint: Callable[..., Any] = pay
     if who == SEMEL:
@@ -74,8 +84,12 @@ def _starlette(who: str, redis: str | None) -> Any:
 
         endpoint = action()(pay)
         middleware = [Middleware(Idempotency, guard=_guard(redis), tenant=_tenant)]
+    elif who == EDGE:
+        middleware = [Middleware(_edge(redis))]
     elif who == HEADER:
         middleware = [Middleware(_middleware(redis))]
+    elif who == peer.NAME:
+        guarded, endpoint = _powertools(redis), pay_by_powertools
     return Starlette(routes=[Route(PATH, endpoint, methods=["POST"])], middleware=middleware)
 
 
@@ -87,7 +101,12 @@ def _fastapi(who: str, redis: str | None) -> Any:
         await request.body()
         return JSONResponse(job.RESULT)
 
-    pay.__annotations__ = {"request": Request, "return": JSONResponse}  # by value: they are local names
+    async def pay_by_powertools(request: Request) -> JSONResponse:
+        await request.body()
+        return JSONResponse(guarded(request.headers["idempotency-key"]))
+
+    for function in (pay, pay_by_powertools):
+        function.__annotations__ = {"request": Request, "return": JSONResponse}  # by value: they are local names
     app = FastAPI(openapi_url=None)
     endpoint: Callable[..., Any] = pay
     if who == SEMEL:
@@ -95,8 +114,12 @@ def _fastapi(who: str, redis: str | None) -> Any:
 
         endpoint = action()(pay)
         app.add_middleware(Idempotency, guard=_guard(redis), tenant=_tenant)
+    elif who == EDGE:
+        app.add_middleware(_edge(redis))
     elif who == HEADER:
         app.add_middleware(_middleware(redis))
+    elif who == peer.NAME:
+        guarded, endpoint = _powertools(redis), pay_by_powertools
     elif who == IDEMPTX:
         from idemptx import idempotent  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
@@ -138,6 +161,14 @@ def _tenant(scope: Any) -> str:
     return "acme"
 
 
+def _edge(redis: str | None) -> Callable[[Any], Any]:
+    """Semel with a table of routes: whoever the tenant is must be known at the edge, and a replay ends there."""
+    from semel.http.asgi import Idempotency
+
+    routes = {("POST", PATH): Action()}
+    return lambda app: Idempotency(app, guard=_guard(redis), tenant=_tenant, routes=routes)
+
+
 def _middleware(redis: str | None) -> Callable[[Any], Any]:
     """asgi-idempotency-header, which compares nothing and knows no tenant: a key is a key."""
     from idempotency_header_middleware import (  # type: ignore[import-untyped, import-not-found, unused-ignore]
@@ -166,6 +197,14 @@ def _idemptx_backend(redis: str | None) -> Any:
     from redis.asyncio import Redis
 
     return AsyncRedisBackend(Redis.from_url(redis))
+
+
+def _powertools(redis: str | None) -> Callable[[str], Any]:
+    """It does not await, so it is called in the event loop: a thread for each call would cost it more CPU."""
+    assert redis is not None
+    found = peer.powertools_on_redis(redis)
+    assert found is not None
+    return found
 
 
 def _installed(name: str) -> bool:

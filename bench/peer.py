@@ -1,14 +1,15 @@
-"""The peer: aws-lambda-powertools' idempotency utility, on a dict, so that only the library's own work is measured."""
+"""The peer: aws-lambda-powertools' idempotency utility: on a dict, where only its own work counts, and on Redis."""
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
 from bench import job
 
-__all__ = ["NAME", "WHERE_NOT", "powertools"]
+__all__ = ["NAME", "WHERE_NOT", "powertools", "powertools_on_redis"]
 
 NAME: Final = "aws-lambda-powertools"
 WHERE_NOT: Final = (
@@ -20,7 +21,7 @@ WHERE_NOT: Final = (
 def powertools() -> Callable[[str], Any] | None:
     """The job under a key, guarded by the peer; None where it is not installed."""
     try:
-        from aws_lambda_powertools.utilities.idempotency import IdempotencyConfig, idempotent_function
+        import aws_lambda_powertools.utilities.idempotency  # noqa: F401
         from aws_lambda_powertools.utilities.idempotency.exceptions import (
             IdempotencyItemAlreadyExistsError,
             IdempotencyItemNotFoundError,
@@ -57,6 +58,26 @@ def powertools() -> Callable[[str], Any] | None:
             with self._lock:
                 self._rows.pop(data_record.idempotency_key, None)
 
+    return _guarded(Records())  # type: ignore[no-untyped-call, unused-ignore]
+
+
+def powertools_on_redis(url: str) -> Callable[[str], Any] | None:
+    """The same with its records in Redis, by the layer and the client that it brings for that."""
+    try:
+        from aws_lambda_powertools.utilities.idempotency.persistence.cache import CachePersistenceLayer
+    except ImportError:
+        return None
+    from redis import Redis
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the layer derives from one that it says is going
+        client: Any = Redis.from_url(url, decode_responses=True)
+        return _guarded(CachePersistenceLayer(client=client))
+
+
+def _guarded(records: Any) -> Callable[[str], Any]:
+    from aws_lambda_powertools.utilities.idempotency import IdempotencyConfig, idempotent_function
+
     class Context:
         """It asks a Lambda context how long the call may take, and warns at every call when there is none."""
 
@@ -66,7 +87,7 @@ def powertools() -> Callable[[str], Any] | None:
 
     config = IdempotencyConfig(lambda_context=Context())  # type: ignore[arg-type, unused-ignore]
 
-    @idempotent_function(data_keyword_argument="key", persistence_store=Records(), config=config)  # type: ignore[untyped-decorator, unused-ignore]
+    @idempotent_function(data_keyword_argument="key", persistence_store=records, config=config)  # type: ignore[untyped-decorator, unused-ignore]
     def pay(*, key: str) -> dict[str, Any]:
         return job.handler()
 

@@ -23,7 +23,7 @@ def threads(call: Callable[[int], object], callers: int) -> Turn:
     def loop(seconds: float) -> int:
         done = 0
         end = perf_counter() + seconds
-        while perf_counter() < end:
+        while not done or perf_counter() < end:  # once at least, however late its turn has come
             call(next(numbers))
             done += 1
         return done
@@ -64,7 +64,7 @@ def tasks(runner: asyncio.Runner, call: Callable[[int], Awaitable[object]], call
 
     async def loop(end: float) -> int:
         done = 0
-        while perf_counter() < end:
+        while not done or perf_counter() < end:
             await call(next(numbers))
             done += 1
         return done

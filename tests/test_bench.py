@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 
 from bench import __main__ as command
-from bench import job
-from bench.aims import judge
+from bench import job, large
+from bench.aims import judge, judge_large
 from bench.contest import Contestant, Match, Pace
+from bench.large import JOBS, Large, Measured
+from bench.large_postgres import FullPostgres
 from bench.memory import Cost
-from bench.transactional import BARE, IN_THE_CALLERS, OPENED_BY_SEMEL
+from bench.transactional import BARE, BY_HAND, IN_THE_CALLERS, LEASED, OPENED_BY_SEMEL
 from tests.servers import PostgresServer, RedisServer, ServerMissing
 
 TINY = Pace(rounds=2, seconds=0.01, count=20)
@@ -179,5 +182,47 @@ def test_the_command_prints_one_json_object(
 def test_transactions_are_measured_beside_unprotected_ones(postgres: PostgresServer, postgres_url: str) -> None:
     found = measured("transactional", postgres_url)
     for match in found["matches"]:
-        assert [one["contestant"] for one in match["standings"]] == [BARE, OPENED_BY_SEMEL, IN_THE_CALLERS]
+        contestants = [one["contestant"] for one in match["standings"]]
+        assert {BARE, OPENED_BY_SEMEL, IN_THE_CALLERS, LEASED} <= set(contestants)
+        assert len([name for name in contestants if name.startswith(BY_HAND)]) == 2
+        beside = [name for name in contestants if name.startswith("DBOS")]
+        assert len(beside) == 2 or any("DBOS" in note for note in match["notes"]) or "psycopg" not in match["title"]
     assert len(found["aims"]) == 2 * len(found["matches"]) == 4
+
+
+def test_a_large_store_is_measured_beside_a_small_one(
+    redis: RedisServer, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def here() -> contextlib.AbstractContextManager[FullPostgres]:
+        return contextlib.nullcontext(FullPostgres(postgres, postgres.create_database()))
+
+    monkeypatch.setattr(large, "full_postgres", here)
+    monkeypatch.setattr(large, "SWEEP_EVERY", 0.01)
+    monkeypatch.setattr(large, "EXPIRIES", 500.0)
+    pace = Pace(rounds=2, seconds=0.02)
+    found = command.measure(pace, ["large"], callers=CALLERS, url=None, records=300, progress=lambda what: None)
+    text, plain = found.as_text(), json.loads(json.dumps(found.as_json()))
+    assert [one["store"] for one in plain["large"]] == ["Redis", "PostgreSQL"]
+    for one in plain["large"]:
+        assert one["store"] in text
+        assert {(done["job"], done["records"]) for done in one["jobs"]} == {
+            (kind, n) for kind in JOBS for n in (30, 300)
+        }
+        assert all(done["p99"] >= done["p50"] > 0 for done in one["jobs"])
+        assert one["sweep"]["expired"] > 0
+    assert plain["large"][1]["sweep"]["left"] == 0, "they are swept"
+    assert len(plain["aims"]) == 5 + 6
+
+
+def test_a_large_store_is_judged_by_what_it_costs_more_than_a_small_one() -> None:
+    def measured_at(*microseconds: float) -> Measured:
+        return Measured(list(microseconds), list(microseconds), list(microseconds))
+
+    found = Large("PostgreSQL", 10, 1000, quiet=[0.001] * 200, swept=[0.001] * 190 + [0.003] * 10, left=5000)
+    found.jobs = {
+        (JOBS[0], 10): measured_at(10, 20, 10), (JOBS[0], 1000): measured_at(15, 30, 99),
+        (JOBS[1], 10): measured_at(10, 20, 10), (JOBS[1], 1000): measured_at(16, 32, 1),
+    }  # fmt: skip
+    assert [verdict.met for verdict in judge_large([found])] == [True, True, False, False, False, False]
+    assert [round(verdict.figure, 2) for verdict in judge_large([found])] == [1.5, 1.5, 1.6, 1.6, 3.0, 5000]
+    assert len(judge_large([Large("Redis", 10, 1000, found.jobs, [0.001], [0.001], sweeps=False)])) == 5

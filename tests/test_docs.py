@@ -2,8 +2,8 @@
 
 Every ``python`` block of a page is run, in order, in one module called ``app`` and in an empty folder. What a block
 prints must stand in an ``output`` block right below it. A page whose code names ``postgresql://…``,
-``mysql://…`` or ``redis://…`` is run on a fresh database of the test session's server. ``console`` blocks are for
-people, and not run.
+``mysql://…`` or ``redis://…`` is run on a fresh database of the test session's server, one with ``dynamodb://…`` on
+DynamoDB Local. ``console`` blocks are for people, and not run.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ import semel
 from semel import Policy, errors
 from semel.core.states import mermaid
 from semel.observe.events import EVENTS
+from semel.sql.migrations import POSTGRES
+from tests.servers import DynamoDBServer
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -35,6 +37,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 DATABASE = "postgresql://app@localhost/shop"
 MYSQL = "mysql://app@localhost/shop"
 REDIS = "redis://localhost:6379/0"
+DYNAMODB = "dynamodb://eu-central-1/semel"
 """The databases that the pages talk about."""
 
 
@@ -87,7 +90,8 @@ WITH_CODE = [page for page in PAGES if code_of(page)]
 ON_POSTGRES = [page for page in WITH_CODE if DATABASE in code_of(page)]
 ON_MYSQL = [page for page in WITH_CODE if MYSQL in code_of(page)]
 ON_REDIS = [page for page in WITH_CODE if REDIS in code_of(page)]
-ALONE = [page for page in WITH_CODE if page not in (*ON_POSTGRES, *ON_MYSQL, *ON_REDIS)]
+ON_DYNAMODB = [page for page in WITH_CODE if DYNAMODB in code_of(page)]
+ALONE = [page for page in WITH_CODE if page not in (*ON_POSTGRES, *ON_MYSQL, *ON_REDIS, *ON_DYNAMODB)]
 
 
 @pytest.fixture
@@ -131,6 +135,17 @@ def test_the_code_of_a_page_runs_on_redis(page: Path, app: types.ModuleType, red
     run_page(page, app, redis_url)
 
 
+@pytest.mark.parametrize("page", ON_DYNAMODB, ids=name_of)
+def test_the_code_of_a_page_runs_on_dynamodb(
+    page: Path, app: types.ModuleType, dynamodb: DynamoDBServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", dynamodb.url)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")  # as everywhere: a key has tables of its own there
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    run_page(page, app)
+
+
 def test_pages_name_one_database_only() -> None:
     others = {
         name_of(page): sorted(found)
@@ -159,6 +174,20 @@ def test_a_page_that_is_wrong_is_found_out(page: str, complaint: str, app: types
     path.write_text(page, "utf-8")
     with pytest.raises(AssertionError, match=complaint):
         run_page(path, app)
+
+
+def test_the_reference_shows_what_programs_use_and_not_what_adapters_do() -> None:
+    text = (DOCS / "reference" / "api.md").read_text("utf-8")
+    shown = set(re.findall(r"^#### \w+\.(\w+)$", text, re.MULTILINE))
+    assert {"run", "transaction", "once", "step", "capture", "derive"} <= shown
+    assert not shown & {"begin", "compensate", "journal", "leave", "make_call", "undoes"}
+
+
+def test_the_indexes_to_make_by_hand_are_those_of_the_schema() -> None:
+    text = (DOCS / "how-to" / "use-postgres.md").read_text("utf-8")
+    later = [sql for _, _, statements in POSTGRES.migrations()[1:] for sql in statements if "CREATE INDEX" in sql]
+    for sql in later:
+        assert sql.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY") + ";" in text
 
 
 def test_every_block_says_its_language_and_python_is_spelled_so() -> None:

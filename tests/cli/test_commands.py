@@ -277,12 +277,13 @@ def test_a_store_that_cannot_be_reached_is_exit_code_3(tmp_path: Path, capsys: p
         error = capsys.readouterr().err
         assert error.startswith("semel: ")
         assert error.count("\n") == 1, error
+        if command[1].startswith("sqlite:"):
+            assert command[1].removeprefix("sqlite:///") in error, "it does not say which file"
     assert not missing.exists(), "looking has made a database"
 
 
 def test_bad_usage_is_exit_code_2(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (
-        [],
         ["no-such-command"],
         ["lookup", url],
         ["sweep", url, "--limit", "0"],
@@ -295,6 +296,23 @@ def test_bad_usage_is_exit_code_2(url: str, capsys: pytest.CaptureFixture[str]) 
     assert main(["lookup", url, "pay", ""]) == 2
     assert main(["demo", "--store", "memory:"]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_without_a_command_the_help_is_shown_and_a_script_sees_that_something_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    for command in COMMANDS:
+        assert f"\n    {command.NAME} " in shown.err
+    monkeypatch.setattr(sys, "argv", ["semel"])
+    assert main() == 2
+    assert capsys.readouterr().err == shown.err
+    with pytest.raises(SystemExit) as exit:
+        main(["--help"])
+    assert exit.value.code == 0
+    assert capsys.readouterr().out == shown.err
 
 
 def test_ctrl_c_is_one_line_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from semel.core.ops import Claim, Complete, Lookup, Op, Release, Renew, Resolve, SaveStep
+from semel.core.ops import Claim, Complete, Lookup, Op, Release, Renew, Resolve, SaveStep, Sweep
 from semel.core.states import Takeover
 from semel.errors import ConfigurationError, StoreUnavailable, StoreUncertain
 from semel.stores.boarding import weight
@@ -642,5 +642,42 @@ def test_a_place_given_to_a_cancelled_task_is_handed_on() -> None:
         lane.free.set()
         assert await tasks[3] == b"3"
         assert tasks[2].cancelled()
+
+    run(main)
+
+
+# Sweeps
+
+
+def test_a_sweep_travels_alone() -> None:
+    """It takes longer than all others together: whoever shared its trip would wait for it."""
+    lane = FakeLane()
+    combiner = Combiner([lane])
+    assert combiner.execute_many([op(0), op(1), Sweep(9, b"sweep"), op(2), op(3)])[2] == b"sweep"
+    assert lane.trips == [[b"0", b"1"], [b"sweep"], [b"2", b"3"]]
+
+
+def test_an_async_sweep_travels_alone_and_those_behind_it_take_another_lane() -> None:
+    class Sweeping(FakeAsyncLane):
+        async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+            if type(ops[0]) is Sweep:
+                return await super().run(ops)
+            self.trips.append([each.id for each in ops])
+            return [each.id for each in ops]
+
+    async def main() -> None:
+        lanes = [Sweeping(), Sweeping()]
+        for lane in lanes:
+            lane.free.clear()
+        combiner = AsyncCombiner(lanes)
+        first = asyncio.ensure_future(combiner.execute(op(0)))
+        sweep = asyncio.ensure_future(combiner.execute(Sweep(9, b"sweep")))
+        others = [asyncio.ensure_future(combiner.execute(op(i))) for i in (1, 2)]
+        assert await asyncio.gather(first, *others) == [b"0", b"1", b"2"]
+        assert not sweep.done()
+        assert sorted(trip for lane in lanes for trip in lane.trips) == [[b"0"], [b"1", b"2"], [b"sweep"]]
+        for lane in lanes:
+            lane.free.set()
+        assert await sweep == b"sweep"
 
     run(main)

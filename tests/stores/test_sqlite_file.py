@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sqlite3
 import stat
 import subprocess
@@ -338,18 +339,20 @@ def test_an_op_that_the_driver_refuses_does_not_fail_its_neighbours(tmp_path: Pa
 def test_what_is_not_a_database_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_bytes(b"not a database " * 100)
-    with pytest.raises(StoreUnavailable, match="cannot be used"):
+    words = re.escape(f"the database file {str(path)!r} cannot be used: ")
+    with pytest.raises(StoreUnavailable, match=words):
         SQLiteStore(path)
     assert path.read_bytes() == b"not a database " * 100
-    with pytest.raises(StoreUnavailable, match="cannot be used"):
+    with pytest.raises(StoreUnavailable, match=words):
         migrate(path)
 
 
 @pytest.mark.parametrize("where", ["", "no/such/folder/records.db"])
 def test_a_path_that_cannot_be_opened_is_unavailable(tmp_path: Path, where: str) -> None:
-    with pytest.raises(StoreUnavailable, match="cannot be used"):
+    words = re.escape(f"the database file {str(tmp_path / where)!r} cannot be used: ")
+    with pytest.raises(StoreUnavailable, match=words):
         SQLiteStore(tmp_path / where)
-    with pytest.raises(StoreUnavailable, match="cannot be used"):
+    with pytest.raises(StoreUnavailable, match=words):
         migrate(tmp_path / where)
 
 

@@ -147,12 +147,16 @@ class AsyncCombiner:
                 return
 
     async def _trip(self, lane: AsyncLane) -> None:
+        loop = asyncio.get_running_loop()
         try:
             while self._queue:
                 batch: list[Op[Any]] = []
                 board(self._queue, batch, weight, self._max_batch, self._max_bytes)
                 if self._outside:
                     self._let_in()
+                if self._queue and self._idle and not self._departing:  # those behind a Sweep do not wait for it
+                    self._departing = True
+                    loop.call_soon(self._depart)
                 answers: Sequence[Any] = ()
                 try:
                     answers = await lane.run(batch)

@@ -1,6 +1,7 @@
 """Who goes with the next trip, and who may join the queue: the bounds of both combiners.
 
-A trip takes so many Ops and so many bytes at most; one Op that is larger by itself travels alone. A queue takes so many
+A trip takes so many Ops and so many bytes at most; one Op that is larger by itself travels alone. So does a Sweep: it
+takes as long as all others together, and whoever shared its trip would wait for it. A queue takes so many
 Ops at most: then those who would begin something wait outside for a while, and are turned away. Ops of an owner
 (complete, renew, release, save a step) are always let in: there are no more of them than handlers that run, and what
 they say must not be lost because others are many.
@@ -8,11 +9,12 @@ they say must not be lost because others are many.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep
+from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep, Sweep
 from semel.errors import SemelError, StoreUnavailable
 
 __all__ = [
@@ -46,10 +48,13 @@ def is_owners(op: Op[Any]) -> bool:
 
 
 def weight(op: Op[Any]) -> int:
-    """Bytes that the Op has the store keep; what all Ops have, a key and a few numbers, is not counted."""
+    """Bytes that the Op has the store keep; what all Ops have, a key and a few numbers, is not counted. A Sweep weighs
+    more than any trip takes."""
     if isinstance(op, (Complete, Resolve)):
         return len(op.snapshot or b"")
-    return len(op.value) if isinstance(op, SaveStep) else 0
+    if isinstance(op, SaveStep):
+        return len(op.value)
+    return sys.maxsize if type(op) is Sweep else 0
 
 
 def board(

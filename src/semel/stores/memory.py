@@ -23,6 +23,7 @@ __all__ = ["AsyncMemoryStore", "MemoryStore"]
 
 R = TypeVar("R")
 MAX_RECORDS: Final = 1_000_000
+_OVER_MANY: Final = frozenset({Sweep, Count, Resumable})
 
 
 class _Records:
@@ -38,29 +39,36 @@ class _Records:
         self.waiters: dict[bytes, list[Callable[[], object]]] = {}
 
     def execute(self, op: Op[Any]) -> Any:
-        now = self.clock()
-        if type(op) is Sweep:
-            return self.sweep(op.limit, now)
-        if type(op) is Count:
-            return self.count(op, now)
-        if type(op) is Resumable:
-            return self.resumable(op, now)
-        row = self.rows.get(op.id)
+        clock = self.clock
+        now = clock()
+        if type(op) in _OVER_MANY:
+            return self.over_many(op, now)
+        id = op.id
+        row = self.rows.get(id)
         if row is None and type(op) is Claim and len(self.rows) >= self.max_records:
             self.make_room(now)
         changed, answer = apply(row, op, now)
         if changed is not row:
             if changed is None:
-                del self.rows[op.id]
-                self.inputs.discard(op.id)
+                del self.rows[id]
+                self.inputs.discard(id)
             else:
-                self.rows[op.id] = changed
+                self.rows[id] = changed
                 if type(op) is SaveStep and op.name == INPUT:
-                    self.inputs.add(op.id)
+                    self.inputs.add(id)
             if self.waiters and state_of(changed, now) is not State.RUNNING:
-                for wake in self.waiters.pop(op.id, ()):
+                for wake in self.waiters.pop(id, ()):
                     wake()
         return answer
+
+    def over_many(self, op: Op[Any], now: float) -> Any:
+        """The Ops that are not about one record."""
+        if type(op) is Sweep:
+            return self.sweep(op.limit, now)
+        if type(op) is Count:
+            return self.count(op, now)
+        assert type(op) is Resumable
+        return self.resumable(op, now)
 
     def make_room(self, now: float) -> None:
         if now < self.full_until or not self.sweep(self.max_records // 10 + 1, now).removed:

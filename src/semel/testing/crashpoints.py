@@ -276,8 +276,10 @@ def _named(frame: FrameType, event: str, arg: Any) -> str | None:
     if event.startswith("c_"):
         if event == "c_exception" or getattr(arg, "__name__", "") not in _SQLITE:
             return None
-        kind = type(getattr(arg, "__self__", None))
-        return f"sqlite3.{kind.__name__}.{arg.__name__}" if kind.__module__ == "sqlite3" else None
+        # By the class it derives from: Django has a cursor of its own.
+        kinds = (each for each in type(getattr(arg, "__self__", None)).__mro__ if each.__module__ == "sqlite3")
+        kind = next(kinds, None)
+        return None if kind is None else f"sqlite3.{kind.__name__}.{arg.__name__}"
     code = frame.f_code
     if code.co_name not in NAMES:
         return None
