@@ -1,6 +1,7 @@
 """Fixtures for all tests. Servers: see `tests/servers/plugin.py` for what happens behind them."""
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -30,6 +31,13 @@ def pytest_collection_finish() -> None:
     """The thousands of tests that were collected stay: no garbage collection need look at them again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_being_handled() -> Iterator[None]:
+    """A test that leaves an exception behind as "being handled" gives every error after it a wrong context."""
+    yield
+    assert sys.exc_info()[1] is None
 
 
 @pytest.fixture(scope="session")

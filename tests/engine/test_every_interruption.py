@@ -6,6 +6,7 @@ import dis
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -52,14 +53,20 @@ def interrupted_at(n: int, files: tuple[str, ...], work: Any) -> str | None:
             last.pop(id(frame), None)
         return trace
 
-    before = sys.gettrace()  # coverage's, perhaps
-    sys.settrace(trace)
-    try:
-        contextvars.copy_context().run(work)
-    except Interrupt:
-        pass
-    finally:
-        sys.settrace(before)
+    def traced() -> None:
+        before = sys.gettrace()  # coverage's, perhaps
+        sys.settrace(trace)
+        try:
+            work()
+        except Interrupt:
+            pass
+        finally:
+            sys.settrace(before)
+
+    # In a thread of its own: what is raised by a trace function can leave an exception behind as "being handled", which
+    # would be the context of every error that the thread sees from then on.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(contextvars.copy_context().run, traced).result()
     return where[0] if where else None
 
 
