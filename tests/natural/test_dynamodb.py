@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import aiobotocore.session
@@ -128,6 +129,17 @@ def test_values_of_every_kind_come_back_as_they_were(desk: Desk) -> None:
     again = desk.insert_once({"id": 1}, key="id", returning=list(values))
     assert dict(again.row) == values
     assert type(again.row["id"]) is int
+
+
+def test_an_enum_is_its_value(desk: Desk) -> None:
+    class Status(str, Enum):  # noqa: UP042  it shows its name, unlike StrEnum
+        PAID = "paid"
+
+    class Kind(int, Enum):
+        CARD = 3
+
+    desk.insert_once({"id": 5, "status": Status.PAID, "kind": Kind.CARD}, key="id")
+    assert (desk.item(id=5)["status"], desk.item(id=5)["kind"]) == ({"S": "paid"}, {"N": "3"})
 
 
 def test_compare_and_set_tells_a_repeat_from_a_lost_race_in_one_call_each(desk: Desk) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pymysql
 import pytest
+from pymysql.constants import CLIENT
 
 from semel import natural
 from semel.errors import ConfigurationError, StoreUnavailable
@@ -280,6 +281,9 @@ def test_the_statement_that_is_named_is_the_cure(kind: str, request: pytest.Fixt
         (lambda n, c: n.insert_once(c, "charge", {'a"; DROP TABLE charge; --': 1}, key="x"), "no column name"),
         (lambda n, c: n.delete(c, "charge; DROP TABLE charge", {"id": 1}), "no table name"),
         (lambda n, c: n.delete(c, "charge", {}), "where is empty"),
+        (lambda n, c: n.insert_once(c, "charge", {"order_id": None}, key="order_id"), "order_id is None"),
+        (lambda n, c: n.upsert(c, "charge", {"order_id": None, "amount": 1}, key="order_id"), "order_id is None"),
+        (lambda n, c: n.append_event(c, "event", {"stream": None}, 1, {"id": "e"}), "stream is None"),
         (lambda n, c: n.transition(c, "orders", {"id": 1}, "status", ["a", "b"], "b"), "cannot be both"),
         (lambda n, c: n.compare_and_set(c, "o", {"id": 1}, version=1, values={"version": 9}), "is the version"),
         (lambda n, c: n.append_event(c, "event", {"stream": "s"}, 1, {"data": "x"}), "known by its 'id'"),
@@ -368,14 +372,31 @@ def test_on_mysql_what_others_committed_since_the_snapshot_is_seen(empty_mysql_s
 
 def test_on_mysql_only_a_taken_key_is_taken_for_one(empty_mysql_shop: str) -> None:
     with pymysql.connect(**mysql_parameters(empty_mysql_shop)) as conn:
-        with pytest.raises(
-            StoreUnavailable, match="1048"
-        ):  # a column that may not be null: INSERT IGNORE would store 0
-            natural.insert_once(conn, "charge", {"id": 1, "order_id": None}, key="order_id")
+        conn.cursor().execute("CREATE TEMPORARY TABLE whole (id integer PRIMARY KEY, amount integer NOT NULL)")
+        with pytest.raises(StoreUnavailable, match="1048"):  # INSERT IGNORE would store 0
+            natural.insert_once(conn, "whole", {"id": 1, "amount": None}, key="id")
         conn.cursor().execute("CREATE TEMPORARY TABLE twice (id integer PRIMARY KEY, order_id integer UNIQUE)")
         natural.insert_once(conn, "twice", {"id": 1, "order_id": 7}, key="order_id")
         with pytest.raises(ConfigurationError, match="another unique key of this row is taken"):
             natural.insert_once(conn, "twice", {"id": 2, "order_id": 7}, key="id")
+
+
+@pytest.mark.parametrize("flags", [0, CLIENT.FOUND_ROWS])
+def test_on_mysql_an_upsert_leaves_rows_with_another_key_alone(empty_mysql_shop: str, flags: int) -> None:
+    """ON DUPLICATE KEY UPDATE would write to them: any unique index will do for it."""
+    with pymysql.connect(**mysql_parameters(empty_mysql_shop), client_flag=flags) as conn:
+        cursor = conn.cursor()
+        cursor.execute("CREATE TEMPORARY TABLE account (id int PRIMARY KEY, email varchar(50) UNIQUE, balance int)")
+        assert natural.upsert(conn, "account", {"id": 1, "email": "a", "balance": 100}, key="id") is True
+        for key in ("id", "email"):
+            row = {"id": 2, "email": "a", "balance": 7} if key == "id" else {"id": 1, "email": "b", "balance": 7}
+            with pytest.raises(ConfigurationError, match="another unique key of this row is taken"):
+                natural.upsert(conn, "account", row, key=key)
+        assert natural.upsert(conn, "account", {"id": 3, "email": "c", "balance": 1}, key="id") is True
+        with pytest.raises(ConfigurationError, match="another unique key"):  # its own row is there, and cannot be so
+            natural.upsert(conn, "account", {"id": 1, "email": "c", "balance": 7}, key="email")
+        cursor.execute("SELECT * FROM account ORDER BY id")
+        assert cursor.fetchall() == ((1, "a", 100), (3, "c", 1))
 
 
 def test_on_mysql_a_table_is_asked_about_once_in_each_database(mariadb: MariaDBServer, empty_mysql_shop: str) -> None:

@@ -681,3 +681,31 @@ def test_an_async_sweep_travels_alone_and_those_behind_it_take_another_lane() ->
         assert await sweep == b"sweep"
 
     run(main)
+
+
+def test_closing_waits_for_those_who_depart_behind_a_sweep() -> None:
+    async def main() -> None:
+        swept, found = asyncio.Event(), asyncio.Event()
+
+        class Guarded(FakeAsyncLane):
+            async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+                await (swept if type(ops[0]) is Sweep else found).wait()
+                assert not self.closed
+                return [each.id for each in ops]
+
+        combiner = AsyncCombiner([Guarded(), Guarded()])
+        calls = [asyncio.ensure_future(combiner.execute(each)) for each in (Sweep(9, b"sweep"), op(1))]
+        for _ in range(10):
+            if combiner._trips and combiner._departing:
+                break
+            await asyncio.sleep(0)
+        else:
+            raise AssertionError("nobody departs behind the sweep")
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.01, swept.set)
+        loop.call_later(0.05, found.set)  # long after the sweep, which alone was under way when closing began
+        async with asyncio.timeout(10):
+            await combiner.close()
+            assert await asyncio.gather(*calls) == [b"sweep", b"1"]
+
+    run(main)

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import boto3
@@ -448,6 +450,16 @@ def test_a_transaction_that_met_others_is_sent_again(shop: Shop, store: DynamoDB
     assert accounts(shop) == (0, 10)
 
 
+def test_nothing_is_told_while_a_transaction_holds_the_record(shop: Shop, store: DynamoDBStore) -> None:
+    """It may be an earlier send of ours, half of it seen already: our condition would seem to have failed."""
+    shop.open("anna", 10)
+    refusing = Refusing(store._open(), busy("TransactionConflict", "ConditionalCheckFailed", "None"), 2)
+    with Semel(store, sweep_every=None) as guard:
+        assert pay(shop, guard) == "paid"
+    assert refusing.asked == 3
+    assert accounts(shop) == (0, 10)
+
+
 def test_a_service_that_stays_busy_has_certainly_written_nothing(shop: Shop) -> None:
     shop.open("anna", 10)
     with Semel(DynamoDBStore(shop.url, patience="100ms"), sweep_every=None) as guard:
@@ -639,10 +651,51 @@ def test_steps_that_can_be_undone_and_writes_do_not_mix(shop: Shop, store: Dynam
             op.write(shop.add("anna", 1))
             op.step("charge", lambda: "c-1", undo=undone.append)
 
-        with pytest.raises(PolicyError, match="a step of their own"):
+        with pytest.raises(PolicyError, match="a step of its own"):
             transfer("1")
         assert guard.lookup("transfer", "1") is None
     assert (undone, shop.balance("anna")) == (["c-1"], None)
+
+
+def test_a_step_cannot_write_with_the_completion(shop: Shop, store: DynamoDBStore) -> None:
+    """It is not run again once it is done, and by then its writes would be forgotten."""
+    with Semel(store, sweep_every=None) as guard:
+
+        @guard.once(key="order", operation="transfer")
+        def transfer(order: str, op: Operation = INJECTED) -> None:
+            op.step("order", lambda: op.write(shop.add("anna", 1)))
+
+        with pytest.raises(PolicyError, match="outside of steps"):
+            transfer("1")
+    assert shop.balance("anna") is None
+
+
+def test_threads_of_a_handler_may_write_at_once() -> None:
+    slow = threading.Barrier(4)
+
+    def accept(before: tuple[Any, ...], more: tuple[Any, ...]) -> tuple[Any, ...]:
+        time.sleep(0.001)  # others would get in between
+        return (*before, *more)
+
+    store = MemoryStore()
+    store.accept = accept  # type: ignore[attr-defined]
+    written: list[int] = []
+
+    def work() -> None:
+        op: Any = current_operation()
+
+        def write(number: int) -> None:
+            slow.wait(10)
+            op.write({"Put": number})
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(write, range(4)))
+        written.append(len(op._call.writes))
+        op._call.writes = ()  # memory makes none
+
+    with Semel(store, sweep_every=None) as guard:
+        guard.run("pay", key="1", call=work)
+    assert written == [4]
 
 
 def test_what_a_recover_hook_asked_for_is_not_made_by_the_handler_after_it(shop: Shop) -> None:

@@ -466,6 +466,25 @@ def test_what_is_written_and_cannot_be_confirmed_is_uncertain(on_disk: RedisServ
     run(main)
 
 
+def test_whatever_the_confirmation_is_refused_with_the_record_is_written(private_redis: RedisServer) -> None:
+    """Here by a user who may not WAIT: the command before it was carried out."""
+    private_redis.cli("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-wait")
+    url = private_redis.url.replace("redis://", "redis://app:pw@")
+
+    async def main() -> None:
+        sync = RedisStore(url, wait_replicas=1, patience=0)
+        aio = AsyncRedisStore(url, wait_replicas=1, patience=0)
+        for store in (sync, aio):
+            op = claim()
+            with pytest.raises(StoreUncertain, match="not confirmed"):
+                await answer(store, op)
+            assert await answer(store, Lookup(op.id)) is not None
+        sync.close()
+        await aio.close()
+
+    run(main)
+
+
 # URLs
 
 
@@ -474,6 +493,9 @@ def test_a_disk_is_given_more_time_than_replicas() -> None:
     assert settings("redis://", wait_timeout=None).wait_ms == 1000
     assert settings("redis://?wait_aof=yes", wait_timeout=None).wait_ms == 3000
     assert settings("redis://?wait_aof=yes", wait_timeout=2).wait_ms == 2000
+    assert settings("redis://?wait_aof=yes", wait_timeout=None, timeout=2.5).wait_ms == 2000, (
+        "and Redis must answer first"
+    )
 
 
 def settings(url: str, **more: Any) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from semel.core.ops import Claimed, Op, SaveStep
 from semel.core.outcomes import Call, shown
 from semel.core.policy import Policy
 from semel.core.serializers import PLAIN, Serializer, serializer_for
+from semel.engine.forking import survive_forks
 from semel.engine.leases import Lease
 from semel.errors import (
     ConfigurationError,
@@ -136,9 +138,15 @@ class OperationHandle:
             )
         if self._lease is None:
             raise StoreUnavailable(f"{call} runs unprotected, so there is no completion that its writes could go with")
-        if call.writes is None:
-            raise PolicyError(f"{call} is over: write before its handler returns, for what comes later is not made")
-        call.writes = call.accept(call.writes, writes)
+        if self._stepping:
+            raise PolicyError(
+                f"{call}: op.write() goes with the completion, and a step that is done is not run again: write outside "
+                "of steps, or let the step send its own request"
+            )
+        with _writing.lock:  # a handler's threads may write at once
+            if call.writes is None:
+                raise PolicyError(f"{call} is over: write before its handler returns, for what comes later is not made")
+            call.writes = call.accept(call.writes, writes)
 
     @property
     def journal(self) -> Journal:
@@ -216,7 +224,7 @@ class OperationHandle:
             if self._call.writes and self._journal.to_undo():
                 raise PolicyError(
                     f"{self._call}: op.write() and undo= do not go together: writes are made when the handler is over, "
-                    "too late to undo a step if they are refused. Make them in a step of their own"
+                    "too late to undo a step if they are refused. Let a step of its own send them instead"
                 )
 
     def undoes(self, error: BaseException) -> bool:
@@ -294,3 +302,17 @@ def result_serializer(function: Callable[..., Any]) -> Serializer:
 
 
 _serializer = lru_cache(maxsize=256)(serializer_for)
+
+
+class _Writing:
+    """One lock for all operations: it is held for as long as it takes to look at a few writes."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        survive_forks(self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.Lock()
+
+
+_writing: Final = _Writing()

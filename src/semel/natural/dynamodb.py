@@ -165,8 +165,10 @@ def _letter(value: Any) -> dict[str, Any]:
     if isinstance(value, bool):
         return {"BOOL": value}
     if isinstance(value, str):
-        return {"S": str(value)}
-    if isinstance(value, (int, Decimal)):
+        return {"S": str.__str__(value)}  # an Enum's text is its value, not its name
+    if isinstance(value, int):
+        return {"N": int.__repr__(value)}
+    if isinstance(value, Decimal):
         return {"N": str(value)}
     if isinstance(value, (bytes, bytearray, memoryview)):
         return {"B": bytes(value)}

@@ -30,6 +30,7 @@ def insert_once(
     missing = [name for name in keys if name not in values]
     if not keys or missing:
         raise ConfigurationError(f"key= names columns of the row that are unique together; {missing or keys} are not")
+    _known(table, keys, values)
     wanted = columns if returning is None else sql.names("returning", returning)
     insert = sql.insertion(dialect, table, columns, keys)(**_bind("v", values))
     look = sql.selection(dialect, table, wanted, keys)(**_bind("w", {name: values[name] for name in keys}))
@@ -38,10 +39,13 @@ def insert_once(
         rows = yield look
         if rows:
             return Inserted(dict(zip(wanted, rows[0], strict=True)), new)
-        if new:  # and hidden from its own maker, by a row policy or a trigger
-            break
+        if new:
+            raise ConfigurationError(
+                f"{table}: the row was inserted, and is not found by {', '.join(keys)}: a row policy hides it, or a "
+                "trigger or the type of a column has changed the key"
+            )
         if dialect == "mysql":  # a row was in the way that does not have this key
-            raise ConfigurationError(f"{table}: another unique key of this row is taken, and not by {', '.join(keys)}")
+            raise _taken(table, keys)
     raise StoreUnavailable(f"{table}: the row was there, and was not found when it was looked up")
 
 
@@ -50,13 +54,38 @@ def upsert(dialect: Dialect, place: str, table: str, values: Mapping[str, Any], 
     keys = sql.names("key", key)
     if not keys or any(name not in values for name in keys):
         raise ConfigurationError("key= names columns of the row that are unique together")
+    _known(table, keys, values)
+    if dialect == "mysql":
+        return (yield from _upsert_in_mysql(place, table, values, columns, keys))
     merge = sql.merge(dialect, table, columns, keys)(**_bind("v", values))
-    if dialect != "mysql":
-        return (yield from _merged(dialect, place, table, keys, merge))
+    return (yield from _merged(dialect, place, table, keys, merge))
+
+
+def _upsert_in_mysql(
+    place: str, table: str, values: Mapping[str, Any], columns: tuple[str, ...], keys: tuple[str, ...]
+) -> Program[bool]:
     yield from indexes.require(place, table, keys)
-    known = yield sql.presence(dialect, table, keys)(**_bind("w", {name: values[name] for name in keys}))
-    touched = int((yield merge)[0][0])
-    return touched > 1 or (touched == 1 and not known)
+    bound, where = _bind("v", values), _bind("w", {name: values[name] for name in keys})
+    rewrite = sql.rewriting(table, columns, keys)(**bound) if len(columns) > len(keys) else None
+    look = sql.selection("mysql", table, keys, keys)(**where)
+    known = bool((yield sql.presence("mysql", table, keys)(**where)))
+    for _ in range(TRIES):
+        if known:
+            try:
+                if rewrite is not None and int((yield rewrite)[0][0]) > 0:
+                    return True
+            except Duplicate:
+                raise _taken(table, keys) from None
+            if (yield look):
+                return False  # as it was
+        try:
+            yield sql.insertion("mysql", table, columns, keys)(**bound)
+            return True
+        except Duplicate:
+            if not (yield look):
+                raise _taken(table, keys) from None
+            known = True
+    raise StoreUnavailable(f"{table}: the row was there, and was not found when it was looked up")
 
 
 def compare_and_set(
@@ -135,6 +164,7 @@ def append_event(
     sql.names("id", id)
     if id not in event:
         raise ConfigurationError(f"an event is known by its {id!r}: give it among the columns, or name another by id=")
+    _known(table, conditions, aggregate)
     if sequence > first:
         before = {**aggregate, column: sequence - 1}
         if not (yield sql.selection(dialect, table, (column,), tuple(before))(**_bind("w", before))):
@@ -174,6 +204,19 @@ def _changed(dialect: Dialect, statement: Statement) -> Program[bool]:
     except Duplicate:
         return False
     return int(rows[0][0]) > 0 if dialect == "mysql" else bool(rows)
+
+
+def _known(table: str, keys: Iterable[str], values: Mapping[str, Any]) -> None:
+    unknown = [name for name in keys if values[name] is None]
+    if unknown:
+        raise ConfigurationError(
+            f"{table}: {', '.join(unknown)} is None, and no unique index tells two rows without a value apart: "
+            "each call would insert another row. Give every column of the key a value"
+        )
+
+
+def _taken(table: str, keys: Iterable[str]) -> ConfigurationError:
+    return ConfigurationError(f"{table}: another unique key of this row is taken, and not by {', '.join(keys)}")
 
 
 def _given(what: str, values: Mapping[str, Any]) -> tuple[str, ...]:

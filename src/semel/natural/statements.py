@@ -55,18 +55,27 @@ def insertion(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple
 
 
 @lru_cache(maxsize=SHAPES)
-def merge(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
-    """One row, put in or brought to these values; it comes back when that changed something.
+def rewriting(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
+    """On MySQL: the row that has this key brought to these values; none where it has them already.
 
-    MySQL counts: 1 for a new row, 2 for one that was changed; for one that is as it was 0, or 1 on some connections.
+    Its ``ON DUPLICATE KEY UPDATE`` would write to the row of any unique index that is in the way.
     """
+    q = _quote("mysql")
+    given = {c: f":{parameter('v', at)}" for at, c in enumerate(columns)}
+    rest = [c for c in columns if c not in key]
+    sets = ", ".join(f"{q}{c}{q} = {given[c]}" for c in rest)
+    mine = " AND ".join(f"{q}{c}{q} = {given[c]}" for c in key)
+    same = " AND ".join(f"{q}{c}{q} <=> {given[c]}" for c in rest)
+    return Query("upsert", f"UPDATE {_table('mysql', table)} SET {sets} WHERE {mine} AND NOT ({same})", True)
+
+
+@lru_cache(maxsize=SHAPES)
+def merge(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
+    """One row, put in or brought to these values; it comes back when that changed something."""
     q = _quote(dialect)
     name = _table(dialect, table)
     rest = tuple(c for c in columns if c not in key)
     head = f"INSERT INTO {name} ({_list(q, columns)}) VALUES ({_bound('v', columns)})"
-    if dialect == "mysql":
-        sets = ", ".join(f"{q}{c}{q} = VALUES({q}{c}{q})" for c in rest or key[:1])
-        return Query("upsert", f"{head} ON DUPLICATE KEY UPDATE {sets}", True)
     returning = f"RETURNING {_list(q, key)}"
     if not rest:
         return Query("upsert", f"{head} ON CONFLICT ({_list(q, key)}) DO NOTHING {returning}", True)

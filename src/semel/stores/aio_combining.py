@@ -102,8 +102,10 @@ class AsyncCombiner:
             return
         self._closed = True
         self._let_in()
-        if self._trips:
-            await asyncio.gather(*self._trips, return_exceptions=True)
+        while self._trips or (self._queue and self._departing):
+            if self._trips:
+                await asyncio.gather(*self._trips, return_exceptions=True)
+            await asyncio.sleep(0)  # those who depart behind a Sweep do so in the next turn
         for lane in self._lanes:
             await lane.close()
 

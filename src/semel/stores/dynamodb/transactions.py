@@ -104,6 +104,8 @@ def cancelled(response: Mapping[str, Any], text: str) -> Cancelled | Invalid | N
     code = response.get("Error", {}).get("Code", "")
     if code == "TransactionCanceledException":
         reasons = tuple(response.get("CancellationReasons") or ())
+        if reasons and _code(reasons[0]) in _PASSING - {"None"}:
+            return None  # a transaction holds the record, perhaps an earlier send of ours: nothing can be told yet
         return Cancelled(reasons) if any(_code(reason) not in _PASSING for reason in reasons) else None
     if code in ("ValidationException", "ResourceNotFoundException"):  # the claim was made, so the record has its table
         return Invalid(text)

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from semel.errors import ConfigurationError, SemelError, StoreUncertain
 from semel.stores.redis.clock import ServerClock
 from semel.stores.redis.greeting import Greeting
-from semel.stores.redis.replies import NoScript, Unreachable, from_reply, lost, unreachable
+from semel.stores.redis.replies import NoScript, Unreachable, from_reply, lost, unconfirmed, unreachable
 from semel.stores.redis.scripts import Command
 from semel.stores.redis.settings import CLOSE_PATIENCE, MOST_IN_FLIGHT, Address, Settings
 
@@ -93,10 +93,13 @@ class AsyncLink(asyncio.Protocol):
 
     async def barrier(self) -> Any:
         """One WAIT for all who ask in this turn: it covers everything that was written on this connection."""
-        if self._barrier is None:
-            self._barrier = self.send(self._barrier_command.parts)
-            self._barrier.add_done_callback(_drop)  # all who asked may be gone when it fails
-        return await asyncio.shield(self._barrier)
+        try:
+            if self._barrier is None:
+                self._barrier = self.send(self._barrier_command.parts)
+                self._barrier.add_done_callback(_drop)  # all who asked may be gone when it fails
+            return await asyncio.shield(self._barrier)
+        except SemelError as error:
+            raise unconfirmed(error) from error
 
     async def exchange(self, commands: Sequence[Command]) -> list[Any]:
         """One trip: all are written together, without a task for each. An error is an answer, too."""

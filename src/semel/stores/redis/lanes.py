@@ -11,7 +11,7 @@ from semel.engine.forking import survive_forks
 from semel.errors import SemelError
 from semel.stores.redis.link import Link
 from semel.stores.redis.programs import BARRIER, Program
-from semel.stores.redis.replies import Lost, Moved, NoMemory, NotMaster, Unreachable
+from semel.stores.redis.replies import Lost, Moved, NoMemory, NotMaster, Unreachable, unconfirmed
 from semel.stores.redis.risks import Risk
 from semel.stores.redis.scripts import Command
 from semel.stores.redis.servers import Servers
@@ -149,6 +149,8 @@ class Lane:
         if len(plain) == len(group):
             return replies
         barrier = replies.pop()
+        if isinstance(barrier, SemelError):
+            barrier = unconfirmed(barrier)
         rest = iter(replies)
         return [barrier if turn.command is BARRIER else next(rest) for turn in group]
 

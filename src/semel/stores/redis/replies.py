@@ -21,6 +21,7 @@ __all__ = [
     "Unreachable",
     "from_reply",
     "lost",
+    "unconfirmed",
     "unreachable",
 ]
 
@@ -103,6 +104,11 @@ def from_reply(text: str) -> SemelError:
     elif said.startswith(("WAIT ", "WAITAOF ")):
         kind, words = Unconfirmed, "Redis cannot confirm what it has"
     return kind(f"{words} ({_short(text)})")
+
+
+def unconfirmed(error: SemelError) -> SemelError:
+    """What a barrier was refused with: whatever it is, the command before it was carried out."""
+    return error if isinstance(error, (StoreUncertain, Unconfirmed)) else Unconfirmed(f"not confirmed: {error}")
 
 
 def unreachable(where: str, error: BaseException) -> Unreachable:

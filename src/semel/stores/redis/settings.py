@@ -89,7 +89,7 @@ class Settings:
         self.connect_timeout = seconds(connect_timeout, "connect_timeout")
         self.patience = seconds(patience, "patience")
         if wait_timeout is None:
-            wait_timeout = WAIT_TIMEOUT_OF_DISK if self.wait_aof else WAIT_TIMEOUT
+            wait_timeout = min(WAIT_TIMEOUT_OF_DISK if self.wait_aof else WAIT_TIMEOUT, self.timeout * 0.8)
         self.wait_ms = max(1, int(seconds(wait_timeout, "wait_timeout") * 1000))
         if not 1 <= lanes <= 64:
             raise ConfigurationError(f"lanes are connections, 1 to 64, not {lanes!r}")
