@@ -7,7 +7,7 @@ WORKERS ?= 2
 TYPED := src tests/servers tests/conftest.py $(wildcard tests/test_*.py tests/typing)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick check format bench docs servers clean
+.PHONY: help run test cover quick check format bench docs servers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -17,6 +17,9 @@ run: $(VENV)/.demo ## the demo service on 127.0.0.1:8080; ARGS="..." goes to it
 
 test: check servers ## lint, types, all tests on real servers, coverage; WORKERS=1: one after the other
 	PYTHONHASHSEED=0 $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --cov --cov-report=term $(ARGS)
+
+cover: servers ## all tests, and the coverage of their child processes as well: slower
+	PYTHONHASHSEED=0 $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --cov --cov-config=tools/cover_children.ini --cov-report=term $(ARGS)
 
 quick: $(VENV)/.dev ## the tests that need no server: seconds
 	$(BIN)/pytest -m "not server and not faults and not slow" $(ARGS)

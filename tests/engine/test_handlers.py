@@ -36,8 +36,26 @@ def injected(order: int = 7, op: Operation = INJECTED) -> str:
     return f"{order} with {op}"
 
 
+def by_name(order: int = 7, *, op: Operation = INJECTED) -> str:
+    return f"{order} with {op}"
+
+
+def only_by_name(*, op: Operation, order: int = 7) -> str:
+    return f"{order} with {op}"
+
+
+def after_anything(*args: Any, op: Operation = INJECTED) -> str:
+    return f"{len(args)} with {op}"
+
+
 def anything(*args: Any, **kwargs: Any) -> str:
     return f"{len(args)} and {len(kwargs)}"
+
+
+@functools.wraps(injected)
+def with_its_own(*args: Any, **kwargs: Any) -> str:
+    """As a decorated function is: its handle is its own guard's to give."""
+    return injected(*args, **kwargs)
 
 
 @functools.wraps(shipping)
@@ -58,6 +76,9 @@ class Desk:
     @classmethod
     def of_class(cls, op: Any) -> str:
         return f"{cls.__name__} with {op}"
+
+    def by_name(self, *, op: Operation = INJECTED) -> str:
+        return f"{self.name} with {op}"
 
     @staticmethod
     def static() -> str:
@@ -97,6 +118,16 @@ FORMS: list[tuple[str, Callable[..., Any], Any]] = [
     ("partial of an injected", functools.partial(injected, 8), "8 with op"),
     ("injected and given", functools.partial(injected, 8, 9), "8 with 9"),
     ("injected and given by name", functools.partial(injected, op=9), "7 with 9"),
+    ("injected by name", by_name, "7 with op"),
+    ("injected by name and required", only_by_name, "7 with op"),
+    ("injected by name, after anything", after_anything, "0 with op"),
+    ("partial of one injected by name", functools.partial(by_name, 8), "8 with op"),
+    ("injected by name and given", functools.partial(by_name, op=9), "7 with 9"),
+    ("method that is injected by name", Desk().by_name, "desk with op"),
+    ("by name, with defaults", lambda *, order=7: f"order {order}", "order 7"),
+    ("partial, the rest by name", functools.partial(lambda *, order: f"order {order}", order=7), "order 7"),
+    ("handle, and a default by name", lambda op, *, order=7: f"{order} with {op}", "7 with op"),
+    ("injected by whom it wraps", with_its_own, "7 with None"),
     ("method", Desk().bare, "desk"),
     ("method of the handle", Desk().handed, "desk with op"),
     ("partial of a method", functools.partial(Desk().handed), "desk with op"),
@@ -136,8 +167,16 @@ def test_the_handle_of_a_call_has_steps_and_captured_values(engine: Engine) -> N
 
 @pytest.mark.parametrize(
     "call",
-    [lambda order, op: None, functools.partial(lambda a, b, c: None, 1), functools.partial(lambda a, b: None, a=1)],
-    ids=["two", "partial", "out of place"],
+    [
+        lambda order, op: None,
+        functools.partial(lambda a, b, c: None, 1),
+        functools.partial(lambda a, b: None, a=1),
+        lambda *, b: None,
+        lambda op, *, b: None,
+        lambda *args, b: None,
+        functools.partial(lambda *, a, b: None, a=1),
+    ],
+    ids=["two", "partial", "out of place", "by name", "one by name", "after anything", "partial by name"],
 )
 def test_a_call_that_asks_for_more_is_refused_before_anything_is_claimed(
     quick_engine: Engine, call: Callable[..., Any]

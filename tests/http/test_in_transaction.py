@@ -26,7 +26,9 @@ from semel import (
     AsyncSemel,
     AsyncSQLiteStore,
     ConfigurationError,
+    MemoryStore,
     Operation,
+    Policy,
     PolicyError,
     PostgresStore,
     Semel,
@@ -35,8 +37,10 @@ from semel import (
 from semel.http import django as django_glue
 from semel.http import fastapi as async_glue
 from semel.http import flask as sync_glue
+from semel.http import wsgi
 from semel.http.example_exchange import example_exchange
 from semel.http.inventory import Endpoint
+from semel.http.rules import Action
 from semel.testing.crashpoints import crash_everywhere
 from tests.http import transaction_scenario as scenario
 from tests.http import transaction_scenario_django as in_django
@@ -299,6 +303,22 @@ def test_mistakes_are_named_when_the_route_is_declared() -> None:
         async_glue.action(transaction=plain, required=False)
     with pytest.raises(PolicyError, match="needs a key on every request"):
         async_glue.conditional(transaction=plain)
+    with pytest.raises(PolicyError, match=r"transaction= and external_effects=True exclude each other.*Leave transa"):
+        async_glue.action(transaction=plain, external_effects=True)
+    with pytest.raises(PolicyError, match='transaction= and guarantee="at_most_once" exclude each other'):
+        sync_glue.action(transaction=plain, guarantee="at_most_once")
+    with pytest.raises(PolicyError, match="exclude each other"):
+        django_glue.action(transaction="default", external_effects=True)
+
+
+def test_a_guard_whose_policy_a_transaction_cannot_keep_is_refused_when_the_service_starts() -> None:
+    rule = Action(transaction=lambda: None)
+    guard = Semel(MemoryStore(), policy=Policy(guarantee="at_most_once"))
+    shop = wsgi.Idempotency(lambda environ, start: [], guard=guard, tenant=str, routes={("POST", "/pay"): rule})
+    with pytest.raises(PolicyError, match='transaction= and guarantee="at_most_once" exclude each other'):
+        shop.report()
+    own = Action.declared(transaction=lambda: None, guarantee="effectively_once")
+    wsgi.Idempotency(lambda environ, start: [], guard=guard, tenant=str, routes={("POST", "/pay"): own}).report()
 
 
 def test_mistakes_in_django_are_named_when_the_view_is_declared_or_asked(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from semel import (
 )
 from semel.core.keys import identity
 from semel.observe import events
+from semel.sql.units import Unit
 from tests.transactional.kinds import TABLE, Till
 
 LEVELS = [IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE]
@@ -304,6 +305,51 @@ def test_the_runs_after_conflicts_are_bounded(guard: Semel, database: str) -> No
         assert isinstance(conflict.value.__cause__, psycopg.errors.SerializationFailure)
         assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     assert runs == 3
+
+
+def test_at_most_once_is_not_run_again_once_it_has_begun(guard: Semel, database: str) -> None:
+    runs = 0
+
+    def work() -> None:
+        nonlocal runs
+        runs += 1
+        raise psycopg.errors.SerializationFailure("could not serialize")
+
+    async def work_soon() -> None:
+        work()
+
+    async def main() -> None:
+        async with (
+            AsyncSemel(AsyncPostgresStore(database), sweep_every=None) as other,
+            await psycopg.AsyncConnection.connect(database, autocommit=True) as conn,
+        ):
+            await other.transaction(conn, "pay", key="k1", call=work_soon, begin=True, guarantee="at_most_once")
+
+    with psycopg.connect(database, autocommit=True) as conn:
+        with pytest.raises(TransactionConflict, match="nothing was stored"):
+            guard.transaction(conn, "pay", key="k1", call=work, begin=True, guarantee="at_most_once")
+        assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    assert runs == 1
+    with pytest.raises(TransactionConflict, match="nothing was stored"):
+        asyncio.run(main())
+    assert runs == 2
+
+
+def test_at_most_once_is_tried_again_while_it_has_not_begun(
+    guard: Semel, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, asked = Unit.lock, []
+
+    def met(self: Any, op: Any) -> Any:
+        asked.append(1)
+        if len(asked) < 3:
+            raise TransactionConflict("it met another one")
+        return lock(self, op)
+
+    monkeypatch.setattr(Unit, "lock", met)
+    with psycopg.connect(database, autocommit=True) as conn:
+        paid = guard.transaction(conn, "pay", key="k1", call=lambda: "paid", begin=True, guarantee="at_most_once")
+    assert (paid, len(asked)) == ("paid", 3)
 
 
 def test_in_the_callers_transaction_its_own_conflicts_are_its_own(guard: Semel, database: str) -> None:

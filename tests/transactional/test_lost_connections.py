@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import asyncpg
 import psycopg
 import pytest
 
-from semel import StoreUnavailable, StoreUncertain, TransactionConflict
+from semel import AsyncPostgresStore, AsyncSemel, StoreUnavailable, StoreUncertain, TransactionConflict
 from tests.transactional.kinds import ASYNC_POSTGRES, POSTGRES, AsyncTill, Till, till
 
 
@@ -40,6 +42,59 @@ def stored(database: str) -> tuple[int, int]:
         row = conn.execute("SELECT (SELECT count(*) FROM payment), (SELECT count(*) FROM semel_record)").fetchone()
         assert row is not None
         return int(row[0]), int(row[1])
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+@pytest.mark.parametrize("begin", [False, True])
+def test_a_connection_that_is_closed_is_no_mistake_of_the_programs(
+    database: str, autocommit: bool, begin: bool
+) -> None:
+    desk = till("psycopg-autocommit" if autocommit else "psycopg", database)
+    assert isinstance(desk, Till)
+    ran: list[int] = []
+    desk.conn.close()
+    with pytest.raises(StoreUnavailable, match="nothing was stored"):
+        desk.guard.transaction(desk.conn, "pay", key="k1", call=lambda: ran.append(1), begin=begin)
+    desk.close()
+    asyncio.run(_closed(database, autocommit, begin))
+    assert ran == []
+
+
+async def paid() -> str:
+    return "paid"
+
+
+async def _closed(database: str, autocommit: bool, begin: bool) -> None:
+    conn = await psycopg.AsyncConnection.connect(database, autocommit=autocommit)
+    await conn.close()
+    async with AsyncSemel(AsyncPostgresStore(database, lanes=1), sweep_every=None) as guard:
+        with pytest.raises(StoreUnavailable, match="nothing was stored"):
+            await guard.transaction(conn, "pay", key="k1", call=paid, begin=begin)
+
+
+def test_a_call_of_asyncpg_that_is_cancelled_on_its_way_leaves_no_transaction_open(database: str) -> None:
+    """Cancelled while BEGIN travels: asyncpg has not heard of it, and rolled back it must be all the same."""
+
+    async def main() -> None:
+        other = await asyncpg.connect(database)
+        async with AsyncSemel(AsyncPostgresStore(database, lanes=1), sweep_every=None) as guard:
+            for turns in range(6):
+                conn = await asyncpg.connect(database)
+                call = asyncio.ensure_future(guard.transaction(conn, "pay", key=str(turns), call=paid, begin=True))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                call.cancel()
+                with suppress(asyncio.CancelledError):
+                    await call
+                await conn.execute("INSERT INTO payment (key) VALUES ($1)", str(turns))
+                seen = await other.fetchval("SELECT count(*) FROM payment WHERE key = $1", str(turns))
+                assert seen == 1, f"after {turns} turns of the loop the connection was left in a transaction"
+                async with conn.transaction():  # and asyncpg knows it
+                    assert conn.is_in_transaction()
+                await conn.close()
+        await other.close()
+
+    asyncio.run(main())
 
 
 def test_in_the_callers_transaction_nothing_is_stored_for_certain(desk: Any, database: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,48 @@ def test_a_quota_is_asked(url: tuple[str, str]) -> None:
     with pytest.raises(TooManyKeys):
         till.pay("k2", begin=True)
     assert till.pay("k1").replayed
+    till.close()
+
+
+class Met(Exception):
+    """As a driver's error for a deadlock."""
+
+    sqlstate = "40P01"
+
+
+def meet(op: Any) -> None:
+    raise Met
+
+
+@pytest.mark.parametrize("begin", [True, False])
+def test_a_conflict_gives_its_place_in_the_quota_back(url: tuple[str, str], begin: bool) -> None:
+    till = Till(*url, quota=Quota(live_keys=100))
+    tries: dict[str, Any] = {"tries": 5} if begin else {}
+    with pytest.raises(TransactionConflict if begin else Met):
+        till.pay("k1", insert=False, call=meet, begin=begin, **tries)
+    meter = till.guard._meter
+    assert meter is not None
+    assert meter.estimate("") == 0
+    till.pay("k1", begin=begin)
+    assert meter.estimate("") == 1
+    till.close()
+
+
+def test_a_failure_that_could_not_be_kept_gives_its_place_back(postgres_till: Till) -> None:
+    till = Till("psycopg", postgres_till.conn.info.dsn, quota=Quota(live_keys=100))
+    meter = till.guard._meter
+    assert meter is not None
+
+    def come_between(op: Any) -> None:
+        till.conn.rollback()  # the key's lock is gone, so the other one can
+        thread = threading.Thread(target=postgres_till.pay, args=("k1",))
+        thread.start()
+        thread.join(30)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        till.pay("k1", insert=False, call=come_between, begin=True, remember=ZeroDivisionError)
+    assert meter.estimate("") == 0
     till.close()
 
 

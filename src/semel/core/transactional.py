@@ -4,7 +4,7 @@ The transaction is the caller's, who commits it, or (``own``) one that the engin
 remembered, what rolls back never happened: there is no lease, no owner to fence off, and nothing to release. The lock
 makes duplicates wait or go away; the record's primary key is the judge all the same. Whoever meets it in vain, or is
 stopped by the database for the sake of others, gets TransactionConflict, with nothing stored; in a transaction of our
-own the unit of work is then run again, ``tries`` times at most.
+own the unit of work is then run again, ``tries`` times at most; under ``at_most_once`` only if it had not begun.
 
 Like the other flows this is a generator that knows no driver, no clock and no event loop.
 """
@@ -34,10 +34,21 @@ from semel.core.semantics import Row, may_take_over, same_request, show, state_o
 from semel.core.serializers import NotSerializable
 from semel.core.states import State, Takeover
 from semel.core.values import value
-from semel.errors import OutcomeUnknown, PolicyError, ResultNotStored, SemelError, StoreError, TransactionConflict
+from semel.errors import (
+    ConfigurationError,
+    OutcomeUnknown,
+    PolicyError,
+    ResultNotStored,
+    SemelError,
+    StoreError,
+    StoreUnavailable,
+    TransactionConflict,
+)
 from semel.observe import events
 
-__all__ = ["Conflicted", "Flow", "Keep", "Lock", "Occupied", "Refused", "Rollback", "pause_after", "transact"]
+__all__ = [
+    "Conflicted", "Flow", "HandlersFault", "Keep", "Lock", "Occupied", "Refused", "Rollback", "pause_after", "transact",
+]  # fmt: skip
 
 FIRST_PAUSE: Final = 0.004
 SLOWEST_PAUSE: Final = 0.25
@@ -104,6 +115,12 @@ class Conflicted:
     error: BaseException
 
 
+class HandlersFault(StoreUnavailable):
+    """What a store raises for a Keep that failed by the handler's own doing: a constraint of its tables that is checked
+    at the commit, or a transaction that it has ended itself. The cause is what the caller is to see.
+    """
+
+
 Flow: TypeAlias = Generator["Op[Any] | Run | Recover | Pause | Rollback", Any, "Outcome[Any] | Failed"]
 
 
@@ -120,7 +137,7 @@ def transact(call: Call, own: bool, tries: int) -> Flow:
                 raise
             yield Rollback()
             call.tell(events.Conflicted, tried, str(error))
-            if tried == tries:
+            if tried == tries or (patience.over and call.policy.guarantee == "at_most_once"):
                 raise
         yield Pause(pause_after(call, tried))
     raise AssertionError("tries is at least 1")
@@ -129,11 +146,13 @@ def transact(call: Call, own: bool, tries: int) -> Flow:
 class _Patience:
     """How long a duplicate still waits, over all tries."""
 
-    __slots__ = ("interval", "left")
+    __slots__ = ("interval", "left", "over")
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
         self.interval = FIRST_POLL
+        self.over = False
+        """The key is ours, and what was waited for has begun."""
 
 
 def pause_after(call: Call, tried: int) -> float:
@@ -147,7 +166,12 @@ def _unit(call: Call, own: bool, patience: _Patience) -> Flow:
         row = yield Lock(call.id, own, patience.left > 0)
         record = _standing(call, row)
         if isinstance(record, Claimed):
-            return (yield from _execute(call, own, row, record))
+            patience.over = True
+            try:
+                return (yield from _execute(call, own, row, record))
+            except StoreUnavailable:
+                _not_kept(call, record)  # whoever runs it again claims again
+                raise
         if own:
             yield Rollback()  # nothing was done in it, and a waiting duplicate needs a new snapshot anyway
         if record.state is State.DONE and record.expires_in <= call.policy.refuse_seconds:
@@ -214,8 +238,15 @@ def _execute(call: Call, own: bool, row: Row | None, claimed: Claimed) -> Flow:
             raise TransactionConflict(
                 f"{call}: the handler met another transaction ({shown(outcome.error)}); nothing was stored"
             ) from outcome.error
+        _not_kept(call, claimed)
         return Failed(outcome.error)
     return (yield from _failed(call, own, row, claimed, outcome.error))
+
+
+def _not_kept(call: Call, claimed: Claimed) -> None:
+    """Nothing is stored under the key: its place in the quota is free again."""
+    if call.quota is not None and claimed.attempt == 1:
+        call.quota.released(call.tenant)
 
 
 def _recover(
@@ -254,6 +285,13 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
         snapshot = call.seal_nothing(str(error))
     try:
         yield _keep(call, own, row, claimed, snapshot)
+    except HandlersFault as fault:
+        cause = fault.__cause__
+        assert cause is not None
+        if not isinstance(cause, ConfigurationError):
+            return (yield from _failed(call, own, row, claimed, cause))
+        yield Rollback()
+        return _freed(call, claimed, cause)  # a mistake of the program's is never remembered
     except StoreError as error:
         error.result = result
         raise
@@ -275,24 +313,31 @@ def _failed(call: Call, own: bool, row: Row | None, claimed: Claimed, error: Bas
     if own:
         yield Rollback()
     if not isinstance(error, call.policy.remembered):
-        if call.quota is not None and claimed.attempt == 1:
-            call.quota.released(call.tenant)
-        call.tell(events.Released, claimed.attempt, shown(error), False)
-        return Failed(error)
+        return _freed(call, claimed, error)
     try:
         if own:
             found = yield Lock(call.id, True)
             if isinstance(found, Occupied) or (found and found.token) != (row and row.token):
                 yield Rollback()  # another call has come between: what it found out is the answer for all who follow
+                _not_kept(call, claimed)
                 return Failed(error)
         yield _keep(call, own, row, claimed, call.seal_error(error))
     except StoreError as failure:
         # The handler's own error matters more to the caller; without its record it is run again, that is all.
         call.tell(events.StoreFailed, "keep", str(failure))
+        if isinstance(failure, StoreUnavailable):
+            _not_kept(call, claimed)
         if own:
             yield Rollback()
     else:
         call.tell(events.FailureRemembered, claimed.attempt, shown(error))
+    return Failed(error)
+
+
+def _freed(call: Call, claimed: Claimed, error: BaseException) -> Failed:
+    """Nothing is left of the run, and the key is free again."""
+    _not_kept(call, claimed)
+    call.tell(events.Released, claimed.attempt, shown(error), False)
     return Failed(error)
 
 

@@ -30,7 +30,7 @@ _seen: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 def with_handle(call: Callable[..., Any]) -> Callable[[Any], Any]:
     """``call`` as a function of the handle: it may take it, or nothing. Others are refused, and nothing is claimed."""
     code: CodeType | None = getattr(call, "__code__", None)
-    if code is not None and not code.co_argcount and not code.co_flags & _UNPLAIN:
+    if code is not None and not (code.co_argcount or code.co_kwonlyargcount or code.co_flags & _UNPLAIN):
         return lambda op: call()  # most are so
     handler = _no_function(call) if code is None else _function(call, call, code, 0, ())
     return (lambda op: call()) if handler is None else handler
@@ -55,10 +55,10 @@ def _function(
     call: Callable[..., Any], function: Any, code: CodeType, given: int, keywords: Collection[str]
 ) -> Callable[[Any], Any] | None:
     """A function or method, of whose parameters so many are given, and those by name."""
-    if code.co_flags & _UNPLAIN:
-        if code.co_flags & _UNRUN:
-            raise PolicyError("call= is a generator: its body runs after the call has returned. Return a list instead")
-        return _by_signature(call)
+    if code.co_flags & _UNRUN:
+        raise PolicyError("call= is a generator: its body runs after the call has returned. Return a list instead")
+    if code.co_flags & _UNPLAIN or code.co_kwonlyargcount:
+        return _by_signature(call, function if code.co_kwonlyargcount else None)
     if type(function) is MethodType:
         given += 1
     if given == code.co_argcount:
@@ -82,21 +82,28 @@ def _by_name(call: Callable[..., Any], name: str, op: Any) -> Any:
     return call(**{name: op})
 
 
-def _by_signature(call: Callable[..., Any]) -> Callable[[Any], Any] | None:
-    """What takes anything, is wrapped, or is no function."""
-    left = _once(call, _asked)
+def _by_signature(call: Callable[..., Any], function: Any = None) -> Callable[[Any], Any] | None:
+    """What takes anything, is wrapped, or is no function; or a ``function`` that takes something by name only."""
+    left, handle = _once(call, partial(_asked, function))
+    if handle is not None:
+        others = [p.name for p in left if p.name != handle]
+        return _refused(others) if others else partial(_by_name, call, handle)
     if not left:
         return None
     return call if len(left) == 1 and left[0].kind in _POSITIONAL else _refused([p.name for p in left])
 
 
-def _asked(call: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The parameters that must be given."""
+def _asked(function: Any, call: Callable[..., Any]) -> tuple[list[inspect.Parameter], str | None]:
+    """The parameters that must be given; and the name of the handle's, where an annotation says so."""
     try:
-        parameters = inspect.signature(call).parameters.values()
+        parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):  # built in, and does not say
-        return []
-    return [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        return [], None
+    left = [p for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    handle = parameters.get(handle_of(function) or "") if function is not None else None
+    if handle is None or handle.kind is handle.POSITIONAL_ONLY or handle.name in getattr(call, "keywords", ()):
+        return left, None
+    return left, handle.name if handle.default is None or handle.default is handle.empty else None
 
 
 def _once(key: Any, look: Callable[[Any], Any]) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from semel.core.outcomes import Outcome
+from semel.core.snapshot import StoredResponse
 from semel.errors import SemelError, TransactionConflict
 from semel.http.asgi_messages import Receive, Scope
 from semel.http.in_transaction import AsyncInTransaction
@@ -28,8 +29,14 @@ class Rerunning(Incoming):
         self._scope = scope
         self._rule: Action | None = None
         self._rerun: Rerun | None = None
+        self._answer: StoredResponse | None = None
         self._silent = False
         """Whether what the application says is for nobody: the client has left, or it is about to be run again."""
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether the application is about to be run again, and what it said is for nobody."""
+        return self._rerun is not None and self._rerun.planned
 
     def conflicts(self, error: BaseException) -> bool:
         """Whether this is the database's word that the handler's transaction met another one."""
@@ -37,9 +44,12 @@ class Rerunning(Incoming):
         return transactional and self.attempt is not None and self._in_transaction().conflicts(error)
 
     async def give_way(self, error: BaseException, abort: Callable[[int], Exception] | None = None) -> BaseException:
-        """Roll back. What leaves the endpoint: the application is run again, or 503 is its answer."""
+        """Roll back. What leaves the endpoint: 503 is its answer, or, for nobody, that of a run that is not the last.
+
+        ``abort`` makes a plain Exception: there are those that clean up after a handler for nothing else.
+        """
         await self._settle(self._in_transaction().conflict(error))
-        return RunAgain() if self._silent or abort is None else abort(TransactionConflict.status)
+        return RunAgain() if abort is None else abort(TransactionConflict.status)
 
     def _plans_again(self, error: SemelError, *, let_through: bool) -> bool:
         """An attempt ended in this error: whether the application is to be run again. Not once a part was sent."""
@@ -54,7 +64,7 @@ class Rerunning(Incoming):
         await asyncio.sleep(rerun.pause)
         self._read_again(rerun.restore(self._scope))
         self.exchange.body = rerun.body
-        self._rule = None
+        self._rule = self._answer = None
         self._silent = False
         return rule is None or await self.claim(rule)
 

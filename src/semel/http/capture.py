@@ -8,7 +8,7 @@ from semel.core.snapshot import StoredResponse
 from semel.http.exchange import KEY
 from semel.http.rules import Action
 
-__all__ = ["Capture"]
+__all__ = ["Capture", "cut_off"]
 
 
 class Capture:
@@ -62,3 +62,8 @@ class Capture:
         if self.overflowed or (self._size and not self._rule.keep_body):
             return StoredResponse(self.status, self._kept, b"", True)
         return StoredResponse(self.status, self._kept, b"".join(self._chunks))
+
+
+def cut_off() -> ConnectionError:
+    """Too late for another answer. An end that is missing tells the client that this one does not hold."""
+    return ConnectionError("the answer was let through, and could not be stored")

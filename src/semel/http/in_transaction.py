@@ -23,12 +23,12 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
 from semel.core.outcomes import Call, Outcome
 from semel.engine.operation import current_operation
 from semel.engine.transaction_attempts import AsyncTransactionAttempt, TransactionAttempt, begin, begin_async
-from semel.errors import PolicyError, TransactionConflict
+from semel.errors import PolicyError, SemelError, StoreUnavailable, TransactionConflict
 from semel.http.rerun import Rerun
 from semel.http.rules import Action, Rule
 
@@ -43,6 +43,9 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 _log = logging.getLogger("semel.http")
+
+_MISTAKES: Final = (SemelError, TypeError, AttributeError)
+"""What opening a connection raises that is not the database's word: it is shown as it is."""
 
 
 class InTransaction:
@@ -206,12 +209,22 @@ def open_transaction(
 
 def _opened(guard: Semel, opened: Callable[[], Any], call: Call) -> InTransaction | Outcome[Any]:
     with ExitStack() as stack:
-        conn = stack.enter_context(opened())
+        try:
+            conn = stack.enter_context(opened())
+        except _MISTAKES:
+            raise
+        except Exception as error:
+            raise _unopened(error) from error
         begun = begin(guard, conn, call)
         if isinstance(begun, Outcome):
             return begun
         begun.operation.connection = conn
         return InTransaction(begun, stack.pop_all())
+
+
+def _unopened(error: Exception) -> StoreUnavailable:
+    """Nothing was sent, so nothing is stored. The driver's own text may hold a URL, and stays in the cause."""
+    return StoreUnavailable(f"the connection of this route could not be opened ({type(error).__name__})")
 
 
 async def open_async_transaction(
@@ -233,7 +246,12 @@ async def _opened_async(guard: AsyncSemel, opened: Callable[[], Any], call: Call
     if isinstance(in_loop, OpensInLoop):
         return await in_loop.open_in_loop(call)
     async with AsyncExitStack() as stack:
-        conn = await stack.enter_async_context(opened())
+        try:
+            conn = await stack.enter_async_context(opened())
+        except _MISTAKES:
+            raise
+        except Exception as error:
+            raise _unopened(error) from error
         begun = await begin_async(guard, conn, call)
         if isinstance(begun, Outcome):
             return begun

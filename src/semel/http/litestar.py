@@ -40,6 +40,7 @@ try:
     from litestar.handlers.base import BaseRouteHandler
     from litestar.plugins.base import InitPlugin, ReceiveRoutePlugin
     from litestar.routes import BaseRoute, HTTPRoute
+    from litestar.utils.scope.state import CONNECTION_STATE_KEY, ScopeState
 except ImportError as error:
     raise MissingDependency("litestar", "litestar") from error
 
@@ -113,6 +114,8 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         async def inside(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
                 _see_whole_path(scope)
+                if around.kept.wanted:
+                    _have_own_state(scope)
             await app(scope, receive, send)
 
         around.app = inside
@@ -205,6 +208,15 @@ def _see_whole_path(scope: Scope) -> None:
         scope["path"] = whole
         _ = responder.exchange  # which keeps the path that it is made with
         scope["path"] = path
+
+
+def _have_own_state(scope: Scope) -> None:
+    """What Litestar notes about a request while it runs: a copy, so that a run that is not the last leaves no trace."""
+    state = copy.copy(ScopeState.from_scope(cast(Any, scope)))
+    for name in ScopeState.__slots__:
+        if type(value := getattr(state, name)) in (dict, list):
+            setattr(state, name, copy.copy(value))
+    scope["state"][CONNECTION_STATE_KEY] = state
 
 
 def _name(handler: HTTPRouteHandler) -> str:

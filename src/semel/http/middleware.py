@@ -97,8 +97,10 @@ class Middleware(Generic[App, G]):
 
     def keep(self, *rules: Rule | None) -> None:
         """Keep requests as they come from now on, where a rule has a transaction: they may have to be run again."""
-        if any(isinstance(rule, Action) and rule.transaction is not None for rule in rules):
-            self.kept.wanted = True
+        for rule in rules:
+            if isinstance(rule, Action) and rule.transaction is not None:
+                rule.under(self.guard.policy)  # which may be one that a transaction cannot keep
+                self.kept.wanted = True
 
 
 def check_tenant(tenant: object) -> None:

@@ -7,7 +7,7 @@ environ as they came. The bound is that of ``guard.transaction``.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from typing import Any
 
 from semel.core.outcomes import Call
@@ -30,11 +30,20 @@ class Kept:
 class Rerun:
     """One request, as it came."""
 
-    __slots__ = ("_as_it_came", "_tried", "body", "pause")
+    __slots__ = ("_as_it_came", "_dicts", "_tried", "body", "pause")
 
-    def __init__(self, request: MutableMapping[str, Any]) -> None:
-        """:param request: the scope or environ, which routers change on their way."""
+    def __init__(self, request: MutableMapping[str, Any], shared: Iterable[Any] = ()) -> None:
+        """
+        :param request: the scope or environ, which routers change on their way.
+        :param shared: the dicts among these are the request's own, and written to by whoever has it in hand: its
+            session, its state. They are kept too, one level of them.
+        """
         self._as_it_came = dict(request)
+        self._dicts = [
+            (value, dict(dict.items(value)), dict(getattr(value, "__dict__", ())))
+            for value in shared
+            if isinstance(value, dict)
+        ]
         self._tried = 0
         self.body: list[bytes] | None = None
         """All chunks of the body; None: it is not at hand, or too large to be kept."""
@@ -50,12 +59,23 @@ class Rerun:
         """Run the application again, if that can be; whether it can."""
         if self.body is not None:
             self.pause = self.met(call)
+        return self.planned
+
+    @property
+    def planned(self) -> bool:
+        """Whether the application is about to be run again."""
         return self.pause is not None
 
     def restore(self, request: MutableMapping[str, Any]) -> bytes:
-        """Make the scope or environ what it was; the body."""
+        """Make the scope or environ what it was, and what is shared by it; the body."""
         request.clear()
         request.update(self._as_it_came)
+        for shared, entries, attributes in self._dicts:  # the same objects: those outside of us have them in hand
+            dict.clear(shared)
+            dict.update(shared, entries)  # dict's own methods: a session takes note of how it is used
+            if hasattr(shared, "__dict__"):
+                shared.__dict__.clear()
+                shared.__dict__.update(attributes)
         self.pause = None
         assert self.body is not None
         return b"".join(self.body)

@@ -10,14 +10,13 @@ from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
 from semel.core.outcomes import Outcome
-from semel.core.snapshot import StoredResponse
 from semel.engine.attempts import AsyncAttempt
 from semel.engine.operation import running
 from semel.engine.tasks import started
 from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError
 from semel.http.asgi_messages import FILES, Message, Receive, Scope, Send, has_key, without_files
 from semel.http.asgi_rerun import Rerunning
-from semel.http.capture import Capture
+from semel.http.capture import Capture, cut_off
 from semel.http.conditional import Preconditions, hold, let_go
 from semel.http.exchange import CLAIMED, FAILED, SETTLED, Exchange
 from semel.http.in_transaction import open_async_transaction
@@ -41,12 +40,11 @@ class Responder(Rerunning):
         Rerunning.__init__(self, scope, receive)  # super() would cost as much as all of this
         self._middleware = middleware
         self._send = send
-        self._answer: StoredResponse | None = None
         self._answered = False
         self._over: asyncio.Future[None] | None = None
         """What our caller waits for while the application's task runs."""
         self._begun = False
-        """Whether an answer that is not captured has gone out."""
+        """Whether an answer that is not captured, or not held back, has gone out."""
         self._natural: Natural | None = None
         self._start: Message | None = None
         self._capture: Capture | None = None
@@ -74,7 +72,7 @@ class Responder(Rerunning):
             return
         without_files(self._scope)
         if self._middleware.kept.wanted:
-            self._rerun = Rerun(self._scope)
+            self._rerun = Rerun(self._scope, self._scope.values())
         if rule is not None and not await self._claimed_here(rule):
             return
         # A task of its own: when the client hangs up and the server cancels us, the handler still finishes, and its
@@ -88,7 +86,7 @@ class Responder(Rerunning):
             await self._over
         except asyncio.CancelledError:
             if not task.done():
-                if self.attempt is None:
+                if self.attempt is None and not self.runs_again:
                     task.cancel()
                 self._middleware.leave(task)
             raise
@@ -269,7 +267,7 @@ class Responder(Rerunning):
     async def _broken(self, error: BaseException, task: asyncio.Task[Any] | None) -> bool:
         """The application raised. Whether that is dealt with, and an answer known."""
         attempt, rule = self.attempt, self._rule
-        if self._rerun is not None and self._rerun.pause is not None:
+        if self.runs_again:
             return isinstance(error, (Exception, BaseExceptionGroup, RunAgain))
         if attempt is None or rule is None:
             return False
@@ -289,9 +287,12 @@ class Responder(Rerunning):
         remembered = isinstance(error, rule.policy.remembered) or (isinstance(error, Exception) and rule.stores(500))
         if remembered and not isinstance(error, LeaseLost):
             await self._settle(attempt.complete(FAILED))
+            if self._silent:
+                return True  # another call came between
             if self._answer is None:
                 self._answer = self.exchange.failed()
-            await self._say()
+            if not self._begun:
+                await self._say()
             return False  # the client has its answer, and the server's log the error
         try:
             await attempt.fail(error)
@@ -332,6 +333,7 @@ class Responder(Rerunning):
             more = message.get("more_body", False)
             if not kept and not was_open:
                 if more:
+                    self._begun = True
                     await self._pass(self._first(capture))
                 body = capture.taken()
             if not more:
@@ -363,8 +365,7 @@ class Responder(Rerunning):
                 await send(self._first(capture))
             await send(last)
         elif begun:
-            # Too late for another answer. An end that is missing tells the client that this one does not hold.
-            raise ConnectionError("the answer was let through, and could not be stored")
+            raise cut_off()
         else:
             await self._say()
 
@@ -389,6 +390,8 @@ class Responder(Rerunning):
         if answer is None or self._answered:
             return
         self._answered = True
+        if self._begun:
+            raise cut_off()
         lines = self.exchange.exposed(self.exchange.carried(answer.headers, carrier, rule), rule)
         send = self._send
         await send({"type": "http.response.start", "status": answer.status, "headers": lines})

@@ -111,6 +111,15 @@ class Action:
             raise PolicyError("resumable= is said of a function whose arguments can be kept: @guard.once(…)")
         if self.transaction is not None and not self.required:
             raise PolicyError("transaction= needs a key on every request: required=True")
+        if self.transaction is not None and self.stores(500):
+            # Whatever undoes the transaction undoes all that would remember what was done outside of it.
+            said = "external_effects=True" if self.external_effects else 'guarantee="at_most_once"'
+            raise PolicyError(
+                f"transaction= and {said} exclude each other: of a transaction that is rolled back nothing is left, so "
+                "what the handler did outside of the database would be done again. Leave transaction= out, and it is "
+                "not; or, where all that it does is rows, which happen once by themselves, say only transaction= "
+                '(guarantee="effectively_once")'
+            )
         if self.into is not None and self.transaction is None:
             raise PolicyError("into= names the parameter for the connection of transaction=, which is not given")
         if self.only and self.without:

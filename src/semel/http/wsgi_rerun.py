@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from semel.core.outcomes import Outcome
+from semel.core.snapshot import StoredResponse
 from semel.engine.attempts import Attempt
 from semel.errors import SemelError, TransactionConflict
 from semel.http.conditional import Preconditions
@@ -35,7 +36,9 @@ class Rerunning:
     _rule: Action | None
     _rerun: Rerun | None = None
     _held: Held | None
+    _answer: StoredResponse | None
     _started: bool
+    _raises: bool
     _carrier: list[tuple[bytes, bytes]]
 
     @property
@@ -43,9 +46,9 @@ class Rerunning:
         raise NotImplementedError
 
     @property
-    def _runs_again(self) -> bool:
+    def runs_again(self) -> bool:
         """Whether the application is about to be run again, and what it said is for nobody."""
-        return self._rerun is not None and self._rerun.pause is not None
+        return self._rerun is not None and self._rerun.planned
 
     def conflicts(self, error: BaseException) -> bool:
         """Whether this is the database's word that the handler's transaction met another one."""
@@ -57,7 +60,7 @@ class Rerunning:
         attempt, self.attempt = self.attempt, None
         assert attempt is not None
         self._settle(attempt, lambda: cast(InTransaction, attempt).conflict(error))
-        return self._runs_again
+        return self.runs_again
 
     def _plans_again(self, error: SemelError, attempt: Attempt, *, let_through: bool) -> bool:
         """An attempt ended in this error: whether the application is to be run again. Not once a part was sent."""
@@ -74,8 +77,8 @@ class Rerunning:
         self._body.again(self._rerun.restore(self._environ))
         self._environ["wsgi.input"] = self._body
         self.exchange.body = self._rerun.body
-        self._rule = self._held = self.preconditions = None
-        self._started = False
+        self._rule = self._held = self._answer = self.preconditions = None
+        self._started = self._raises = False
         self._carrier = []
         return True
 

@@ -20,7 +20,7 @@ from semel.errors import (
     PreconditionError,
     SemelError,
 )
-from semel.http.capture import Capture
+from semel.http.capture import Capture, cut_off
 from semel.http.conditional import Preconditions, hold, let_go
 from semel.http.exchange import CLAIMED, FAILED, SETTLED, Exchange
 from semel.http.in_transaction import open_transaction
@@ -136,7 +136,7 @@ class Responder(Rerunning):
         except BaseException as error:
             running_still = self.attempt is not None
             self._broken(error)
-            if self._runs_again and isinstance(error, (Exception, RunAgain)):
+            if self.runs_again and isinstance(error, (Exception, RunAgain)):
                 return []
             if isinstance(error, PreconditionError) and self._rule is not None and not self._passed:
                 self.refuse(error)
@@ -145,7 +145,7 @@ class Responder(Rerunning):
                 raise
             if self._raises:
                 return ThenRaised(self._say(), error)
-        return [] if self._runs_again else self._say()
+        return [] if self.runs_again else self._say()
 
     def _close(self) -> None:
         """Close what the application returned, once, as WSGI demands: it may run the application's own clean-up."""
@@ -263,6 +263,8 @@ class Responder(Rerunning):
             self._answer = self.exchange.refusal(error, rule)
         elif isinstance(error, rule.policy.remembered) or (isinstance(error, Exception) and rule.stores(500)):
             self._settle(attempt, lambda: attempt.complete(FAILED))
+            if self.runs_again:
+                return  # another call came between
             if self._answer is None:
                 self._answer = self.exchange.failed()
             self._raises = True
@@ -324,8 +326,7 @@ class Responder(Rerunning):
             raise
         self._finish()
         if self._answer is not None:
-            # Too late for another answer. An end that is missing tells the client that this one does not hold.
-            raise ConnectionError("the answer was let through, and could not be stored")
+            raise cut_off()
 
     def _say(self) -> Iterable[bytes]:
         """Give the server the answer that is known: ours, or the one that was held back."""

@@ -72,7 +72,8 @@ class Prepared(Event):
 
 @dataclass(frozen=True, slots=True)
 class Conflicted(Event):
-    """A unit of work met another transaction and was rolled back; it is run again unless the tries are used up."""
+    """A unit of work met another transaction and was rolled back; it is run again unless the tries are used up, or the
+    guarantee forbids it."""
 
     name = "conflicted"
     level = INFO

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from semel.core.ops import SaveStep
 from semel.core.semantics import Row
-from semel.core.transactional import Keep, Lock, Occupied
+from semel.core.transactional import HandlersFault, Keep, Lock, Occupied
 from semel.errors import (
     ConfigurationError,
     NotMigrated,
@@ -22,7 +22,7 @@ from semel.errors import (
     TransactionConflict,
 )
 from semel.sql.connections.adopt import AsyncLent, Dialect, Lent, adopt
-from semel.sql.connections.driver_errors import is_conflict, is_duplicate, is_stale
+from semel.sql.connections.driver_errors import is_conflict, is_duplicate, is_stale, is_violation
 from semel.sql.connections.places import not_migrated
 from semel.sql.connections.postgres_errors import Contended
 from semel.sql.connections.sqlite import Busy
@@ -103,6 +103,21 @@ class _Unit:
             )
         return held
 
+    def _still_open(self) -> None:
+        """Before a commit of ours: raise if there is nothing left that it would commit, as far as the driver tells."""
+        if not self.connection.holds():
+            raise HandlersFault from ConfigurationError(
+                "the handler ended the transaction that Semel opened for it, so nothing would commit together, and no "
+                "record is stored: leave commit() and rollback() out, and raise an error to have it rolled back. "
+                "(Or the driver commits each statement of this connection by itself: take it out of autocommit)"
+            )
+
+    def _unkept(self, error: SemelError, op: Keep) -> SemelError:
+        """What it means that the record was not kept."""
+        if op.own and is_violation(error.__cause__):
+            return HandlersFault(str(error))
+        return self._conflict(error, "the record", committing=op.own)
+
     def _conflict(self, error: SemelError, where: str, *, committing: bool = False) -> SemelError:
         cause = error.__cause__
         if isinstance(error, (Contended, Busy)) or is_conflict(cause) or is_duplicate(cause):
@@ -147,6 +162,7 @@ class Unit(_Unit):
         try:
             last = next(program)
             if op.own:
+                self._still_open()
                 self.connection.commit_with(last)
             else:
                 program.send(self.connection.execute(last))
@@ -154,7 +170,7 @@ class Unit(_Unit):
             if not stop.value:
                 raise TransactionConflict(f"the record changed while the handler ran; {_ADVICE}") from None
         except SemelError as error:
-            raise self._conflict(error, "the record", committing=op.own) from error.__cause__
+            raise self._unkept(error, op) from error.__cause__
 
     def save(self, op: SaveStep) -> bool:
         try:
@@ -214,6 +230,7 @@ class AsyncUnit(_Unit):
         try:
             last = next(program)
             if op.own:
+                self._still_open()
                 await self.connection.commit_with(last)
             else:
                 program.send(await self.connection.execute(last))
@@ -221,7 +238,7 @@ class AsyncUnit(_Unit):
             if not stop.value:
                 raise TransactionConflict(f"the record changed while the handler ran; {_ADVICE}") from None
         except SemelError as error:
-            raise self._conflict(error, "the record", committing=op.own) from error.__cause__
+            raise self._unkept(error, op) from error.__cause__
 
     async def save(self, op: SaveStep) -> bool:
         try:

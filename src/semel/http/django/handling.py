@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
+from copy import deepcopy
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.engine.guard import Guard
@@ -16,8 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["Handling", "current", "in_hand", "parsed_before"]
 
 
-_READ: Final = ("_body", "_post", "_files", "_post_parse_error", "_upload_handlers")
+_READ: Final = ("_post", "_files", "_post_parse_error", "_upload_handlers")
 """Where Django keeps what it has made of a request's body."""
+_SESSION: Final = ("_session_cache", "_session_key", "accessed", "modified")
+"""Where it keeps what it knows of a session."""
 
 
 class Handling:
@@ -34,16 +38,23 @@ class Handling:
         """Whether it has come to a view that is claimed. Such a one is run to its end, though the client hang up."""
         self._configuration = configuration
         self._begun = False
+        self._body: bytes | None = None
+        """The request's body, where somebody outside of us has read it already."""
+        self._session: dict[str, Any] = {}
 
     @property
     def guard(self) -> Guard:
         return self._configuration.guard
 
     def begins_again(self) -> bool:
-        """Whether this is not the first run of the request; then what was read of its body is forgotten."""
+        """Whether this is not the first run of the request; then what was made of it meanwhile is forgotten."""
         again, self._begun = self._begun, True
         if again:
-            _forget_body(self.request)
+            _forget_body(self.request, self._body)
+            _put_back(self.request, self._session)
+        elif "HTTP_IDEMPOTENCY_KEY" in self.request.META:
+            self._body = getattr(self.request, "_body", None)
+            self._session = _session_of(self.request)
         return again
 
     def _asks(self, rule: Rule) -> bool:
@@ -62,14 +73,34 @@ class Handling:
             self.tenant = await self._configuration.awhose(self.request)
 
 
-def _forget_body(request: HttpRequest) -> None:
+def _forget_body(request: HttpRequest, outside: bytes | None) -> None:
     if hasattr(request, "_files"):
         for _, uploaded in request._files.lists():
             for each in uploaded:
                 each.close()
     for name in _READ:
         request.__dict__.pop(name, None)
-    request._read_started = False
+    if outside is None:
+        request.__dict__.pop("_body", None)
+        request._read_started = False
+    else:
+        request._body = outside
+        request._stream = BytesIO(outside)
+
+
+def _session_of(request: HttpRequest) -> dict[str, Any]:
+    """What is known of the session. Most have not been loaded yet, and this costs nothing."""
+    session = getattr(request, "session", None)
+    return {name: deepcopy(getattr(session, name)) for name in _SESSION if hasattr(session, name)}
+
+
+def _put_back(request: HttpRequest, known: dict[str, Any]) -> None:
+    session = getattr(request, "session", None)
+    if session is None or not known:
+        return
+    session.__dict__.pop("_session_cache", None)  # one that was loaded since is loaded again
+    for name, value in known.items():
+        setattr(session, name, deepcopy(value))
 
 
 def parsed_before() -> ConfigurationError:

@@ -23,11 +23,11 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from semel.core.outcomes import Call, Outcome
+from semel.engine.operation import Operation
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, NotUndone, PolicyError, PreconditionError
 from semel.http.django.handling import current
 from semel.http.in_transaction import AsyncInTransaction, InTransaction, open_transaction
-from semel.http.rerun import RunAgain
 from semel.http.rules import Action, Conditional, Rule
 
 if TYPE_CHECKING:
@@ -89,8 +89,9 @@ class InThread:
     lease = None
 
     def __init__(self, attempt: InTransaction) -> None:
-        self._attempt = attempt
-        self.operation = attempt.operation
+        self.in_thread = self._attempt = attempt
+        """For the view."""
+        self.operation = InThreadOperation(attempt.operation)
         self.conflicts = attempt.conflicts
 
     @property
@@ -110,6 +111,13 @@ class InThread:
         await sync_to_async(self._attempt.fail, thread_sensitive=True)(error)
 
 
+class InThreadOperation:
+    """What the event loop asks of the view's handle."""
+
+    def __init__(self, operation: Operation) -> None:
+        self.compensate = sync_to_async(operation.compensate, thread_sensitive=True)
+
+
 class Bridged:
     """The responder of an event loop, for a view in a thread: what it asks for may come back to this very thread."""
 
@@ -118,7 +126,8 @@ class Bridged:
 
     @property
     def attempt(self) -> Any:
-        return self._responder.attempt
+        attempt: Any = self._responder.attempt
+        return None if attempt is None else attempt.in_thread
 
     @property
     def preconditions(self) -> Any:
@@ -134,7 +143,8 @@ class Bridged:
         return self._responder.conflicts(error)
 
     def give_way(self, error: BaseException) -> bool:
-        return isinstance(async_to_sync(self._responder.give_way)(error, RuntimeError), RunAgain)
+        async_to_sync(self._responder.give_way)(error)
+        return self._responder.runs_again
 
 
 def leave_transactions_to_us(view: Callable[..., Any], rule: Rule) -> None:

@@ -13,7 +13,7 @@ from semel.errors import SemelError, StoreUnavailable
 from semel.sql.connections import mysql_errors, sqlite
 from semel.sql.connections.postgres_errors import Refused, from_sqlstate
 
-__all__ = ["causes", "driver_error", "is_conflict", "is_duplicate", "is_stale", "sqlstate"]
+__all__ = ["causes", "driver_error", "is_conflict", "is_duplicate", "is_stale", "is_violation", "sqlstate"]
 
 _CONFLICTS: Final = frozenset({"40001", "40P01"})  # serialization failure, deadlock
 _NAMES_LOST: Final = ("OperationalError", "InterfaceError", "InternalError")
@@ -35,7 +35,7 @@ def driver_error(error: BaseException, dialect: str) -> SemelError:
         if number is not None:
             return mysql_errors.from_number(number, str(cause.args[-1]))
     text = " ".join(str(error).split())[:300]
-    if dialect in _CODED and any(type(cause).__name__ in _NAMES_LOST for cause in causes(error)):
+    if dialect in _CODED and any(isinstance(c, OSError) or type(c).__name__ in _NAMES_LOST for c in causes(error)):
         return mysql_errors.from_number(None, text) if dialect == "mysql" else from_sqlstate(None, text)
     if dialect in _CODED:
         return Refused(f"the driver cannot send this: {text}")
@@ -64,6 +64,26 @@ def is_duplicate(error: BaseException | None) -> bool:
         or getattr(cause, "sqlite_errorname", "") in ("SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE")
         for cause in causes(error)
     )
+
+
+def is_violation(error: BaseException | None) -> bool:
+    """Whether a constraint of the caller's own tables does not hold, such as one that is checked at the commit."""
+    for cause in causes(error):
+        if getattr(cause, "sqlite_errorname", "") == "SQLITE_CONSTRAINT_FOREIGNKEY":
+            return True  # our tables have none
+        if (sqlstate(cause) or "").startswith("23"):
+            table = _table(cause)
+            return table is not None and not table.startswith("semel_")
+    return False
+
+
+def _table(error: BaseException) -> str | None:
+    """The table that an error of PostgreSQL is about."""
+    for cause in causes(error):
+        name = getattr(cause, "table_name", None) or getattr(getattr(cause, "diag", None), "table_name", None)
+        if isinstance(name, str):
+            return name
+    return None
 
 
 def sqlstate(error: BaseException) -> str | None:

@@ -26,10 +26,12 @@ class LentAsyncpg:
     dialect: Final = "postgresql"
     awaited: Literal[True] = True
     opening: ClassVar[str] = "`async with conn.transaction():`"
-    __slots__ = ("raw",)
+    __slots__ = ("_beginning", "raw")
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
+        self._beginning = False
+        """A BEGIN was sent, and asyncpg has not heard the answer: it does not know yet that one is open."""
 
     async def execute(self, statement: Statement) -> Rows:
         text, values = statement.values("numeric")
@@ -49,12 +51,14 @@ class LentAsyncpg:
         return bool(self.raw.is_in_transaction())
 
     def holds(self) -> bool:
-        return self.begun()
+        return bool(self.raw.is_closed()) or self.begun()  # where it is closed, the next statement says so
 
     async def begin_with(self, statement: Statement) -> Rows:
         # A script has no rows in asyncpg, only the word of its last command: asked as a condition, "SELECT 0" is all
         # there is to know when nothing was found. Otherwise the statement is asked again, alone.
+        self._beginning = True
         said = await self._script(f"BEGIN; SELECT WHERE {written_out(statement).removeprefix('SELECT ')} IS NOT NULL")
+        self._beginning = False
         self._mark(_OUTERMOST)
         return () if said == "SELECT 0" else await self.execute(statement)
 
@@ -65,8 +69,9 @@ class LentAsyncpg:
     async def rollback(self) -> None:
         if self.raw.is_closed():
             return
-        if self.begun():
+        if self._beginning or self.begun():  # where none is open, the server only warns
             await self._script("ROLLBACK")
+        self._beginning = False
         self._mark(None)
 
     async def _script(self, text: str) -> str:

@@ -24,7 +24,9 @@ from semel.sql.program import Query, Rows, Statement
 __all__ = ["AsyncLentPsycopg", "LentPsycopg"]
 
 _IDLE: Final = int(TransactionStatus.IDLE)  # plain numbers, as libpq answers: asked several times in every transaction
+_LOST: Final = int(TransactionStatus.UNKNOWN)
 _NO_PIPELINE: Final = int(PipelineStatus.OFF)
+_NOT_BEGUN: Final = (_IDLE, _LOST)
 _ROWS: Final = int(ExecStatus.TUPLES_OK)
 _DONE: Final = int(ExecStatus.COMMAND_OK)
 _LEVELS: Final = {1: "READ UNCOMMITTED", 2: "READ COMMITTED", 3: "REPEATABLE READ", 4: "SERIALIZABLE"}
@@ -40,14 +42,15 @@ class _Lent:
         self.raw = raw
 
     def in_transaction(self) -> bool:
-        return not self.raw.autocommit or self.begun()
+        return not self.raw.autocommit or self.holds()
 
     def begun(self) -> bool:
         # In a pipeline the BEGIN of `conn.transaction()` may wait to be sent.
-        return bool(self.raw.pgconn.transaction_status != _IDLE or getattr(self.raw, "_num_transactions", 0))
+        return self.raw.pgconn.transaction_status not in _NOT_BEGUN or bool(getattr(self.raw, "_num_transactions", 0))
 
     def holds(self) -> bool:
-        return self.begun()
+        # On a connection that is lost the next statement says so.
+        return self.begun() or bool(self.raw.pgconn.transaction_status == _LOST)
 
     def _pipelined(self) -> bool:
         """In a pipeline of the caller's, which takes no text of several statements."""

@@ -63,10 +63,11 @@ def _error(error: Exception, engine: Any) -> SemelError:
 
 def _held(connection: Any) -> bool:
     """What the driver says: SQLAlchemy may be told to believe in a transaction where the driver commits by itself."""
-    driver = connection.connection.driver_connection
     try:
-        return bool(adopt(driver).holds())
+        return bool(adopt(connection.connection.driver_connection).holds())
     except ConfigurationError:  # a driver that we do not know
+        return True
+    except SQLAlchemyError:  # the connection is lost: the next statement says so
         return True
 
 
@@ -77,8 +78,8 @@ def _rows(result: Any, dialect: Dialect) -> Rows:
     return ((result.rowcount,),) if dialect == "mysql" else ()
 
 
-_ERRORS: Final = (SQLAlchemyError, UnicodeError, OverflowError, ValueError)
-"""SQLAlchemy's, and what a driver raises before anything is sent."""
+_ERRORS: Final = (SQLAlchemyError, UnicodeError, OverflowError, ValueError, OSError)
+"""SQLAlchemy's, what a driver raises before anything is sent, and what asyncpg leaves as it is: no connection."""
 
 
 class LentConnection:
@@ -86,11 +87,12 @@ class LentConnection:
 
     awaited: Literal[False] = False
     opening: ClassVar[str] = "`with engine.begin() as conn:`, or a connection that is not in AUTOCOMMIT"
-    __slots__ = ("dialect", "raw")
+    __slots__ = ("_ours", "dialect", "raw")
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
         self.dialect = _dialect(raw)
+        self._ours: Any = None
 
     def execute(self, statement: Statement) -> Rows:
         try:
@@ -108,11 +110,11 @@ class LentConnection:
         return bool(self.raw.in_transaction())
 
     def holds(self) -> bool:
-        return _held(self.raw)
+        return self._ours in (None, self.raw.get_transaction()) and _held(self.raw)
 
     def begin_with(self, statement: Statement) -> Rows:
         try:
-            self.raw.begin()
+            self._ours = self.raw.begin()
         except _ERRORS as error:
             raise _error(error, self.raw) from error
         return self.execute(statement)
@@ -138,12 +140,13 @@ class LentSession:
 
     awaited: Literal[False] = False
     opening: ClassVar[str] = "`with session.begin():`, on an engine that is not in AUTOCOMMIT"
-    __slots__ = ("bind", "dialect", "raw")
+    __slots__ = ("_ours", "bind", "dialect", "raw")
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw() if type(raw).__name__ == "scoped_session" else raw
         self.bind = _bind(self.raw)
         self.dialect = _dialect(self.bind)
+        self._ours: Any = None
 
     def execute(self, statement: Statement) -> Rows:
         try:
@@ -161,11 +164,16 @@ class LentSession:
         return bool(self.raw.in_transaction())
 
     def holds(self) -> bool:
-        return _held(self.raw.connection())
+        if self._ours not in (None, self.raw.get_transaction()):
+            return False
+        try:
+            return _held(self.raw.connection())
+        except SQLAlchemyError:  # as above
+            return True
 
     def begin_with(self, statement: Statement) -> Rows:
         try:
-            self.raw.begin()
+            self._ours = self.raw.begin()
         except _ERRORS as error:
             raise _error(error, self.bind) from error
         return self.execute(statement)
@@ -191,11 +199,12 @@ class AsyncLentConnection:
 
     awaited: Literal[True] = True
     opening: ClassVar[str] = "`async with engine.begin() as conn:`, or a connection that is not in AUTOCOMMIT"
-    __slots__ = ("dialect", "raw")
+    __slots__ = ("_ours", "dialect", "raw")
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
         self.dialect = _dialect(raw)
+        self._ours: Any = None
 
     async def execute(self, statement: Statement) -> Rows:
         try:
@@ -213,11 +222,12 @@ class AsyncLentConnection:
         return bool(self.raw.in_transaction())
 
     def holds(self) -> bool:
-        return _held(self.raw.sync_connection)
+        connection = self.raw.sync_connection
+        return self._ours in (None, connection.get_transaction()) and _held(connection)
 
     async def begin_with(self, statement: Statement) -> Rows:
         try:
-            await self.raw.begin()
+            self._ours = (await self.raw.begin()).sync_transaction
         except _ERRORS as error:
             raise _error(error, self.raw) from error
         return await self.execute(statement)
@@ -243,12 +253,13 @@ class AsyncLentSession:
 
     awaited: Literal[True] = True
     opening: ClassVar[str] = "`async with session.begin():`, on an engine that is not in AUTOCOMMIT"
-    __slots__ = ("_used", "bind", "dialect", "raw")
+    __slots__ = ("_ours", "_used", "bind", "dialect", "raw")
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw() if type(raw).__name__ == "async_scoped_session" else raw
         self.bind = _bind(self.raw)
         self.dialect = _dialect(self.bind)
+        self._ours: Any = None
         self._used: Any = None
 
     async def execute(self, statement: Statement) -> Rows:
@@ -268,11 +279,13 @@ class AsyncLentSession:
         return bool(self.raw.in_transaction())
 
     def holds(self) -> bool:
+        if self._ours not in (None, self.raw.sync_session.get_transaction()):
+            return False
         return self._used is None or _held(self._used.sync_connection)
 
     async def begin_with(self, statement: Statement) -> Rows:
         try:
-            await self.raw.begin()
+            self._ours = (await self.raw.begin()).sync_transaction
         except _ERRORS as error:
             raise _error(error, self.bind) from error
         return await self.execute(statement)
