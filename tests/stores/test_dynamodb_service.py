@@ -269,7 +269,10 @@ def test_an_unknown_outcome_has_none(table: str, store: DynamoDBStore) -> None:
 
 
 @pytest.mark.slow
-def test_the_service_removes_what_has_expired_and_nothing_in_doubt(table: str) -> None:
+def test_the_service_removes_what_has_expired_and_nothing_in_doubt(private_dynamodb: DynamoDBServer) -> None:
+    """On a server of its own: it looks through all tables in turn, and those of the other tests are many."""
+    table = private_dynamodb.table()
+    migrate(table)
     with contextlib.closing(DynamoDBStore(table, clock=lambda: time.time() - 100)) as store:
         for takeover in (Takeover.RETRY, Takeover.REJECT):
             store.execute(claim(f"running {takeover}", takeover=takeover, lease=1.0, ttl=1.0))
