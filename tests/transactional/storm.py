@@ -25,7 +25,6 @@ PACKAGES = (
     "psycopg", "asyncpg", "aiosqlite", "pymysql", "asyncmy", "django.db.backends.postgresql.base",
     "sqlalchemy.ext.asyncio",
 )  # fmt: skip
-SOONEST, LATEST = 0.01, 0.12
 """Seconds between two kills at random."""
 
 
@@ -107,15 +106,17 @@ def _pay_all(kind: str, url: str, keys: list[str]) -> None:
 def storm(url: str, operations: int, workers: int, kills: int, seed: int) -> dict[str, Any]:
     """So many workers that each do all operations, some killed at random and replaced; a ledger says what was done."""
     dice = random.Random(seed)
-    progress = mmap.mmap(-1, 4 * workers)
+    progress = mmap.mmap(-1, 5 * workers)  # where each slot is, and whether it has connected
     slots = {
         _fork(lambda slot=slot: _work(url, operations, slot, progress, dice.random())): slot for slot in range(workers)
     }  # type: ignore[misc]
     killed = 0
     try:
         while slots:
-            time.sleep(dice.uniform(SOONEST, LATEST))
-            if killed < kills:
+            time.sleep(0.002)
+            done = sum(struct.unpack_from(f"{workers}i", progress))
+            # Spread over the work, not over time: a quick run would be over before all were made.
+            if killed < kills and done >= (killed + dice.random()) * workers * operations / (kills + 2):
                 victim = dice.choice(list(slots))
                 os.kill(victim, signal.SIGKILL)
                 killed += 1
@@ -139,8 +140,18 @@ def _work(url: str, operations: int, slot: int, progress: mmap.mmap, luck: float
     """
     order = list(range(1, operations + 1))
     random.Random(slot).shuffle(order)
+    workers = len(progress) // 5
+    theirs = [number for number in order if number <= workers and number != slot + 1]
+    order = [slot + 1, *(number for number in order if number > workers), *theirs]  # each slot has one to begin with
     desk = Till("psycopg-autocommit", url)
     desk.conn.execute("SET synchronous_commit = on")
+    progress[4 * workers + slot] = 1
+    until = time.monotonic() + 60
+    while (
+        0 in progress[4 * workers :]
+    ):  # all begin together: the quick ones would be done before the last has connected
+        assert time.monotonic() < until, "a worker does not connect"
+        time.sleep(0.001)
     (begin_at,) = struct.unpack_from("i", progress, 4 * slot)
     for at in range(begin_at, operations):
         number = order[at]
