@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
+import uvloop
 
 from semel.engine.tasks import started
+
+Runs: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def runs(request: pytest.FixtureRequest) -> Runs:
+    """On the loop of the standard library, and on the one that servers take where it is installed."""
+
+    def run(coroutine: Coroutine[Any, Any, None]) -> None:
+        factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(coroutine)
+
+    return run
 
 
 async def work(done: list[Any]) -> str:
@@ -16,7 +33,7 @@ async def work(done: list[Any]) -> str:
     return "done"
 
 
-def test_work_that_never_waits_costs_no_turn_of_the_loop() -> None:
+def test_work_that_never_waits_costs_no_turn_of_the_loop(runs: Runs) -> None:
     async def run() -> None:
         done: list[Any] = []
         outer = asyncio.current_task()
@@ -27,10 +44,10 @@ def test_work_that_never_waits_costs_no_turn_of_the_loop() -> None:
         await asyncio.sleep(0)
         assert done == [task]
 
-    asyncio.run(run())
+    runs(run())
 
 
-def test_what_it_raises_is_its_own() -> None:
+def test_what_it_raises_is_its_own(runs: Runs) -> None:
     async def fails() -> None:
         raise KeyError("no such order")
 
@@ -41,10 +58,10 @@ def test_what_it_raises_is_its_own() -> None:
         with pytest.raises(KeyError, match="no such order"):
             await task
 
-    asyncio.run(run())
+    runs(run())
 
 
-def test_it_may_be_cancelled_while_it_waits_and_nobody_else_is() -> None:
+def test_it_may_be_cancelled_while_it_waits_and_nobody_else_is(runs: Runs) -> None:
     async def run() -> None:
         stopped = asyncio.Event()
 
@@ -62,10 +79,10 @@ def test_it_may_be_cancelled_while_it_waits_and_nobody_else_is() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(run())
+    runs(run())
 
 
-def test_what_it_sets_in_its_context_stays_there() -> None:
+def test_what_it_sets_in_its_context_stays_there(runs: Runs) -> None:
     seen: ContextVar[str] = ContextVar("seen", default="nothing")
 
     async def sets() -> str:
@@ -80,10 +97,10 @@ def test_what_it_sets_in_its_context_stays_there() -> None:
         assert seen.get() == "nothing"
         assert await task == "its own"
 
-    asyncio.run(run())
+    runs(run())
 
 
-def test_what_other_threads_ask_of_the_loop_meanwhile_is_done_once() -> None:
+def test_what_other_threads_ask_of_the_loop_meanwhile_is_done_once(runs: Runs) -> None:
     """The step of a new task may not be the last that the loop has to do."""
 
     async def run() -> None:
@@ -107,10 +124,10 @@ def test_what_other_threads_ask_of_the_loop_meanwhile_is_done_once() -> None:
         assert told.count(1) <= 1
         assert len(done) == 1
 
-    asyncio.run(run())
+    runs(run())
 
 
-def test_work_that_waits_goes_on_in_a_task_of_its_own() -> None:
+def test_work_that_waits_goes_on_in_a_task_of_its_own(runs: Runs) -> None:
     async def run() -> None:
         gate = asyncio.Event()
         done: list[Any] = []
@@ -124,10 +141,10 @@ def test_work_that_waits_goes_on_in_a_task_of_its_own() -> None:
         assert await task == "done"
         assert done == [task]
 
-    asyncio.run(run())
+    runs(run())
 
 
-def test_a_loop_that_makes_its_tasks_itself_makes_these_too() -> None:
+def test_a_loop_that_makes_its_tasks_itself_makes_these_too(runs: Runs) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
         made: list[Any] = []
@@ -142,4 +159,49 @@ def test_a_loop_that_makes_its_tasks_itself_makes_these_too() -> None:
         assert made == [task]
         assert await task == "done"
 
-    asyncio.run(run())
+    runs(run())
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python's own eager_start does not ask the loop")
+def test_others_that_listen_in_on_the_loop_are_left_alone(runs: Runs) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        soon, heard = loop.call_soon, []
+
+        def listener(callback: Any, *args: Any, **settings: Any) -> Any:
+            heard.append(callback)
+            return soon(callback, *args, **settings)
+
+        loop.call_soon = listener  # type: ignore[method-assign]
+        task = started(work([]), loop)
+        assert loop.call_soon is listener
+        assert heard, "the new task's first step was not the listener's to hear"
+        assert await task == "done"
+
+    runs(run())
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python's own eager_start does not ask the loop")
+def test_what_is_asked_of_the_loop_while_the_task_is_made_is_done_by_the_loop(runs: Runs) -> None:
+    """A finalizer may run there, and ask for something."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        told: list[str] = []
+        make = loop.create_task
+
+        def interrupted(coroutine: Any, **settings: Any) -> Any:
+            loop.call_soon(told.append, "before")
+            task = make(coroutine, **settings)
+            loop.call_soon(told.append, "after")
+            return task
+
+        loop.create_task = interrupted  # type: ignore[method-assign, assignment]
+        task = started(work([]), loop)
+        assert task.done()
+        assert told == []
+        await asyncio.sleep(0)
+        assert told == ["before", "after"]
+        assert "call_soon" not in vars(loop)
+
+    runs(run())

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
 from typing import Any, TypeVar
 
 from semel.core.flows import Raised, Returned
@@ -35,30 +36,40 @@ def started(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> as
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, eager_start=True)
     else:  # spelled out for type checkers, which read this for one version at a time
-        task = loop.create_task(work)
-        _take_first_step(task, loop)
-        return task
+        return _with_first_step(work, loop)
 
 
-def _take_first_step(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> None:
-    """What ``eager_start`` does, for Python 3.11, whose insides no longer change: the step that the new task has put at
-    the end of the loop's queue is taken from there and done now. Loops without such a queue do it in their next turn.
+def _with_first_step(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> asyncio.Task[T]:
+    """What ``eager_start`` does, for Python 3.11, whose insides no longer change: a new task asks its loop to take the
+    first step soon, and that is heard in the loop's place. A loop that cannot be asked so makes the task as ever.
     """
-    ready, outer = getattr(loop, "_ready", None), asyncio.current_task(loop)
-    if not ready or outer is None:
-        return
-    step = ready[-1]
-    if getattr(step._callback, "__self__", None) is not task:  # another thread has put something there meanwhile
-        return
-    last = ready.pop()
-    if last is not step:  # ... or just now
-        ready.append(last)
-        return
-    asyncio._leave_task(loop, outer)
+    outer, soon, kind = asyncio.current_task(loop), loop.call_soon, type(loop)
+    if outer is None or soon != kind.call_soon.__get__(loop, kind):  # others listen in on it
+        return loop.create_task(work)
+    steps: list[tuple[Callable[[], object], Context]] = []
+
+    def hear(callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:
+        task = getattr(callback, "__self__", None)
+        if context is None or not isinstance(task, asyncio.Task) or task.get_coro() is not work:
+            return soon(callback, *args, context=context)  # of a finalizer, or another thread
+        steps.append((callback, context))
+        return None
+
     try:
-        step._run()
+        loop.call_soon = hear  # type: ignore[method-assign, assignment]
+    except AttributeError:
+        return loop.create_task(work)
+    try:
+        task = loop.create_task(work)
     finally:
-        asyncio._enter_task(loop, outer)
+        del loop.call_soon
+    for step, context in steps:
+        asyncio._leave_task(loop, outer)
+        try:
+            context.run(step)
+        finally:
+            asyncio._enter_task(loop, outer)
+    return task
 
 
 async def change(flight: Flight, seconds: float | None = None) -> None:

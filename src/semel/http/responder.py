@@ -6,7 +6,7 @@ The claim is asked for by whoever knows the rule: the middleware at the edge, or
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, cast
 
 from semel.core.outcomes import Outcome
@@ -14,12 +14,12 @@ from semel.engine.attempts import AsyncAttempt
 from semel.engine.operation import running
 from semel.engine.tasks import started
 from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError
-from semel.http.asgi_messages import FILES, Message, Receive, Scope, Send, has_key, without_files
-from semel.http.asgi_rerun import Rerunning
-from semel.http.capture import Capture, cut_off
+from semel.http.asgi_messages import Message, Receive, Scope, Send, has_key, without_files
+from semel.http.capture import Capture
 from semel.http.conditional import Preconditions, hold, let_go
-from semel.http.exchange import CLAIMED, FAILED, SETTLED, Exchange
+from semel.http.exchange import CLAIMED, FAILED, Exchange
 from semel.http.in_transaction import open_async_transaction
+from semel.http.outgoing import Outgoing, is_lost
 from semel.http.rerun import Rerun, RunAgain
 from semel.http.rules import Action, Natural, Rule
 
@@ -33,21 +33,16 @@ def _lost(attempt: AsyncAttempt) -> bool:
     return attempt.lease is not None and attempt.lease.lost
 
 
-class Responder(Rerunning):
+class Responder(Outgoing):
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
     def __init__(self, middleware: Idempotency, scope: Scope, receive: Receive, send: Send) -> None:
-        Rerunning.__init__(self, scope, receive)  # super() would cost as much as all of this
+        Outgoing.__init__(self, scope, receive, send)  # super() would cost as much as all of this
         self._middleware = middleware
-        self._send = send
-        self._answered = False
         self._over: asyncio.Future[None] | None = None
         """What our caller waits for while the application's task runs."""
-        self._begun = False
-        """Whether an answer that is not captured, or not held back, has gone out."""
-        self._natural: Natural | None = None
-        self._start: Message | None = None
-        self._capture: Capture | None = None
+        self._alone = False
+        """Whether our caller has gone, and the application's task is all there is."""
         self.loop = asyncio.get_running_loop()
         self.preconditions: Preconditions | None = None
 
@@ -76,20 +71,42 @@ class Responder(Rerunning):
         if rule is not None and not await self._claimed_here(rule):
             return
         # A task of its own: when the client hangs up and the server cancels us, the handler still finishes, and its
-        # answer is stored for the retry. A bare future is half the price of asyncio.shield().
+        # answer is stored for the retry.
         task = started(self._run(rule), self.loop)
-        if task.done():  # it never waited
-            task.result()
-            return
-        self._over = self.loop.create_future()
         try:
-            await self._over
-        except asyncio.CancelledError:
+            if self._last is None and not task.done():
+                await self._ended()
+            last = self._last
+            if last is not None:
+                await self._deliver(last)
+                if not task.done():  # it has more to do than to answer
+                    await self._ended()
+        except BaseException as error:
+            if self._last is not None:  # and we were cancelled before we came to it
+                self._middleware.leave(started(self._deliver(self._last), self.loop))
+            elif isinstance(error, asyncio.CancelledError) and self.attempt is None and not self.runs_again:
+                task.cancel()
             if not task.done():
-                if self.attempt is None and not self.runs_again:
-                    task.cancel()
+                self._alone = True
                 self._middleware.leave(task)
             raise
+        if task.done():
+            task.result()
+
+    async def _ended(self) -> None:
+        """Until the application's task is over, or has an answer. A bare future is half the price of a shield."""
+        self._over = self.loop.create_future()
+        await self._over
+
+    def _hand_over(self, last: Message) -> bool:
+        # Not a transaction's: it is committed before the application closes what it was made on.
+        if self._alone or self._rule is None or self._rule.transaction is not None:
+            return False
+        self.unwatch()
+        self._last = last
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
+        return True
 
     async def _claimed_here(self, rule: Rule) -> bool:
         claimed = False
@@ -128,7 +145,7 @@ class Responder(Rerunning):
                         if self.attempt is not None:
                             running.set(self.attempt.operation)  # for this task alone, which ends with the request
                     await self._middleware.app(self._scope, self.receive, self.send)
-                    if self.attempt is not None:
+                    if self.attempt is not None and self._last is None:
                         raise RuntimeError("the application ended without an answer")
                 except BaseException as error:
                     if not await self._broken(error, asyncio.current_task(self.loop)):
@@ -166,7 +183,7 @@ class Responder(Rerunning):
     async def superseded(self, task: asyncio.Task[Any] | None) -> bool:
         """Whether the handler was cancelled because its lease was lost; then its successor's answer is ours."""
         attempt = self.attempt
-        if attempt is None or not _lost(attempt):
+        if attempt is None or not is_lost(attempt):
             return False
         if task is not None:
             if task.cancelling() > 1:
@@ -237,7 +254,7 @@ class Responder(Rerunning):
             finally:
                 self._release()
         elif attempt is not None:
-            await self._settle(attempt.lost() if _lost(attempt) else attempt.decline(None))
+            await self._settle(attempt.lost() if is_lost(attempt) else attempt.decline(None))
         if self._answer is None:
             self._answer = self.exchange.refusal(error, self._rule)
 
@@ -267,6 +284,8 @@ class Responder(Rerunning):
     async def _broken(self, error: BaseException, task: asyncio.Task[Any] | None) -> bool:
         """The application raised. Whether that is dealt with, and an answer known."""
         attempt, rule = self.attempt, self._rule
+        if self._last is not None:
+            return False  # its answer stands, and is about to be stored
         if self.runs_again:
             return isinstance(error, (Exception, BaseExceptionGroup, RunAgain))
         if attempt is None or rule is None:
@@ -302,97 +321,3 @@ class Responder(Rerunning):
             self._answer = self.exchange.refusal(error, rule)
             return True
         return False
-
-    # -- out
-
-    async def send(self, message: Message) -> None:
-        """What the application writes its answer to."""
-        kind = message["type"]
-        if self._silent:
-            return
-        if self._answer is not None:
-            if kind == "http.response.start" and not self._answered:
-                await self._say(message.get("headers", ()))
-            return
-        capture = self._capture
-        if capture is None:
-            if kind == "http.response.start":
-                natural = self._natural
-                if natural is not None and natural.settled(self._scope["method"], message["status"]):
-                    self._answer = SETTLED
-                    await self._say(message.get("headers", ()))
-                    return
-                self._begun = True
-            await self._send(message)
-        elif kind == "http.response.start":
-            self._start = message
-            capture.start(message["status"], message.get("headers", ()))
-        elif kind == "http.response.body":
-            was_open, body = capture.overflowed, message.get("body", b"")
-            kept = capture.add(body)
-            more = message.get("more_body", False)
-            if not kept and not was_open:
-                if more:
-                    self._begun = True
-                    await self._pass(self._first(capture))
-                body = capture.taken()
-            if not more:
-                last = {"type": kind, "body": capture.body if kept else body, "more_body": False}
-                await self._finish(capture, last, was_open)
-            elif not kept:
-                await self._pass({"type": kind, "body": body, "more_body": True})
-        elif kind in FILES:
-            capture.overflowed = True
-            await self._finish(capture, message)
-        else:
-            await self._pass(message)
-
-    async def _finish(self, capture: Capture, last: Message, begun: bool = False) -> None:
-        """The answer is whole: store it, and only then let it go, or its end."""
-        attempt, rule = self.attempt, self._rule
-        assert attempt is not None
-        assert rule is not None
-        stored = capture.stored()
-        if rule.stores(capture.status):
-            await self._settle(attempt.complete(stored))
-        else:
-            await self._settle(attempt.lost() if _lost(attempt) else attempt.decline(stored))
-        if self._silent:
-            raise RunAgain
-        if self._answer is None:
-            send = self._send
-            if not begun:
-                await send(self._first(capture))
-            await send(last)
-        elif begun:
-            raise cut_off()
-        else:
-            await self._say()
-
-    def _first(self, capture: Capture) -> Message:
-        """What a first answer begins with."""
-        assert self._start is not None
-        exchange = self._exchange or self.exchange
-        headers = exchange.exposed(exchange.first(capture.headers), self._rule)
-        return {**self._start, "headers": headers}
-
-    async def _pass(self, message: Message) -> None:
-        """Send a part of an answer. A server may say that the client has gone; that must not stop the handler."""
-        try:
-            await self._send(message)
-        except OSError:
-            if self.attempt is None:
-                raise
-
-    async def _say(self, carrier: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """Send the answer that is known, in the place of the one that ``carrier`` are the lines of."""
-        answer, rule = self._answer, self._rule
-        if answer is None or self._answered:
-            return
-        self._answered = True
-        if self._begun:
-            raise cut_off()
-        lines = self.exchange.exposed(self.exchange.carried(answer.headers, carrier, rule), rule)
-        send = self._send
-        await send({"type": "http.response.start", "status": answer.status, "headers": lines})
-        await send({"type": "http.response.body", "body": answer.body, "more_body": False})

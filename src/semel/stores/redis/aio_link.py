@@ -1,4 +1,7 @@
-"""One connection of an async store, shared by all its tasks: what they write in one turn of the loop is one write.
+"""One connection of an async store, shared by all its tasks: what they ask in one turn of the loop shares its writes.
+
+With many callers the first of them are written before the rest has asked: so the server works while we do, and neither
+waits for the other's whole batch.
 
 A thin protocol on hiredis' reader. redis-py's own connections serve one caller at a time, and that, not Redis, is what
 limits them: see the page on speed. Answers come in the order of the commands, so a caller that went away leaves its
@@ -22,6 +25,8 @@ from semel.stores.redis.settings import CLOSE_PATIENCE, MOST_IN_FLIGHT, Address,
 
 __all__ = ["AsyncLink", "open_link"]
 
+TOGETHER: Final = 8
+"""Commands that are written without waiting for the end of the turn. With fewer, system calls cost what is gained."""
 _NOTHING: Final = object()
 
 
@@ -141,6 +146,8 @@ class AsyncLink(asyncio.Protocol):
         if not self._flushing:
             self._flushing = True
             self.loop.call_soon(self._flush)
+        elif len(self._unsent) >= TOGETHER:
+            self._write()
         return future
 
     async def finish(self) -> None:
@@ -179,6 +186,9 @@ class AsyncLink(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flushing = False
+        self._write()
+
+    def _write(self) -> None:
         if self._paused or self.closed or self._transport is None or not self._unsent:
             return
         unsent, self._unsent = self._unsent, []
@@ -225,8 +235,7 @@ class AsyncLink(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._paused = False
-        if self._unsent:
-            self._flush()
+        self._write()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(str(exc) if exc is not None else "the server closed it", exc)
