@@ -34,6 +34,7 @@
     │   └── RememberedFailure 500   the failure of the first run, replayed, of a type that is not rebuilt
     └── StoreError            503   the store did not do its part
         ├── StoreUnavailable        definitely not stored: it never reached the store, or was refused
+        │   ├── RecordTooLarge 500  more than the store can hold: sent again, it would be refused again
         │   └── TransactionConflict the transaction met another: roll it back and run it again
         └── StoreUncertain          it was sent and no answer came: it may be stored, or not
 
@@ -67,6 +68,7 @@ __all__ = [
     "PreconditionFailed",
     "PreconditionInvalid",
     "PreconditionRequired",
+    "RecordTooLarge",
     "RememberedFailure",
     "RequestError",
     "ResultNotStored",
@@ -320,6 +322,18 @@ class StoreError(SemelError):
 
 class StoreUnavailable(StoreError):
     """Definitely not stored: the request never reached the store, or the store refused it."""
+
+
+class RecordTooLarge(StoreUnavailable):
+    """The store cannot hold a record of this size. Nothing is stored, and sent again it would not be.
+
+    An outcome that is refused so is remembered as done, without its result: nothing is run again for it.
+    """
+
+    status = 500
+    code = "idempotency_record_too_large"
+    retryable = False
+    retry_after = None
 
 
 class TransactionConflict(StoreUnavailable):

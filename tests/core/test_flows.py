@@ -4,30 +4,22 @@ from typing import Any
 
 import pytest
 
-from semel.core.flows import (
-    SETTLE_PAUSES,
-    Await,
-    Lost,
-    NotRun,
-    Pause,
-    Raised,
-    Recover,
-    Returned,
-    Run,
-    perform,
-)
+from semel.core.endings import SETTLE_PAUSES
+from semel.core.flows import perform
 from semel.core.keys import identity
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Record, Release
 from semel.core.outcomes import NOT_DONE, Call, Failed, Recovered
 from semel.core.policy import Policy, wait
+from semel.core.requests import Await, Lost, NotRun, Pause, Raised, Recover, Returned, Run
 from semel.core.serializers import PLAIN
-from semel.core.snapshot import Codec
+from semel.core.snapshot import Codec, Kind
 from semel.core.states import State, Takeover
 from semel.errors import (
     InProgress,
     KeyReused,
     LeaseLost,
     OutcomeUnknown,
+    RecordTooLarge,
     ResultNotStored,
     StoreUnavailable,
 )
@@ -263,6 +255,44 @@ def test_a_result_that_cannot_be_kept_is_completed_all_the_same() -> None:
     with pytest.raises(ResultNotStored):
         flow.answer(True)
     assert flow.names() == ["started", "result_dropped"]
+
+
+def test_an_outcome_that_the_store_cannot_hold_is_remembered_as_done_without_its_result() -> None:
+    flow = Driven().answer(Claimed(1, 1)).answer(Returned("x" * 1000)).fail(RecordTooLarge("400 KB at most"))
+    assert isinstance(flow.next, Complete), "sent again, it would be refused again"
+    snapshot = Codec().open(flow.next.snapshot, ID)
+    assert (snapshot.kind, snapshot.reason) == (Kind.EMPTY, "400 KB at most")
+    with pytest.raises(ResultNotStored, match="will not run again") as raised:
+        flow.answer(True)
+    assert raised.value.result == "x" * 1000
+    assert flow.names() == ["started", "result_dropped"]
+
+
+def test_that_an_outcome_is_too_large_may_be_learned_while_settling() -> None:
+    flow = Driven().answer(Claimed(1, 1)).answer(Returned("x")).fail(StoreUnavailable("down")).answer(None)
+    flow.fail(RecordTooLarge("400 KB at most"))
+    assert isinstance(flow.next, Complete)
+    assert Codec().open(flow.next.snapshot, ID).kind is Kind.EMPTY
+    flow.fail(StoreUnavailable("down again"))
+    assert isinstance(flow.next, Pause)
+    assert Codec().open(flow.answer(None).next.snapshot, ID).kind is Kind.EMPTY
+    with pytest.raises(ResultNotStored):
+        flow.answer(True)
+
+
+def test_a_store_that_cannot_hold_even_that_is_told_with_the_result() -> None:
+    flow = Driven().answer(Claimed(1, 1)).answer(Returned("x")).fail(RecordTooLarge("full"))
+    with pytest.raises(RecordTooLarge, match="ran, but its outcome could not be stored") as raised:
+        flow.fail(RecordTooLarge("full"))
+    assert raised.value.result == "x"
+
+
+def test_a_remembered_failure_that_is_too_large_is_remembered_without_its_words() -> None:
+    flow = Driven(remember=(Boom,)).answer(Claimed(1, 1)).answer(Raised(Boom("long"))).fail(RecordTooLarge("full"))
+    assert Codec().open(flow.next.snapshot, ID).kind is Kind.EMPTY
+    with pytest.raises(Boom):
+        flow.answer(True)
+    assert flow.names() == ["started", "failure_remembered"]
 
 
 def test_a_flow_that_is_closed_half_way_asks_for_nothing_more() -> None:

@@ -3,131 +3,37 @@
 A flow yields Ops for the store and a few requests for the engine (``Run``, ``Recover``, ``Await``, ``Pause``); an
 engine drives it with ``send``, and throws the store's errors in at the yield. Nothing here does I/O, reads a clock or
 awaits.
-
-How an attempt ends. The handler returned: Complete. It raised: Complete where the policy remembers that exception, else
-Release to ABSENT, or to ABANDONED where steps were saved. It was interrupted, by a cancellation, Ctrl-C or a shutdown,
-which says nothing about the effect: like one that raised where an abandoned attempt may be run again anyway; otherwise
-like a crash, Release to ABANDONED for the recover hook to look, or to UNKNOWN where nobody may run it again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
-from semel.core.ops import INPUT, Claim, Claimed, Complete, Lookup, NotWritten, Op, Record, Release, SaveStep
-from semel.core.outcomes import CANNOT_TELL, NOT_DONE, Call, Failed, Outcome, Recovered, shown
+from semel.core.endings import complete, failed, release, replay, superseded
+from semel.core.ops import INPUT, Claim, Claimed, Record, SaveStep
+from semel.core.outcomes import CANNOT_TELL, NOT_DONE, Call, Failed, Outcome, Recovered
 from semel.core.quota import admit
+from semel.core.requests import Await, Declined, Flow, Lost, NotRun, Recover, Request, Returned, Run
 from semel.core.serializers import NotSerializable
 from semel.core.states import DONE, State
-from semel.core.values import value
 from semel.errors import (
     InProgress,
     KeyExpired,
     KeyReused,
-    LeaseLost,
-    NotUndone,
     OutcomeUnknown,
     PolicyError,
-    ResultNotStored,
     SemelError,
     StoreError,
     StoreUncertain,
 )
 from semel.observe import events
 
-__all__ = [
-    "Await",
-    "Declined",
-    "Flow",
-    "Lost",
-    "NotRun",
-    "Pause",
-    "Raised",
-    "Recover",
-    "Request",
-    "Returned",
-    "Run",
-    "check_same_request",
-    "expired",
-    "perform",
-    "replay",
-    "turned_away",
-]
+__all__ = ["check_same_request", "claim_of", "expired", "perform", "turned_away"]
 
-
-@value
-class Run:
-    """Run the handler, keeping the lease alive meanwhile; None as claim: the store is down and the policy is open."""
-
-    claimed: Claimed | None
-
-
-@value
-class Recover:
-    """Call the recover hook under the new lease."""
-
-    claimed: Claimed
-
-
-@value
-class Await:
-    """Wait until the record may have changed, ``seconds`` at most, polling every ``interval`` where nothing wakes us.
-
-    Answered with the seconds that passed.
-    """
-
-    id: bytes
-    seconds: float
-    interval: float
-
-
-@value
-class Pause:
-    """Let so many seconds pass."""
-
-    seconds: float
-
-
-@value
-class Returned:
-    """The handler returned this."""
-
-    value: Any
-
-
-@value
-class Raised:
-    """The handler raised this."""
-
-    error: BaseException
-
-
-@value
-class Declined:
-    """The handler returned this, and says that nothing happened: the answer is given, and the key is free again."""
-
-    value: Any
-
-
-@value
-class Lost:
-    """The lease was lost and the handler was stopped."""
-
-
-@value
-class NotRun:
-    """The caller went away before the handler began."""
-
-    error: BaseException
-
-
-Request: TypeAlias = "Op[Any] | Run | Recover | Await | Pause"
-Flow: TypeAlias = Generator[Request, Any, "Outcome[Any] | Failed"]
 
 FIRST_POLL: Final = 0.005
 SLOWEST_POLL: Final = 0.5
-SETTLE_PAUSES: Final = (0.02, 0.05, 0.1, 0.25, 0.5)
 
 
 def perform(call: Call) -> Flow:
@@ -189,7 +95,7 @@ def claim_of(call: Call) -> Claim:
 def _execute(call: Call, claimed: Claimed) -> Flow:
     if claimed.attempt == 1:
         if call.resumption:  # what was abandoned is gone by now, and a recoverer begins nothing
-            yield from _release(call, claimed, None, to=State.ABSENT)
+            yield from release(call, claimed, None, to=State.ABSENT)
             return Outcome(None, False, 0)
         if call.quota is not None:
             call.quota.claimed(call.tenant)
@@ -205,29 +111,29 @@ def _execute(call: Call, claimed: Claimed) -> Flow:
         outcome = yield Run(claimed)
     kind = type(outcome)
     if kind is Returned:
-        return (yield from _complete(call, claimed, outcome.value))
+        return (yield from complete(call, claimed, outcome.value))
     call.writes = None
     if kind is Lost:
-        return (yield from _superseded(call, claimed))
+        return (yield from superseded(call, claimed))
     if kind is Declined:
         to = State.ABANDONED if call.has_steps else State.ABSENT
-        yield from _release(call, claimed, None, to=to)
+        yield from release(call, claimed, None, to=to)
         return Outcome(outcome.value, False, claimed.attempt)
     if kind is NotRun:
         # Nothing happened in this attempt; what an earlier one did, or saved, is as it was.
-        yield from _release(call, claimed, outcome.error, to=State.ABSENT if claimed.attempt == 1 else State.ABANDONED)
+        yield from release(call, claimed, outcome.error, to=State.ABSENT if claimed.attempt == 1 else State.ABANDONED)
         return Failed(outcome.error)
-    return (yield from _failed(call, claimed, outcome.error))
+    return (yield from failed(call, claimed, outcome.error))
 
 
 def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[Any] | Failed | None]:
     """Ask the hook what the abandoned attempt did. None: it did nothing, so run."""
     outcome = yield Recover(claimed)
     if type(outcome) is Lost:
-        return (yield from _superseded(call, claimed))
+        return (yield from superseded(call, claimed))
     if type(outcome) is not Returned:
         # The hook failed, so nothing is known yet: leave the attempt abandoned, for the next call to ask again.
-        yield from _release(call, claimed, outcome.error, to=State.ABANDONED)
+        yield from release(call, claimed, outcome.error, to=State.ABANDONED)
         return Failed(outcome.error)
     verdict = outcome.value
     if verdict is NOT_DONE:
@@ -235,15 +141,15 @@ def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[An
         return None
     if isinstance(verdict, Recovered):
         call.tell(events.Recovered, claimed.attempt)
-        return (yield from _complete(call, claimed, verdict.value))
+        return (yield from complete(call, claimed, verdict.value))
     error: SemelError
     if verdict is CANNOT_TELL:
         call.tell(events.WentUnknown, claimed.attempt)
         error = OutcomeUnknown(f"{call}: the recover hook could not tell what attempt {claimed.attempt - 1} did")
-        yield from _release(call, claimed, error, to=State.UNKNOWN)
+        yield from release(call, claimed, error, to=State.UNKNOWN)
     else:
         error = PolicyError(f"recover returns Recovered(value), NOT_DONE or CANNOT_TELL, not {type(verdict).__name__}")
-        yield from _release(call, claimed, error, to=State.ABANDONED)
+        yield from release(call, claimed, error, to=State.ABANDONED)
     raise error
 
 
@@ -261,123 +167,11 @@ def _keep_input(call: Call, claimed: Claimed) -> Generator[Request, Any, NotRun 
     return None if held else Lost()
 
 
-def _complete(call: Call, claimed: Claimed, result: Any) -> Flow:
-    dropped: NotSerializable | None = None
-    try:
-        snapshot = call.seal_value(result)
-    except NotSerializable as error:
-        # The effect has happened: remember that it is done, whatever becomes of the result, and never run it again.
-        dropped = error
-        snapshot = call.seal_nothing(str(error))
-    op = call.completion(claimed.token, snapshot, result)
-    try:
-        held = yield op
-    except StoreError as error:
-        held = yield from _settle(call, op, result, error)
-    if type(held) is NotWritten:
-        return (yield from _failed(call, claimed, held.error))
-    if held is False:
-        return (yield from _superseded(call, claimed))
-    if held is None:
-        return Outcome(result, False, claimed.attempt)
-    if dropped is not None:
-        call.tell(events.ResultDropped, str(dropped))
-        raise ResultNotStored(
-            f"{call} is done and will not run again, but its result is lost: {dropped}", result=result
-        ) from dropped
-    call.tell(events.Completed, claimed.attempt, len(snapshot))
-    return Outcome(result, False, claimed.attempt)
-
-
-def _failed(call: Call, claimed: Claimed, error: BaseException) -> Flow:
-    """The handler raised. An exception that is an answer is stored; any other means that nothing happened, unless it
-    is no Exception but an interruption."""
-    policy = call.policy
-    if isinstance(error, NotUndone):  # half of it stands: nobody may run it again, or be told that it is over
-        yield from _release(call, claimed, error, to=State.UNKNOWN)
-        return Failed(error)
-    if isinstance(error, policy.remembered):
-        op = Complete(call.id, claimed.token, call.seal_error(error), policy.kept_seconds)
-        try:
-            try:
-                held = yield op
-            except StoreError as failure:
-                held = yield from _settle(call, op, error, failure)
-        except StoreError:
-            held = None  # the lease will end by itself; the handler's own error matters more to the caller
-        if held:
-            call.tell(events.FailureRemembered, claimed.attempt, shown(error))
-        elif held is False:
-            call.tell(events.LeaseLost, claimed.attempt, claimed.token)
-        return Failed(error)
-    to = State.ABANDONED if call.has_steps else State.ABSENT
-    if policy.interrupted_to is not None and not isinstance(error, Exception):
-        to = policy.interrupted_to
-    yield from _release(call, claimed, error, to=to)
-    return Failed(error)
-
-
-def _release(call: Call, claimed: Claimed, error: BaseException | None, *, to: State) -> Generator[Request, Any, None]:
-    try:
-        held = yield Release(call.id, claimed.token, to)
-    except StoreError as failure:
-        # Not fatal: the lease ends by itself. The error in hand is the one the caller must see.
-        call.tell(events.StoreFailed, "release", str(failure))
-        return
-    if held:
-        if to is State.ABSENT and call.quota is not None:
-            call.quota.released(call.tenant)
-        call.tell(events.Released, claimed.attempt, "" if error is None else shown(error), to is State.ABANDONED)
-    else:
-        call.tell(events.LeaseLost, claimed.attempt, claimed.token)
-
-
-def _settle(call: Call, op: Complete, result: Any, error: StoreError) -> Generator[Request, Any, bool | None]:
-    """Offer a finished outcome to a failing store until it takes it, for ``settle_for`` at most.
-
-    None where it was not stored and the policy is open: the caller gets its answer all the same.
-    """
-    left = call.policy.settle_seconds
-    pauses = iter(SETTLE_PAUSES)
-    pause = 0.0
-    while True:
-        call.tell(events.StoreFailed, "complete", str(error))
-        pause = next(pauses, pause)
-        if pause > left:
-            if call.policy.fails_open and type(op) is Complete:  # without its writes it has had no effect
-                return None
-            # Not the store's own words alone: they speak of the last Op, and the effect has happened.
-            unsettled = type(error)(f"{call} ran, but its outcome could not be stored: {error}")
-            unsettled.result = result
-            raise unsettled from error
-        left -= pause
-        yield Pause(pause)
-        try:
-            held: bool = yield op
-            return held
-        except StoreError as again:
-            error = again
-
-
-def _superseded(call: Call, claimed: Claimed) -> Flow:
-    """Another owner has the operation: its outcome is the answer, where there is one."""
-    call.tell(events.LeaseLost, claimed.attempt, claimed.token)
-    record = yield Lookup(call.id)
-    if record is not None and record.state is State.DONE:
-        return replay(call, record)
-    raise LeaseLost(f"{call}: attempt {claimed.attempt} outlived its lease and another owner took over")
-
-
 def _unprotected() -> Flow:
     outcome = yield Run(None)
     if type(outcome) in (Returned, Declined):
         return Outcome(outcome.value, False, 1)
     return Failed(outcome.error)
-
-
-def replay(call: Call, record: Record) -> Outcome[Any]:
-    call.tell(events.Replayed, record.age, record.attempt)
-    return Outcome(call.open_snapshot(record.snapshot), True, record.attempt)
 
 
 def check_same_request(call: Call, record: Record) -> None:

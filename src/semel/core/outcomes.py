@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from semel.core.failures import decode_error, encode_error
@@ -154,6 +155,10 @@ class Call:
         if not writes or not self.keeps_writes(result):
             return Complete(self.id, token, snapshot, self.policy.kept_seconds)
         return CompleteWith(self.id, token, snapshot, self.policy.kept_seconds, writes)
+
+    def without_result(self, op: Complete, result: Any, reason: str) -> tuple[Complete, NotSerializable | None]:
+        """The same, for a store that cannot hold so much: it is done, and that is all that is kept. What is lost."""
+        return replace(op, snapshot=self.seal_nothing(reason)), NotSerializable(reason)
 
     def keeps_writes(self, result: Any) -> bool:
         """Whether this result says that what was asked for is done."""

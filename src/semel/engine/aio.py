@@ -14,12 +14,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, Unpack, cast
 
-from semel.core.flows import Await, Lost, NotRun, Pause, Raised, Recover, Returned, Run
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claim, Claimed, Complete, Count, Existing, Lookup, Op, Record, Release, Resolve, Sweep, Swept
 from semel.core.outcomes import Call, Failed, Outcome
 from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
+from semel.core.requests import Await, Lost, NotRun, Pause, Raised, Recover, Returned, Run
 from semel.core.serializers import Serializer
 from semel.core.snapshot import Codec
 from semel.engine.aio_calls import AsyncCalls

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
-from semel.core.flows import Declined, Lost, Raised, Returned
 from semel.core.outcomes import Outcome
+from semel.core.requests import Declined, Lost, Raised, Returned
 
 if TYPE_CHECKING:
     from semel.core.ops import Claimed, Op

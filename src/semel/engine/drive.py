@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from semel.core.flows import Flow, perform
+from semel.core.flows import perform
 from semel.core.ops import Claimed
 from semel.core.outcomes import Call
+from semel.core.requests import Flow
 from semel.engine.flights import Flight
 from semel.engine.leases import Lease
 

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Final
 
-from semel.core.flows import SETTLE_PAUSES
+from semel.core.endings import SETTLE_PAUSES
 from semel.core.journal import Journal, label
 from semel.core.keys import derive
 from semel.core.ops import Claimed, Op, SaveStep

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from types import CoroutineType, TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
-from semel.core.flows import Await, NotRun, Pause, Raised, Recover, Returned, Run
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Record, Resolve, Sweep, Swept
 from semel.core.outcomes import Call, Failed, Outcome
 from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
+from semel.core.requests import Await, NotRun, Pause, Raised, Recover, Returned, Run
 from semel.core.serializers import Serializer
 from semel.core.snapshot import Codec
 from semel.engine.attempts import Attempt

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
-from semel.core.flows import Raised, Returned
+from semel.core.requests import Raised, Returned
 from semel.engine.drive import Drive
 from semel.engine.flights import Flight
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from semel.core.flows import Raised, Recover, Returned, Run
 from semel.core.ops import Claimed
 from semel.core.outcomes import Call, Outcome
+from semel.core.requests import Raised, Recover, Returned, Run
 from semel.core.transactional import Conflicted, Flow, Refused, transact
 from semel.engine.aio_transactions import AsyncTransactions
 from semel.engine.drive import ignoring

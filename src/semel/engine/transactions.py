@@ -13,10 +13,10 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
-from semel.core.flows import Pause, Raised, Recover, Returned, Run
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claimed
 from semel.core.outcomes import Call, Failed, Outcome
+from semel.core.requests import Pause, Raised, Recover, Returned, Run
 from semel.core.serializers import Serializer
 from semel.core.transactional import Conflicted, Flow, Keep, Lock, Rollback, transact
 from semel.engine.brackets import with_brackets

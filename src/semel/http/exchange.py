@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
@@ -17,6 +18,7 @@ from urllib.parse import quote
 
 from semel.core.canonical import canonical_json, parse_json, select_fields
 from semel.core.keys import header_value, parse_header
+from semel.core.ops import Complete
 from semel.core.outcomes import Call
 from semel.core.serializers import NotSerializable
 from semel.core.snapshot import Kind, StoredResponse, decode_response, encode_response
@@ -75,6 +77,16 @@ class HTTPCall(Call):
             return self._seal(response)
         except NotSerializable:  # larger than the codec takes: like an answer above the limit
             return self._seal(response._replace(body=b"", body_omitted=True))
+
+    def without_result(self, op: Complete, result: Any, reason: str) -> tuple[Complete, NotSerializable | None]:
+        """Like an answer above the limit: its client gets it whole, and a replay says that the body is left out."""
+        try:
+            response = as_response(result)
+            if response.body:
+                return replace(op, snapshot=self._seal(response._replace(body=b"", body_omitted=True))), None
+        except NotSerializable:  # an exception that is remembered
+            pass
+        return super().without_result(op, result, reason)
 
     def keeps_writes(self, result: Any) -> bool:
         """An error answer is kept without the handler's writes, as without its rows in a transaction."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from semel.core.ops import Op, Resolve
-from semel.errors import SemelError, StoreUnavailable, StoreUncertain
+from semel.errors import RecordTooLarge, SemelError, StoreUnavailable, StoreUncertain
 from semel.sql.batches import PENDING
 from semel.sql.connections.refusals import Contended, Refused, Unreachable
 
@@ -68,8 +68,10 @@ class Trip:
         if isinstance(error, StoreUncertain) and any(type(op) is Resolve for _, op in self.unanswered()):
             pause = None  # the one Op that may not be sent twice: by then the record may be another owner's
         if pause is None:
-            public = type(error)
-            if self._sent:
+            public: type[SemelError] = type(error)
+            if isinstance(error, RecordTooLarge):
+                public = RecordTooLarge  # and it was so whenever it was sent before
+            elif self._sent:
                 public = StoreUncertain  # once anything was sent, nobody can say that nothing was stored
             elif isinstance(error, StoreUnavailable):
                 public = StoreUnavailable

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from semel.errors import SemelError, StoreUncertain
-from semel.sql.connections.refusals import Contended, Refused
+from semel.sql.connections.refusals import Contended, Refused, TooLarge
 from semel.sql.packets import Packet
 from semel.sql.program import Rows, Statement
 
@@ -28,7 +28,7 @@ def texts(statement: Statement, together: bool, limit: int | None) -> list[str]:
     for text in parts:
         if limit is not None and len(text) >= limit:
             # Said before it is sent: the server would break the connection in the middle of it.
-            raise Refused(
+            raise TooLarge(
                 f"too large for MySQL: {len(text)} bytes, and max_allowed_packet is {limit}; store less, or raise it"
             )
     return parts

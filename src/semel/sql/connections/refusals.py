@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from semel.errors import StoreUnavailable
+from semel.errors import RecordTooLarge, StoreUnavailable
 
-__all__ = ["Contended", "Duplicate", "Held", "Refused", "Unreachable"]
+__all__ = ["Contended", "Duplicate", "Held", "Refused", "TooLarge", "Unreachable"]
 
 
 class Contended(StoreUnavailable):
@@ -17,6 +17,10 @@ class Held(Contended):
 
 class Refused(StoreUnavailable):
     """The statement was refused, by the server or by the driver: something in it is wrong, the connection is fine."""
+
+
+class TooLarge(Refused, RecordTooLarge):
+    """It is more than the server takes: of several at once, each may still be taken by itself."""
 
 
 class Duplicate(Refused):

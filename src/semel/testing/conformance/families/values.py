@@ -6,6 +6,7 @@ import unicodedata
 
 from semel.core.ops import FOREVER, Complete, Lookup, Release, Renew
 from semel.core.states import State
+from semel.errors import RecordTooLarge
 from semel.testing.conformance.phrases import claim, running, shown, won
 from semel.testing.conformance.script import TTL, Elsewhere, Family, Script, new_id
 
@@ -30,7 +31,8 @@ TEXTS = (
     "\ufeffmark",
     "\x7f\x01",
 )
-SNAPSHOTS = (b"", b"\x00", b"\\x00", bytes(range(256)), b"\xff" * 1000, b"'", bytes(range(256)) * 4096)
+SNAPSHOTS = (b"", b"\x00", b"\\x00", bytes(range(256)), b"\xff" * 1000, b"'")
+LARGE = bytes(range(256)) * 4096
 
 
 @FAMILY()
@@ -41,6 +43,21 @@ def any_snapshot_comes_back() -> Script:
         record = yield from shown(claim(id), State.DONE)
         assert record.snapshot == snapshot
         assert (yield Elsewhere(Lookup(id))).snapshot == snapshot
+
+
+@FAMILY()
+def a_large_snapshot_comes_back_or_is_refused_as_such() -> Script:
+    """A store may have a limit, and says so with RecordTooLarge: the attempt is still its owner's, and ends with less."""
+    id, claimed = yield from running()
+    kept = LARGE
+    try:
+        assert (yield Complete(id, claimed.token, LARGE, TTL)) is True
+    except RecordTooLarge:
+        yield from shown(claim(id), State.RUNNING)
+        kept = b"done"
+        assert (yield Complete(id, claimed.token, kept, TTL)) is True
+    assert (yield from shown(claim(id), State.DONE)).snapshot == kept
+    assert (yield Elsewhere(Lookup(id))).snapshot == kept
 
 
 @FAMILY()
