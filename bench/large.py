@@ -70,6 +70,8 @@ class Large:
     expired: int = 0
     left: int = 0
     """Of those, how many were still there at the end."""
+    removing: float = 0.0
+    """The share of that time which the server itself has spent on removing them, where it tells."""
     sweeps: bool = True
     """Whether it is the sweep that removes them; Redis does so itself, and shows them to nobody until then."""
 
@@ -88,7 +90,8 @@ class Large:
             "jobs": [{"job": job, "records": size, **found.as_json()} for (job, size), found in self.jobs.items()],
             "times": {job: {name: round(self.times(job, name), 2) for name in ("p50", "p99", "cpu")} for job in JOBS},
             "sweep": {
-                "expired": self.expired, "left": self.left, "times_p99": round(self.sweep_times(), 2),
+                "expired": self.expired, "left": self.left, "removing": round(self.removing, 4),
+                "times_p99": round(self.sweep_times(), 2),
                 **{f"{name}_us": {str(p): round(percentile(taken, p) * 1e6) for p in (50, 99)}
                    for name, taken in (("quiet", self.quiet), ("swept", self.swept))},
             },
@@ -109,6 +112,8 @@ class Large:
             lines.append(f"  {told:<34}{percentile(taken, 50) * 1e6:>10,.0f}{percentile(taken, 99) * 1e6:>10,.0f}")
         where = "still there at the end" if self.sweeps else "at the end still in memory, where nobody sees them"
         lines.append(f"  {self.expired:,} expired, {self.left:,} of them {where}")
+        if self.removing:
+            lines.append(f"  the server was removing them for {self.removing:.1%} of the time, in which claims wait")
         return "\n".join(lines)
 
 
@@ -156,7 +161,9 @@ def _sweep(many: Full, large: Large, pace: Pace, progress: Callable[[str], objec
     progress(f"{large.store}: claims while records expire and are swept")
     large.expired = int(EXPIRIES * seconds)
     many.expire(large.many, large.expired, EXPIRIES, delay=0.0)
+    before = many.removing(), perf_counter()
     large.swept += asyncio.run(_claims(many, seconds, sweep=True))
+    large.removing = (many.removing() - before[0]) / (perf_counter() - before[1])
     large.left = many.left()
     progress(f"{large.store}: claims while nothing expires")
     large.quiet += asyncio.run(_claims(many, seconds / 2))

@@ -52,10 +52,15 @@ class FullRedis(Full):
     def left(self) -> int:
         return self._expired - self._gone()
 
+    def removing(self) -> float:
+        return self._stat("expire_cycle_cpu_milliseconds") / 1000
+
     def _gone(self) -> int:
         """Expired and removed since the server began."""
-        found = self._server.cli("INFO", "stats").partition("expired_keys:")[2].splitlines()[0]
-        return int(found)
+        return self._stat("expired_keys")
+
+    def _stat(self, name: str) -> int:
+        return int(self._server.cli("INFO", "stats").partition(f"{name}:")[2].splitlines()[0])
 
     def _write(self, records: Iterator[tuple[int, int]]) -> None:
         """By SET, as fast as the socket takes it: the server is told not to answer until the end."""

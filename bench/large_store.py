@@ -48,6 +48,10 @@ class Full(ABC):
     def left(self) -> int:
         """Of those that expire: how many have, and are still there."""
 
+    def removing(self) -> float:
+        """Seconds that the server itself has spent on removing what has expired, where it tells."""
+        return 0.0
+
     def cpu(self) -> float:
         """Seconds of CPU that the server has used."""
         return cpu_seconds(self._pid)
