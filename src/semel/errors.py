@@ -315,7 +315,7 @@ class StoreError(SemelError):
     status = 503
     code = "idempotency_store_unavailable"
     retryable = True
-    retry_after = 1.0
+    retry_after: float | None = 1.0
     result: Any = None
     """What the handler returned, where it had run and only its outcome could not be stored."""
 

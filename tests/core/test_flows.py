@@ -287,9 +287,25 @@ def test_a_store_that_cannot_hold_even_that_is_told_with_the_result() -> None:
     assert raised.value.result == "x"
 
 
+def test_that_is_told_with_the_result_also_when_it_is_learned_late() -> None:
+    flow = Driven().answer(Claimed(1, 1)).answer(Returned("x")).fail(RecordTooLarge("full"))
+    flow.fail(StoreUnavailable("down")).answer(None)
+    with pytest.raises(RecordTooLarge, match="ran, but its outcome could not be stored") as raised:
+        flow.fail(RecordTooLarge("full"))
+    assert raised.value.result == "x"
+
+
+def test_where_the_policy_is_open_the_caller_has_its_answer_all_the_same() -> None:
+    flow = Driven(on_store_error="open").answer(Claimed(1, 1)).answer(Returned("x")).fail(RecordTooLarge("full"))
+    with pytest.raises(StopIteration) as stop:
+        flow.fail(RecordTooLarge("full"))
+    assert stop.value.value.value == "x"
+
+
 def test_a_remembered_failure_that_is_too_large_is_remembered_without_its_words() -> None:
     flow = Driven(remember=(Boom,)).answer(Claimed(1, 1)).answer(Raised(Boom("long"))).fail(RecordTooLarge("full"))
-    assert Codec().open(flow.next.snapshot, ID).kind is Kind.EMPTY
+    snapshot = Codec().open(flow.next.snapshot, ID)
+    assert (snapshot.kind, snapshot.reason) == (Kind.EMPTY, "Boom, full")
     with pytest.raises(Boom):
         flow.answer(True)
     assert flow.names() == ["started", "failure_remembered"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,15 +14,19 @@ from semel import (
     Codec,
     Policy,
     Recovered,
+    State,
     current_operation,
 )
+from semel.core.ops import Complete, Op
 from semel.core.snapshot import StoredResponse
 from semel.engine.attempts import AsyncAttempt
-from semel.errors import LeaseLost
+from semel.errors import LeaseLost, RecordTooLarge
 from semel.http.exchange import HTTPCall
 from semel.http.fastapi import Action, Idempotency
 from semel.observe import events
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose
+
+R = TypeVar("R")
 
 
 def test_the_guards_policy_holds_for_routes_and_each_route_changes_its_own() -> None:
@@ -62,6 +66,60 @@ def test_a_codec_that_takes_less_than_the_route_stores_the_answer_without_its_bo
 
     asyncio.run(run())
     assert app.runs == 1
+
+
+class NoKeys:
+    """A cipher whose key service is down."""
+
+    def encrypt(self, plaintext: bytes, context: bytes) -> bytes:
+        raise ConnectionError("the key service does not answer")
+
+    def decrypt(self, ciphertext: bytes, context: bytes) -> bytes:
+        raise ConnectionError("the key service does not answer")
+
+
+def test_an_answer_that_cannot_be_sealed_is_remembered_as_done() -> None:
+    app = Counting()
+    guard = AsyncSemel(AsyncMemoryStore(), codec=Codec(cipher=NoKeys()))
+    guarded = at_the_edge(app, guard)
+
+    async def run() -> None:
+        for _ in range(2):
+            sent = await ask(guarded)
+            assert sent[0]["status"] == 500
+            assert b"idempotency_result_not_stored" in body_of(sent)
+        record = await guard.lookup("POST /pay", "k", tenant="alice")
+        assert record is not None
+        assert record.state is State.DONE
+
+    asyncio.run(run())
+    assert app.runs == 1
+
+
+class Small(AsyncMemoryStore):
+    """A store that holds snapshots of 100 bytes."""
+
+    async def execute(self, op: Op[R]) -> R:
+        if isinstance(op, Complete) and len(op.snapshot) > 100:
+            raise RecordTooLarge("100 bytes at most")
+        return await super().execute(op)
+
+
+def test_an_answer_that_the_store_cannot_hold_is_an_event() -> None:
+    heard: list[str] = []
+    guard = AsyncSemel(Small(), on_event=lambda event: heard.append(event.name))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 200, "more_body": False})
+
+    async def run() -> None:
+        guarded = at_the_edge(app, guard)
+        assert body_of(await ask(guarded)) == b"x" * 200
+        assert header(await ask(guarded), b"idempotent-replayed") == [b"omitted"]
+
+    asyncio.run(run())
+    assert heard == ["started", "result_dropped", "completed", "replayed"]
 
 
 def test_what_someone_resolves_is_the_answer() -> None:

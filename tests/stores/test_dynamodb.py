@@ -11,9 +11,6 @@ from semel.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, migrate
 from semel.testing import conformance
 from tests.servers import DynamoDBServer, MotoServer
 
-TOO_LARGE = "any_snapshot_comes_back"
-"""One of its snapshots is a megabyte; an item has 400 KB at most: see test_dynamodb_service.py."""
-
 FUTURE = 4_000_000_000.0
 """When the suite plays: the server removes what has expired by its own clock, and nothing may go under our hands."""
 
@@ -39,18 +36,13 @@ def table(dynamodb: DynamoDBServer, tables: dict[str, str], request: pytest.Fixt
     return tables[name]
 
 
-class _FitsIntoAnItem:
+class _InTheFuture:
     @pytest.fixture
     def clock(self) -> conformance.ManualClock:
         return conformance.ManualClock(FUTURE)
 
-    def _prove(self, proof: Any, *rest: Any) -> None:
-        if proof.name == TOO_LARGE:
-            pytest.skip("an item is 400 KB at most")
-        super()._prove(proof, *rest)  # type: ignore[misc]
 
-
-class TestDynamoDBStore(_FitsIntoAnItem, conformance.StoreSuite):
+class TestDynamoDBStore(_InTheFuture, conformance.StoreSuite):
     examples = 8
 
     @pytest.fixture
@@ -58,7 +50,7 @@ class TestDynamoDBStore(_FitsIntoAnItem, conformance.StoreSuite):
         return lambda: DynamoDBStore(table, clock=clock)
 
 
-class TestAsyncDynamoDBStore(_FitsIntoAnItem, conformance.AsyncStoreSuite):
+class TestAsyncDynamoDBStore(_InTheFuture, conformance.AsyncStoreSuite):
     examples = 8
 
     @pytest.fixture

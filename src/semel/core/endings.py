@@ -66,7 +66,8 @@ def failed(call: Call, claimed: Claimed, error: BaseException) -> Flow:
             try:
                 held = yield op
             except StoreError as failure:
-                _, held, _ = yield from _offer_again(call, op, error, failure)
+                about = f"{type(error).__qualname__}, "
+                _, held, _ = yield from _offer_again(call, op, error, failure, about)
         except StoreError:
             held = None  # the lease will end by itself; the handler's own error matters more to the caller
         if held:
@@ -97,23 +98,32 @@ def release(call: Call, claimed: Claimed, error: BaseException | None, *, to: St
 
 
 def _offer_again(
-    call: Call, op: Complete, result: Any, error: StoreError
+    call: Call, op: Complete, result: Any, error: StoreError, about: str = ""
 ) -> Generator[Request, Any, tuple[Complete, Any, NotSerializable | None]]:
     """The store has not taken a finished outcome. What it took in the end, what it said, and what was left out: where
     it cannot hold so much, the result, for the effect has happened and must not happen again.
     """
-    if not isinstance(error, RecordTooLarge):
-        try:
-            return op, (yield from _settle(call, op, result, error)), None
-        except RecordTooLarge as too_large:
-            error = too_large
-    op, lost = call.without_result(op, result, str(error))
+    lost: NotSerializable | None = None
     try:
-        return op, (yield op), lost
+        if not isinstance(error, RecordTooLarge):
+            return op, (yield from _settle(call, op, result, error)), lost
+    except RecordTooLarge as too_large:
+        error = too_large
+    reason = f"{about}{error}"
+    op, lost = call.without_result(op, result, reason)
+    if lost is None:
+        call.tell(events.ResultDropped, reason)
+    try:
+        try:
+            return op, (yield op), lost
+        except RecordTooLarge:
+            raise
+        except StoreError as again:
+            return op, (yield from _settle(call, op, result, again)), lost
     except RecordTooLarge as again:
+        if call.policy.fails_open and type(op) is Complete:
+            return op, None, lost
         raise _unsettled(call, result, again) from again
-    except StoreError as again:
-        return op, (yield from _settle(call, op, result, again)), lost
 
 
 def _settle(call: Call, op: Complete, result: Any, error: StoreError) -> Generator[Request, Any, bool | None]:

@@ -98,7 +98,7 @@ class HTTPCall(Call):
             payload = encode_response(status, headers, body, body_omitted=omitted)
         except ValueError as error:
             raise NotSerializable(str(error)) from error
-        return self.codec.seal(_ANSWER, "", payload, self.id)
+        return self._sealed(_ANSWER, "", payload)
 
     def open_snapshot(self, blob: bytes | None) -> Any:
         snapshot = self.codec.open(blob or b"", self.id)

@@ -1,12 +1,11 @@
 """An ASGI answer on its way out: held back until it is stored, and then let go; or another one said in its place.
 
-An answer that is whole is stored by the task that waits for the application, where there is one: what the application
-holds is given back first, and nothing of it waits for the store.
+It is stored within the application's own ``send``: what an application does after its answer, such as a background
+task, must find it stored and sent, for it may take long, or end the process.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 
 from semel.engine.attempts import AsyncAttempt
@@ -36,16 +35,10 @@ class Outgoing(Rerunning):
         self._natural: Natural | None = None
         self._start: Message | None = None
         self._capture: Capture | None = None
-        self._last: Message | None = None
-        """The end of an answer that is whole, and left to whoever waits for the application."""
-        self._delivered: asyncio.Future[None] | None = None
-        """What the application waits for that goes on speaking all the same."""
 
     async def send(self, message: Message) -> None:
         """What the application writes its answer to."""
         kind = message["type"]
-        if self._last is not None:
-            await self._delivery()
         if self._silent:
             return
         if self._answer is not None:
@@ -76,8 +69,7 @@ class Outgoing(Rerunning):
                 body = capture.taken()
             if not more:
                 last = {"type": kind, "body": capture.body if kept else body, "more_body": False}
-                if was_open or not self._hand_over(last):
-                    await self._finish(capture, last, was_open)
+                await self._finish(capture, last, was_open)
             elif not kept:
                 await self._pass({"type": kind, "body": body, "more_body": True})
         elif kind in FILES:
@@ -85,26 +77,6 @@ class Outgoing(Rerunning):
             await self._finish(capture, message)
         else:
             await self._pass(message)
-
-    def _hand_over(self, last: Message) -> bool:
-        """Leave an answer that is whole to the one who waits for it; False where nobody does."""
-        raise NotImplementedError
-
-    async def _deliver(self, last: Message) -> None:
-        """Store the answer that was handed over, and let it go."""
-        capture = self._capture
-        assert capture is not None
-        try:
-            await self._finish(capture, last)
-        finally:
-            self._last = None
-            if self._delivered is not None and not self._delivered.done():
-                self._delivered.set_result(None)
-
-    async def _delivery(self) -> None:
-        if self._delivered is None:
-            self._delivered = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._delivered)
 
     async def _finish(self, capture: Capture, last: Message, begun: bool = False) -> None:
         """The answer is whole: store it, and only then let it go, or its end."""

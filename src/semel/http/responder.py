@@ -14,7 +14,7 @@ from semel.engine.attempts import AsyncAttempt
 from semel.engine.operation import running
 from semel.engine.tasks import started
 from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError
-from semel.http.asgi_messages import Message, Receive, Scope, Send, has_key, without_files
+from semel.http.asgi_messages import Receive, Scope, Send, has_key, without_files
 from semel.http.capture import Capture
 from semel.http.conditional import Preconditions, hold, let_go
 from semel.http.exchange import CLAIMED, FAILED, Exchange
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Responder"]
 
 
-def _lost(attempt: AsyncAttempt) -> bool:
-    return attempt.lease is not None and attempt.lease.lost
-
-
 class Responder(Outgoing):
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
@@ -41,8 +37,6 @@ class Responder(Outgoing):
         self._middleware = middleware
         self._over: asyncio.Future[None] | None = None
         """What our caller waits for while the application's task runs."""
-        self._alone = False
-        """Whether our caller has gone, and the application's task is all there is."""
         self.loop = asyncio.get_running_loop()
         self.preconditions: Preconditions | None = None
 
@@ -71,42 +65,20 @@ class Responder(Outgoing):
         if rule is not None and not await self._claimed_here(rule):
             return
         # A task of its own: when the client hangs up and the server cancels us, the handler still finishes, and its
-        # answer is stored for the retry.
+        # answer is stored for the retry. A bare future is half the price of asyncio.shield().
         task = started(self._run(rule), self.loop)
+        if task.done():  # it never waited
+            task.result()
+            return
+        self._over = self.loop.create_future()
         try:
-            if self._last is None and not task.done():
-                await self._ended()
-            last = self._last
-            if last is not None:
-                await self._deliver(last)
-                if not task.done():  # it has more to do than to answer
-                    await self._ended()
-        except BaseException as error:
-            if self._last is not None:  # and we were cancelled before we came to it
-                self._middleware.leave(started(self._deliver(self._last), self.loop))
-            elif isinstance(error, asyncio.CancelledError) and self.attempt is None and not self.runs_again:
-                task.cancel()
+            await self._over
+        except asyncio.CancelledError:
             if not task.done():
-                self._alone = True
+                if self.attempt is None and not self.runs_again:
+                    task.cancel()
                 self._middleware.leave(task)
             raise
-        if task.done():
-            task.result()
-
-    async def _ended(self) -> None:
-        """Until the application's task is over, or has an answer. A bare future is half the price of a shield."""
-        self._over = self.loop.create_future()
-        await self._over
-
-    def _hand_over(self, last: Message) -> bool:
-        # Not a transaction's: it is committed before the application closes what it was made on.
-        if self._alone or self._rule is None or self._rule.transaction is not None:
-            return False
-        self.unwatch()
-        self._last = last
-        if self._over is not None and not self._over.done():
-            self._over.set_result(None)
-        return True
 
     async def _claimed_here(self, rule: Rule) -> bool:
         claimed = False
@@ -145,7 +117,7 @@ class Responder(Outgoing):
                         if self.attempt is not None:
                             running.set(self.attempt.operation)  # for this task alone, which ends with the request
                     await self._middleware.app(self._scope, self.receive, self.send)
-                    if self.attempt is not None and self._last is None:
+                    if self.attempt is not None:
                         raise RuntimeError("the application ended without an answer")
                 except BaseException as error:
                     if not await self._broken(error, asyncio.current_task(self.loop)):
@@ -284,8 +256,6 @@ class Responder(Outgoing):
     async def _broken(self, error: BaseException, task: asyncio.Task[Any] | None) -> bool:
         """The application raised. Whether that is dealt with, and an answer known."""
         attempt, rule = self.attempt, self._rule
-        if self._last is not None:
-            return False  # its answer stands, and is about to be stored
         if self.runs_again:
             return isinstance(error, (Exception, BaseExceptionGroup, RunAgain))
         if attempt is None or rule is None:

@@ -1,8 +1,9 @@
-"""An answer that is whole is stored by the task that waits for the application; the application goes on meanwhile."""
+"""What an application does after its answer: by then that is stored and sent, whatever it does, and whoever cancels."""
 
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import pytest
@@ -63,18 +64,49 @@ def waits(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def test_the_application_is_over_before_the_store_has_answered(waits: bool) -> None:
+def test_what_follows_the_answer_finds_it_stored_and_sent(waits: bool) -> None:
+    """It may take longer than the lease without ever waiting, or end the process: then a retry must find the answer."""
+
     async def run() -> None:
-        store, app = Held(), Service(waits_before=waits)
-        app.go_on.set()
-        request = asyncio.ensure_future(ask(at_the_edge(app, AsyncSemel(store))))
-        await asyncio.wait_for(store.came.wait(), 10)
-        await asyncio.wait_for(app.over.wait(), 10)
-        assert not request.done(), "an answer was let go before it was stored"
-        store.gate.set()
-        assert body_of(await request) == b"paid"
+        found: list[Any] = []
+        guard = AsyncSemel(AsyncMemoryStore())
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            if waits:
+                await asyncio.sleep(0)
+            await send(START)
+            await send(BODY)
+            record = await guard.lookup("POST /pay", "k", tenant="alice")
+            found.append((record and record.state, [message["type"] for message in sent]))
+
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await at_the_edge(app, guard)(scope_of(), receive, send)
+        assert found == [(State.DONE, ["http.response.start", "http.response.body"])]
 
     asyncio.run(run())
+
+
+def test_a_hook_hears_of_the_completion_in_the_context_of_the_request(waits: bool) -> None:
+    request_id: ContextVar[str] = ContextVar("request_id", default="-")
+    heard: list[tuple[str, str]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        request_id.set("req-1")
+        if waits:
+            await asyncio.sleep(0)
+        await send(START)
+        await send(BODY)
+
+    guard = AsyncSemel(AsyncMemoryStore(), on_event=lambda event: heard.append((event.name, request_id.get())))
+    asyncio.run(ask(at_the_edge(app, guard)))
+    assert heard == [("started", "-"), ("completed", "req-1")]
 
 
 def test_what_the_application_does_after_its_answer_keeps_nobody_waiting(waits: bool) -> None:
@@ -143,7 +175,7 @@ def test_a_cancellation_after_the_answer_reaches_the_application(waits: bool) ->
 
 @pytest.mark.parametrize("turns", range(8))
 def test_whenever_the_server_cancels_an_answer_that_is_whole_is_stored(turns: int, waits: bool) -> None:
-    """Also in the very turn in which it is handed over."""
+    """Also in the turn in which it becomes whole."""
 
     async def run() -> None:
         store, app = Held(), Service(waits_before=waits)
