@@ -186,6 +186,10 @@ def test_the_verdict_of_each_mode_can_fail(demo: Callable[..., Demo], mode: str,
     [
         (["--once", "--mode", "transactional", "--store", "redis://127.0.0.1:1/0"], "PostgreSQL or MySQL, not redis"),
         (["--once", "--mode", "transactional", "--store", "memory://"], "cannot share a store in memory"),
+        (["--once", "--store", "tiered:memory:,redis://127.0.0.1:1/0"], "cannot share a store in memory"),
+        (["--port", "0", "--store", "tiered:memory:,redis://127.0.0.1:1/0"], "cannot share a store in memory"),
+        (["--once", "--store", "sqlite:///:memory:"], "cannot share a store in memory"),
+        (["--once", "--store", "tiered:memory:"], "a tiered store is the one that decides, a comma"),
         (["--once", "--mode", "steps", "--http"], "leave out --http"),
     ],
 )

@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.store and args.store.partition(":")[0] == "memory":
+    if args.store and _in_memory(args.store):
         raise StoreURLError("the demo's workers are processes, and cannot share a store in memory")
     if args.mode and (args.http or args.no_storm):
         raise ConfigurationError("--mode is for storms straight on the store: leave out --http and --no-storm")
@@ -50,6 +50,15 @@ def run(args: argparse.Namespace) -> int:
 
     args.port = (0 if args.once else PORT) if args.port is None else args.port
     return serving.run(args)
+
+
+def _in_memory(url: str) -> bool:
+    """Whether the records would be in the memory of one process; of a tiered store, those of its truth."""
+    if url.startswith("tiered:"):
+        from semel.stores.urls import tiers
+
+        url = tiers(url)[0]
+    return url.partition(":")[0] == "memory" or url == "sqlite:///:memory:"
 
 
 def _positive(text: str) -> float:

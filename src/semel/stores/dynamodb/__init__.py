@@ -1,7 +1,16 @@
 """Records in a DynamoDB table, by boto3 (sync) or aiobotocore (async). Make the table first: ``semel migrate URL``."""
 
 from semel.stores.dynamodb.aio import AsyncDynamoDBStore
-from semel.stores.dynamodb.sync import DynamoDBStore, check, migrate
+from semel.stores.dynamodb.sync import DynamoDBStore, check, migrate, printed
 from semel.stores.dynamodb.table import cloudformation, iam_policy, terraform
 
-__all__ = ["AsyncDynamoDBStore", "DynamoDBStore", "check", "cloudformation", "iam_policy", "migrate", "terraform"]
+__all__ = [
+    "AsyncDynamoDBStore",
+    "DynamoDBStore",
+    "check",
+    "cloudformation",
+    "iam_policy",
+    "migrate",
+    "printed",
+    "terraform",
+]

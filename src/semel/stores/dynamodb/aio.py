@@ -93,9 +93,11 @@ class AsyncDynamoDBStore:
                 except StoreError as error:
                     answers[i] = error
 
-        async with asyncio.TaskGroup() as group:
-            for positions in by_record.values():
-                group.create_task(in_order(positions))
+        # No task group: it would wrap what ends all of them, such as a table that is not there.
+        ends = await asyncio.gather(*map(in_order, by_record.values()), return_exceptions=True)
+        for end in ends:
+            if end is not None:
+                raise end
         return answers
 
     async def wait(self, id: bytes, seconds: float) -> None:

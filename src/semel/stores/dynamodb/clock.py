@@ -13,6 +13,8 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from typing import Final, Protocol
 
+from semel.errors import ConfigurationError
+
 __all__ = ["Clock", "GivenClock", "ServiceClock"]
 
 DRIFT: Final = 0.0005
@@ -69,7 +71,11 @@ class ServiceClock:
         self._bounds = (least, most, self._monotonic())
 
     def _widened(self) -> tuple[float, float, float]:
-        assert self._bounds is not None, "no answer of the service has been heard yet"
+        if self._bounds is None:  # it was asked, and has answered
+            raise ConfigurationError(
+                "the answers of this endpoint have no Date header, and DynamoDB has no other clock: let whatever "
+                "stands before it pass the header on, or give the store a clock=, which all processes share"
+            )
         least, most, found = self._bounds
         here = self._monotonic()
         slack = max(0.0, here - found) * DRIFT

@@ -12,15 +12,24 @@ from typing import Any, Final, TypeAlias
 
 from semel.core.semantics import Row
 from semel.core.states import State, Takeover
+from semel.sql.connections.refusals import TooLarge
 
-__all__ = ["Item", "micros", "step_name", "to_item", "to_row", "ttl_of"]
+__all__ = ["LARGEST_ITEM", "Item", "fitting", "micros", "step_name", "to_item", "to_row", "ttl_of"]
 
 Item: TypeAlias = dict[str, dict[str, Any]]
 """As the service has it: each value under the letter of its type."""
 
+LARGEST_ITEM: Final = 400 * 1024
 _NUMBERS: Final = ("token", "attempt", "nonce")
 _STEP: Final = "step:"
 _TIMES: Final = ("lease_end", "created", "expires")
+
+
+def fitting(data: bytes) -> bytes:
+    """The same, unless no item could hold it: that need not be sent to be learned. Of the rest the service judges."""
+    if len(data) > LARGEST_ITEM:
+        raise TooLarge(f"too large for an item of DynamoDB, which is 400 KB at most: {len(data):,} bytes; store less")
+    return data
 
 
 def micros(seconds: float) -> str:
@@ -42,6 +51,8 @@ def ttl_of(row: Row) -> int | None:
 
 
 def to_item(row: Row, version: int) -> Item:
+    """The item; without its steps once it is done, for nobody resumes it then, and they may leave no room."""
+    steps = () if row.state is State.DONE else row.steps
     item: Item = {
         "id": {"B": row.id},
         "version": {"N": str(version)},
@@ -51,7 +62,7 @@ def to_item(row: Row, version: int) -> Item:
         "tenant": {"S": row.tenant},
         "operation": {"S": row.operation},
         "steps": {
-            "M": {step_name(name): {"L": [{"N": str(at)}, {"B": value}]} for at, (name, value) in enumerate(row.steps)},
+            "M": {step_name(name): {"L": [{"N": str(at)}, {"B": value}]} for at, (name, value) in enumerate(steps)},
         },
     }
     item |= {name: {"N": str(getattr(row, name))} for name in _NUMBERS}
@@ -59,7 +70,7 @@ def to_item(row: Row, version: int) -> Item:
     if row.key is not None:
         item["key"] = {"S": row.key}
     if row.snapshot is not None:
-        item["snapshot"] = {"B": row.snapshot}
+        item["snapshot"] = {"B": fitting(row.snapshot)}
     ttl = ttl_of(row)
     if ttl is not None:
         item["ttl"] = {"N": str(ttl)}

@@ -8,6 +8,7 @@ condition that the item is still the same version of the same record.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core import semantics
@@ -15,9 +16,11 @@ from semel.core.ops import (
     Claim,
     Complete,
     CompleteWith,
+    Existing,
     Lookup,
     NotWritten,
     Op,
+    Record,
     Release,
     Renew,
     Resolve,
@@ -30,7 +33,8 @@ from semel.core.states import State
 from semel.core.values import value
 from semel.errors import StoreUnavailable
 from semel.stores.dynamodb.clock import Clock
-from semel.stores.dynamodb.items import Item, micros, step_name, to_item, to_row
+from semel.stores.dynamodb.items import Item, fitting, micros, step_name, to_item, to_row
+from semel.stores.dynamodb.table import check_key
 from semel.stores.dynamodb.transactions import TRANSACT, Cancelled, Invalid, carrying
 
 __all__ = ["Call", "Occupied", "Program", "Programs", "Reply"]
@@ -73,7 +77,9 @@ class Programs:
     def of(self, op: Op[Any]) -> Program[Any]:
         """The program of an Op."""
         if not self.clock.known():
-            yield Call("describe_table", {"TableName": self.table})  # any answer tells the time
+            reply = yield Call("describe_table", {"TableName": self.table})  # any answer tells the time
+            assert isinstance(reply, dict)
+            check_key(self.table, reply["Table"])
         return (yield from _PROGRAMS[type(op)](self, op))
 
     def claim(self, op: Claim) -> Program[Any]:
@@ -96,6 +102,7 @@ class Programs:
         return (yield from self._settle(op, reply.item)) if isinstance(reply, Occupied) else True
 
     def complete(self, op: Complete) -> Program[Any]:
+        fitting(op.snapshot)
         reply = yield self._completion(op, self.clock.now())
         return (yield from self._settle(op, reply.item)) if isinstance(reply, Occupied) else True
 
@@ -131,10 +138,12 @@ class Programs:
             ":now": {"N": micros(now)},
             ":expires": {"N": micros(now + op.ttl)},
             ":ttl": {"N": str(int(now + op.ttl) + 1)},
+            ":none": {"M": {}},
         }
         return self._update(
             op,
-            "#state = :done, #snapshot = :snapshot, lease_end = :now, expires = :expires, #ttl = :ttl",
+            # The steps go: nobody resumes what is done, and an item has to hold them and the result.
+            "#state = :done, #snapshot = :snapshot, lease_end = :now, expires = :expires, #ttl = :ttl, #steps = :none",
             "#state IN (:running, :unknown)",
             values,
         )
@@ -144,7 +153,7 @@ class Programs:
         return (yield from self._settle(op, _found(reply)))
 
     def save_step(self, op: SaveStep) -> Program[Any]:
-        values: Item = {":step": {"L": [{"N": str(op.position)}, {"B": op.value}]}}
+        values: Item = {":step": {"L": [{"N": str(op.position)}, {"B": fitting(op.value)}]}}
         reply = yield self._update(
             op,
             "#steps.#name = if_not_exists(#steps.#name, :step)",
@@ -157,7 +166,8 @@ class Programs:
     def lookup(self, op: Lookup) -> Program[Any]:
         item = _found((yield Call("get_item", self._key(op.id))))
         row = to_row(item)[0] if item else None
-        return semantics.lookup(row, op, self.clock.earliest())[1]
+        record = semantics.lookup(row, op, self.clock.earliest())[1]
+        return record and _aged(record)
 
     def resolve(self, op: Resolve) -> Program[State]:
         reply = yield Call("get_item", self._key(op.id))
@@ -196,7 +206,7 @@ class Programs:
             now = self.clock.earliest() if type(op) is Claim and row is not None else self.clock.now()
             changed, answer = semantics.apply(row, op, now)
             if changed == row:
-                return answer
+                return Existing(_aged(answer.record)) if type(answer) is Existing else answer
             if type(op) is Release and op.to is State.ABANDONED and changed is not None:
                 changed = changed._replace(lease_end=0.0)  # given up: over for all, however well they know the time
             reply = yield self._written(row, changed, version, once=once)
@@ -256,6 +266,11 @@ class Programs:
 
 def _number(state: State) -> dict[str, str]:
     return {"N": str(int(state))}
+
+
+def _aged(record: Record) -> Record:
+    """Not younger than nothing: the earliest time that it can be may lie before the moment when it was made."""
+    return record if record.age >= 0 else replace(record, age=0.0)
 
 
 def _found(reply: Reply) -> Item | None:

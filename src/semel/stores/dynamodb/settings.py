@@ -12,12 +12,13 @@ from semel.errors import (
     ConfigurationError,
     MissingDependency,
     NotMigrated,
+    RecordTooLarge,
     SemelError,
     StoreUnavailable,
     StoreUncertain,
     StoreURLError,
 )
-from semel.sql.connections.refusals import Contended, Refused, Unreachable
+from semel.sql.connections.refusals import Contended, Refused, TooLarge, Unreachable
 from semel.stores.dynamodb.clock import Clock, GivenClock, ServiceClock
 from semel.stores.dynamodb.programs import Call, Occupied
 from semel.stores.dynamodb.transactions import TRANSACT, Cancelled, Invalid, cancelled
@@ -143,7 +144,7 @@ def _refused(response: dict[str, Any], text: str, table: str) -> SemelError:
     if response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500:
         return StoreUncertain(f"DynamoDB failed: {text}")
     if "size" in text.lower() and code == "ValidationException":
-        return Refused(f"too large for an item of DynamoDB, which is 400 KB at most; store less: {text}")
+        return TooLarge(f"too large for an item of DynamoDB, which is 400 KB at most; store less: {text}")
     return Refused(f"DynamoDB refused ({code}): {text}")
 
 
@@ -164,6 +165,8 @@ class Tries:
         again = isinstance(error, (Contended, Unreachable)) or (uncertain and not once)
         pause = self._pause
         if not again or time.monotonic() + pause > self._until:
+            if isinstance(error, RecordTooLarge):
+                raise error  # so it was whenever it was sent before
             if isinstance(error, StoreUnavailable):
                 # Once anything was sent, nobody can say that nothing was stored.
                 raise (StoreUncertain if self._sent else StoreUnavailable)(str(error)) from error.__cause__

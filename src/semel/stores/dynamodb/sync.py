@@ -17,7 +17,7 @@ from semel.stores.dynamodb.programs import Call, Programs, Reply
 from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, PATIENCE, TIMEOUT, Settings, Tries, answered, named, require
 from semel.stores.dynamodb.transactions import accept
 
-__all__ = ["DynamoDBStore", "check", "migrate"]
+__all__ = ["DynamoDBStore", "check", "migrate", "printed"]
 
 R = TypeVar("R")
 
@@ -53,10 +53,14 @@ def migrate(url: str) -> list[str]:
         except client.exceptions.ResourceInUseException:
             pass  # it is there, or another process is making it
         client.get_waiter("table_exists").wait(TableName=settings.table)
+        # Before anything is changed: where the name is that of another table, its items would begin to go.
+        table.check_key(settings.table, client.describe_table(TableName=settings.table)["Table"])
         told = client.describe_time_to_live(TableName=settings.table)["TimeToLiveDescription"]
-        if told["TimeToLiveStatus"] not in ("ENABLED", "ENABLING"):
+        if not table.removes(settings.table, told):
             client.update_time_to_live(TableName=settings.table, TimeToLiveSpecification=table.ttl())
             done.append("time to live")
+    except SemelError:
+        raise
     except Exception as error:
         raise named(error, settings.table) from error
     finally:
@@ -76,6 +80,12 @@ def check(url: str) -> None:
     finally:
         client.close()
     table.compare(settings.table, real, told)
+
+
+def printed(what: str, url: str) -> str:
+    """The table of this URL for ``cloudformation`` or ``terraform``, or the rights on it: ``iam``. Asks nobody."""
+    settings = Settings(url, TIMEOUT, CONNECT_TIMEOUT, PATIENCE, None)
+    return table.text(what, settings.table, settings.region)
 
 
 class DynamoDBStore:

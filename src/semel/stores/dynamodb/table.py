@@ -1,13 +1,24 @@
-"""The table: how it is made, and the same in the words of IAM, CloudFormation and Terraform."""
+"""The table: how it is made and told from others, and the same in the words of IAM, CloudFormation and Terraform."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, Final
 
-from semel.errors import SchemaDrift
+from semel.errors import ConfigurationError, SchemaDrift
 
-__all__ = ["RIGHTS", "cloudformation", "compare", "iam_policy", "made", "terraform", "ttl"]
+__all__ = [
+    "RIGHTS",
+    "check_key",
+    "cloudformation",
+    "compare",
+    "iam_policy",
+    "made",
+    "removes",
+    "terraform",
+    "text",
+    "ttl",
+]
 
 RIGHTS: Final = (
     "dynamodb:DeleteItem",
@@ -35,18 +46,54 @@ def ttl() -> dict[str, Any]:
     return {"AttributeName": "ttl", "Enabled": True}
 
 
+def check_key(name: str, real: dict[str, Any]) -> None:
+    """Raise SchemaDrift where the table, as the service describes it, has not the key of ours: it is somebody else's.
+
+    Other attributes may be defined too: those of an index that was added are no harm.
+    """
+    wanted, found = _key(made(name)), _key(real)
+    if found != wanted:
+        raise SchemaDrift(
+            f"the table {name!r} is not one of Semel's, and was left as it is: its key is {_shown(found)}, "
+            f"and should be {_shown(wanted)}. Name another table, one of Semel's own: "
+            "`semel migrate dynamodb://region/table` makes it"
+        )
+
+
+def removes(name: str, told: dict[str, Any]) -> bool:
+    """Whether the service removes by our attribute; SchemaDrift where it does by another, for a table has one only."""
+    on = told.get("TimeToLiveStatus") in ("ENABLED", "ENABLING")
+    by = told.get("AttributeName")
+    if on and by != ttl()["AttributeName"]:
+        raise SchemaDrift(
+            f"the table {name!r} has its time to live by the attribute {by!r}, and was left as it is: it should be by "
+            f"'ttl'. Switch it off (`aws dynamodb update-time-to-live --table-name {name} --time-to-live-specification "
+            f"Enabled=false,AttributeName={by}`) and run `semel migrate` again, or name a table of Semel's own"
+        )
+    return on
+
+
 def compare(name: str, real: dict[str, Any], told: dict[str, Any]) -> None:
     """Raise SchemaDrift where the table and its time to live, as the service describes them, are not as made here."""
-    wanted = made(name)
-    differences = [
-        f"{part}: is {real.get(part)!r}, should be {wanted[part]!r}"
-        for part in ("KeySchema", "AttributeDefinitions")
-        if real.get(part) != wanted[part]
+    check_key(name, real)
+    if not removes(name, told):
+        raise SchemaDrift(
+            f"the table {name!r} has no time to live, so nothing that expires would go: it should be on, "
+            "by the attribute 'ttl'. Run `semel migrate`"
+        )
+
+
+def _key(table: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The attributes of the key: name, part, type."""
+    types = {each["AttributeName"]: each["AttributeType"] for each in table.get("AttributeDefinitions", ())}
+    return [
+        (each["AttributeName"], each["KeyType"], types.get(each["AttributeName"], "?"))
+        for each in table.get("KeySchema", ())
     ]
-    if told.get("AttributeName") != "ttl" or told.get("TimeToLiveStatus") not in ("ENABLED", "ENABLING"):
-        differences.append("time to live: should be on, by the attribute 'ttl'")
-    if differences:
-        raise SchemaDrift(f"the table {name!r} is not the one that is wanted:\n  " + "\n  ".join(differences))
+
+
+def _shown(key: list[tuple[str, str, str]]) -> str:
+    return ", ".join(f"{name!r} ({part}, of type {kind})" for name, part, kind in key) or "not told"
 
 
 def iam_policy(table: str, *, region: str = "*", account: str = "*") -> str:
@@ -84,3 +131,15 @@ def terraform(table: str) -> str:
   }}
 }}
 """
+
+
+def text(what: str, table: str, region: str) -> str:
+    """What ``semel migrate --print`` prints: ``iam``, ``cloudformation`` or ``terraform``."""
+    texts = {
+        "iam": lambda: iam_policy(table, region=region),
+        "cloudformation": lambda: cloudformation(table),
+        "terraform": lambda: terraform(table),
+    }
+    if what not in texts:
+        raise ConfigurationError(f"nothing is printed as {what[:40]!r}; there are: {', '.join(texts)}")
+    return texts[what]().rstrip("\n")

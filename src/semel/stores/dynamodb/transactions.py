@@ -14,7 +14,7 @@ from typing import Any, Final
 from semel.core.values import value
 from semel.errors import ConditionFailed, ConfigurationError, SemelError
 from semel.sql.connections.refusals import Refused
-from semel.stores.dynamodb.items import Item
+from semel.stores.dynamodb.items import LARGEST_ITEM, Item
 
 __all__ = ["TRANSACT", "Cancelled", "Invalid", "accept", "cancelled", "carrying"]
 
@@ -22,7 +22,6 @@ TRANSACT: Final = "transact_write_items"
 MOST_WRITES: Final = 99
 """The service takes 100 in one transaction, and the record is one of them."""
 LARGEST: Final = 4 * 1024 * 1024
-LARGEST_ITEM: Final = 400 * 1024
 _SUBJECTS: Final = {"Put": "Item", "Update": "Key", "Delete": "Key", "ConditionCheck": "Key"}
 _FAILED: Final = "ConditionalCheckFailed"
 _PASSING: Final = frozenset(

@@ -11,6 +11,7 @@ from semel.core.policy import Duration
 from semel.engine.ports import AsyncStore, AsyncUnit
 from semel.errors import ConfigurationError, SemelError
 from semel.observe import events
+from semel.stores.tiered.parts import check
 from semel.stores.tiered.ports import AsyncCache, Tally
 from semel.stores.tiered.rules import Rules
 from semel.stores.tiered.sync import KEEP, LARGEST, MARK_AFTER, MARK_FOR, limits, telling
@@ -35,11 +36,13 @@ class AsyncTieredStore:
         on_event: events.EventHook | None = None,
     ) -> None:
         """As of ``TieredStore``, with an async store and ``AsyncRedisCache(url)``."""
+        check(truth, cache, awaited=True)
         self.truth = truth
         self.cache = cache
         self.wakes = truth.wakes
         self.counts: bool = getattr(truth, "counts", False)
         self.resumes: bool = getattr(truth, "resumes", False)
+        self.accept = getattr(truth, "accept", None)
         self._rules = Rules(cache.tally, **limits(keep, mark_for, mark_after, largest))
         cache.on_change = telling(on_event)
 

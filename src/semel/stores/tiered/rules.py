@@ -162,7 +162,8 @@ class Rules:
             # Claimed elsewhere, or taken over: whoever claimed it may have marked it.
             return ([_nothing(op.id, now)], True) if answer is True else ([], False)
         self._forget(attempt)
-        # Of completions that were under way together nobody knows which one the truth has kept.
+        # Done is what was answered with True: NotWritten, too, says that it is not. And of completions that were under
+        # way together nobody knows which one the truth has kept.
         if answer is True and isinstance(op, Complete) and attempt.ends == 1:
             copy = self._copy(_finished(attempt, op, at), at, now)
             if copy is not None:

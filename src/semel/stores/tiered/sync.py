@@ -12,6 +12,7 @@ from semel.engine.forking import survive_forks
 from semel.engine.ports import Store, Unit
 from semel.errors import ConfigurationError, SemelError
 from semel.observe import events
+from semel.stores.tiered.parts import check
 from semel.stores.tiered.ports import Cache, Tally
 from semel.stores.tiered.rules import Rules
 
@@ -47,11 +48,13 @@ class TieredStore:
         :param largest: bytes of a snapshot beyond which no copy is made.
         :param on_event: called with ``CacheLost`` and ``CacheBack``.
         """
+        check(truth, cache, awaited=False)
         self.truth = truth
         self.cache = cache
         self.wakes = truth.wakes
         self.counts: bool = getattr(truth, "counts", False)
         self.resumes: bool = getattr(truth, "resumes", False)
+        self.accept = getattr(truth, "accept", None)
         self._rules = Rules(cache.tally, **limits(keep, mark_for, mark_after, largest))
         cache.on_change = telling(on_event)
         survive_forks(self._forked)

@@ -1,0 +1,190 @@
+"""DynamoDB: the table. Made once, told from others, and left alone where it is not Semel's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import boto3
+import pytest
+
+from semel import AsyncSemel, ConfigurationError, NotMigrated, SchemaDrift, Semel, StoreURLError
+from semel.cli import main
+from semel.core.ops import Lookup
+from semel.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, check, migrate, printed
+from semel.stores.dynamodb.settings import Settings
+from tests.servers import DynamoDBServer
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+
+
+class Table:
+    """A table of somebody else's, beside the URL that names it."""
+
+    def __init__(self, url: str) -> None:
+        settings = Settings(url, 5, 5, 5, None)
+        self.url = url
+        self.name = settings.table
+        self.client = boto3.client(**settings.client())
+
+    def make(self, *key: tuple[str, str, str], indexed: tuple[str, str] | None = None) -> Table:
+        """By name, part and type of each attribute of the key."""
+        defined = [(name, kind) for name, _, kind in key] + ([indexed] if indexed else [])
+        index = {
+            "IndexName": "more",
+            "KeySchema": [{"AttributeName": indexed[0] if indexed else "", "KeyType": "HASH"}],
+            "Projection": {"ProjectionType": "KEYS_ONLY"},
+        }
+        self.client.create_table(
+            TableName=self.name,
+            AttributeDefinitions=[{"AttributeName": name, "AttributeType": kind} for name, kind in defined],
+            KeySchema=[{"AttributeName": name, "KeyType": part} for name, part, _ in key],
+            BillingMode="PAY_PER_REQUEST",
+            **({"GlobalSecondaryIndexes": [index]} if indexed else {}),
+        )
+        return self
+
+    def removes_by(self, attribute: str, on: bool = True) -> Table:
+        self.client.update_time_to_live(
+            TableName=self.name, TimeToLiveSpecification={"AttributeName": attribute, "Enabled": on}
+        )
+        return self
+
+    @property
+    def ttl(self) -> tuple[str, str | None]:
+        told = self.client.describe_time_to_live(TableName=self.name)["TimeToLiveDescription"]
+        return told["TimeToLiveStatus"], told.get("AttributeName")
+
+
+@pytest.fixture
+def table(dynamodb: DynamoDBServer) -> Iterator[Table]:
+    table = Table(dynamodb.table())
+    yield table
+    table.client.close()
+
+
+FOREIGN = [
+    [("pk", "HASH", "S")],
+    [("id", "HASH", "S")],
+    [("id", "HASH", "B"), ("at", "RANGE", "N")],
+]
+"""Another name, another type, another part beside it."""
+
+
+@pytest.mark.parametrize("key", FOREIGN, ids=lambda key: "+".join(f"{name}:{kind}" for name, _, kind in key))
+def test_a_table_of_somebody_elses_is_left_as_it_is(table: Table, key: list[tuple[str, str, str]]) -> None:
+    """Its time to live above all: with that on, items of theirs that have such an attribute would begin to go."""
+    table.make(*key)
+    for ask in (migrate, check):
+        with pytest.raises(SchemaDrift, match=r"not one of Semel's.*Name another table") as refused:
+            ask(table.url)
+        assert all(f"'{name}' ({part}, of type {kind})" in str(refused.value) for name, part, kind in key)
+        assert "'id' (HASH, of type B)" in str(refused.value)
+    assert table.ttl == ("DISABLED", None)
+
+
+def test_the_command_line_says_so_too(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    table.make(("pk", "HASH", "S"))
+    assert main(["migrate", table.url]) == 2
+    assert main(["migrate", "--check", table.url]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("is not one of Semel's") == 2
+    assert table.ttl == ("DISABLED", None)
+
+
+def test_a_store_on_a_table_of_somebody_elses_runs_nothing(table: Table) -> None:
+    table.make(("id", "HASH", "S"))
+    ran: list[int] = []
+    with Semel(DynamoDBStore(table.url), sweep_every=None) as guard, pytest.raises(SchemaDrift, match="Name another"):
+        guard.run("ship", key=1, call=lambda: ran.append(1))
+
+    async def awaited() -> None:
+        async def call() -> None:
+            ran.append(1)
+
+        async with AsyncSemel(AsyncDynamoDBStore(table.url), sweep_every=None) as guard:
+            with pytest.raises(SchemaDrift, match="Name another"):
+                await guard.run("ship", key=1, call=call)
+
+    asyncio.run(awaited())
+    assert ran == []
+    assert table.client.scan(TableName=table.name)["Count"] == 0
+
+
+def test_an_index_that_was_added_is_no_harm(table: Table) -> None:
+    table.make(("id", "HASH", "B"), indexed=("tenant", "S"))
+    assert migrate(table.url) == ["time to live"]
+    assert migrate(table.url) == []
+    check(table.url)
+    with Semel(DynamoDBStore(table.url), sweep_every=None) as guard:
+        assert [guard.run("ship", key=1, call=lambda: 7, tenant="acme") for _ in range(2)] == [7, 7]
+
+
+def test_a_time_to_live_by_another_attribute_is_not_taken_for_ours(table: Table) -> None:
+    table.make(("id", "HASH", "B")).removes_by("gone_at")
+    for ask in (migrate, check):
+        with pytest.raises(SchemaDrift, match=r"by the attribute 'gone_at'.*Enabled=false,AttributeName=gone_at"):
+            ask(table.url)
+    assert table.ttl == ("ENABLED", "gone_at")
+    table.removes_by("gone_at", on=False)
+    assert migrate(table.url) == ["time to live"]
+    assert table.ttl == ("ENABLED", "ttl")
+    check(table.url)
+
+
+def test_without_a_time_to_live_the_check_says_what_to_run(table: Table) -> None:
+    table.make(("id", "HASH", "B"))
+    with pytest.raises(SchemaDrift, match=r"time to live.*Run `semel migrate`"):
+        check(table.url)
+
+
+def test_several_ops_at_once_fail_by_the_same_name(table: Table) -> None:
+    """Not in a group of errors, which nobody could catch by its name."""
+    ops = [Lookup(bytes(16)), Lookup(b"x" * 16)]
+    with contextlib.closing(DynamoDBStore(table.url)) as store, pytest.raises(NotMigrated):
+        store.execute_many(ops)
+
+    async def awaited() -> None:
+        store = AsyncDynamoDBStore(table.url)
+        with pytest.raises(NotMigrated):
+            await store.execute_many(ops)
+        await store.close()
+
+    asyncio.run(awaited())
+
+
+# For those who make it themselves
+
+
+def _actions(text: str) -> Any:
+    return json.loads(text)["Statement"][0]
+
+
+@pytest.mark.parametrize(
+    ("what", "shows"),
+    [
+        ("iam", lambda text: _actions(text)["Resource"] == "arn:aws:dynamodb:eu-west-1:*:table/shop"),
+        (
+            "cloudformation",
+            lambda text: json.loads(text)["Resources"]["Semel"]["Properties"]["TableName"] == "shop",
+        ),
+        ("terraform", lambda text: 'name         = "shop"' in text and text.endswith("}")),
+    ],
+)
+def test_the_text_of_a_url_is_printed_without_asking_anybody(what: str, shows: Callable[[str], bool]) -> None:
+    assert shows(printed(what, "dynamodb://eu-west-1/shop?endpoint=http://127.0.0.1:1"))
+
+
+def test_what_cannot_be_printed_says_what_can() -> None:
+    with pytest.raises(ConfigurationError, match="iam, cloudformation, terraform"):
+        printed("pulumi", "dynamodb://eu-west-1/shop")
+    with pytest.raises(StoreURLError, match="dynamodb://region/table"):
+        printed("iam", "redis://localhost")
