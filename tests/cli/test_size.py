@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-import signal
+import secrets
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from semel import PolicyError
+from semel import PolicyError, Semel, StoreUnavailable
 from semel.cli import main
 from semel.cli.measuring import MEASURES, Sample
-from semel.cli.sizing import Needs, bytes_in, duration, recommended, size
+from semel.cli.sizing import Needs, bytes_in, duration, in_pages, recommended, size
 from semel.stores.capabilities import STORES, TRAITS
+from semel.stores.dynamodb import DynamoDBStore
 from semel.stores.urls import KINDS, migrate_store, open_store
 from tests.servers import DynamoDBServer, MariaDBServer, PostgresServer, RedisClusterServers, RedisServer
+from tests.servers.base import free_port
 
 FEW = 300
 
@@ -56,6 +59,13 @@ def test_numbers_are_shown_for_people() -> None:
         "7 B", "999 B", "1 kB", "1.38 kB", "2.5 MB", "27.1 GB",
     ]  # fmt: skip
     assert [duration(s) for s in (0.25, 59, 3600, 666_000, 86400)] == ["250ms", "59s", "1h", "7d17h", "1d"]
+
+
+def test_no_room_at_all_is_no_measurement() -> None:
+    with pytest.raises(StoreUnavailable, match="10 records took no more room in mysql than it had ready; write more"):
+        in_pages("mysql", 10, 0, 0, "a database of its own", ())
+    measured = in_pages("mysql", 10, 160, 0, "a database of its own", ())
+    assert (measured.record, measured.index, measured.each) == (16, None, 16)
 
 
 # What is measured
@@ -127,7 +137,7 @@ def test_redis_is_measured_under_a_prefix_of_its_own(
 ) -> None:
     Sample(b"mine", 5).write(open_store(redis_url))
     (store,) = sized(capsys, "--store", redis_url, "--body", "500")["store"]
-    assert 600 < store["bytes_per_record"] < 1500
+    assert 700 < store["bytes_per_record"] < 1500
     assert int(redis.cli("-n", redis_url.rpartition("/")[2], "DBSIZE")) == 5
 
 
@@ -166,17 +176,152 @@ def test_of_a_tiered_store_both_are_measured_and_copies_are_held_for_an_hour(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_samples_are_removed_when_measuring_is_ended_by_a_signal(
-    postgres: PostgresServer, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("body", ["10", "1kB"])
+def test_few_records_are_not_told_as_pages(
+    body: str, capsys: pytest.CaptureFixture[str], postgres_url: str, mariadb_url: str
 ) -> None:
-    def ended(self: Sample, store: object) -> list[bytes]:
-        signal.raise_signal(signal.SIGTERM)
-        raise AssertionError("it goes on")
+    """A page holds many of them: as many are written as it takes to tell, and what is told is what many tell."""
+    # InnoDB reserves a megabyte or several at a time. The pages of an index with random keys are all full at about the
+    # same time, and then all half full.
+    for url, near in (("sqlite:///mine.db", 0.1), (postgres_url, 0.1), (mariadb_url, 0.35)):
+        few, many = (
+            sized(capsys, "--store", url, "--body", body, "--records", count)["store"][0] for count in ("10", "15000")
+        )
+        assert 2000 <= few["measured_records"] <= 10_000
+        assert few["bytes_per_record"] == pytest.approx(many["bytes_per_record"], rel=near), url
+        assert 50 < few["bytes_per_record_in_indexes"] < 250, url
 
-    monkeypatch.setattr(Sample, "write", ended)
-    assert main(["size", "--qps", "1", "--store", postgres_url]) == 130
-    with psycopg.connect(postgres_url) as connection:
-        assert connection.execute("SELECT 1 FROM pg_namespace WHERE nspname LIKE 'semel%'").fetchall() == []
+
+def test_few_large_answers_are_enough_and_no_index_takes_0_bytes(
+    capsys: pytest.CaptureFixture[str], mariadb_url: str
+) -> None:
+    for url in ("sqlite:///mine.db", mariadb_url):
+        (store,) = sized(capsys, "--store", url, "--body", "3MB", "--records", "10")["store"]
+        assert store["measured_records"] == 10
+        assert 3_000_000 < store["bytes_per_record"] < 5_000_000
+        assert store["bytes_per_record_in_indexes"] is None
+        assert "indexes fill no page" in store["measured_by"]
+
+
+@pytest.mark.parametrize(("body", "count"), [(10, 20_000), (10, 33_000), (100, 32_000), (1000, 9_000)])
+def test_redis_uses_as_much_memory_as_was_told(
+    body: int, count: int, capsys: pytest.CaptureFixture[str], private_redis: RedisServer
+) -> None:
+    """Within 5 % of what the server uses with that many of them: its tables just doubled, or nearly full."""
+
+    def used() -> int:
+        return int(private_redis.cli("INFO", "memory").partition("used_memory:")[2].split()[0])
+
+    (told,) = sized(capsys, "--store", private_redis.url, "--body", str(body))["store"]
+    store = open_store(private_redis.url)
+    Sample(b"warm", 300).write(store)  # the buffers of its connections
+    private_redis.cli("FLUSHALL")
+    before = used()
+    Sample(secrets.token_bytes(body), count).write(store)
+    taken = (used() - before) / count
+    store.close()
+    assert told["bytes_per_record"] == pytest.approx(taken, rel=0.05)
+
+
+def test_a_cache_counts_what_memory_usage_leaves_out(
+    capsys: pytest.CaptureFixture[str], redis: RedisServer, redis_url: str
+) -> None:
+    words = ["--body", "10"]
+    _, cache = sized(capsys, "--store", f"tiered:memory:,{redis_url}", *words)["store"]
+    (record,) = sized(capsys, "--store", redis_url, *words)["store"]
+    assert 200 < cache["bytes_per_record"] < record["bytes_per_record"] + 200
+    assert "72 B that it leaves out" in cache["measured_by"]
+
+
+# The work
+
+
+def works(found: dict[str, Any]) -> dict[str, tuple[float, float, float]]:
+    (store,) = found["store"]
+    return {each["unit"]: (each["per_second"], each["per_new_key"], each["per_retry"]) for each in store["work"]}
+
+
+def test_a_store_is_told_what_it_has_to_do(
+    capsys: pytest.CaptureFixture[str], postgres_url: str, mariadb_url: str, redis_url: str
+) -> None:
+    assert works(sized(capsys)) == {}
+    assert works(sized(capsys, "--store", "sqlite:///mine.db")) == {"commits": (400, 2, 0)}
+    assert works(sized(capsys, "--store", postgres_url)) == {"statements": (400, 2, 1)}
+    assert works(sized(capsys, "--store", mariadb_url)) == {"statements": (400, 2, 1)}
+    assert works(sized(capsys, "--store", redis_url)) == {"commands": (400, 2, 1)}
+    assert main(["size", "--qps", "1000000", "--records", "10", "--store", redis_url]) == 0
+    assert "redis: 2,000,000 commands each second (2 for a new key), 1 for each retry\n" in capsys.readouterr().out
+
+
+def test_statements_and_commits_are_as_many_as_told(mariadb: MariaDBServer, mariadb_url: str, tmp_path: Path) -> None:
+    import sqlite3
+
+    migrate_store(mariadb_url)
+    said: list[int] = []
+    with Semel(open_store(mariadb_url), sweep_every=None) as guard:
+
+        def asked() -> int:
+            kinds = ("Com_insert", "Com_update", "Com_select", "Com_begin", "Com_commit")
+            rows = mariadb.execute(f"SHOW GLOBAL STATUS WHERE Variable_name IN {kinds}")
+            return sum(int(number) for _, number in rows)
+
+        for key in "1", "2", "2":
+            before = asked()
+            guard.run("ship", key=key, call=str)
+            said.append(asked() - before)
+    assert said[1:] == [2, 1]
+
+    path = tmp_path / "mine.db"
+    with Semel(open_store(f"sqlite:///{path}"), sweep_every=None) as guard, sqlite3.connect(path) as raw:
+
+        def changes() -> int:
+            found: int = raw.execute("PRAGMA data_version").fetchone()[0]  # grows with commits of others
+            return found
+
+        seen = [changes()]
+        for key in "1", "1":
+            guard.run("ship", key=key, call=lambda: seen.append(changes()))
+            seen.append(changes())
+    assert [after - before for before, after in pairwise(seen)] == [1, 1, 0]
+    raw.close()
+
+
+@pytest.mark.parametrize(("body", "units"), [(10, (2, 1)), (1500, (3, 2)), (9000, (11, 10))])
+def test_capacity_units_are_those_that_the_service_counts(
+    body: int,
+    units: tuple[int, int],
+    capsys: pytest.CaptureFixture[str],
+    dynamodb: DynamoDBServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    url = dynamodb.table()
+    found = sized(capsys, "--store", url, "--body", str(body), "--records", "20")
+    new, again = units
+    assert works(found) == {
+        "write capacity units": (200 * new, new, again),
+        "read capacity units": (0, 0, 0),
+    }
+    assert found["store"][0]["work"][1]["per_sweep_at_most"] == 2048
+
+    migrate_store(url)
+    store = DynamoDBStore(url)
+    counted: list[float] = []
+    events = store._open().meta.events
+    for action in ("PutItem", "UpdateItem", "GetItem"):
+        events.register(
+            f"provide-client-params.dynamodb.{action}",
+            lambda params, **_: {**params, "ReturnConsumedCapacity": "TOTAL"},
+        )
+        events.register(
+            f"after-call.dynamodb.{action}",
+            lambda parsed, **_: counted.append(parsed["ConsumedCapacity"]["CapacityUnits"]),
+        )
+    Sample(secrets.token_bytes(body), 1).write(store)
+    store.close()
+    assert len(counted) == 2
+    assert sum(counted) == new
 
 
 # The verdict, and what is refused
@@ -209,12 +354,46 @@ def test_the_table_says_it_all(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u@127.0.0.1:{}/d",
+        "mysql://u@127.0.0.1:{}/d",
+        "redis://127.0.0.1:{}",
+        "redis+cluster://127.0.0.1:{}",
+        "tiered:memory:,redis://127.0.0.1:{}",
+        "dynamodb://eu-central-1/t?endpoint=http://127.0.0.1:{}",
+    ],
+)
+def test_a_store_that_is_away_is_said_in_a_line(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    assert main(["size", "--qps", "1", "--records", "10", "--store", url.format(free_port())]) == 3
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "could not be removed" not in said, "nothing was written"
+
+
+@pytest.mark.parametrize(
     ("words", "complaint"),
     [
         (["--qps", "0"], "--qps is how many new keys come each second"),
         (["--qps", "many"], "--qps is how many new keys come each second"),
         (["--qps", "1", "--window", "soon"], "--window: 'soon' is no duration"),
         (["--qps", "1", "--body", "big"], "'big' is no size"),
+        (["--qps", "1", "--window", "0"], "--window: 0 is no time"),
+        (["--qps", "1", "--window", "0h"], "--window: 0h is no time"),
+        (["--qps", "1", "--retry-budget", "0"], "--retry-budget: 0 is no time"),
+        (["--qps", "1", "--body", "999999999MB"], "--body: 999999999MB is too large for an answer"),
+        (["--qps", "1", "--body", "50MB", "--records", "100"], "100 answers of 50 MB are too much to write; 42 are"),
+        (["--qps", "1", "--sample", "/dev/zero"], "--sample: the file is too large"),
+        (["--qps", "1", "--store", "sqlite"], "'sqlite' is no URL: write sqlite:///app.db"),
+        (["--qps", "1", "--store", "sqlite:"], "is no SQLite URL: write sqlite:///file.db"),
+        (["--qps", "1", "--store", "sqlite://foo/bar?x=1"], "is no SQLite URL: write sqlite:///file.db"),
+        (["--qps", "1", "--store", "dynamodb:"], "a DynamoDB URL is dynamodb://region/table"),
+        (["--qps", "1", "--store", "tiered:memory:,redis://h/x"], "Redis URL"),
+        (["--qps", "1", "--store", "tiered:sqlite,redis://h"], "'sqlite' is no URL"),
         (["--qps", "1", "--records", "1"], "--records is 10 to 1000000"),
         (["--qps", "1", "--sample", "/nowhere"], "--sample: "),
         (["--qps", "1", "--store", "postgre://x"], "no store is called 'postgre'; there are: memory, sqlite"),
@@ -222,7 +401,32 @@ def test_the_table_says_it_all(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_what_cannot_be_meant_is_refused(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["size", *words]) == 2
-    assert complaint in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert said.count("\n") == 1
+
+
+def test_the_help_names_every_kind_of_store(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("size", "migrate", "lookup"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert [store.name for store in STORES if not any(f"{scheme}:" in said for scheme in store.schemes)] == []
+
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+
+
+def test_the_reference_names_all_that_json_has(capsys: pytest.CaptureFixture[str]) -> None:
+    found = sized(capsys, "--store", "sqlite:///mine.db")
+    names = {*found, *found["store"][0], *found["store"][0]["work"][0]}
+    section = REFERENCE.read_text("utf-8").partition("## `semel size`")[2].partition("\n## ")[0]
+    assert [name for name in sorted(names) if f"`{name}`" not in section] == []
+
+
+def test_the_reference_names_every_kind_of_url() -> None:
+    page = REFERENCE.read_text("utf-8")
+    assert [scheme for scheme in KINDS if f"{scheme}:" not in page] == []
 
 
 # semel stores

@@ -4,33 +4,42 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from semel.cli.exits import FAILED, OK
 from semel.errors import PolicyError
 
 NAME = "size"
-HELP = "Size the window: keys, bytes and memory in a store, measured there; and how long it must be."
+HELP = "Size the window: keys, bytes and work of a store, measured there; and how long it must be."
+RECORDS: Final = 2000
+LARGEST: Final = 100_000_000
+"""Bytes of an answer."""
+TOO_MUCH: Final = 2**31
+"""Bytes of all samples."""
+MUCH: Final = 200_000_000
+"""Bytes of all samples that nobody has to ask for: of large answers fewer are written."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    from semel.cli.targets import URLS
+
     parser.add_argument("--qps", required=True, metavar="N", help="new keys each second: first requests, not retries")
     parser.add_argument(
         "--window", metavar="T", help="how long answers are kept: 24h, 7d (default: what is needed, or 24h)"
     )
-    parser.add_argument("--store", default="memory:", metavar="URL", help="the store to measure in (default: memory:)")
+    parser.add_argument(
+        "--store", default="memory:", metavar="URL", help=f"the store to measure in: {URLS} (default: memory:)"
+    )
     parser.add_argument(
         "--body", default="1kB", metavar="SIZE", help="bytes of a stored answer, as they are after compression (1kB)"
     )
     parser.add_argument("--sample", metavar="FILE", help="a real answer instead, compressed as Semel would")
     parser.add_argument(
-        "--records", type=int, default=2000, metavar="N", help="how many records are written and measured (2000)"
+        "--records",
+        type=int,
+        metavar="N",
+        help="how many records are written and measured (2000, fewer if large); databases may need more",
     )
     parser.add_argument("--retry-budget", metavar="T", help="for how long clients retry")
     parser.add_argument("--broker-retention", metavar="T", help="for how long a broker may deliver a message again")
@@ -39,25 +48,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.cli.measuring import Sample, measure
+    from semel.cli.measuring import Interrupts, Sample, measure
     from semel.cli.sizing import DEFAULT_WINDOW, Needs, recommended
     from semel.core.policy import seconds
 
     def given(name: str) -> float | None:
-        text = getattr(args, name)
-        return None if text is None else seconds(_number(text), f"--{name.replace('_', '-')}")
+        text, option = getattr(args, name), f"--{name.replace('_', '-')}"
+        if text is None:
+            return None
+        found = seconds(_number(text), option)
+        if found <= 0:
+            raise PolicyError(f"{option}: {text[:40]} is no time; write 30s, 24h or 7d, or leave it out")
+        return found
 
     qps = _qps(args.qps)
     needs = Needs(given("retry_budget"), given("broker_retention"), given("replay_horizon"))
     needed = recommended(needs)
     window = given("window") or needed or DEFAULT_WINDOW
-    if not 10 <= args.records <= 1_000_000:
-        raise PolicyError(f"--records is 10 to 1000000, not {args.records}")
-    sample = Sample(_answer(args), args.records)
+    answer = _answer(args)
+    records = _records(args.records, len(answer))
+    interrupts = Interrupts()
     if sys.stderr.isatty():
-        print(f"writing {args.records} samples …", file=sys.stderr)
-    with _stopping():
-        measured = measure(args.store, sample)
+        print(f"writing {records} samples …", file=sys.stderr)
+    with interrupts.heard():
+        measured = measure(args.store, Sample(answer, records, interrupts))
     enough = needed is None or window >= (needs.longest() or ("", 0.0))[1]
     found = {
         "qps": qps,
@@ -76,23 +90,6 @@ def run(args: argparse.Namespace) -> int:
     return OK if enough else FAILED
 
 
-@contextmanager
-def _stopping() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does: the samples are removed first."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _resources(each: Any, qps: float, window: float) -> dict[str, Any]:
     held = min(window, each.holds) if each.holds is not None else window
     keys = round(qps * held)
@@ -106,18 +103,25 @@ def _resources(each: Any, qps: float, window: float) -> dict[str, Any]:
         "held_seconds": held,
         "measured_records": each.records,
         "measured_by": each.how,
+        "work": [
+            {
+                "unit": work.unit,
+                "per_new_key": work.first,
+                "per_retry": work.again,
+                "per_sweep_at_most": work.sweep,
+                "per_second": work.first * qps,
+            }
+            for work in each.work
+        ],
     }
 
 
 def _show(found: dict[str, Any]) -> None:
     from semel.cli.sizing import MARGIN, duration, size
 
-    print(
-        f"{found['qps']:g} new keys each second, kept for {duration(found['window_seconds'])}: {found['keys']:,} keys"
-    )
-    print(
-        f"{found['writes_per_second']:g} writes each second (claim, complete), {found['removed_per_second']:g} removed"
-    )
+    qps, writes, removed = (f"{found[name]:,.12g}" for name in ("qps", "writes_per_second", "removed_per_second"))
+    print(f"{qps} new keys each second, kept for {duration(found['window_seconds'])}: {found['keys']:,} keys")
+    print(f"{writes} writes each second (claim, complete), {removed} removed")
     print()
     rows = [("", "keys", "a record", "its indexes", "in all")]
     for each in found["store"]:
@@ -137,6 +141,8 @@ def _show(found: dict[str, Any]) -> None:
         print("  ".join(cells))
     print()
     for each in found["store"]:
+        for work in each["work"]:
+            print(f"{each['store']}: {_worked(work)}")
         print(f"{each['store']}: measured on {each['measured_records']} records, by {each['measured_by']}")
     needed = found["recommended_window_seconds"]
     if needed is None:
@@ -149,18 +155,45 @@ def _show(found: dict[str, Any]) -> None:
     )
 
 
+def _worked(work: dict[str, Any]) -> str:
+    unit, new, retry, sweep = (work[name] for name in ("unit", "per_new_key", "per_retry", "per_sweep_at_most"))
+    words = f"{work['per_second']:,.12g} {unit} each second ({new:g} for a new key), {retry or 'none'} for each retry"
+    if not new and not retry:
+        words = f"no {unit} for calls"
+    return words if sweep is None else f"{words}, up to {sweep:,.12g} for a sweep"
+
+
 def _answer(args: argparse.Namespace) -> bytes:
-    from semel.cli.sizing import bytes_in
+    from semel.cli.sizing import bytes_in, size
 
     if args.sample is None:
         import secrets
 
-        return secrets.token_bytes(bytes_in(args.body))  # does not compress: it is what it is
+        length = bytes_in(args.body)
+        if length > LARGEST:
+            raise PolicyError(f"--body: {args.body[:40]} is too large for an answer; write at most {size(LARGEST)}")
+        return secrets.token_bytes(length)  # does not compress: it is what it is
     try:
         with open(args.sample, "rb") as file:
-            return file.read()
+            answer = file.read(LARGEST + 1)
     except OSError as error:
         raise PolicyError(f"--sample: {error}") from error
+    if len(answer) > LARGEST:
+        raise PolicyError(f"--sample: the file is too large for an answer; give one of at most {size(LARGEST)}")
+    return answer
+
+
+def _records(asked: int | None, length: int) -> int:
+    from semel.cli.sizing import size
+
+    if asked is None:
+        return max(10, min(RECORDS, MUCH // max(1, length)))
+    if not 10 <= asked <= 1_000_000:
+        raise PolicyError(f"--records is 10 to 1000000, not {asked}")
+    if asked * length > TOO_MUCH:
+        fit = TOO_MUCH // length
+        raise PolicyError(f"--records: {asked} answers of {size(length)} are too much to write; {fit} are enough")
+    return asked
 
 
 def _qps(text: str) -> float:

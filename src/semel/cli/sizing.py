@@ -7,9 +7,11 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from semel.errors import PolicyError
+from semel.errors import PolicyError, StoreUnavailable
 
-__all__ = ["DEFAULT_WINDOW", "MARGIN", "Measured", "Needs", "bytes_in", "duration", "recommended", "size"]
+__all__ = [
+    "DEFAULT_WINDOW", "MARGIN", "Measured", "Needs", "Work", "bytes_in", "duration", "in_pages", "recommended", "size",
+]  # fmt: skip
 
 DEFAULT_WINDOW: Final = 86400.0
 MARGIN: Final = 0.1
@@ -17,6 +19,20 @@ MARGIN: Final = 0.1
 _HOUR: Final = 3600.0
 _SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,3})?)\s*(B|kB|KB|KiB|MB|MiB)?")
 _UNITS: Final = {"B": 1, "kB": 1000, "KB": 1000, "KiB": 1024, "MB": 1000**2, "MiB": 1024**2}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What calls ask of a store besides room."""
+
+    unit: str
+    """Statements, commands, capacity units."""
+    first: float
+    """For a new key: its claim and its completion."""
+    again: float
+    """For a retry that is answered from the record."""
+    sweep: float | None = None
+    """For one sweep, at most; None where that is not worth a word."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +53,22 @@ class Measured:
     """How it was measured, in words."""
     holds: float | None = None
     """Seconds for which records are held, where that is not the window: a cache."""
+    work: tuple[Work, ...] = ()
 
     @property
     def each(self) -> float:
         return self.record + (self.index or 0.0)
+
+
+def in_pages(store: str, records: int, data: float, index: float | None, how: str, work: tuple[Work, ...]) -> Measured:
+    """What a database tells that gives out whole pages: of few records it may not have needed another one."""
+    if data <= 0:
+        raise StoreUnavailable(
+            f"{records} records took no more room in {store} than it had ready; write more --records"
+        )
+    if index is not None and index <= 0:
+        how, index = f"{how}; their indexes fill no page", None
+    return Measured(store, "disk", records, data / records, None if index is None else index / records, how, work=work)
 
 
 @dataclass(frozen=True)

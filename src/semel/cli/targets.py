@@ -6,6 +6,7 @@ import argparse
 import os
 import sqlite3
 from pathlib import Path
+from typing import Final
 
 from semel.engine.sync import Semel
 from semel.errors import NotMigrated, StoreUnavailable
@@ -13,11 +14,17 @@ from semel.sql.connections.sqlite import named_error
 from semel.sql.migrations import SQLITE
 from semel.stores.urls import open_store, sqlite_path, tiers
 
-__all__ = ["add_record", "add_url", "open_guard", "sqlite_file"]
+__all__ = ["URLS", "add_record", "add_url", "open_guard", "sqlite_file"]
+
+URLS: Final = (
+    "sqlite:///app.db, postgresql://…, mysql://… or mariadb://…, redis://… (rediss:// with TLS, redis+sentinel://…, "
+    "redis+cluster://…, unix:///path), dynamodb://region/table, tiered:postgresql://…,redis://…, memory:"
+)
+"""What a store's URL may be, for the help."""
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="the store: sqlite:///app.db, postgresql://…")
+    parser.add_argument("url", metavar="URL", help=f"the store: {URLS}")
 
 
 def add_record(parser: argparse.ArgumentParser) -> None:

@@ -19,15 +19,21 @@ __all__ = ["MEASURES", "measure"]
 
 def measure(url: str, sample: Sample) -> list[Measured]:
     """Measure in the store of a URL; of a tiered one, both tiers."""
-    scheme = url.partition(":")[0]
+    scheme, colon, _ = url.partition(":")
+    if not colon:
+        kinds = ", ".join(MEASURES)
+        raise StoreURLError(f"{url[:40]!r} is no URL: write sqlite:///app.db for a file; there are also: {kinds}")
     if scheme not in MEASURES:
         raise StoreURLError(f"no store is called {scheme[:40]!r}; there are: {', '.join(MEASURES)}")
     return MEASURES[scheme](url, sample)
 
 
 def _tiered(url: str, sample: Sample) -> list[Measured]:
+    from semel.stores.tiered.redis_commands import settings_of
+
     truth, cache = tiers(url)
-    return [*measure(truth, sample), *copies(cache, sample)]
+    settings_of(cache, None, "5s", "5s")  # refused before anything is written
+    return [*measure(truth, sample), *copies(cache, sample.again())]
 
 
 MEASURES: Final[dict[str, Callable[[str, Sample], list[Measured]]]] = {

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
+import shutil
 import sqlite3
 import tempfile
 import tracemalloc
 from contextlib import closing
 from pathlib import Path
+from typing import Final
 
 from semel.cli.measuring.samples import Sample
-from semel.cli.sizing import Measured
+from semel.cli.sizing import Measured, Work, in_pages
+from semel.errors import StoreUnavailable
+from semel.stores.urls import sqlite_path
 
 __all__ = ["memory", "sqlite"]
+
+FLOOR: Final = 2000
+"""Records that tell what one takes in SQLite: its indexes have some thirty pages then."""
 
 
 def memory(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.memory import MemoryStore
 
     store = MemoryStore()
-    Sample(sample.answer, 10).write(store)  # what is made once is made
+    Sample(sample.answer, 10, sample.interrupts).write(store)  # what is made once is made
     gc.collect()
     tracemalloc.start()
     try:
@@ -36,17 +44,29 @@ def memory(url: str, sample: Sample) -> list[Measured]:
 def sqlite(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.sqlite import SQLiteStore
 
-    with tempfile.TemporaryDirectory(prefix="semel-size-") as folder:
-        path = Path(folder) / "sample.db"
+    sqlite_path(url)  # refused here as everywhere, although the file is not needed
+    folder = Path(tempfile.gettempdir(), f"semel-size-{secrets.token_hex(6)}")
+    path = folder / "sample.db"
+
+    def remove() -> None:
+        if folder.exists():
+            shutil.rmtree(folder)
+
+    with sample.interrupts.place(remove, f"the folder {folder}"):
+        try:
+            folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise StoreUnavailable(f"samples are written in a temporary folder: {error}") from error
         with closing(SQLiteStore(path, synchronous="normal")) as store:
             empty = _pages(path)
-            sample.write(store)
+            sample.fill(store, FLOOR, lambda: sum(_pages(path)[:2]) - sum(empty[:2]))
             full = _pages(path)
     tables, indexes = (full[i] - empty[i] for i in (0, 1))
-    how = "pages of a temporary file"
-    if full[2]:
-        return [Measured("sqlite", "disk", sample.count, tables / sample.count, indexes / sample.count, how)]
-    return [Measured("sqlite", "disk", sample.count, tables / sample.count, None, how)]
+    # A replay is read without a transaction.
+    work = (Work("commits", first=2, again=0),)
+    return [
+        in_pages("sqlite", len(sample.ids), tables, indexes if full[2] else None, "pages of a temporary file", work)
+    ]
 
 
 def _pages(path: Path) -> tuple[int, int, bool]:

@@ -1,50 +1,79 @@
-"""Measured in Redis, under a prefix that nobody else has: records, and the copies of a tiered store."""
+"""Measured in Redis, in keys that nobody else has: records, and the copies of a tiered store."""
 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, Final
 
 from semel.cli.measuring.samples import Sample
-from semel.cli.sizing import Measured
+from semel.cli.sizing import Measured, Work
 from semel.core.policy import seconds
 from semel.errors import SemelError, StoreUnavailable
 
-__all__ = ["copies", "redis"]
+__all__ = ["BESIDE", "copies", "redis"]
+
+BESIDE: Final = 72
+"""Bytes of a key that MEMORY USAGE leaves out, in Redis 7: its entry among those that expire (32), what the allocator
+adds to its other entry (8), and its share of the two hash tables, which are half empty at worst (16 each)."""
+BATCH: Final = 1000
+CONNECT_SECONDS: Final = 10.0
 
 
 def redis(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.redis import RedisStore
+    from semel.stores.redis.settings import PREFIX
 
-    prefix = f"semel-size-{secrets.token_hex(6)}:"
-    with closing(RedisStore(url, prefix=prefix)) as store, _usage(url, prefix) as usage:
-        taken = usage(sample.write(store))
-    return [Measured("redis", "memory", sample.count, taken / sample.count, None, "MEMORY USAGE of each key")]
+    prefix = _prefix(url, PREFIX)
+    with _usage(url, prefix, sample) as usage:
+        with closing(RedisStore(url, prefix=prefix)) as store:
+            sample.write(store)
+        taken = usage()
+    how = f"MEMORY USAGE of each key, and {BESIDE} B that it leaves out"
+    work = (Work("commands", first=2, again=1),)
+    return [Measured("redis", "memory", sample.count, taken, None, how, work=work)]
 
 
 def copies(url: str, sample: Sample) -> list[Measured]:
     """What the cache of a tiered store takes."""
     from semel.stores.memory import MemoryStore
     from semel.stores.tiered import RedisCache, TieredStore
+    from semel.stores.tiered.redis_commands import PREFIX
     from semel.stores.tiered.sync import KEEP
 
-    prefix = f"semel-size-{secrets.token_hex(6)}:"
+    prefix = _prefix(url, PREFIX)
     cache = RedisCache(url, prefix=prefix, timeout="5s")
-    with closing(TieredStore(MemoryStore(), cache)) as store, _usage(url, prefix) as usage:
-        if not cache.connect(10.0):
-            raise StoreUnavailable("Redis, the cache of the tiered store, cannot be reached")
-        ids = sample.write(store)
-        cache.settle(b"")
-        taken = usage(ids)
-    how = "MEMORY USAGE of each copy"
-    return [Measured("cache in redis", "memory", sample.count, taken / sample.count, None, how, seconds(KEEP))]
+    with _usage(url, prefix, sample) as usage:
+        with closing(TieredStore(MemoryStore(), cache)) as store:  # closed first: it writes in a thread of its own
+            ends = time.monotonic() + CONNECT_SECONDS
+            while not cache.connect(0.1):
+                sample.interrupts.check()
+                if time.monotonic() > ends:
+                    raise StoreUnavailable("Redis, the cache of the tiered store, cannot be reached")
+            try:
+                sample.write(store, after=lambda: cache.settle(b""))
+            finally:
+                cache.settle(b"")
+        taken = usage()
+    how = f"MEMORY USAGE of each copy, and {BESIDE} B that it leaves out"
+    work = (Work("commands", first=2, again=1),)
+    return [Measured("cache in redis", "memory", sample.count, taken, None, how, seconds(KEEP), work)]
+
+
+def _prefix(url: str, usual: str) -> str:
+    """As long as the prefix of the user's keys, for that is measured, too; what follows it is unique in any case."""
+    from semel.stores.tiered.redis_commands import settings_of
+
+    asked = "prefix=" in url.partition("?")[2]
+    length = len(settings_of(url, None if asked else usual, "5s", "5s").prefix.encode())
+    return f"size-{secrets.token_hex(length)}"[: max(0, length - 1)] + ":" * (length > 0)
 
 
 @contextmanager
-def _usage(url: str, prefix: str) -> Iterator[Callable[[list[bytes]], float]]:
-    """What the keys of these ids take, asked of each server that has some; they are removed in the end."""
+def _usage(url: str, prefix: str, sample: Sample) -> Iterator[Callable[[], float]]:
+    """What a key of the sample takes, asked of each server that has some; they are removed in the end."""
     from semel.stores.redis.link import Link
     from semel.stores.redis.scripts import Command
     from semel.stores.redis.servers import Servers
@@ -53,31 +82,41 @@ def _usage(url: str, prefix: str) -> Iterator[Callable[[list[bytes]], float]]:
     settings = settings_of(url, prefix, "5s", "5s")
     servers = Servers(settings, programs_of(settings))
     links: dict[Any, Link] = {}
-    keys: list[bytes] = []
 
-    def ask(*words: bytes) -> list[Any]:
+    def ask(*words: bytes) -> Iterator[list[Any]]:
+        """The command of each key, some keys at a time."""
         groups: dict[Any, list[bytes]] = {}
-        for key in keys:
+        for id in sample.ids:
+            key = servers.programs.key(id)
             groups.setdefault(servers.address_of(key), []).append(key)
-        answers: list[Any] = []
-        for address, some in groups.items():
-            link = links.get(address) or links.setdefault(address, Link(settings, address))
-            answers += link.exchange([Command((*words, key)) for key in some])
-        return answers
+        for address, keys in groups.items():
+            for first in range(0, len(keys), BATCH):
+                if address not in links or links[address].closed:
+                    links[address] = Link(settings, address)
+                answers = links[address].exchange([Command((*words, key)) for key in keys[first : first + BATCH]])
+                for answer in answers:
+                    if isinstance(answer, SemelError):
+                        raise answer
+                yield answers
 
-    def usage(ids: list[bytes]) -> float:
-        keys.extend(servers.programs.key(id) for id in ids)
-        taken = ask(b"MEMORY", b"USAGE")
-        for answer in taken:
-            if isinstance(answer, SemelError):
-                raise answer
-        if None in taken:
-            raise StoreUnavailable("Redis has not kept all samples: it has no memory left, or forgets what is old")
-        return float(sum(taken))
+    def usage() -> float:
+        taken: list[int] = []
+        for answers in ask(b"MEMORY", b"USAGE"):
+            if None in answers:
+                raise StoreUnavailable("Redis has not kept all samples: it has no memory left, or forgets what is old")
+            taken += answers
+            sample.interrupts.check()
+        return sum(taken) / len(taken) + BESIDE
+
+    def remove() -> None:
+        for _ in ask(b"UNLINK"):
+            pass
 
     try:
-        yield usage
+        for address in servers.masters():  # where nobody answers, nothing is written
+            links[address] = Link(settings, address)
+        with sample.interrupts.place(remove, f"the keys {prefix}* (they expire within an hour)"):
+            yield usage
     finally:
-        ask(b"UNLINK")
         for link in links.values():
             link.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import Any, Final
 
+from semel.cli.measuring.interrupts import Interrupts
 from semel.core.ops import Claim, Claimed, Complete
 from semel.core.snapshot import Codec, Kind
 from semel.core.states import Takeover
@@ -16,6 +18,8 @@ __all__ = ["Sample"]
 BATCH: Final = 100
 LIFE: Final = 3600.0
 """The ttl of samples: where removing them should fail, they end by themselves."""
+ENOUGH: Final = 20_000_000
+"""Bytes after which the pages of a database are small beside what was written, however few the records."""
 _OPERATION: Final = "POST /payments/{id}/captures"
 _TENANT: Final = "tenant-00000"
 
@@ -23,16 +27,29 @@ _TENANT: Final = "tenant-00000"
 class Sample:
     """Records like those of a service: a UUID as key, an operation, a tenant, a fingerprint, an answer."""
 
-    def __init__(self, answer: bytes, count: int) -> None:
+    def __init__(self, answer: bytes, count: int, interrupts: Interrupts | None = None) -> None:
         self.answer = answer
         self.count = count
+        self.interrupts = interrupts or Interrupts()
+        self.ids: list[bytes] = []
+        """Of all that were begun: they are here before they are written, so that they can be removed."""
 
-    def write(self, store: Store) -> list[bytes]:
-        """Claim and complete all of them; their ids."""
+    def again(self) -> Sample:
+        """The same for another store."""
+        return Sample(self.answer, self.count, self.interrupts)
+
+    def write(self, store: Store, count: int | None = None, *, after: Callable[[], None] | None = None) -> list[bytes]:
+        """Claim and complete them; the ids of all that this sample has written.
+
+        :param after: called after each batch.
+        """
         codec = Codec()
-        ids = [secrets.token_bytes(16) for _ in range(self.count)]
-        for first in range(0, len(ids), BATCH):
-            some = ids[first : first + BATCH]
+        left = self.count if count is None else count
+        while left > 0:
+            self.interrupts.check()
+            some = [secrets.token_bytes(16) for _ in range(min(BATCH, left))]
+            left -= len(some)
+            self.ids += some
             claimed = self._all(store, [self._claim(id) for id in some])
             self._all(
                 store,
@@ -42,7 +59,20 @@ class Sample:
                     if isinstance(answer, Claimed)
                 ],
             )
-        return ids
+            if after is not None:
+                after()
+        self.interrupts.check()
+        return self.ids
+
+    def fill(self, store: Store, floor: int, grown: Callable[[], float]) -> None:
+        """Write them, and more where they are too few for a database that gives out room by the page.
+
+        :param floor: records that are enough.
+        :param grown: the bytes that they take by now.
+        """
+        self.write(store)
+        while len(self.ids) < floor and grown() < ENOUGH:
+            self.write(store, min(len(self.ids), floor - len(self.ids)))
 
     def _claim(self, id: bytes) -> Claim:
         key = f"{id[:4].hex()}-{id[4:6].hex()}-{id[6:8].hex()}-{id[8:10].hex()}-{id[10:].hex()}"

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import secrets
 from contextlib import closing, suppress
+from typing import Final
 
 from semel.cli.measuring.samples import Sample
-from semel.cli.sizing import Measured
+from semel.cli.sizing import Measured, Work, in_pages
 from semel.errors import StoreUnavailable
 
 __all__ = ["mysql", "postgres"]
+
+POSTGRES_FLOOR: Final = 2000
+MYSQL_FLOOR: Final = 10_000
+"""Records that tell what one takes: PostgreSQL gives out room by pages of 8 kB, InnoDB soon by the megabyte."""
+_WORK: Final = (Work("statements", first=2, again=1),)
 
 
 def postgres(url: str, sample: Sample) -> list[Measured]:
@@ -18,32 +24,43 @@ def postgres(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.postgres.sync import connect
 
     schema = f"semel_size_{secrets.token_hex(6)}"
-    with closing(connect(Settings.for_migration(url)).raw) as raw:
+    settings = Settings.for_migration(url)
+    query = (
+        "SELECT sum(pg_table_size(c.oid)), sum(pg_indexes_size(c.oid)) FROM pg_class c"
+        f" WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'r'"
+    ).encode()
+
+    def remove() -> None:
+        with closing(connect(settings).raw) as again:  # the other may be lost
+            again.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE".encode())
+
+    def sizes() -> tuple[int, int]:
+        data, index = raw.execute(query).fetchone() or (0, 0)
+        return int(data), int(index)
+
+    with closing(connect(settings).raw) as raw:
         from psycopg import Error
         from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
         options = conninfo_to_dict(url).get("options") or ""
         inside = make_conninfo(url, options=f"{options} -c search_path={schema}".strip())
-        try:
-            raw.execute(f"CREATE SCHEMA {schema}".encode())
-        except Error as error:
-            raise StoreUnavailable(
-                f"samples are written in a schema of their own, which this user may not make: {error}"
-            ) from error
-        query = (
-            "SELECT sum(pg_table_size(c.oid)), sum(pg_indexes_size(c.oid)) FROM pg_class c"
-            f" WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'r'"
-        ).encode()
-        try:
+        with sample.interrupts.place(remove, f"the schema {schema}"):
+            try:
+                raw.execute(f"CREATE SCHEMA {schema}".encode())
+            except Error as error:
+                raise StoreUnavailable(
+                    f"samples are written in a schema of their own, which this user may not make: {_line(error)}"
+                ) from error
             migrate(inside)
-            empty = raw.execute(query).fetchone() or (0, 0)
-            with closing(PostgresStore(inside, listen=False)) as store:
-                sample.write(store)
-            full = raw.execute(query).fetchone() or (0, 0)
-        finally:
-            raw.execute(f"DROP SCHEMA {schema} CASCADE".encode())
-    record, index = (float(full[i] - empty[i]) / sample.count for i in (0, 1))
-    return [Measured("postgresql", "disk", sample.count, record, index, "a schema of its own")]
+            try:
+                empty = sizes()
+                with closing(PostgresStore(inside, listen=False)) as store:
+                    sample.fill(store, POSTGRES_FLOOR, lambda: sum(sizes()) - sum(empty))
+                full = sizes()
+            except Error as error:
+                raise StoreUnavailable(f"the samples cannot be measured: {_line(error)}") from error
+    data, index = (full[i] - empty[i] for i in (0, 1))
+    return [in_pages("postgresql", len(sample.ids), data, index, "a schema of its own", _WORK)]
 
 
 def mysql(url: str, sample: Sample) -> list[Measured]:
@@ -55,7 +72,15 @@ def mysql(url: str, sample: Sample) -> list[Measured]:
 
     database = f"semel_size_{secrets.token_hex(6)}"
     inside = urlsplit(url)._replace(path=f"/{database}").geturl()
-    with closing(connect(Settings.for_migration(url)).raw) as raw, raw.cursor() as cursor:
+    settings = Settings.for_migration(url)
+    refused = False
+
+    def remove() -> None:
+        if not refused:  # who may not make a database may not drop one, either
+            with closing(connect(settings).raw) as again, again.cursor() as last:  # the other may be lost
+                last.execute(f"DROP DATABASE IF EXISTS {database}")
+
+    with closing(connect(settings).raw) as raw, raw.cursor() as cursor:
         from pymysql import Error
 
         def sizes() -> tuple[float, float]:
@@ -70,19 +95,25 @@ def mysql(url: str, sample: Sample) -> list[Measured]:
             data, index = cursor.fetchone()
             return float(data), float(index)
 
-        try:
-            cursor.execute(f"CREATE DATABASE {database}")
-        except Error as error:
-            raise StoreUnavailable(
-                f"samples are written in a database of their own, which this user may not make: {error}"
-            ) from error
-        try:
+        with sample.interrupts.place(remove, f"the database {database}"):
+            try:
+                cursor.execute(f"CREATE DATABASE {database}")
+            except Error as error:
+                refused = 1000 <= error.args[0] < 2000  # the server's word; the others are of a connection that broke
+                raise StoreUnavailable(
+                    f"samples are written in a database of their own, which this user may not make: {_line(error)}"
+                ) from error
             migrate(inside)
-            empty = sizes()
-            with closing(MySQLStore(inside)) as store:
-                sample.write(store)
-            full = sizes()
-        finally:
-            cursor.execute(f"DROP DATABASE {database}")
-    record, index = ((full[i] - empty[i]) / sample.count for i in (0, 1))
-    return [Measured("mysql", "disk", sample.count, record, index, "a database of its own")]
+            try:
+                empty = sizes()
+                with closing(MySQLStore(inside)) as store:
+                    sample.fill(store, MYSQL_FLOOR, lambda: sum(sizes()) - sum(empty))
+                full = sizes()
+            except Error as error:
+                raise StoreUnavailable(f"the samples cannot be measured: {_line(error)}") from error
+    data, index = (full[i] - empty[i] for i in (0, 1))
+    return [in_pages("mysql", len(sample.ids), data, index, "a database of its own", _WORK)]
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
