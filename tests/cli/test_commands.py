@@ -16,7 +16,9 @@ import semel
 from semel import OutcomeUnknown, Semel, SQLiteStore, State
 from semel.cli import main
 from semel.cli.app import COMMANDS, make_parser
+from semel.cli.migrate import CHECKS
 from semel.core.states import mermaid
+from semel.stores.urls import KINDS
 from tests.servers import PostgresServer
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
@@ -64,6 +66,43 @@ def test_migrate_check_reports_drift(url: str, capsys: pytest.CaptureFixture[str
         raw.execute("DROP INDEX semel_record_sweep")
     raw.close()
     assert main(["migrate", url, "--check"]) == 1
+    assert "semel_record_sweep" in capsys.readouterr().err
+
+
+def test_every_kind_of_store_is_checked_or_has_nothing_to_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(CHECKS) == {scheme for scheme, (_, _, migrate) in KINDS.items() if migrate is not None}
+    without = ["memory:", "redis+sentinel://h/shop", "unix:///run/redis.sock", "tiered:memory:,redis://h:1"]
+    without += [f"{scheme}://h:1" for scheme in ("redis", "rediss", "redis+cluster")]
+    for url in without:
+        assert main(["migrate", url, "--check"]) == 0
+        assert capsys.readouterr().out == "nothing to check: this store has no tables\n"
+        assert main(["migrate", url]) == 0
+        assert capsys.readouterr().out == "nothing to migrate: this store has no tables\n"
+    for url in ("redis://h:port", "redis://h?colour=red", "tiered:memory:,redis://h/db", "tiered:redis://h"):
+        assert main(["migrate", url, "--check"]) == 2
+        assert "Redis" in capsys.readouterr().err
+
+
+def test_migrate_prints_the_table_and_the_rights_of_dynamodb(capsys: pytest.CaptureFixture[str]) -> None:
+    url = "dynamodb://eu-central-1/shop"
+    for what, words in (("iam", '"dynamodb:'), ("cloudformation", "AWS::DynamoDB::Table"), ("terraform", "resource ")):
+        assert main(["migrate", url, "--print", what]) == 0
+        printed = capsys.readouterr().out
+        assert words in printed
+        assert "shop" in printed
+    assert main(["migrate", "sqlite:///app.db", "--print", "iam"]) == 2
+    assert "dynamodb://" in capsys.readouterr().err
+
+
+def test_migrate_check_of_a_tiered_store_checks_the_store_that_decides(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiered = f"tiered:{url},redis://h:1"
+    assert main(["migrate", tiered, "--check"]) == 0
+    with sqlite3.connect(url.removeprefix("sqlite:///")) as raw:
+        raw.execute("DROP INDEX semel_record_sweep")
+    raw.close()
+    assert main(["migrate", tiered, "--check"]) == 1
     assert "semel_record_sweep" in capsys.readouterr().err
 
 

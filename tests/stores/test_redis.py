@@ -4,13 +4,15 @@ Redis removes what has expired by itself (``forgets_expired``); it does not coun
 an index beside them.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from semel import AsyncRedisStore, RedisStore
 from semel.testing import conformance
-from tests.servers import RedisClusterServers
+from tests.servers import RedisClusterServers, RedisServer
+from tests.servers.base import LOOPBACK
 
 
 class TestRedisStore(conformance.StoreSuite):
@@ -29,6 +31,39 @@ class TestAsyncRedisStore(conformance.AsyncStoreSuite):
     @pytest.fixture
     def open_store(self, redis_url: str) -> Callable[[], AsyncRedisStore]:
         return lambda: AsyncRedisStore(redis_url)
+
+
+@pytest.fixture(scope="module")
+def replicated(redis: RedisServer) -> Iterator[RedisServer]:
+    """A master with a replica that confirms."""
+    with RedisServer() as master, RedisServer("--replicaof", f"{LOOPBACK} {master.port}"):
+        end = time.monotonic() + 20
+        while "state=online" not in master.cli("INFO", "replication"):
+            assert time.monotonic() < end, "the replica does not come up"
+            time.sleep(0.02)
+        yield master
+
+
+class TestConfirmedRedisStore(conformance.StoreSuite):
+    wakes = True
+    forgets_expired = True
+    examples = 10
+
+    @pytest.fixture
+    def open_store(self, replicated: RedisServer) -> Callable[[], RedisStore]:
+        replicated.cli("FLUSHALL")
+        return lambda: RedisStore(replicated.url, wait_replicas=1, patience="10s")
+
+
+class TestAsyncConfirmedRedisStore(conformance.AsyncStoreSuite):
+    wakes = True
+    forgets_expired = True
+    examples = 10
+
+    @pytest.fixture
+    def open_store(self, replicated: RedisServer) -> Callable[[], AsyncRedisStore]:
+        replicated.cli("FLUSHALL")
+        return lambda: AsyncRedisStore(replicated.url, wait_replicas=1, patience="10s")
 
 
 class TestRedisClusterStore(conformance.StoreSuite):

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +27,11 @@ from semel import (
     StoreUncertain,
     StoreURLError,
 )
+from semel.cli import main
 from semel.core.ops import Claimed, Complete, Existing, Lookup, Op, Renew, SaveStep
 from semel.core.states import State
 from semel.stores.redis import replies
+from semel.stores.redis import settings as settings_module
 from semel.stores.redis.risks import QUESTIONS, Risk, assess
 from semel.stores.redis.settings import Address, Settings
 from semel.stores.urls import open_async_store, open_store
@@ -36,6 +39,8 @@ from tests.servers import RedisServer
 from tests.servers.base import LOOPBACK
 from tests.servers.freezing import freeze
 from tests.stores.test_redis_server import claim, commands, run, told
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "redis.md"
 
 
 def refused(url: str, kind: type[SemelError], words: str, **settings: Any) -> None:
@@ -56,39 +61,6 @@ def refused(url: str, kind: type[SemelError], words: str, **settings: Any) -> No
 
     run(main)
     assert ran == []
-
-
-def test_a_full_server_refuses_claims_and_forgets_nothing(private_redis: RedisServer) -> None:
-    with contextlib.closing(RedisStore(private_redis.url)) as store:
-        first = claim()
-        won = store.execute(first)
-        assert isinstance(won, Claimed)
-        private_redis.cli("CONFIG", "SET", "maxmemory", "1mb")
-        refused(private_redis.url, StoreUnavailable, "no memory left")
-        with pytest.raises(StoreUnavailable, match="no memory left"):
-            store.execute(Complete(first.id, won.token, b"answer", 60.0))
-        for known in (claim(first.id, 1), claim(first.id, 2)):
-            with pytest.raises(StoreUnavailable, match="no memory left"):
-                store.execute(known)
-        private_redis.cli("CONFIG", "SET", "maxmemory", "0")
-        assert store.execute(Complete(first.id, won.token, b"answer", 60.0)) is True
-
-
-def test_a_full_server_still_replays(private_redis: RedisServer) -> None:
-    async def main() -> None:
-        sync, aio = RedisStore(private_redis.url), AsyncRedisStore(private_redis.url)
-        op = claim()
-        won = sync.execute(op)
-        assert isinstance(won, Claimed)
-        sync.execute(Complete(op.id, won.token, b"answer", 60.0))
-        private_redis.cli("CONFIG", "SET", "maxmemory", "1mb")
-        for shown in (sync.execute(claim(op.id, 2)), await aio.execute(claim(op.id, 3))):
-            assert isinstance(shown, Existing)
-            assert (shown.record.state, shown.record.snapshot) == (State.DONE, b"answer")
-        sync.close()
-        await aio.close()
-
-    run(main)
 
 
 def test_a_replica_takes_no_claims(private_redis: RedisServer) -> None:
@@ -119,11 +91,10 @@ def test_passwords_are_asked_for_and_never_shown(private_redis: RedisServer) -> 
 
 
 def test_a_user_with_the_rights_that_the_page_names_is_enough(private_redis: RedisServer) -> None:
-    rights = "+set +get +getrange +setrange +append +del +pttl +pexpire +time +eval +evalsha +script|load +publish"
-    private_redis.cli(
-        "ACL", "SETUSER", "semel", "on", ">s3cret", "~semel:*", "&semel:*", *rights.split(),
-        *["+subscribe", "+client|setname", "+select", "+role", "+scan", "+wait"],
-    )  # fmt: skip
+    named = re.search(r"^ACL SETUSER semel on >password (.*)$", PAGE.read_text(), re.MULTILINE)
+    assert named
+    rights = [right for right in named[1].split() if right not in ("+config|get", "+info")]
+    assert private_redis.cli("ACL", "SETUSER", "semel", "on", ">s3cret", *rights) == "OK\n"
     url = f"redis://semel:s3cret@{LOOPBACK}:{private_redis.port}/0"
     with Semel(RedisStore(url), sweep_every=None) as guard:
         assert guard.run("ship", key=1, call=lambda: "sent") == "sent"
@@ -132,8 +103,37 @@ def test_a_user_with_the_rights_that_the_page_names_is_enough(private_redis: Red
         guard.store.wait(os.urandom(16), 0.05)
         (unreadable,) = guard.store.risks()  # type: ignore[attr-defined]
         assert unreadable.name == "unreadable"
+    op = claim()
+    with contextlib.closing(RedisStore(url, wait_replicas=1, wait_timeout="50ms", patience=0)) as store:
+        with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
+            store.execute(op)
+        with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
+            store.execute(claim(op.id))  # its own claim, said again: the scripts are allowed as well
     private_redis.cli("ACL", "SETUSER", "semel", "-set")
     refused(url, StoreUnavailable, "does not allow this user")
+
+
+def test_a_user_with_the_further_rights_may_size_and_tier(
+    private_redis: RedisServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = re.search(r"^ACL SETUSER semel on >password (.*)$", PAGE.read_text(), re.MULTILINE)
+    more = re.findall(r"^\|.*\| `(~[^`]*)` \|$", PAGE.read_text(), re.MULTILINE)
+    assert named
+    assert len(more) == 2
+    rights = " ".join([named[1], *more]).replace("\\|", "|").split()
+    assert private_redis.cli("ACL", "SETUSER", "semel", "on", ">s3cret", *rights) == "OK\n"
+    url = f"redis://semel:s3cret@{LOOPBACK}:{private_redis.port}/0"
+    size = ["size", "--qps", "1", "--records", "20"]
+    assert main([*size, "--store", url]) == 0, capsys.readouterr().err
+    assert main([*size, "--store", f"tiered:memory:,{url}"]) == 0, capsys.readouterr().err
+    assert main(["migrate", f"sqlite:///{tmp_path}/app.db"]) == 0
+    with Semel(f"tiered:sqlite:///{tmp_path}/app.db,{url}", sweep_every=None) as guard:
+        store: Any = guard.store
+        assert store.cache.connect(20)
+        assert guard.run("ship", key=1, call=lambda: "sent") == "sent"
+        assert guard.run("ship", key=1, call=lambda: "again") == "sent"
+        store.cache.settle(b"")
+    assert "semel-tier:" in private_redis.cli("KEYS", "*")
 
 
 def test_a_channel_that_is_not_allowed_does_not_undo_the_answer(private_redis: RedisServer) -> None:
@@ -541,7 +541,13 @@ def test_users_passwords_and_options_are_read() -> None:
     [
         "http://s3cret@h", "redis+other://s3cret@h", "redis://:s3cret@h:port", "redis://:s3cret@h/db",
         "redis://:s3cret@a,b", "redis+sentinel://:s3cret@h", "redis://:s3cret@h?colour=red", "redis://:s3cret@h/1/2",
-        "redis+cluster://:s3cret@h/1", "redis://:s3cret@h?db=x", "redis://:s3cret@h?ssl_check_hostname=perhaps",
+        "redis+cluster://:s3cret@h/1", "redis://:s3cret@h?db=x", "rediss://:s3cret@h?ssl_check_hostname=perhaps",
+        "redis://:s3cret@h:0", "redis://:s3cret@h:-5", "redis://:s3cret@h:99999", "redis://:s3cret@h:",
+        "redis+cluster://:s3cret@h,[::1]:65536", "redis+cluster://:s3cret@a,,b", "redis://:s3cret@a..b",
+        "redis+sentinel://:s3cret@a..b/shop", "redis://:s3cret@" + "a" * 64, "rediss://:s3cret@h?ssl_cert_reqs=nonne",
+        "redis://:s3cret@h?ssl_cert_reqs=required", "redis+cluster://:s3cret@h?ssl_ca_certs=/s3cret",
+        "unix://:s3cret@/redis.sock?ssl_check_hostname=no", "unix://", "unix:///", "unix://s3cret/redis.sock",
+        "redis://:s3cret@h#fragment", "redis://:s3#cret@h", "redis://:s3cret@h/-1", "redis://:s3cret@h?db=-1",
     ],
 )  # fmt: skip
 def test_a_url_that_cannot_be_read_is_refused_without_being_quoted(url: str) -> None:
@@ -551,16 +557,66 @@ def test_a_url_that_cannot_be_read_is_refused_without_being_quoted(url: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("redis://h:99999", "a port is a number from 1 to 65535"),
+        ("rediss://h?ssl_cert_reqs=nonne", "ssl_cert_reqs of a Redis URL is none, optional or required"),
+        ("redis://h?wait_replicas=1.5", "wait_replicas of a Redis URL is a number"),
+        ("redis://h?wait_aof=perhaps", "wait_aof of a Redis URL is yes or no"),
+        ("redis://h?ssl_check_hostname=no", "ssl_check_hostname is for TLS, .* write rediss://"),
+        ("redis://a..b", "no name of a host"),
+        ("redis://:pass#word@h", "write it as %23"),
+        ("unix://run/redis.sock", "write unix:///run/redis.sock"),
+        ("redis://h/-1", "a database is a number from 0 on"),
+    ],
+)
+def test_what_is_wrong_with_a_url_is_named(url: str, words: str) -> None:
+    with pytest.raises(StoreURLError, match=words):
+        settings(url)
+
+
+@pytest.mark.parametrize(
     ("wrong", "words"),
     [
         ({"lanes": 0}, "1 to 64"),
+        ({"lanes": "2"}, "1 to 64, not '2'"),
         ({"wait_replicas": -1}, "wait_replicas"),
+        ({"wait_replicas": 1.5}, "wait_replicas is how many must confirm a write, not 1.5"),
+        ({"wait_replicas": True}, "wait_replicas"),
+        ({"wait_aof": "yes"}, "wait_aof is True or False, not 'yes'"),
+        ({"prefix": 7}, "prefix is text"),
         ({"wait_timeout": 10, "wait_replicas": 1}, "wait_timeout must be shorter"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         settings("redis://h", **wrong)
+
+
+@pytest.mark.parametrize("url", [123, None, b"redis://h"])
+def test_a_url_that_is_no_text_is_refused(url: Any) -> None:
+    for kind in (RedisStore, AsyncRedisStore):
+        with pytest.raises(ConfigurationError, match="the store's URL is text, not"):
+            kind(url)
+
+
+@pytest.mark.parametrize("address", [Address("a..b", 6379), Address(LOOPBACK, 99999)])
+def test_an_address_that_no_server_can_have_is_not_available(address: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL with one is refused; a Cluster or a sentinel may name it."""
+    monkeypatch.setattr("semel.stores.redis.settings._address", lambda text, port: address)
+    refused("redis://h", StoreUnavailable, "cannot be reached")
+
+
+def test_tls_settings_that_the_driver_refuses_are_a_mistake_in_the_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings_module._OPTIONS, "ssl_cert_reqs", str)
+
+    async def main() -> None:
+        store = AsyncRedisStore("rediss://localhost:1?ssl_cert_reqs=nonne")
+        with pytest.raises(ConfigurationError, match="TLS settings"):
+            await store.execute(claim())
+        await store.close()
+
+    run(main)
 
 
 def test_stores_are_opened_by_url() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from semel.cli.exits import FAILED, OK
-from semel.errors import NotMigrated, SchemaDrift, StoreURLError
+from semel.errors import NotMigrated, SchemaDrift
 
 NAME = "migrate"
 HELP = "Make or update the tables of a store; safe to run twice, and at once."
@@ -21,11 +21,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check", action="store_true", help="change nothing; exit code 1 unless the tables are as they should be"
     )
+    parser.add_argument(
+        "--print",
+        dest="text",
+        choices=("iam", "cloudformation", "terraform"),
+        help="for DynamoDB: print the rights on the table, or the table itself, and change nothing",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.stores.urls import migrate_store
+    from semel.stores.urls import has_tables, migrate_store, open_store
 
+    if args.text:
+        from semel.stores.dynamodb import printed
+
+        print(printed(args.text, args.url))
+        return OK
+    if not has_tables(args.url):
+        open_store(args.url).close()  # connects to nothing, and tells what is wrong with the URL
+        print(f"nothing to {'check' if args.check else 'migrate'}: this store has no tables")
+        return OK
     if args.check:
         return _check(args.url)
     applied = migrate_store(args.url)
@@ -37,11 +52,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(url: str) -> int:
-    scheme = url.partition(":")[0]
-    if scheme not in _CHECKS:
-        raise StoreURLError(f"no store is called {scheme[:40]!r}; there are: {', '.join(_CHECKS)}")
     try:
-        _CHECKS[scheme](url)
+        CHECKS[url.partition(":")[0]](url)
     except (NotMigrated, SchemaDrift) as error:
         print(f"semel: {error}", file=sys.stderr)
         return FAILED
@@ -74,10 +86,7 @@ def _check_tiered(url: str) -> None:
     from semel.stores.urls import tiers
 
     truth = tiers(url)[0]
-    scheme = truth.partition(":")[0]
-    if scheme not in _CHECKS:
-        raise StoreURLError(f"no store is called {scheme[:40]!r}; there are: {', '.join(_CHECKS)}")
-    _CHECKS[scheme](truth)
+    CHECKS[truth.partition(":")[0]](truth)
 
 
 def _check_dynamodb(url: str) -> None:
@@ -86,13 +95,13 @@ def _check_dynamodb(url: str) -> None:
     check(url)
 
 
-_CHECKS: Final[dict[str, Callable[[str], None]]] = {
+CHECKS: Final[dict[str, Callable[[str], None]]] = {
     "sqlite": _check_sqlite,
     "postgresql": _check_postgres,
     "postgres": _check_postgres,
     "mysql": _check_mysql,
     "mariadb": _check_mysql,
     "dynamodb": _check_dynamodb,
-    "memory": lambda url: None,
     "tiered": _check_tiered,
 }
+"""For each scheme whose store has tables."""

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 from semel.engine.ports import AsyncStore, Store
 from semel.errors import StoreURLError
 
-__all__ = ["KINDS", "migrate_store", "open_async_store", "open_store"]
+__all__ = ["KINDS", "has_tables", "migrate_store", "open_async_store", "open_store"]
 
 
 def open_store(url: str) -> Store:
@@ -25,7 +25,13 @@ def open_async_store(url: str) -> AsyncStore:
 
 def migrate_store(url: str) -> list[str]:
     """Make or update the store's tables; answers what was applied."""
-    return _kind(url)[2](url)
+    migrate = _kind(url)[2]
+    return [] if migrate is None else migrate(url)
+
+
+def has_tables(url: str) -> bool:
+    """Whether there is anything to make or to check: Redis and a process's memory need nothing."""
+    return has_tables(tiers(url)[0]) if url.startswith("tiered:") else _kind(url)[2] is not None
 
 
 def sqlite_path(url: str) -> str:
@@ -162,13 +168,13 @@ def _dynamodb_migrate(url: str) -> list[str]:
     return migrate(url)
 
 
-_Kind = tuple[Callable[[str], Store], Callable[[str], AsyncStore], Callable[[str], list[str]]]
+_Kind = tuple[Callable[[str], Store], Callable[[str], AsyncStore], Callable[[str], list[str]] | None]
 _POSTGRES: Final[_Kind] = (_postgres, _postgres_async, _postgres_migrate)
 _MYSQL: Final[_Kind] = (_mysql, _mysql_async, _mysql_migrate)
-_REDIS: Final[_Kind] = (_redis, _redis_async, lambda url: [])
+_REDIS: Final[_Kind] = (_redis, _redis_async, None)
 
 KINDS: Final[dict[str, _Kind]] = {
-    "memory": (_memory, _memory_async, lambda url: []),
+    "memory": (_memory, _memory_async, None),
     "sqlite": (_sqlite, _sqlite_async, _sqlite_migrate),
     "postgresql": _POSTGRES,
     "postgres": _POSTGRES,
@@ -184,7 +190,7 @@ KINDS: Final[dict[str, _Kind]] = {
     "unix": _REDIS,
     "tiered": (_tiered, _tiered_async, lambda url: migrate_store(tiers(url)[0])),
 }
-"""What each URL scheme opens."""
+"""What each URL scheme opens: sync, async, and what makes its tables, if it has any."""
 
 
 def _kind(url: str) -> _Kind:

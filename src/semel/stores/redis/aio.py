@@ -13,9 +13,10 @@ from semel.stores.redis.aio_link import AsyncLink
 from semel.stores.redis.aio_listener import AsyncListener
 from semel.stores.redis.aio_servers import AsyncServers
 from semel.stores.redis.link import require_redis
-from semel.stores.redis.programs import BARRIER, Programs, Watch
+from semel.stores.redis.programs import Programs, Watch
 from semel.stores.redis.replies import Lost, Moved, NoMemory, NoScript, NotMaster, Unreachable
 from semel.stores.redis.risks import Risk
+from semel.stores.redis.scripts import Command, Kept
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     LISTEN_AGAIN,
@@ -72,6 +73,7 @@ class AsyncRedisStore:
             if self._closed:
                 raise StoreUnavailable("the store is closed")
             link: AsyncLink | None = None
+            line: AsyncLink | None = None
             where = redirected
             try:
                 if type(op) is Sweep:
@@ -85,7 +87,13 @@ class AsyncRedisStore:
                 asking = redirected is not None
                 while True:
                     try:
-                        reply = await (link.barrier() if command is BARRIER else link.send(command.parts, asking))
+                        if type(command) is Command:
+                            reply = await link.send(command.parts, asking)
+                        elif isinstance(command, Kept):
+                            line, reply = await self._kept(link, command, asking)
+                        else:
+                            reply = None
+                            link.tell(command.parts)
                     except NoScript:
                         command = command.in_full()
                     except NoMemory as full:
@@ -104,7 +112,7 @@ class AsyncRedisStore:
                     trip = Trip(op, 0.0 if where in servers.down else self._settings.patience)
                 pause = trip.pause_after(error)
                 if link is not None and isinstance(error, (NotMaster, Lost)):
-                    servers.drop(link)
+                    servers.drop(line or link)
                 if pause is None:
                     if isinstance(error, (Unreachable, Lost)):
                         servers.down.add(where)
@@ -153,6 +161,16 @@ class AsyncRedisStore:
         self._closed = True
         await self._listener.stop()
         await self._servers.close()
+
+    async def _kept(self, link: AsyncLink, command: Kept, asking: bool) -> tuple[AsyncLink, tuple[Any, Any]]:
+        """On the second connection to the same server; an error is an answer of what is kept, too."""
+        try:
+            line = await self._servers.link(link.address, waits=True)
+            return line, await line.kept(command.parts, asking)
+        except NoScript:
+            raise
+        except SemelError as error:
+            return link, (error, None)
 
     async def _sweep(self, op: Sweep) -> Swept:
         unknown = 0

@@ -11,6 +11,7 @@ place in the queue, and its answer is dropped.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -19,7 +20,7 @@ from typing import Any, Final, cast
 from semel.errors import ConfigurationError, SemelError, StoreUncertain
 from semel.stores.redis.clock import ServerClock
 from semel.stores.redis.greeting import Greeting
-from semel.stores.redis.replies import NoScript, Unreachable, from_reply, lost, unconfirmed, unreachable
+from semel.stores.redis.replies import NoScript, Unreachable, from_reply, lost, unreachable
 from semel.stores.redis.scripts import Command
 from semel.stores.redis.settings import CLOSE_PATIENCE, MOST_IN_FLIGHT, Address, Settings
 
@@ -46,18 +47,19 @@ async def open_link(
             else:
                 context = _tls(settings) if settings.tls else None
                 _, link = await loop.create_connection(make, address.host, address.port, ssl=context)
-    except (OSError, TimeoutError) as error:
+    except (OSError, TimeoutError, UnicodeError, OverflowError) as error:  # the last two of a name, a port
         raise unreachable(str(address), error) from error
     return link
 
 
 def _tls(settings: Settings) -> Any:
     from redis.asyncio.connection import RedisSSLContext
+    from redis.exceptions import RedisError
 
     given = {"cert_reqs": "required", "check_hostname": True, **settings.ssl}
     try:
         return RedisSSLContext(**given).get()
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError, RedisError) as error:
         raise ConfigurationError(f"the TLS settings of the Redis URL cannot be used: {error}") from error
 
 
@@ -96,15 +98,29 @@ class AsyncLink(asyncio.Protocol):
 
     # -- what a store asks -----------------------------------------------------------------------------------------
 
-    async def barrier(self) -> Any:
-        """One WAIT for all who ask in this turn: it covers everything that was written on this connection."""
+    async def kept(self, parts: tuple[Any, ...], asking: bool = False) -> tuple[Any, Any]:
+        """One command, and the barrier behind it: what either was answered with. The barrier leaves at the end of the
+        turn, behind all that were asked for in it, and is the answer to all of them."""
+        sent = self.send(parts, asking)
+        barrier = self._barrier
+        if barrier is None:
+            barrier = self._barrier = self.loop.create_future()
+            barrier.add_done_callback(_drop)  # all who asked may be gone when it fails
         try:
-            if self._barrier is None:
-                self._barrier = self.send(self._barrier_command.parts)
-                self._barrier.add_done_callback(_drop)  # all who asked may be gone when it fails
-            return await asyncio.shield(self._barrier)
+            reply = await sent
+        except NoScript:
+            raise
         except SemelError as error:
-            raise unconfirmed(error) from error
+            return error, None
+        try:
+            return reply, await asyncio.shield(barrier)
+        except SemelError as error:
+            return reply, error
+
+    def tell(self, parts: tuple[Any, ...]) -> None:
+        """One command whose answer nobody waits for; where it cannot be sent, it is not."""
+        with contextlib.suppress(SemelError):
+            self.send(parts).add_done_callback(_drop)
 
     async def exchange(self, commands: Sequence[Command]) -> list[Any]:
         """One trip: all are written together, without a task for each. An error is an answer, too."""
@@ -186,13 +202,16 @@ class AsyncLink(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flushing = False
+        if self._barrier is not None and not self.closed:
+            self._waiting.append(self._barrier)
+            self._unsent.append(self._pack(self._barrier_command.parts))
+            self._barrier = None
         self._write()
 
     def _write(self) -> None:
         if self._paused or self.closed or self._transport is None or not self._unsent:
             return
         unsent, self._unsent = self._unsent, []
-        self._barrier = None
         self._transport.write(b"".join(unsent) if len(unsent) > 1 else unsent[0])
         if self._watch is None:
             self._watch = self.loop.call_later(self._timeout, self._look)
@@ -246,6 +265,9 @@ class AsyncLink(asyncio.Protocol):
         self.ended.set()
         never = len(self._unsent)
         self._unsent = []
+        if self._barrier is not None:  # what it stands behind may have left already
+            self._barrier.set_exception(lost(str(self.address), why))
+            self._barrier = None
         while self._waiting:
             future = self._waiting.popleft()
             if not future.done():

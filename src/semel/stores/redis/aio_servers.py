@@ -6,14 +6,14 @@ import asyncio
 import logging
 from typing import Any, Final
 
-from semel.errors import ConfigurationError, SemelError
+from semel.errors import ConfigurationError, SemelError, StoreError
 from semel.stores.redis.aio_link import AsyncLink, open_link
 from semel.stores.redis.greeting import greet, introduce
-from semel.stores.redis.replies import NotMaster
+from semel.stores.redis.replies import NotMaster, unreachable
 from semel.stores.redis.risks import QUESTIONS, Risk, assess, described
 from semel.stores.redis.scripts import Command
 from semel.stores.redis.settings import Address, Settings
-from semel.stores.redis.topology import Topology, topology_of
+from semel.stores.redis.topology import SearchTime, Topology, topology_of
 
 __all__ = ["AsyncServers"]
 
@@ -31,7 +31,9 @@ class AsyncServers:
         self._settings = settings
         self._barrier = barrier
         self._links: dict[Address, AsyncLink] = {}
-        self._opening: dict[Address, asyncio.Task[AsyncLink]] = {}
+        self._waits: dict[Address, AsyncLink] = {}
+        """The second connection to a server: WAIT stops its own, and those who do not wait must not stand behind it."""
+        self._opening: dict[tuple[Address, bool], asyncio.Task[AsyncLink]] = {}
         self._searching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._seen: set[Address] = set()
@@ -60,16 +62,18 @@ class AsyncServers:
             await self.search()
         return self.topology.masters()
 
-    async def link(self, address: Address) -> AsyncLink:
-        """The link to a server, opened if need be; all who ask meanwhile wait for the same one."""
+    async def link(self, address: Address, *, waits: bool = False) -> AsyncLink:
+        """The link to a server, opened if need be; all who ask meanwhile wait for the same one. ``waits``: the one for
+        what is kept."""
         self._check_loop()
-        link = self._links.get(address)
+        link = (self._waits if waits else self._links).get(address)
         if link is not None and not link.closed:
             return link
-        opening = self._opening.get(address)
+        opening = self._opening.get((address, waits))
         if opening is None:
-            opening = self._opening[address] = asyncio.create_task(self._open(address), name="semel-connect")
-            opening.add_done_callback(lambda task: self._opened(address, task))
+            open_one = self._open_second(address) if waits else self._open(address)
+            opening = self._opening[address, waits] = asyncio.create_task(open_one, name="semel-connect")
+            opening.add_done_callback(lambda task: self._opened((address, waits), task))
         return await asyncio.shield(opening)
 
     async def search(self) -> None:
@@ -83,9 +87,10 @@ class AsyncServers:
     def drop(self, link: AsyncLink) -> None:
         """It is lost, or no master any more."""
         link.close()
-        if self._links.get(link.address) is link:
-            del self._links[link.address]
-            self.topology.forget(link.address)
+        for links in (self._links, self._waits):
+            if links.get(link.address) is link:
+                del links[link.address]
+                self.topology.forget(link.address)
 
     async def look_at(self, link: AsyncLink) -> list[Risk]:
         """The risks of a server; those that are new are logged."""
@@ -103,9 +108,9 @@ class AsyncServers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        here = [link for link in self._links.values() if link.loop is asyncio.get_running_loop()]
-        await asyncio.gather(*(link.finish() for link in here))
-        self._links = {}
+        links = (*self._links.values(), *self._waits.values())
+        await asyncio.gather(*(link.finish() for link in links if link.loop is asyncio.get_running_loop()))
+        self._links, self._waits = {}, {}
         await asyncio.sleep(0)  # the transports end in the next turn
 
     async def _open(self, address: Address) -> AsyncLink:
@@ -131,34 +136,48 @@ class AsyncServers:
         self._links[address] = link
         return link
 
-    def _opened(self, address: Address, task: asyncio.Task[AsyncLink]) -> None:
-        if self._opening.get(address) is task:
-            del self._opening[address]
+    async def _open_second(self, address: Address) -> AsyncLink:
+        """Scripts, clock and risks are known from the first."""
+        settings = self._settings
+        link = await open_link(settings, address, self._barrier)
+        try:
+            async with asyncio.timeout(settings.connect_timeout):
+                await link.greet(introduce(settings.username, settings.password, settings.db))
+        except TimeoutError as error:
+            link.close()
+            raise NotMaster(f"Redis at {address} did not answer the first words in time") from error
+        self._waits[address] = link
+        return link
+
+    def _opened(self, line: tuple[Address, bool], task: asyncio.Task[AsyncLink]) -> None:
+        if self._opening.get(line) is task:
+            del self._opening[line]
         _retrieve(task)
 
     async def _search(self) -> None:
-        search = self.topology.search()
+        search, time = self.topology.search(), SearchTime(self._settings.connect_timeout)
         try:
-            address, command = next(search)
+            address, command, left = next(search)
             while True:
-                address, command = search.send(await self._ask(address, command))
+                address, command, left = search.send(await self._ask(address, command, time.share(left)))
         except StopIteration:
             self.down.discard(None)
 
-    async def _ask(self, address: Address, command: tuple[bytes, ...]) -> Any:
+    async def _ask(self, address: Address, command: tuple[bytes, ...], timeout: float) -> Any:
         settings = self._settings
         link: AsyncLink | None = None
         try:
-            link = await open_link(settings, address, self._barrier)
-            async with asyncio.timeout(settings.connect_timeout):
+            async with asyncio.timeout(timeout):
+                link = await open_link(settings, address, self._barrier)
                 if self.topology.sentinels:
                     await link.greet(introduce(settings.sentinel_username, settings.sentinel_password, 0))
                 else:
                     await link.greet(introduce(settings.username, settings.password, 0))
                 return await link.send(command) or ()
-        except (SemelError, TimeoutError) as error:
-            _log.debug("Redis at %s does not answer: %s", address, error)
-            return None
+        except TimeoutError as error:
+            return unreachable(str(address), error)
+        except StoreError as error:
+            return error
         finally:
             if link is not None:
                 link.close()
@@ -169,7 +188,7 @@ class AsyncServers:
             if self._loop is not None and not self._loop.is_closed():
                 raise ConfigurationError("this store belongs to another event loop: make one per loop")
             # What a dead loop left behind is nobody's.
-            self._links, self._opening, self._searching, self._loop = {}, {}, None, loop
+            self._links, self._waits, self._opening, self._searching, self._loop = {}, {}, {}, None, loop
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

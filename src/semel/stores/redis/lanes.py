@@ -1,4 +1,8 @@
-"""A lane of a sync store: a connection to each server, over which batches of Ops travel."""
+"""A lane of a sync store: a connection to each server, over which batches of Ops travel.
+
+A batch is answered when the last of it is. So where some wait for replicas or the disk, there are two kinds of lanes:
+those on which is waited, and those that hand such an Op on to them, for no replay should stand behind it.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,16 @@ from semel.core.ops import Op, Sweep, Swept
 from semel.engine.forking import survive_forks
 from semel.errors import SemelError
 from semel.stores.redis.link import Link
-from semel.stores.redis.programs import BARRIER, Program
+from semel.stores.redis.programs import Program
 from semel.stores.redis.replies import Lost, Moved, NoMemory, NotMaster, Unreachable, unconfirmed
 from semel.stores.redis.risks import Risk
-from semel.stores.redis.scripts import Command
+from semel.stores.redis.scripts import Command, Kept, Told
 from semel.stores.redis.servers import Servers
 from semel.stores.redis.settings import Address
 from semel.stores.redis.sweeping import walk
 from semel.stores.redis.trips import Trip
 
-__all__ = ["Lane"]
+__all__ = ["HandedOn", "Lane"]
 
 _PENDING: Final = object()
 _Found: TypeAlias = tuple[int, "Address | None", Any]
@@ -31,12 +35,33 @@ class _Turn:
 
     __slots__ = ("asking", "at", "command", "link", "program")
 
-    def __init__(self, at: int, link: Link, program: Program, asking: bool) -> None:
+    def __init__(self, at: int, link: Link, program: Program, asking: bool, command: Command | None = None) -> None:
         self.at = at
         self.link = link
         self.program = program
         self.asking = asking
-        self.command = next(program)
+        self.command = command or next(program)
+
+
+class HandedOn(Op[Any]):
+    """An Op whose program has come to what is kept: it goes on where is waited. Tried again, it starts from the top."""
+
+    __slots__ = ("address", "asking", "command", "id", "op", "program")
+
+    def __init__(self, op: Op[Any], turn: _Turn) -> None:
+        self.id = op.id
+        self.op = op
+        self.address = turn.link.address
+        self.program: Program | None = turn.program
+        self.command = turn.command
+        self.asking = turn.asking
+
+    def turn(self, at: int, link: Link) -> _Turn | None:
+        """Where it stopped, once, and on the same server."""
+        program, self.program = self.program, None
+        if program is None or link.address != self.address:
+            return None
+        return _Turn(at, link, program, self.asking, self.command)
 
 
 class Lane:
@@ -44,8 +69,9 @@ class Lane:
 
     gathers = True
 
-    def __init__(self, servers: Servers) -> None:
+    def __init__(self, servers: Servers, *, waits: bool = True) -> None:
         self._servers = servers
+        self._waits = waits
         self._links: dict[Address, Link] = {}
         survive_forks(self._forked)
 
@@ -105,10 +131,20 @@ class Lane:
                     failed[where] = error
                     raise
             except SemelError as error:
-                found.append((at, where, error))
+                # What is handed on has written already.
+                found.append((at, where, unconfirmed(error) if isinstance(op, HandedOn) else error))
                 continue
-            turns.append(_Turn(at, link, self._servers.programs.start(op, key, link.clock), address is not None))
+            turn = op.turn(at, link) if isinstance(op, HandedOn) else None
+            if turn is None:
+                start = self._servers.programs.start
+                program = start(op.op if isinstance(op, HandedOn) else op, key, link.clock)
+                turn = _Turn(at, link, program, address is not None)
+            turns.append(turn)
         while turns:
+            if not self._waits:
+                on = [turn for turn in turns if isinstance(turn.command, Kept)]
+                found += [(turn.at, turn.link.address, HandedOn(ops[turn.at], turn)) for turn in on]
+                turns = [turn for turn in turns if turn not in on] if on else turns
             turns = self._step(turns, found, redirected)
         return found
 
@@ -122,37 +158,32 @@ class Lane:
             link = group[0].link
             replies = self._exchange(link, group)
             for turn, reply in zip(group, replies, strict=True):
-                if isinstance(reply, SemelError) and not isinstance(reply, NoMemory):
-                    if isinstance(reply, (NotMaster, Lost)):
-                        self._drop(link)
-                    elif isinstance(reply, Moved):
-                        redirected[turn.at] = self._servers.topology.moved(reply, link.address)
-                    found.append((turn.at, link.address, reply))
-                    continue
                 try:
-                    full = isinstance(reply, NoMemory)
-                    turn.command = turn.program.throw(reply) if full else turn.program.send(reply)
+                    if isinstance(reply, NoMemory):
+                        turn.command = turn.program.throw(reply)
+                    elif isinstance(reply, SemelError):
+                        raise reply
+                    else:
+                        turn.command = turn.program.send(reply)
                     going.append(turn)
                 except StopIteration as stop:
                     found.append((turn.at, link.address, stop.value))
                 except SemelError as error:
+                    if isinstance(error, (NotMaster, Lost)):
+                        self._drop(link)
+                    elif isinstance(error, Moved):
+                        redirected[turn.at] = self._servers.topology.moved(error, link.address)
                     found.append((turn.at, link.address, error))
         return going
 
     def _exchange(self, link: Link, group: list[_Turn]) -> list[Any]:
-        """The barrier goes once, behind everything else, and is the answer to all who asked for it."""
-        plain = [turn.command for turn in group if turn.command is not BARRIER]
-        sent: list[Command] = list(plain)
-        if len(plain) < len(group):
-            sent.append(self._servers.programs.barrier)
-        replies = link.exchange(sent, asking=group[0].asking)
-        if len(plain) == len(group):
-            return replies
-        barrier = replies.pop()
-        if isinstance(barrier, SemelError):
-            barrier = unconfirmed(barrier)
-        rest = iter(replies)
-        return [barrier if turn.command is BARRIER else next(rest) for turn in group]
+        """One trip, and before it what nobody waits for."""
+        told = [turn.command for turn in group if isinstance(turn.command, Told)]
+        if told:
+            link.tell(told)
+        asked = [turn.command for turn in group if not isinstance(turn.command, Told)]
+        replies = iter(link.exchange(asked, asking=group[0].asking) if asked else ())
+        return [None if isinstance(turn.command, Told) else next(replies) for turn in group]
 
     def _sweep(self, op: Sweep) -> Swept | SemelError:
         unknown = 0
@@ -182,7 +213,7 @@ class Lane:
         link = self._links.get(address)
         if link is None or link.closed:
             try:
-                link = self._links[address] = Link(self._servers.settings, address)
+                link = self._links[address] = Link(self._servers.settings, address, self._servers.programs.barrier)
             except SemelError:
                 self._servers.topology.forget(address)
                 raise

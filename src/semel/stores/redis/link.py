@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from semel.errors import ConfigurationError, MissingDependency, SemelError
 from semel.stores.redis.clock import ServerClock
 from semel.stores.redis.greeting import greet
 from semel.stores.redis.replies import NoScript, from_reply, lost, unreachable
-from semel.stores.redis.scripts import Command
+from semel.stores.redis.scripts import Command, Kept, Told
 from semel.stores.redis.settings import Address, Settings
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def require_redis() -> None:
         raise MissingDependency("hiredis", "redis") from error
 
 
-def connect(settings: Settings, address: Address, *, sentinel: bool = False) -> Any:
-    """A connection of redis-py that is open, with name, password and database said."""
+def connect(settings: Settings, address: Address, *, sentinel: bool = False, timeout: float | None = None) -> Any:
+    """A connection of redis-py that is open, with name, password and database said; ``timeout`` is for one question."""
     from redis import connection as redis_py
     from redis.exceptions import RedisError, ResponseError
 
@@ -40,8 +41,8 @@ def connect(settings: Settings, address: Address, *, sentinel: bool = False) -> 
         "password": settings.sentinel_password if sentinel else settings.password,
         "db": 0 if sentinel else settings.db,
         "client_name": "semel",
-        "socket_timeout": settings.timeout,
-        "socket_connect_timeout": settings.connect_timeout,
+        "socket_timeout": timeout or settings.timeout,
+        "socket_connect_timeout": timeout or settings.connect_timeout,
         "protocol": 2,
     }
     kind: Any = redis_py.Connection
@@ -57,7 +58,7 @@ def connect(settings: Settings, address: Address, *, sentinel: bool = False) -> 
         made.connect()
     except ResponseError as error:
         raise from_reply(reply_text(error)) from error
-    except (RedisError, OSError) as error:
+    except (RedisError, OSError, UnicodeError, OverflowError) as error:  # the last two of a name, a port: of no server
         if reply_text(error).partition(" ")[0] in ("NOAUTH", "WRONGPASS"):
             raise from_reply(reply_text(error)) from error
         raise unreachable(str(address), error) from error
@@ -78,15 +79,20 @@ def reply_text(error: BaseException) -> str:
         known.ClusterCrossSlotError: "CROSSSLOT",
     }  # fmt: skip
     code = codes.get(type(error))  # type: ignore[arg-type]
+    if code == "WRONGPASS" and "Authentication required" in str(error):
+        code = "NOAUTH"  # the two have one class
     return f"{code} {error}" if code else str(error)
 
 
 class Link:
     """An open line to one server, and what is known of its clock."""
 
-    def __init__(self, settings: Settings, address: Address) -> None:
+    def __init__(self, settings: Settings, address: Address, barrier: Command | None = None) -> None:
         self.address = address
         self.clock = ServerClock()
+        self._barrier = barrier
+        self._owed = 0
+        """Answers that nobody waits for, and that have not been read yet."""
         self._raw = connect(settings, address)
         self.closed = False
         greeting = greet(settings, self.clock)
@@ -103,18 +109,45 @@ class Link:
     def exchange(self, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
         """One trip: all are written, then all answers are read. An error is an answer, too."""
         replies = self._asked(commands, asking)
-        forgotten = [i for i, reply in enumerate(replies) if isinstance(reply, NoScript)]
+        forgotten = [i for i, reply in enumerate(replies) if isinstance(_first(reply), NoScript)]
         if forgotten and not self.closed:
             again = self._asked([commands[i].in_full() for i in forgotten], asking)
             for i, reply in zip(forgotten, again, strict=True):
                 replies[i] = reply
         return replies
 
+    def tell(self, commands: Sequence[Told]) -> None:
+        """Write, and go on; the answers are read, and dropped, in the next trip."""
+        from redis.exceptions import RedisError
+
+        if self.closed:
+            return
+        try:
+            self._write(commands)
+        except (RedisError, OSError):
+            self.close()
+        except BaseException:
+            self.close()
+            raise
+        self._owed += len(commands)
+
     def _asked(self, commands: Sequence[Command], asking: bool) -> list[Any]:
-        """With ASKING before each, where the slot is still on its way to this node."""
-        if not asking:
-            return self._exchange(commands)
-        return self._exchange([each for command in commands for each in (Command((b"ASKING",)), command)])[1::2]
+        """With ASKING before each, where the slot is still on its way to this node. The barrier goes once, behind
+        everything else, and is the answer to all that is kept."""
+        sent = list(commands)
+        if asking:
+            sent = [each for command in commands for each in (Command((b"ASKING",)), command)]
+        if self._barrier is None or not any(type(command) is Kept for command in commands):
+            replies = self._exchange(sent)
+            return replies[1::2] if asking else replies
+        *replies, confirmation = self._exchange([*sent, self._barrier])
+        pairs = zip(commands, replies[1::2] if asking else replies, strict=True)
+        return [(reply, confirmation) if type(command) is Kept else reply for command, reply in pairs]
+
+    def _write(self, commands: Sequence[Command]) -> None:
+        self._raw.send_packed_command(
+            self._raw.pack_commands([command.parts for command in commands]), check_health=False
+        )
 
     def _exchange(self, commands: Sequence[Command]) -> list[Any]:
         from redis.exceptions import RedisError, ResponseError
@@ -123,9 +156,11 @@ class Link:
         if self.closed:  # redis-py would open it again, and WAIT would know nothing of what was written before
             return [lost(str(self.address), "it is closed") for _ in commands]
         try:
-            self._raw.send_packed_command(
-                self._raw.pack_commands([command.parts for command in commands]), check_health=False
-            )
+            self._write(commands)
+            while self._owed:
+                with contextlib.suppress(ResponseError):
+                    self._raw.read_response(disable_decoding=True)
+                self._owed -= 1
             for _ in commands:
                 try:
                     replies.append(self._raw.read_response(disable_decoding=True))
@@ -145,6 +180,10 @@ class Link:
     def close(self) -> None:
         self.closed = True
         self._raw.disconnect()
+
+
+def _first(reply: Any) -> Any:
+    return reply[0] if isinstance(reply, tuple) else reply
 
 
 def _mapped(error: ResponseError) -> SemelError:

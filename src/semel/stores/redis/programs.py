@@ -1,14 +1,18 @@
 """Each Op as a generator that yields commands and is sent the replies: written once for the sync and the async store.
 
 A first claim, and a claim that finds the answer, is one plain command. Everything else is one call of a small script.
-Nothing here does I/O. Of error replies only NoMemory gets here, thrown in at the yield.
+Nothing here does I/O. Of error replies only NoMemory gets here, thrown in at the yield, and those to what is kept.
+
+A store that waits for replicas or the disk hands out no answer that they do not have. So an owner writes into its
+record that they have it, and a replay that finds nothing of the kind makes sure itself: it touches the record, and
+waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Set
 from time import monotonic_ns
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from semel.core.ops import (
     Claim,
@@ -17,7 +21,6 @@ from semel.core.ops import (
     Existing,
     Lookup,
     Op,
-    Record,
     Release,
     Renew,
     Resolve,
@@ -25,18 +28,26 @@ from semel.core.ops import (
 )
 from semel.core.states import State
 from semel.core.values import value
-from semel.errors import StoreUncertain
+from semel.errors import SemelError, StoreUncertain
 from semel.stores.redis.clock import ServerClock
-from semel.stores.redis.replies import NoMemory
+from semel.stores.redis.replies import NoMemory, Unreachable, unconfirmed
 from semel.stores.redis.scripts import Command, scripts
-from semel.stores.redis.values import eight_bytes, finished, fresh, milliseconds, shown, state_in, steps_in, token_in
+from semel.stores.redis.values import (
+    confirmation,
+    eight_bytes,
+    finished,
+    fresh,
+    is_confirmed,
+    milliseconds,
+    shown,
+    state_in,
+    steps_in,
+    token_in,
+)
 
-__all__ = ["BARRIER", "Program", "Programs", "Watch"]
+__all__ = ["Program", "Programs", "Watch"]
 
 Program: TypeAlias = Generator[Command, Any, Any]
-
-BARRIER: Final = Command(())
-"""Asks for WAIT or WAITAOF on the connection of the program's writes; answered with how many replicas have them."""
 
 
 @value
@@ -56,6 +67,7 @@ class Programs:
         self.barrier = Command((b"WAITAOF", 1, replicas, wait_ms) if aof else (b"WAIT", replicas, wait_ms))
         self._replicas, self._aof = replicas, aof
         self._flag = b"1" if self.durable else b"0"
+        self._by = confirmation(replicas, aof)
         self._scripts = scripts()
         self._start: dict[type[Op[Any]], Callable[[Any, bytes, ServerClock], Program]] = {
             Claim: self._claim,
@@ -88,21 +100,23 @@ class Programs:
             reply = yield self._scripts["lookup"].call(key)
             if reply is None or state_in(reply[0]) is State.RUNNING:
                 raise
-            return Existing(self._shown(op.id, reply, clock))
+            return Existing((yield from self._handed_out(op.id, key, reply, clock)))
         answer: Claimed | Existing
         if found is None:
             answer = Claimed(token, 1)
         elif state_in(found) is not State.RUNNING:
+            if self.durable and not is_confirmed(found, self._by):
+                yield from self._made_sure(key, found)
             return Existing(finished(op, found, clock.now()))
         else:
-            reply = yield self._scripts["claim"].call(key, value, life, self._flag, self.channel)
+            reply = yield self._scripts["claim"].call(key, value, life, self.channel)
             if reply[0] == 0:
-                return Existing(self._shown(op.id, reply[1:], clock))
+                return Existing((yield from self._handed_out(op.id, key, reply[1:], clock)))
             token = token_in(reply[1])
             clock.saw(token)
             answer = Claimed(token, reply[2], steps_in(reply[3]))
-        if self.durable:
-            yield from self._kept()
+        if self.durable and not (yield from self._touched(key, eight_bytes(token))):
+            raise Unreachable("Redis has lost the claim before it was confirmed")  # to a failover; it is made anew
         return answer
 
     def _renew(self, op: Renew, key: bytes, clock: ServerClock) -> Program:
@@ -112,11 +126,13 @@ class Programs:
     def _complete(self, op: Complete, key: bytes, clock: ServerClock) -> Program:
         ttl = max(1, milliseconds(op.ttl))
         ends = eight_bytes(clock.now() + ttl * 1000)
-        done = yield self._scripts["complete"].call(
-            key, eight_bytes(op.token), op.snapshot, ttl, ends, self._flag, self.channel
-        )
-        if done and self.durable:
-            yield from self._kept()
+        token = eight_bytes(op.token)
+        complete = self._scripts["complete"].call(key, token, op.snapshot, ttl, ends, self._flag, self.channel)
+        if not self.durable:
+            return (yield complete) == 1
+        done = yield from self._kept(complete)
+        if done:
+            yield self._scripts["confirm"].call(key, token, self._by.to_bytes()).told()
         return done == 1
 
     def _release(self, op: Release, key: bytes, clock: ServerClock) -> Program:
@@ -125,37 +141,61 @@ class Programs:
 
     def _save_step(self, op: SaveStep, key: bytes, clock: ServerClock) -> Program:
         name = op.name.encode("utf-8", "surrogatepass")
-        done = yield self._scripts["save_step"].call(key, eight_bytes(op.token), name, op.value, self._flag)
-        if done and self.durable:
-            yield from self._kept()
-        return done == 1
+        step = self._scripts["save_step"].call(key, eight_bytes(op.token), name, op.value, self._flag)
+        return (yield from self._kept(step)) == 1
 
     def _lookup(self, op: Lookup, key: bytes, clock: ServerClock) -> Program:
         found = yield self._scripts["lookup"].call(key)
-        return None if found is None else self._shown(op.id, found, clock)
+        return None if found is None else (yield from self._handed_out(op.id, key, found, clock))
 
     def _resolve(self, op: Resolve, key: bytes, clock: ServerClock) -> Program:
         ttl = max(1, milliseconds(op.ttl))
-        found = yield self._scripts["resolve"].call(
+        resolve = self._scripts["resolve"].call(
             key, 0 if op.snapshot is None else 1, op.snapshot or b"", ttl, 1 if op.force else 0, self.channel
         )
-        state = State(found)
-        changed = state in (State.UNKNOWN, State.ABANDONED) or (op.force and state is State.RUNNING)
-        if changed and self.durable:
-            yield from self._kept()
-        return state
+        changes = {State.UNKNOWN, State.ABANDONED, *([State.RUNNING] if op.force else [])}
+        return State((yield from self._kept(resolve, changes)))
 
     def _watch(self, op: Watch, key: bytes, clock: ServerClock) -> Program:
         left = yield self._scripts["watch"].call(key)
         return None if left < 0 else left / 1000
 
-    def _shown(self, id: bytes, reply: Any, clock: ServerClock) -> Record:
+    def _handed_out(self, id: bytes, key: bytes, reply: Any, clock: ServerClock) -> Program:
+        """The record that a script has read."""
         value, left, lease_left = reply
+        if self.durable and not is_confirmed(value, self._by):
+            yield from self._made_sure(key, value)
         return shown(id, value, clock.now(), left / 1000, lease_left / 1000)
 
-    def _kept(self) -> Program:
-        """Wait until what was written has got as far as the store promises."""
-        reply = yield BARRIER
+    def _made_sure(self, key: bytes, value: bytes) -> Program:
+        """Of an answer whose owner has not said that it was confirmed: one that is gone has expired, here as there."""
+        token = value[4:12]
+        if (yield from self._touched(key, token)):
+            yield self._scripts["confirm"].call(key, token, self._by.to_bytes()).told()
+
+    def _touched(self, key: bytes, token: bytes) -> Program:
+        """Wait for a record that was written on whatever connection; whether it is there still."""
+        done, reply = yield self._scripts["confirm"].call(key, token, b"").kept()
+        if isinstance(done, SemelError):
+            raise unconfirmed(done)
+        if done:
+            self._check(reply)
+        return done
+
+    def _kept(self, command: Command, changes: Set[int] = frozenset({1})) -> Program:
+        """Write, and wait until it has got as far as the store promises, unless the answer is that nothing changed."""
+        if not self.durable:
+            return (yield command)
+        done, reply = yield command.kept()
+        if isinstance(done, SemelError):
+            raise done
+        if done in changes:
+            self._check(reply)
+        return done
+
+    def _check(self, reply: Any) -> None:
+        if isinstance(reply, SemelError):
+            raise unconfirmed(reply)
         written, replicas = reply if self._aof else (1, reply)
         if replicas < self._replicas or not written:
             raise StoreUncertain(

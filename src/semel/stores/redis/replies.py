@@ -97,7 +97,11 @@ def from_reply(text: str) -> SemelError:
         return Moved(f"the Redis Cluster has moved the slot: {rest}", int(slot), host, int(port), code == "ASK")
     kind, words = _KINDS.get(code, (Refused, "Redis refused it"))
     said = text.removeprefix("ERR ")  # redis-py has cut it off already
-    if said.startswith("unknown command"):
+    if said.startswith("unknown command") and "sentinel" in said[:40].lower():
+        words = "this server is no sentinel: write redis:// for a single server"
+    elif said.startswith("This instance has cluster support disabled"):
+        words = "this server is no node of a Redis Cluster: write redis:// for a single server"
+    elif said.startswith("unknown command"):
         words = "Redis does not know the command: Semel needs Redis 7.0 or newer, or Valkey"
     elif said.startswith("syntax error"):
         words = "Redis does not know SET with NX and GET: Semel needs Redis 7.0 or newer, or Valkey"
@@ -108,7 +112,11 @@ def from_reply(text: str) -> SemelError:
 
 def unconfirmed(error: SemelError) -> SemelError:
     """What a barrier was refused with: whatever it is, the command before it was carried out."""
-    return error if isinstance(error, (StoreUncertain, Unconfirmed)) else Unconfirmed(f"not confirmed: {error}")
+    if isinstance(error, (StoreUncertain, Unconfirmed)):
+        return error
+    told = Unconfirmed(f"not confirmed: {error}")
+    told.__cause__ = error.__cause__ or error
+    return told
 
 
 def unreachable(where: str, error: BaseException) -> Unreachable:

@@ -7,13 +7,13 @@ import threading
 from typing import Any, Final
 
 from semel.engine.forking import survive_forks
-from semel.errors import StoreError
+from semel.errors import SemelError, StoreError
 from semel.stores.redis.link import Link, connect, reply_text
 from semel.stores.redis.programs import Programs
-from semel.stores.redis.replies import NotMaster
+from semel.stores.redis.replies import NotMaster, from_reply, unreachable
 from semel.stores.redis.risks import QUESTIONS, Risk, assess, described
 from semel.stores.redis.settings import Address, Settings
-from semel.stores.redis.topology import Topology, topology_of
+from semel.stores.redis.topology import SearchTime, Topology, topology_of
 
 __all__ = ["Servers"]
 
@@ -32,6 +32,9 @@ class Servers:
         """Servers that stayed away for a whole patience: no other caller waits for them as long."""
         self._seen: set[Address] = set()
         self._told: set[str] = set()
+        self._searches = 0
+        self._failure: StoreError | None = None
+        """Of the last search: those who waited for it meanwhile need not search in vain again."""
         self._renew()
         survive_forks(self._renew)
 
@@ -54,30 +57,40 @@ class Servers:
         return self.topology.masters()
 
     def search(self) -> None:
+        searches = self._searches
         with self._lock:
             if self.topology.masters():
                 return  # another lane has found out meanwhile
-            search = self.topology.search()
+            if self._searches != searches and self._failure is not None:
+                raise type(self._failure)(str(self._failure)) from self._failure.__cause__  # or that there is none
+            self._failure = None
+            search, time = self.topology.search(), SearchTime(self.settings.connect_timeout)
             try:
-                address, command = next(search)
+                address, command, left = next(search)
                 while True:
-                    address, command = search.send(self._ask(address, command))
+                    address, command, left = search.send(self._ask(address, command, time.share(left)))
             except StopIteration:
                 self.down.discard(None)
+            except StoreError as error:
+                self._failure = error
+                raise
+            finally:
+                self._searches += 1
 
-    def _ask(self, address: Address, command: tuple[bytes, ...]) -> Any:
-        from redis.exceptions import RedisError
+    def _ask(self, address: Address, command: tuple[bytes, ...], timeout: float) -> Any:
+        from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
         try:
-            raw: Any = connect(self.settings, address, sentinel=self.topology.sentinels)
-        except StoreError:
-            return None
+            raw: Any = connect(self.settings, address, sentinel=self.topology.sentinels, timeout=timeout)
+        except StoreError as error:
+            return error
         try:
             raw.send_command(*command)
             return raw.read_response(disable_decoding=True) or ()
+        except (ResponseError, AuthenticationError) as error:
+            return _caused(from_reply(reply_text(error)), error)
         except (RedisError, OSError) as error:
-            _log.debug("Redis at %s does not answer: %s", address, reply_text(error))
-            return None
+            return _caused(unreachable(str(address), error), error)
         finally:
             raw.disconnect()
 
@@ -96,3 +109,8 @@ class Servers:
             self._told.update(risk.name for risk in news)
             _log.warning("records in Redis are at risk: %s", described(news))
         return risks
+
+
+def _caused(error: SemelError, cause: BaseException) -> SemelError:
+    error.__cause__ = cause
+    return error

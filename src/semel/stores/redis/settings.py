@@ -44,18 +44,30 @@ class Address(NamedTuple):
         return f"{self.host}:{self.port}" if self.port else self.host
 
 
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("a number")
+    return int(text)
+
+
 def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
-        raise ValueError(text)
+        raise ValueError("yes or no")
     return text.lower() in ("true", "yes", "1")
 
 
+def _cert_reqs(text: str) -> str:
+    if text not in ("none", "optional", "required"):
+        raise ValueError("none, optional or required")
+    return text
+
+
 _OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
-    "db": int, "username": str, "password": str, "sentinel_username": str, "sentinel_password": str,
-    "ssl_cert_reqs": str, "ssl_ca_certs": str, "ssl_ca_path": str, "ssl_certfile": str, "ssl_keyfile": str,
-    "ssl_password": str, "ssl_check_hostname": _flag, "prefix": str, "wait_replicas": int, "wait_aof": _flag,
+    "db": _number, "username": str, "password": str, "sentinel_username": str, "sentinel_password": str,
+    "ssl_cert_reqs": _cert_reqs, "ssl_ca_certs": str, "ssl_ca_path": str, "ssl_certfile": str, "ssl_keyfile": str,
+    "ssl_password": str, "ssl_check_hostname": _flag, "prefix": str, "wait_replicas": _number, "wait_aof": _flag,
 }  # fmt: skip
-"""What may stand behind the ``?`` of a URL."""
+"""What may stand behind the ``?`` of a URL; what cannot be read says what it is."""
 
 
 class Settings:
@@ -91,10 +103,14 @@ class Settings:
         if wait_timeout is None:
             wait_timeout = min(WAIT_TIMEOUT_OF_DISK if self.wait_aof else WAIT_TIMEOUT, self.timeout * 0.8)
         self.wait_ms = max(1, int(seconds(wait_timeout, "wait_timeout") * 1000))
-        if not 1 <= lanes <= 64:
+        if type(lanes) is not int or not 1 <= lanes <= 64:
             raise ConfigurationError(f"lanes are connections, 1 to 64, not {lanes!r}")
-        if self.wait_replicas < 0:
+        if type(self.wait_replicas) is not int or self.wait_replicas < 0:
             raise ConfigurationError(f"wait_replicas is how many must confirm a write, not {self.wait_replicas!r}")
+        if type(self.wait_aof) is not bool:
+            raise ConfigurationError(f"wait_aof is True or False, not {self.wait_aof!r}")
+        if not isinstance(self.prefix, str):
+            raise ConfigurationError(f"prefix is text, what the store's keys begin with, not {self.prefix!r}")
         if (self.wait_replicas or self.wait_aof) and self.wait_ms / 1000 >= self.timeout:
             raise ConfigurationError("wait_timeout must be shorter than timeout: Redis answers only after it")
         for name in ("ca_certs", "ca_path", "certfile", "keyfile"):
@@ -106,36 +122,47 @@ class Settings:
 
 def _read(url: str) -> tuple[str, bool, list[Address], str, dict[str, Any]]:
     """The parts of a URL. What is wrong is never quoted whole: it may hold the password."""
+    if not isinstance(url, str):
+        raise StoreURLError(f"the store's URL is text, not {type(url).__name__}: write {_EXAMPLES}")
     try:
         parts = urlsplit(url)
         who, _, hosts = parts.netloc.rpartition("@")
-        options = {
-            name: _OPTIONS[name](given)
-            for name, given in parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-        }
-    except KeyError as unknown:
-        raise StoreURLError(f"no option of a Redis URL is called {unknown}; there are: {', '.join(_OPTIONS)}") from None
+        given = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
         raise StoreURLError(f"the options of the Redis URL cannot be read; write {_EXAMPLES}") from None
+    options: dict[str, Any] = {}
+    for name, text in given:
+        if name not in _OPTIONS:
+            raise StoreURLError(f"no option of a Redis URL is called {name!r}; there are: {', '.join(_OPTIONS)}")
+        try:
+            options[name] = _OPTIONS[name](text)
+        except ValueError as meant:
+            raise StoreURLError(f"{name} of a Redis URL is {meant}") from None
     scheme, _, kind = parts.scheme.partition("+")
     kind = kind or "redis"
     if scheme not in ("redis", "rediss", "unix") or kind not in _PORTS or (scheme == "unix" and kind != "redis"):
         raise StoreURLError(f"{parts.scheme[:40]!r} is no Redis URL: write {_EXAMPLES}")
+    if parts.fragment:
+        raise StoreURLError("a Redis URL has nothing behind a #; in a password write it as %23")
+    if scheme != "rediss" and (tls := [name for name in options if name.startswith("ssl_")]):
+        raise StoreURLError(f"{tls[0]} is for TLS, and this URL asks for none: write rediss://")
     if who:
         name, colon, password = who.partition(":")
         options.setdefault("username", unquote(name) or None)
         if colon:
             options.setdefault("password", unquote(password))
     if scheme == "unix":
+        if hosts or len(parts.path) < 2:
+            raise StoreURLError("a Unix socket is named by its whole path: write unix:///run/redis.sock?db=0")
         return kind, False, [Address(unquote(parts.path), 0)], "", options
     path = [unquote(step) for step in parts.path.split("/") if step]
     service = path.pop(0) if kind == "sentinel" and path else ""
     try:
         if path:
-            options.setdefault("db", int(path.pop(0)))
-        addresses = [_address(host, _PORTS[kind]) for host in hosts.split(",")]
+            options.setdefault("db", _number(path.pop(0)))
     except ValueError:
-        raise StoreURLError(f"hosts or database of the Redis URL cannot be read; write {_EXAMPLES}") from None
+        raise StoreURLError(f"in a Redis URL a database is a number from 0 on; write {_EXAMPLES}") from None
+    addresses = [_address(host, _PORTS[kind]) for host in (hosts or "localhost").split(",")]
     if path or (kind == "sentinel") != bool(service) or (kind == "redis" and len(addresses) > 1):
         raise StoreURLError(f"the Redis URL cannot be read; write {_EXAMPLES}")
     return kind, scheme == "rediss", addresses, service, options
@@ -144,6 +171,18 @@ def _read(url: str) -> tuple[str, bool, list[Address], str, dict[str, Any]]:
 def _address(text: str, port: int) -> Address:
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
-        return Address(host, int(rest[1:]) if rest else port)
-    host, colon, given = text.partition(":")
-    return Address(unquote(host) or "localhost", int(given) if colon else port)
+        colon, given = rest[:1], rest[1:]
+    else:
+        host, colon, given = text.partition(":")
+    if colon:
+        port = int(given) if given.isdecimal() and len(given) < 6 else 0
+        if not 1 <= port <= 65535:
+            raise StoreURLError(f"in a Redis URL a port is a number from 1 to 65535; write {_EXAMPLES}")
+    name = unquote(host) if text else "."
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        raise StoreURLError(
+            f"no name of a host stands where the Redis URL should have one; write {_EXAMPLES}"
+        ) from None
+    return Address(name or "localhost", port)

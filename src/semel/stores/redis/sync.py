@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
-from semel.core.ops import Op
+from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep
 from semel.core.policy import Duration
+from semel.errors import StoreUnavailable, StoreUncertain
 from semel.stores.combining import Combiner
-from semel.stores.redis.lanes import Lane
+from semel.stores.redis.lanes import HandedOn, Lane
 from semel.stores.redis.link import require_redis
 from semel.stores.redis.programs import Programs, Watch
 from semel.stores.redis.risks import Risk
@@ -26,6 +27,9 @@ from semel.stores.redis.threads import Listener
 __all__ = ["RedisStore"]
 
 R = TypeVar("R")
+_WRITE: Final = frozenset({Complete, SaveStep, Resolve})
+"""What replicas and the disk are waited for, where they are, from the first command on."""
+_NEVER_WAIT: Final = frozenset({Renew, Release})
 
 
 class RedisStore:
@@ -68,13 +72,24 @@ class RedisStore:
         self.wakes = listen
         self._servers = Servers(settings, programs)
         self._listener = Listener(settings, programs.channel, self._servers.masters)
-        self._combiner = Combiner([Lane(self._servers) for _ in range(lanes)])
+        self._waiting = self._combiner = Combiner([Lane(self._servers) for _ in range(lanes)])
+        if programs.durable:
+            self._combiner = Combiner([Lane(self._servers, waits=False) for _ in range(lanes)])
 
     def execute(self, op: Op[R]) -> R:
-        return cast(R, self._combiner.execute(op))
+        if type(op) in _WRITE:
+            return cast(R, self._waiting.execute(op))
+        answer = self._combiner.execute(op)
+        if not isinstance(answer, HandedOn):
+            return cast(R, answer)
+        try:
+            return cast(R, self._waiting.execute(answer))
+        except StoreUnavailable as error:
+            raise StoreUncertain(str(error)) from error.__cause__  # a claim is written by then
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return self._combiner.execute_many(ops)
+        waits = any(type(op) not in _NEVER_WAIT for op in ops)
+        return (self._waiting if waits else self._combiner).execute_many(ops)
 
     def wait(self, id: bytes, seconds: float) -> None:
         if not self._listener.listen(min(seconds, LISTEN_AGAIN)):
@@ -99,3 +114,4 @@ class RedisStore:
     def close(self) -> None:
         self._listener.stop()
         self._combiner.close()
+        self._waiting.close()

@@ -1,21 +1,37 @@
 """Which server has a key: the one there is, the master that the sentinels name, or the cluster's node for its slot.
 
-Looking for it is a generator that yields questions (a server, a command) and is sent the answers, or None where a
-server did not answer; the sync and the async store ask them.
+Looking for it is a generator that yields questions (a server, a command) and is sent the answers, or the error where
+there was none; the sync and the async store ask them. With each goes how many are left to ask, itself among them: all
+share the time that one connection may take, so that a node which is gone does not use it up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, TypeAlias
+from time import monotonic
+from typing import Any, Final, TypeAlias
 
-from semel.stores.redis.replies import Moved, Unreachable
+from semel.errors import SemelError
+from semel.stores.redis.replies import Moved, Refused, Unreachable
 from semel.stores.redis.settings import Address, Settings
 
-__all__ = ["Ask", "Topology"]
+__all__ = ["Ask", "SearchTime", "Topology"]
 
-Ask: TypeAlias = tuple[Address, tuple[bytes, ...]]
+Ask: TypeAlias = tuple[Address, tuple[bytes, ...], int]
 Search: TypeAlias = Generator[Ask, Any, None]
+SHORTEST: Final = 0.05
+"""Seconds that a node is given to answer, however many there are."""
+
+
+class SearchTime:
+    """What one search may take altogether."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = monotonic() + seconds
+
+    def share(self, left: int) -> float:
+        """For the next of so many."""
+        return max(SHORTEST, (self._until - monotonic()) / left)
 
 
 class Topology:
@@ -66,17 +82,21 @@ class SentinelTopology(Topology):
     def search(self) -> Search:
         command = (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._service.encode())
         unknown = False
-        for sentinel in list(self._seeds):
-            answer = yield sentinel, command
-            if answer:
+        failures: list[SemelError] = []
+        for asked, sentinel in enumerate(list(self._seeds)):
+            answer = yield sentinel, command, len(self._seeds) - asked
+            if isinstance(answer, SemelError):
+                failures.append(answer)
+            elif answer:
                 self._master = Address(answer[0].decode(), int(answer[1]))
                 self._seeds.remove(sentinel)
                 self._seeds.insert(0, sentinel)  # it answered: it is asked first the next time
                 return
-            unknown = unknown or answer == ()
+            else:
+                unknown = True
         if unknown:
             raise Unreachable(f"the sentinels know no service {self._service!r}")
-        raise Unreachable(f"none of {len(self._seeds)} sentinels answers")
+        raise _failure(f"none of {len(self._seeds)} sentinels answers", failures)
 
     def forget(self, address: Address | None = None) -> None:
         self._master = None
@@ -102,12 +122,15 @@ class ClusterTopology(Topology):
 
     def search(self) -> Search:
         known = list(dict.fromkeys([*self._slots.values(), *self._seeds]))
-        for node in sorted(known, key=lambda node: node == self._suspect):
-            answer = yield node, (b"CLUSTER", b"SLOTS")
-            if answer:
+        failures: list[SemelError] = []
+        for asked, node in enumerate(sorted(known, key=lambda node: node == self._suspect)):
+            answer = yield node, (b"CLUSTER", b"SLOTS"), len(known) - asked
+            if isinstance(answer, SemelError):
+                failures.append(answer)
+            elif answer:
                 self._learn(answer, node)
                 return
-        raise Unreachable(f"none of {len(known)} nodes of the Redis Cluster answers")
+        raise _failure(f"none of {len(known)} nodes of the Redis Cluster answers", failures)
 
     def forget(self, address: Address | None = None) -> None:
         self._stale, self._suspect = True, address
@@ -126,6 +149,16 @@ class ClusterTopology(Topology):
             address = Address(host if host not in ("", "?") else asked.host, master[1])
             slots.update(dict.fromkeys(range(first, last + 1), address))
         self._slots, self._stale = slots, False
+
+
+def _failure(what: str, failures: list[SemelError]) -> SemelError:
+    """Whoever has refused us is quoted; where all have, they will again."""
+    refusals = [error for error in failures if isinstance(error, Refused)]
+    quoted = (refusals or failures)[-1:]
+    told = Refused if refusals and len(refusals) == len(failures) else Unreachable
+    error = told(": ".join([what, *map(str, quoted)]))
+    error.__cause__ = quoted[0].__cause__ if quoted else None
+    return error
 
 
 def topology_of(settings: Settings) -> Topology:

@@ -6,6 +6,7 @@
      2  state                     1 running, 2 done, 3 unknown
      3  takeover                  0 retry, 1 reject, 2 recover
      4  awaited                   1 when somebody waits: whoever ends the attempt publishes
+        or, when done, confirmed  how many replicas have it for sure, and 128 more when the disk has; 0: nobody asked
      5  token, nonce              8 bytes each
     21  attempt                   4
     25  created                   8, microseconds of the server's clock as the claimer knew it: for people
@@ -29,9 +30,11 @@ from semel.errors import ConfigurationError
 
 __all__ = [
     "FAR",
+    "confirmation",
     "eight_bytes",
     "finished",
     "fresh",
+    "is_confirmed",
     "is_doubtful",
     "may_be_doubtful",
     "milliseconds",
@@ -98,6 +101,16 @@ def state_in(value: bytes) -> State:
             "a key of the store holds something else: give Semel a prefix of its own, RedisStore(url, prefix=…)"
         )
     return _STATES[value[1]]
+
+
+def confirmation(replicas: int, aof: bool) -> int:
+    """Who has confirmed an answer, as its record says it."""
+    return min(replicas, 127) | (128 if aof else 0)
+
+
+def is_confirmed(value: bytes, by: int) -> bool:
+    """Whether an answer may be handed out where ``by`` must have confirmed it; what is no answer may be."""
+    return value[1] != State.DONE or (value[3] & 127 >= by & 127 and value[3] & 128 >= by & 128)
 
 
 def finished(claim: Claim, value: bytes, now: int) -> Record:

@@ -1,7 +1,6 @@
 -- Claim, where SET NX GET has met a record that runs: is its lease over? Take over, refuse, or show it.
--- ARGV: the record as a first claim would write it, the life of its key in ms, whether writes are waited for, the channel
--- of those who wait.
-local key, fresh, life, durable = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+-- ARGV: the record as a first claim would write it, the life of its key in ms, the channel of those who wait.
+local key, fresh, life = KEYS[1], ARGV[1], ARGV[2]
 local r = read(key)
 if not r then
   redis.call('SET', key, fresh, 'PX', life)
@@ -9,7 +8,6 @@ if not r then
 end
 local abandoned = r.state == RUNNING and r.lease_left <= 0
 if r.state == RUNNING and not abandoned and r.nonce == string.sub(fresh, 13, 20) then
-  touch(r, key, durable)
   return {1, r.token, r.attempt, rest(r)}
 end
 local mine, theirs = struct.unpack('>Bc0', fresh, 61), struct.unpack('>Bc0', r.value, 61)
@@ -29,5 +27,5 @@ r.state, r.expires = UNKNOWN, microseconds() + r.left * 1000
 local lease_left = r.lease_left
 life, r.lease_rest, r.ttl_rest = times(true, lease_left, r.left)
 redis.call('SET', key, head(r) .. names(r) .. rest(r), 'PX', string.format('%.0f', life))
-wake(r, key, ARGV[4])
+wake(r, key, ARGV[3])
 return {0, head(r) .. names(r), r.left, lease_left}

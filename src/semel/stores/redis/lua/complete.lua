@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Complete: half of all commands, so it stands alone, without record.lua, and takes the string apart by hand.
 -- ARGV: token, snapshot, ttl in ms, when that ends by the server's clock (8 bytes), whether writes are waited for, the
 -- channel of those who wait.

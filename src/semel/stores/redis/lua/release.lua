@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Release. ARGV: token, the state it is left in (0 absent, 4 abandoned, 3 unknown), the channel of those who wait.
 local key, to = KEYS[1], tonumber(ARGV[2])
 local r = read(key)

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Renew: the lease never ends sooner than before. ARGV: token, lease in ms.
 local key = KEYS[1]
 local r = read(key)

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Resolve. ARGV: 1 with a snapshot, 0 without; the snapshot; ttl in ms; 1 to take a live attempt too; the channel.
 local key = KEYS[1]
 local r = read(key)

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- SaveStep: the first value of a name stays. ARGV: token, name, value, whether writes are waited for.
 local key, name = KEYS[1], ARGV[2]
 local r = read(key)

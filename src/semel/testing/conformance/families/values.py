@@ -47,7 +47,7 @@ def any_snapshot_comes_back() -> Script:
 
 @FAMILY()
 def a_large_snapshot_comes_back_or_is_refused_as_such() -> Script:
-    """A store may have a limit, and says so with RecordTooLarge: the attempt is still its owner's, and ends with less."""
+    """A store that has a limit says so with RecordTooLarge: the attempt is still its owner's, and may end with less."""
     id, claimed = yield from running()
     kept = LARGE
     try:
