@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,8 @@ import httpx
 import pytest
 from fastapi import FastAPI, Response
 
-from semel import AsyncSemel, Semel
-from semel.errors import ResultNotStored
+from semel import AsyncOperation, AsyncSemel, Operation, Semel
+from semel.errors import RecordTooLarge, ResultNotStored, StepMismatch
 from semel.http.fastapi import action, install
 from semel.stores import dynamodb, mysql
 from tests.servers import DynamoDBServer
@@ -99,16 +100,85 @@ def test_over_http_the_client_gets_its_answer_and_a_replay_says_that_the_body_is
             async def report() -> Response:
                 return Response(runs_of(runs, LARGE[kind])(), status_code=201, media_type="application/pdf")
 
+            @app.post("/links", status_code=201)
+            @action()
+            async def links() -> Response:
+                runs_of(runs, 0)()
+                return Response(
+                    b"linked", status_code=201, headers={"Link": b64encode(os.urandom(LARGE[kind])).decode()}
+                )
+
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
                 first, *again = [
                     await client.post("/reports", headers={"Idempotency-Key": "k"}, timeout=30) for _ in range(3)
                 ]
+                linked = [await client.post("/links", headers={"Idempotency-Key": "k"}, timeout=30) for _ in range(2)]
             assert (first.status_code, len(first.content)) == (201, LARGE[kind])
             for replay in again:
                 assert (replay.status_code, replay.content) == (201, b"")
                 assert replay.headers["idempotent-replayed"] == "omitted"
                 assert replay.headers["content-type"] == "application/pdf"
+            for each in linked:  # not even its lines fit
+                assert each.status_code == 500
+                assert each.json()["code"] == "idempotency_result_not_stored"
 
     asyncio.run(run())
-    assert runs == [1]
+    assert runs == [1, 1]
+
+
+def test_a_step_whose_result_is_too_large_is_not_done_again(url: str, kind: str) -> None:
+    """The attempt that did it goes on; one that takes over cannot, and says so, and undoes nothing by halves."""
+    done: list[str] = []
+
+    def charge() -> bytes:
+        done.append("charge")
+        return os.urandom(LARGE[kind])
+
+    def job(op: Operation, fails: bool) -> str:
+        op.step("reserve", lambda: done.append("reserve"), undo=lambda _: done.append("undo reserve"))
+        assert len(op.step("charge", charge)) == LARGE[kind]
+        if fails:
+            raise KeyboardInterrupt  # says nothing about the work: what is done stays, for the attempt that goes on
+        return "paid"
+
+    with Semel(url) as guard:
+        assert guard.run("pay", key="1", call=lambda op: job(op, False)) == "paid"
+        assert guard.run("pay", key="1", call=lambda op: job(op, False)) == "paid"
+        assert done == ["reserve", "charge"]
+        done.clear()
+        with pytest.raises(KeyboardInterrupt):
+            guard.run("pay", key="2", call=lambda op: job(op, True))
+        for _ in range(2):
+            with pytest.raises(StepMismatch, match=r"what it returned was not kept.* resolve\(\)"):
+                guard.run("pay", key="2", call=lambda op: job(op, False))
+    assert done == ["reserve", "charge"]
+
+
+def test_the_same_for_steps_of_an_event_loop(url: str, kind: str) -> None:
+    done: list[str] = []
+
+    async def charge() -> bytes:
+        done.append("charge")
+        return os.urandom(LARGE[kind])
+
+    async def job(op: AsyncOperation, fails: bool) -> str:
+        await op.step("charge", charge)
+        if fails:
+            raise asyncio.CancelledError
+        return "paid"
+
+    async def run() -> None:
+        async with AsyncSemel(url) as guard:
+            with pytest.raises(asyncio.CancelledError):
+                await guard.run("pay", key="1", call=lambda op: job(op, True))
+            with pytest.raises(StepMismatch, match="what it returned was not kept"):
+                await guard.run("pay", key="1", call=lambda op: job(op, False))
+
+    asyncio.run(run())
+    assert done == ["charge"]
+
+
+def test_a_captured_value_that_is_too_large_is_refused(url: str, kind: str) -> None:
+    with Semel(url) as guard, pytest.raises(RecordTooLarge, match="too large"):
+        guard.run("pay", key="1", call=lambda op: op.capture("nonce", lambda: os.urandom(LARGE[kind])))

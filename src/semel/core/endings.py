@@ -103,27 +103,27 @@ def _offer_again(
     """The store has not taken a finished outcome. What it took in the end, what it said, and what was left out: where
     it cannot hold so much, the result, for the effect has happened and must not happen again.
     """
-    lost: NotSerializable | None = None
     try:
         if not isinstance(error, RecordTooLarge):
-            return op, (yield from _settle(call, op, result, error)), lost
+            return op, (yield from _settle(call, op, result, error)), None
     except RecordTooLarge as too_large:
         error = too_large
     reason = f"{about}{error}"
-    op, lost = call.without_result(op, result, reason)
-    if lost is None:
-        call.tell(events.ResultDropped, reason)
-    try:
+    for less, lost in call.shortened(op, result, reason):
+        if lost is None:
+            call.tell(events.ResultDropped, reason)
         try:
-            return op, (yield op), lost
-        except RecordTooLarge:
-            raise
-        except StoreError as again:
-            return op, (yield from _settle(call, op, result, again)), lost
-    except RecordTooLarge as again:
-        if call.policy.fails_open and type(op) is Complete:
-            return op, None, lost
-        raise _unsettled(call, result, again) from again
+            try:
+                return less, (yield less), lost
+            except RecordTooLarge:
+                raise
+            except StoreError as failure:
+                return less, (yield from _settle(call, less, result, failure)), lost
+        except RecordTooLarge as again:
+            error = again
+    if call.policy.fails_open and type(op) is Complete:
+        return op, None, None
+    raise _unsettled(call, result, error) from error
 
 
 def _settle(call: Call, op: Complete, result: Any, error: StoreError) -> Generator[Request, Any, bool | None]:

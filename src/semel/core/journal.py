@@ -11,6 +11,7 @@ Names in the store: a captured value under its own name; ``~step:NAME`` a step; 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -127,6 +128,15 @@ class Journal:
         head = digest + (b"\x01" if undoable else b"\x00")
         return self._entry(token, _STEP + name, self._sealed(name, value, serializer, head))
 
+    def shortened(self, op: SaveStep, reason: str) -> SaveStep | None:
+        """The same for a store that cannot hold so much: the step is done, and what it returned is not kept. None of a
+        captured value, which is nothing else."""
+        if not op.name.startswith(_STEP):
+            return None
+        head = self._open(op.value)[1][:_HEAD]
+        payload = head + reason.encode("utf-8", "replace")[:500]
+        return replace(op, value=self._call.codec.seal(Kind.EMPTY, "", payload, self._call.id))
+
     def leave(self) -> None:
         """The handler has returned: raises StepMismatch where it left out what an earlier attempt did."""
         left = self._recorded[len(self._asked) :]
@@ -203,8 +213,14 @@ class Journal:
         return snapshot.serializer, snapshot.payload
 
     def _decode(self, blob: bytes, serializer: Serializer, skip: int) -> Any:
-        name, payload = self._open(blob)
-        return decode_result(serializer, name, payload[skip:])
+        snapshot = self._call.codec.open(blob, self._call.id)
+        if snapshot.kind is Kind.EMPTY:
+            reason = snapshot.payload[skip:].decode("utf-8", "replace")
+            raise StepMismatch(
+                f"{self._call}: step {len(self._asked)} is done, but what it returned was not kept, and a re-run "
+                f"cannot go on without it: {reason}. Find out what is left to do, then resolve() it"
+            )
+        return decode_result(serializer, snapshot.serializer, snapshot.payload[skip:])
 
 
 def digest_of(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

@@ -13,7 +13,7 @@ from semel.core.values import value
 from semel.errors import ResultNotStored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from semel.core.policy import Policy
     from semel.core.quota import Meter
@@ -156,9 +156,10 @@ class Call:
             return Complete(self.id, token, snapshot, self.policy.kept_seconds)
         return CompleteWith(self.id, token, snapshot, self.policy.kept_seconds, writes)
 
-    def without_result(self, op: Complete, result: Any, reason: str) -> tuple[Complete, NotSerializable | None]:
-        """The same, for a store that cannot hold so much: it is done, and that is all that is kept. What is lost."""
-        return replace(op, snapshot=self.seal_nothing(reason)), NotSerializable(reason)
+    def shortened(self, op: Complete, result: Any, reason: str) -> Iterator[tuple[Complete, NotSerializable | None]]:
+        """The same for a store that cannot hold so much, less and less of it, at last that it is done and no more; with
+        each, what the caller is told is lost."""
+        yield replace(op, snapshot=self.seal_nothing(reason)), NotSerializable(reason)
 
     def keeps_writes(self, result: Any) -> bool:
         """Whether this result says that what was asked for is done."""

@@ -25,6 +25,7 @@ from semel.errors import (
     LeaseLost,
     NotUndone,
     PolicyError,
+    RecordTooLarge,
     StepMismatch,
     StoreError,
     StoreUnavailable,
@@ -168,6 +169,14 @@ class OperationHandle:
         if known is None and self.journal.failing:
             raise self.journal.failure()
         return known
+
+    def _shortened(self, op: SaveStep, error: RecordTooLarge) -> SaveStep:
+        """That the step is done, without what it returned: it has happened, and must not happen again."""
+        less = self.journal.shortened(op, str(error))
+        if less is None:
+            raise error
+        self._call.tell(events.ResultDropped, f"{label(op.name)}: {error}")
+        return less
 
     def _saved(self, op: SaveStep, held: bool) -> None:
         if not held:

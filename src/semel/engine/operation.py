@@ -27,7 +27,7 @@ from semel.engine.handle import (
     running,
     undo_pauses,
 )
-from semel.errors import StoreError, StoreUncertain
+from semel.errors import RecordTooLarge, StoreError, StoreUncertain
 from semel.observe import events
 
 __all__ = ["INJECTED", "AsyncOperation", "Operation", "OperationHandle", "current_operation", "running"]
@@ -140,7 +140,11 @@ class Operation(OperationHandle):
         if self._lease is not None:  # without a lease it runs unprotected, and there is nothing to keep it in
             op = entry(self.token, *details)
             try:
-                held = self._execute(op)
+                try:
+                    held = self._execute(op)
+                except RecordTooLarge as too_large:
+                    op = self._shortened(op, too_large)
+                    held = self._execute(op)
             except StoreError as error:
                 if isinstance(error, StoreUncertain):
                     self._call.has_steps = True  # it may be saved: the end of this attempt must not forget it
@@ -297,7 +301,11 @@ class AsyncOperation(OperationHandle):
         if self._lease is not None:  # without a lease it runs unprotected, and there is nothing to keep it in
             op = entry(self.token, *details)
             try:
-                held = await self._execute(op)
+                try:
+                    held = await self._execute(op)
+                except RecordTooLarge as too_large:
+                    op = self._shortened(op, too_large)
+                    held = await self._execute(op)
             except StoreError as error:
                 if isinstance(error, StoreUncertain):
                     self._call.has_steps = True  # it may be saved: the end of this attempt must not forget it

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -78,15 +78,15 @@ class HTTPCall(Call):
         except NotSerializable:  # larger than the codec takes: like an answer above the limit
             return self._seal(response._replace(body=b"", body_omitted=True))
 
-    def without_result(self, op: Complete, result: Any, reason: str) -> tuple[Complete, NotSerializable | None]:
-        """Like an answer above the limit: its client gets it whole, and a replay says that the body is left out."""
+    def shortened(self, op: Complete, result: Any, reason: str) -> Iterator[tuple[Complete, NotSerializable | None]]:
+        """First like an answer above the limit: its client gets it whole, and a replay says that a body is left out."""
         try:
             response = as_response(result)
             if response.body:
-                return replace(op, snapshot=self._seal(response._replace(body=b"", body_omitted=True))), None
-        except NotSerializable:  # an exception that is remembered
+                yield replace(op, snapshot=self._seal(response._replace(body=b"", body_omitted=True))), None
+        except NotSerializable:  # an exception that is remembered, or a cipher that fails
             pass
-        return super().without_result(op, result, reason)
+        yield from super().shortened(op, result, reason)
 
     def keeps_writes(self, result: Any) -> bool:
         """An error answer is kept without the handler's writes, as without its rows in a transaction."""
@@ -280,7 +280,8 @@ class Exchange:
         """The answer to a request that is not run, or whose outcome is not known."""
         if isinstance(error, LeaseLost):  # for a client there is one thing to know: another attempt is on its way
             error = InProgress(str(error), retry_after=error.retry_after)
-        if error.status >= 500 and not isinstance(error, StoreError):  # the store's failures are events
+        passing = isinstance(error, StoreError) and error.retryable  # the store's failures are events
+        if error.status >= 500 and not passing:
             _log.error("%s %a: %s", self.method, self.path, error)
         status = rule.reused_status if rule is not None and isinstance(error, KeyReused) else None
         answer = problem(error, instance=self.path, status=status, docs=self.docs)
