@@ -318,6 +318,9 @@ class StoreError(SemelError):
     retry_after: float | None = 1.0
     result: Any = None
     """What the handler returned, where it had run and only its outcome could not be stored."""
+    answered: bool = False
+    """Whether the store has the answer, and could only not make sure of it: then nothing is run in its place, whatever
+    the policy says of stores that fail."""
 
 
 class StoreUnavailable(StoreError):

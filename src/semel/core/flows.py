@@ -54,7 +54,7 @@ def perform(call: Call) -> Flow:
                 answer = yield claim
         except StoreError as error:
             call.tell(events.StoreFailed, "claim", str(error))
-            if not policy.fails_open:
+            if error.answered or not policy.fails_open:
                 raise
             call.tell(events.Unprotected)
             return (yield from _unprotected())

@@ -54,7 +54,9 @@ class Flight:
             return self._shown(State.RUNNING, None, self.claim.ttl, now) if self.running is not None else None
         if self.error is not None:
             # One of many callers has waited for a dead store: the others need not wait in line to learn the same.
-            raise type(self.error)(*self.error.args) from self.error
+            told = type(self.error)(*self.error.args)
+            told.answered = self.error.answered
+            raise told from self.error
         if self.completed is not None:
             return self._shown(State.DONE, self.completed.snapshot, self.completed.ttl, now)
         if self.record is not None and self.record.state is not State.ABANDONED:
