@@ -189,13 +189,21 @@ def test_the_verdict_of_each_mode_can_fail(demo: Callable[..., Demo], mode: str,
         (["--once", "--store", "tiered:memory:,redis://127.0.0.1:1/0"], "cannot share a store in memory"),
         (["--port", "0", "--store", "tiered:memory:,redis://127.0.0.1:1/0"], "cannot share a store in memory"),
         (["--once", "--store", "sqlite:///:memory:"], "cannot share a store in memory"),
+        (["--once", "--store", "sqlite:///%3Amemory%3A"], "cannot share a store in memory"),
+        (["--once", "--store", "tiered:sqlite:///:memory%3A,redis://127.0.0.1:1/0"], "cannot share a store in memory"),
+        (["--once", "--store", "sqlite://here"], "is no SQLite URL"),
         (["--once", "--store", "tiered:memory:"], "a tiered store is the one that decides, a comma"),
         (["--once", "--mode", "steps", "--http"], "leave out --http"),
+        (["--once", "--no-storm"], "--no-storm only serves: leave it out"),
+        (["--direct", "--no-storm"], "--no-storm only serves: leave it out"),
+        (["--http", "--once", "--no-storm"], "--no-storm only serves: leave it out"),
+        (["--direct", "--once", "--no-storm", "--port", "7"], "--no-storm only serves: leave it out"),
+        (["--once", "--port", "7"], "--port is for the service, and straight on the store there is none"),
+        (["--direct", "--port", "0"], "--port is for the service, and straight on the store there is none"),
+        (["--mode", "steps", "--port", "7"], "--port is for the service, and straight on the store there is none"),
     ],
 )
-def test_a_mode_that_cannot_be_had_is_said_at_once(
-    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_had_is_said_at_once(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", *options]) == 2
     error = capsys.readouterr().err
     assert words in error
@@ -239,9 +247,9 @@ def test_storm_follows_storm_until_it_is_told_to_stop(demo: Callable[..., Demo])
     assert out.rstrip().endswith("CLEAN")
 
 
-@pytest.mark.parametrize("way", ["--direct", "--http"])
-def test_the_workers_die_with_a_demo_that_is_killed(demo: Callable[..., Demo], way: str) -> None:
-    running = demo(way, "--seconds", "60", "--workers", "2", "--port", "0")
+@pytest.mark.parametrize("way", [("--direct",), ("--http", "--port", "0")], ids=["direct", "http"])
+def test_the_workers_die_with_a_demo_that_is_killed(demo: Callable[..., Demo], way: tuple[str, ...]) -> None:
+    running = demo(*way, "--seconds", "60", "--workers", "2")
     until(lambda: len(running.workers()) >= 2, "the workers did not start")
     running.process.kill()
     running.end()

@@ -15,8 +15,11 @@ import pytest
 
 from semel import PolicyError, Semel, StoreUnavailable
 from semel.cli import main
+from semel.cli import size as size_command
 from semel.cli.measuring import MEASURES, Sample
+from semel.cli.measuring.redis import _prefix
 from semel.cli.sizing import Needs, bytes_in, duration, in_pages, recommended, size
+from semel.core.snapshot import SIZE_LIMIT
 from semel.stores.capabilities import STORES, TRAITS
 from semel.stores.dynamodb import DynamoDBStore
 from semel.stores.urls import KINDS, migrate_store, open_store
@@ -176,6 +179,45 @@ def test_of_a_tiered_store_both_are_measured_and_copies_are_held_for_an_hour(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_of_a_large_answer_a_tier_has_no_copies_and_says_so(
+    capsys: pytest.CaptureFixture[str], redis: RedisServer, redis_url: str, tmp_path: Path
+) -> None:
+    words = ["--window", "24h", "--store", f"tiered:memory:,{redis_url}", "--records", "10"]
+    truth, cache = sized(capsys, *words, "--body", "257KiB")["store"]
+    assert truth["bytes_per_record"] > 257 * 1024
+    assert [cache[name] for name in ("keys", "bytes_per_record", "bytes", "measured_records")] == [0] * 4
+    assert cache["measured_by"] == "no copies are made of answers above 256 KiB (largest=)"
+    assert works({"store": [cache]}) == {"commands": (200, 1, 1)}
+    assert main(["size", "--qps", "200", *words, "--body", "257KiB"]) == 0
+    assert "\ncache in redis: no copies are made of answers above 256 KiB (largest=)\n" in capsys.readouterr().out
+    # What counts are the bytes that are kept: the same answer, if it compresses, has copies.
+    answer = tmp_path / "answer.json"
+    answer.write_bytes(b"[]" * 300_000)
+    assert sized(capsys, *words, "--sample", str(answer))["store"][1]["measured_records"] == 10
+    assert int(redis.cli("-n", redis_url.rpartition("/")[2], "DBSIZE")) == 0
+
+
+USERS = ["", "s:", "size:", "size-", "size-:", "size-.", "semel:", "ümlaut:", "shop-of-somebody:"]
+
+
+@pytest.mark.parametrize("users", USERS)
+def test_samples_in_redis_have_another_prefix_than_the_users_keys(users: str) -> None:
+    ours = {_prefix(f"redis://h/0?prefix={users}", "semel:") for _ in range(50)}
+    assert all(one.startswith("size-") for one in ours)
+    assert users not in ours
+    assert {len(one) for one in ours} == {max(6, len(users.encode()))}, "as long, for that is measured, too"
+
+
+@pytest.mark.parametrize("users", USERS[:5])
+def test_a_user_of_redis_who_may_write_samples_needs_no_other_keys(
+    users: str, capsys: pytest.CaptureFixture[str], private_redis: RedisServer
+) -> None:
+    private_redis.cli("ACL", "SETUSER", "sizes", "on", ">s3cret", "~size-[:.]*", "allchannels", "+@all")
+    url = f"redis://sizes:s3cret@127.0.0.1:{private_redis.port}/0?prefix={users}"
+    assert main(["size", "--qps", "1", "--records", "20", "--store", url]) == 0, capsys.readouterr().err
+    assert int(private_redis.cli("DBSIZE")) == 0
+
+
 @pytest.mark.parametrize("body", ["10", "1kB"])
 def test_few_records_are_not_told_as_pages(
     body: str, capsys: pytest.CaptureFixture[str], postgres_url: str, mariadb_url: str
@@ -251,6 +293,19 @@ def test_a_store_is_told_what_it_has_to_do(
     assert works(sized(capsys, "--store", redis_url)) == {"commands": (400, 2, 1)}
     assert main(["size", "--qps", "1000000", "--records", "10", "--store", redis_url]) == 0
     assert "redis: 2,000,000 commands each second (2 for a new key), 1 for each retry\n" in capsys.readouterr().out
+
+
+def test_behind_a_cache_only_those_retries_cost_that_it_has_no_copy_of(
+    capsys: pytest.CaptureFixture[str], postgres_url: str, redis_url: str
+) -> None:
+    words = ["size", "--qps", "200", "--records", "10", "--store", f"tiered:{postgres_url},{redis_url}"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "postgresql: 400 statements each second (2 for a new key), 1 for each retry that the cache has no" in said
+    assert "cache in redis: 400 commands each second (2 for a new key), 1 for each retry\n" in said
+    assert main([*words, "--body", "300kB"]) == 0
+    said = capsys.readouterr().out
+    assert "postgresql: 400 statements each second (2 for a new key), 1 for each retry\n" in said
 
 
 def test_statements_and_commits_are_as_many_as_told(mariadb: MariaDBServer, mariadb_url: str, tmp_path: Path) -> None:
@@ -386,6 +441,7 @@ def test_a_store_that_is_away_is_said_in_a_line(
         (["--qps", "1", "--window", "0h"], "--window: 0h is no time"),
         (["--qps", "1", "--retry-budget", "0"], "--retry-budget: 0 is no time"),
         (["--qps", "1", "--body", "999999999MB"], "--body: 999999999MB is too large for an answer"),
+        (["--qps", "1", "--body", "67.2MB"], "--body: 67.2MB is too large for an answer; write at most 67.1 MB"),
         (["--qps", "1", "--body", "50MB", "--records", "100"], "100 answers of 50 MB are too much to write; 42 are"),
         (["--qps", "1", "--sample", "/dev/zero"], "--sample: the file is too large"),
         (["--qps", "1", "--store", "sqlite"], "'sqlite' is no URL: write sqlite:///app.db"),
@@ -404,6 +460,22 @@ def test_what_cannot_be_meant_is_refused(words: list[str], complaint: str, capsy
     said = capsys.readouterr().err
     assert complaint in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("length", "count"), [(0, 2000), (1000, 2000), (1_000_000, 200), (size_command.LARGEST, 2)])
+def test_nobody_who_asks_for_no_records_gets_more_than_is_much(length: int, count: int) -> None:
+    assert size_command._records(None, length) == count
+    assert count * length <= size_command.MUCH
+
+
+def test_the_largest_answer_is_the_largest_that_is_kept_and_few_of_them_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(Sample, "write", lambda self, store: written.append(len(self.answer) * self.count))
+    assert main(["size", "--qps", "1", "--body", "64MiB"]) == 0
+    assert size_command.LARGEST == SIZE_LIMIT
+    assert 2 * SIZE_LIMIT <= sum(written) <= size_command.MUCH
 
 
 def test_the_help_names_every_kind_of_store(capsys: pytest.CaptureFixture[str]) -> None:

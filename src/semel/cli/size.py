@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
 from semel.cli.exits import FAILED, OK
 from semel.errors import PolicyError
 
+if TYPE_CHECKING:
+    from semel.cli.sizing import Measured
+
 NAME = "size"
 HELP = "Size the window: keys, bytes and work of a store, measured there; and how long it must be."
 RECORDS: Final = 2000
-LARGEST: Final = 100_000_000
-"""Bytes of an answer."""
+LARGEST: Final = 64 * 1024 * 1024
+"""Bytes of an answer: no codec takes more, unless it is told to."""
 TOO_MUCH: Final = 2**31
 """Bytes of all samples."""
 MUCH: Final = 200_000_000
@@ -68,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
     answer = _answer(args)
     records = _records(args.records, len(answer))
     interrupts = Interrupts()
-    if sys.stderr.isatty():
-        print(f"writing {records} samples …", file=sys.stderr)
+    if sys.stderr is not None and sys.stderr.isatty():
+        _tell(f"writing {records} samples …")
     with interrupts.heard():
         measured = measure(args.store, Sample(answer, records, interrupts))
     enough = needed is None or window >= (needs.longest() or ("", 0.0))[1]
@@ -84,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
         "decided_by": None if needed is None else (needs.longest() or ("",))[0],
         "window_is_enough": enough,
     }
-    print(json.dumps(found)) if args.json else _show(found)
+    print(json.dumps(found)) if args.json else _show(found, measured)
     if not enough:
-        print("semel: the window is too short: a request that comes again after it runs again", file=sys.stderr)
+        _tell("semel: the window is too short: a request that comes again after it runs again")
     return OK if enough else FAILED
 
 
@@ -116,7 +120,14 @@ def _resources(each: Any, qps: float, window: float) -> dict[str, Any]:
     }
 
 
-def _show(found: dict[str, Any]) -> None:
+def _tell(line: str) -> None:
+    """To people. Who has no standard error, or no terminal any more, has no need of it."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(line, file=sys.stderr)
+
+
+def _show(found: dict[str, Any], measured: list[Measured]) -> None:
     from semel.cli.sizing import MARGIN, duration, size
 
     qps, writes, removed = (f"{found[name]:,.12g}" for name in ("qps", "writes_per_second", "removed_per_second"))
@@ -140,10 +151,11 @@ def _show(found: dict[str, Any]) -> None:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         print("  ".join(cells))
     print()
-    for each in found["store"]:
-        for work in each["work"]:
-            print(f"{each['store']}: {_worked(work)}")
-        print(f"{each['store']}: measured on {each['measured_records']} records, by {each['measured_by']}")
+    for each, asked in zip(found["store"], measured, strict=True):
+        for work, one in zip(each["work"], asked.work, strict=True):
+            print(f"{each['store']}: {_worked(work, one.which)}")
+        by = f"measured on {asked.records} records, by {asked.how}" if asked.records else asked.how
+        print(f"{each['store']}: {by}")
     needed = found["recommended_window_seconds"]
     if needed is None:
         print("window: nobody said how long requests may come again; see --retry-budget and its neighbours")
@@ -155,9 +167,9 @@ def _show(found: dict[str, Any]) -> None:
     )
 
 
-def _worked(work: dict[str, Any]) -> str:
+def _worked(work: dict[str, Any], which: str) -> str:
     unit, new, retry, sweep = (work[name] for name in ("unit", "per_new_key", "per_retry", "per_sweep_at_most"))
-    words = f"{work['per_second']:,.12g} {unit} each second ({new:g} for a new key), {retry or 'none'} for each retry"
+    words = f"{work['per_second']:,.12g} {unit} each second ({new:g} for a new key), {retry or 'none'} for {which}"
     if not new and not retry:
         words = f"no {unit} for calls"
     return words if sweep is None else f"{words}, up to {sweep:,.12g} for a sweep"
@@ -187,7 +199,7 @@ def _records(asked: int | None, length: int) -> int:
     from semel.cli.sizing import size
 
     if asked is None:
-        return max(10, min(RECORDS, MUCH // max(1, length)))
+        return max(1, min(RECORDS, MUCH // max(1, length)))
     if not 10 <= asked <= 1_000_000:
         raise PolicyError(f"--records is 10 to 1000000, not {asked}")
     if asked * length > TOO_MUCH:

@@ -33,6 +33,8 @@ class Work:
     """For a retry that is answered from the record."""
     sweep: float | None = None
     """For one sweep, at most; None where that is not worth a word."""
+    which: str = "each retry"
+    """The retries that ``again`` is for."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,13 @@ class Measured:
     what: str
     """``disk`` or ``memory``."""
     records: int
-    """How many were written and measured."""
+    """How many were written and measured; 0 where the store gets none of them."""
     record: float
     """Bytes of a record without indexes, on average."""
     index: float | None
     """Bytes of its entries in indexes; None where the store cannot tell them apart, and ``record`` has them."""
     how: str
-    """How it was measured, in words."""
+    """How it was measured, in words; of 0 records, why."""
     holds: float | None = None
     """Seconds for which records are held, where that is not the window: a cache."""
     work: tuple[Work, ...] = ()

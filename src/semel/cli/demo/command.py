@@ -42,7 +42,11 @@ def run(args: argparse.Namespace) -> int:
         raise StoreURLError("the demo's workers are processes, and cannot share a store in memory")
     if args.mode and (args.http or args.no_storm):
         raise ConfigurationError("--mode is for storms straight on the store: leave out --http and --no-storm")
+    if args.no_storm and (args.once or args.direct):
+        raise ConfigurationError("--no-storm only serves: leave it out, or leave out --once and --direct")
     if args.mode or args.direct or (args.once and not args.http):
+        if args.port is not None:
+            raise ConfigurationError("--port is for the service, and straight on the store there is none: leave it out")
         from semel.cli.demo import direct
 
         return direct.run(args)
@@ -54,11 +58,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _in_memory(url: str) -> bool:
     """Whether the records would be in the memory of one process; of a tiered store, those of its truth."""
-    if url.startswith("tiered:"):
-        from semel.stores.urls import tiers
+    from semel.stores.urls import sqlite_path, tiers
 
+    if url.startswith("tiered:"):
         url = tiers(url)[0]
-    return url.partition(":")[0] == "memory" or url == "sqlite:///:memory:"
+    scheme = url.partition(":")[0]
+    return scheme == "memory" or (scheme == "sqlite" and sqlite_path(url) == ":memory:")
 
 
 def _positive(text: str) -> float:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from semel.errors import SemelError, StoreUnavailable
@@ -46,7 +47,7 @@ class Interrupts:
         if not self._careful:
             raise KeyboardInterrupt
         if first:
-            os.write(2, b"semel: ending; the samples are removed first\n")  # print may be in the middle of a line
+            _say(b"semel: ending; the samples are removed first\n")
 
     def check(self) -> None:
         """Between two steps: end, if a signal came."""
@@ -77,3 +78,13 @@ class Interrupts:
             finally:
                 self._careful = False
         self.check()
+
+
+def _say(line: bytes) -> None:
+    """Written in the middle of anything, ``print`` and a removal too: so without print, and nothing is raised.
+
+    The terminal may be gone. And whoever was started without one (``2>&-``) has a socket or a file as number 2.
+    """
+    with suppress(OSError, ValueError):
+        if sys.__stderr__ is not None:
+            os.write(sys.__stderr__.fileno(), line)

@@ -37,12 +37,15 @@ def redis(url: str, sample: Sample) -> list[Measured]:
 
 
 def copies(url: str, sample: Sample) -> list[Measured]:
-    """What the cache of a tiered store takes."""
+    """What the cache of a tiered store takes: of a large answer nothing, for it makes no copies of those."""
     from semel.stores.memory import MemoryStore
     from semel.stores.tiered import RedisCache, TieredStore
     from semel.stores.tiered.redis_commands import PREFIX
-    from semel.stores.tiered.sync import KEEP
+    from semel.stores.tiered.sync import KEEP, LARGEST
 
+    if sample.stored() > LARGEST:
+        how = f"no copies are made of answers above {LARGEST // 1024} KiB (largest=)"
+        return [Measured("cache in redis", "memory", 0, 0.0, None, how, 0.0, (Work("commands", first=1, again=1),))]
     prefix = _prefix(url, PREFIX)
     cache = RedisCache(url, prefix=prefix, timeout="5s")
     with _usage(url, prefix, sample) as usage:
@@ -63,12 +66,14 @@ def copies(url: str, sample: Sample) -> list[Measured]:
 
 
 def _prefix(url: str, usual: str) -> str:
-    """As long as the prefix of the user's keys, for that is measured, too; what follows it is unique in any case."""
+    """Another than that of the user's keys, and as long, for that is measured, too; but never less than ``size-:``."""
     from semel.stores.tiered.redis_commands import settings_of
 
     asked = "prefix=" in url.partition("?")[2]
-    length = len(settings_of(url, None if asked else usual, "5s", "5s").prefix.encode())
-    return f"size-{secrets.token_hex(length)}"[: max(0, length - 1)] + ":" * (length > 0)
+    users = settings_of(url, None if asked else usual, "5s", "5s").prefix
+    length = max(len("size-:"), len(users.encode()))
+    beginning = f"size-{secrets.token_hex(length)}"[: length - 1]
+    return f"{beginning}." if users == f"{beginning}:" else f"{beginning}:"
 
 
 @contextmanager

@@ -38,6 +38,10 @@ class Sample:
         """The same for another store."""
         return Sample(self.answer, self.count, self.interrupts)
 
+    def stored(self) -> int:
+        """Bytes of the answer as a store is given it."""
+        return len(Codec().seal(Kind.VALUE, "plain", self.answer, b""))
+
     def write(self, store: Store, count: int | None = None, *, after: Callable[[], None] | None = None) -> list[bytes]:
         """Claim and complete them; the ids of all that this sample has written.
 

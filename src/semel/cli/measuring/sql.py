@@ -8,17 +8,20 @@ from typing import Final
 
 from semel.cli.measuring.samples import Sample
 from semel.cli.sizing import Measured, Work, in_pages
-from semel.errors import StoreUnavailable
+from semel.errors import StoreUnavailable, StoreUncertain
 
 __all__ = ["mysql", "postgres"]
 
 POSTGRES_FLOOR: Final = 2000
 MYSQL_FLOOR: Final = 10_000
 """Records that tell what one takes: PostgreSQL gives out room by pages of 8 kB, InnoDB soon by the megabyte."""
+LOCKED: Final = 30
+"""Seconds for which a removal waits behind somebody who looks at the samples: a backup, an open transaction."""
 _WORK: Final = (Work("statements", first=2, again=1),)
 
 
 def postgres(url: str, sample: Sample) -> list[Measured]:
+    from semel.sql.connections.postgres_errors import from_sqlstate
     from semel.stores.postgres import PostgresStore, migrate
     from semel.stores.postgres.settings import Settings
     from semel.stores.postgres.sync import connect
@@ -29,10 +32,13 @@ def postgres(url: str, sample: Sample) -> list[Measured]:
         "SELECT sum(pg_table_size(c.oid)), sum(pg_indexes_size(c.oid)) FROM pg_class c"
         f" WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'r'"
     ).encode()
+    refused = False
 
     def remove() -> None:
-        with closing(connect(settings).raw) as again:  # the other may be lost
-            again.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE".encode())
+        if not refused:  # where nothing may be made, nothing may be dropped, either
+            with closing(connect(settings).raw) as again, again.transaction():  # the other may be lost
+                again.execute(f"SET LOCAL lock_timeout = '{LOCKED}s'".encode())
+                again.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE".encode())
 
     def sizes() -> tuple[int, int]:
         data, index = raw.execute(query).fetchone() or (0, 0)
@@ -48,6 +54,7 @@ def postgres(url: str, sample: Sample) -> list[Measured]:
             try:
                 raw.execute(f"CREATE SCHEMA {schema}".encode())
             except Error as error:
+                refused = not isinstance(from_sqlstate(error.sqlstate, ""), StoreUncertain)
                 raise StoreUnavailable(
                     f"samples are written in a schema of their own, which this user may not make: {_line(error)}"
                 ) from error
@@ -78,6 +85,7 @@ def mysql(url: str, sample: Sample) -> list[Measured]:
     def remove() -> None:
         if not refused:  # who may not make a database may not drop one, either
             with closing(connect(settings).raw) as again, again.cursor() as last:  # the other may be lost
+                last.execute(f"SET SESSION lock_wait_timeout = {LOCKED}, innodb_lock_wait_timeout = {LOCKED}")
                 last.execute(f"DROP DATABASE IF EXISTS {database}")
 
     with closing(connect(settings).raw) as raw, raw.cursor() as cursor:
