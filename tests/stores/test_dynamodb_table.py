@@ -11,9 +11,10 @@ from typing import Any
 import boto3
 import pytest
 
-from semel import AsyncSemel, ConfigurationError, NotMigrated, SchemaDrift, Semel, StoreURLError
+from semel import AsyncSemel, ConfigurationError, NotMigrated, SchemaDrift, Semel, StoreUnavailable, StoreURLError
 from semel.cli import main
-from semel.core.ops import Lookup
+from semel.core.ops import Claim, Lookup
+from semel.core.states import Takeover
 from semel.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, check, migrate, printed
 from semel.stores.dynamodb.settings import Settings
 from tests.servers import DynamoDBServer
@@ -103,29 +104,86 @@ def test_the_command_line_says_so_too(table: Table, capsys: pytest.CaptureFixtur
 def test_a_store_on_a_table_of_somebody_elses_runs_nothing(table: Table) -> None:
     table.make(("id", "HASH", "S"))
     ran: list[int] = []
-    with Semel(DynamoDBStore(table.url), sweep_every=None) as guard, pytest.raises(SchemaDrift, match="Name another"):
-        guard.run("ship", key=1, call=lambda: ran.append(1))
+    with Semel(DynamoDBStore(table.url), sweep_every=None) as guard:
+        for _ in range(2):  # and not the first time only: an open policy would run it unprotected
+            with pytest.raises(SchemaDrift, match="Name another"):
+                guard.run("ship", key=1, call=lambda: ran.append(1), on_store_error="open")
 
     async def awaited() -> None:
         async def call() -> None:
             ran.append(1)
 
         async with AsyncSemel(AsyncDynamoDBStore(table.url), sweep_every=None) as guard:
-            with pytest.raises(SchemaDrift, match="Name another"):
-                await guard.run("ship", key=1, call=call)
+            for _ in range(2):
+                with pytest.raises(SchemaDrift, match="Name another"):
+                    await guard.run("ship", key=1, call=call, on_store_error="open")
 
     asyncio.run(awaited())
     assert ran == []
     assert table.client.scan(TableName=table.name)["Count"] == 0
 
 
-def test_an_index_that_was_added_is_no_harm(table: Table) -> None:
-    table.make(("id", "HASH", "B"), indexed=("tenant", "S"))
+@pytest.mark.parametrize(
+    "indexed", [("tenant", "S"), ("fingerprint", "B"), ("operation", "S"), ("key", "S"), ("ttl", "N"), ("other", "S")]
+)
+def test_an_index_that_was_added_is_no_harm(table: Table, indexed: tuple[str, str]) -> None:
+    """Also where a record has nothing to show by it: the service takes no empty value for the key of an index."""
+    table.make(("id", "HASH", "B"), indexed=indexed)
     assert migrate(table.url) == ["time to live"]
     assert migrate(table.url) == []
     check(table.url)
     with Semel(DynamoDBStore(table.url), sweep_every=None) as guard:
-        assert [guard.run("ship", key=1, call=lambda: 7, tenant="acme") for _ in range(2)] == [7, 7]
+        for tenant in ("acme", None):
+            assert [guard.run("ship", key=1, call=lambda: 7, tenant=tenant) for _ in range(2)] == [7, 7]
+        record = guard.lookup("ship", 1)
+        assert record is not None
+        assert (record.tenant, record.operation) == ("", "ship")
+
+
+@pytest.mark.parametrize(("indexed", "why"), [(("tenant", "B"), "of type S, and not B"), (("snapshot", "B"), "longer")])
+def test_an_index_for_which_every_record_would_be_refused_is_named(
+    table: Table, indexed: tuple[str, str], why: str
+) -> None:
+    table.make(("id", "HASH", "B"), indexed=indexed)
+    for ask in (migrate, check):
+        with pytest.raises(
+            SchemaDrift, match=rf"index 'more' by the attribute '{indexed[0]}'.*{why}.*Delete the index"
+        ):
+            ask(table.url)
+    assert table.ttl == ("DISABLED", None)
+    with Semel(DynamoDBStore(table.url), sweep_every=None) as guard, pytest.raises(SchemaDrift, match="index 'more'"):
+        guard.run("ship", key=1, call=lambda: 7)
+
+
+def test_items_of_somebody_elses_under_the_same_key_are_left_to_them(table: Table) -> None:
+    """With the time to live on, those that have such an attribute would begin to go."""
+    theirs = {"id": {"B": b"user-1"}, "email": {"S": "a@b"}, "ttl": {"N": "1700000000"}}
+    table.make(("id", "HASH", "B")).client.put_item(TableName=table.name, Item=theirs)
+    with pytest.raises(SchemaDrift, match=r"an item without 'version', 'token', 'state'. Name another table"):
+        migrate(table.url)
+    assert table.ttl == ("DISABLED", None)
+    with contextlib.closing(DynamoDBStore(table.url)) as store:
+        for op in (Lookup(b"user-1"), Claim(b"user-1", 1, b"", 5.0, 60.0, Takeover.RETRY, "", "ship", "1")):
+            with pytest.raises(SchemaDrift, match=r"not one of Semel's records.*name another") as told:
+                store.execute(op)
+            assert "a@b" not in str(told.value)
+    assert table.client.scan(TableName=table.name)["Items"] == [theirs]
+
+
+def test_records_of_an_earlier_run_are_ours(table: Table) -> None:
+    """Somebody made the table by hand, and only forgot the time to live."""
+    table.make(("id", "HASH", "B"))
+    with Semel(DynamoDBStore(table.url), sweep_every=None) as guard:
+        guard.run("ship", key=1, call=lambda: 7)
+    assert migrate(table.url) == ["time to live"]
+
+
+def test_what_keeps_a_table_from_being_made_is_told_by_a_known_name() -> None:
+    nowhere = "dynamodb://eu-west-1/shop?endpoint=http://127.0.0.1:1"
+    for ask in (migrate, check):
+        with pytest.raises(StoreUnavailable) as told:
+            ask(nowhere)
+        assert type(told.value) is StoreUnavailable
 
 
 def test_a_time_to_live_by_another_attribute_is_not_taken_for_ours(table: Table) -> None:

@@ -33,11 +33,12 @@ from semel import (
     StoreUncertain,
     current_operation,
 )
-from semel.core.ops import CompleteWith, Lookup
-from semel.core.states import State
+from semel.core.ops import Claim, Claimed, Complete, CompleteWith, Lookup, NotWritten, Release
+from semel.core.states import State, Takeover
+from semel.errors import RecordTooLarge
 from semel.stores.dynamodb import migrate
 from semel.stores.dynamodb.settings import Settings
-from semel.stores.dynamodb.transactions import MOST_WRITES
+from semel.stores.dynamodb.transactions import LARGEST, MOST_WRITES
 from tests.servers import DynamoDBServer, MotoServer
 
 
@@ -537,28 +538,94 @@ def test_as_many_as_the_service_takes_are_written(shop: Shop, store: DynamoDBSto
     assert [shop.balance(f"c{at}") for at in (0, MOST_WRITES - 1)] == [1, 1]
 
 
+def puts(total: int) -> tuple[Any, ...]:
+    """Writes of so many bytes together."""
+    sizes = [400_000] * (total // 400_000)
+    sizes.append(total - sum(sizes))
+    # Of each item its key and the names of its attributes count as well.
+    return tuple(
+        {"Put": {"TableName": "x", "Item": item(id=f"{at:02}", text="x" * (size - 8))}} for at, size in enumerate(sizes)
+    )
+
+
 def test_with_the_result_they_may_be_too_large(store: DynamoDBStore) -> None:
-    writes = tuple({"Put": {"TableName": "x", "Item": item(id=str(at), text="x" * 400_000)}} for at in range(10))
+    """Then it is the result that does not fit; but where they leave no room for a record at all, it is they."""
     told = Told(store)
-    answer: Any = store.execute(CompleteWith(b"i" * 16, 1, b"x" * 390_000, 60.0, writes))
+    with pytest.raises(RecordTooLarge, match="4 MB"):
+        store.execute(CompleteWith(b"i" * 16, 1, b"x" * 390_000, 60.0, puts(4_000_000)))
+    answer: Any = store.execute(CompleteWith(b"i" * 16, 1, b"x" * 50, 60.0, puts(LARGEST)))
+    assert isinstance(answer, NotWritten)
+    assert type(answer.error) is ConfigurationError
     assert "4 MB" in str(answer.error)
     assert "transact_write_items" not in told.actions
 
 
-def test_a_result_that_is_no_item_keeps_the_writes_back_and_the_key_free(shop: Shop, store: DynamoDBStore) -> None:
-    told = Told(store)
+def test_a_result_that_does_not_fit_does_not_keep_the_writes_back(shop: Shop, store: DynamoDBStore) -> None:
+    """The effect is what matters: it happens, once, and only the result is lost."""
+    size = 450_000
     with Semel(store, sweep_every=None) as guard:
 
         @guard.once(key="order", operation="transfer")
         def transfer(order: str, op: Operation = INJECTED) -> bytes:
             op.write(shop.add("bert", 1))
-            return os.urandom(450_000)
+            return os.urandom(size)
 
-        with pytest.raises(ConfigurationError, match="400 KB"):
+        with pytest.raises(ResultNotStored) as told:
             transfer("1")
-        assert "transact_write_items" not in told.actions
+        assert len(told.value.result) == size
+        with pytest.raises(ResultNotStored):
+            transfer("1")
+        record = guard.lookup("transfer", "1")
+        assert record is not None
+        assert record.state is State.DONE
+    assert shop.balance("bert") == 1
+
+
+@pytest.mark.parametrize("beside", [-100, 1, 10_000])
+def test_a_record_that_does_not_fit_is_told_by_one_name(shop: Shop, store: DynamoDBStore, beside: int) -> None:
+    """With writes or without, whether we see it or the service says so: and not by a name of Semel's own insides."""
+    for number, sort in enumerate((Complete, CompleteWith)):
+        id = os.urandom(16)
+        claimed = store.execute(Claim(id, 1, b"", 30.0, 60.0, Takeover.RETRY, "", "pay", "k" * 255))
+        assert isinstance(claimed, Claimed)
+        op = sort(id, claimed.token, b"x" * (400 * 1024 + beside), 60.0, *[(shop.add("bert", 1),)] * number)
+        with pytest.raises(RecordTooLarge, match="400 KB") as told:
+            store.execute(op)
+        assert type(told.value) is RecordTooLarge
+        assert not told.value.retryable
+        assert store.execute(Release(id, claimed.token))
+    assert shop.balance("bert") is None
+
+
+def test_a_write_that_the_service_finds_too_large_is_not_made(shop: Shop, store: DynamoDBStore) -> None:
+    """An update adds to what stands there, so only the service can tell; here it is no use to drop the result."""
+    text = "x" * 390_000
+    shop.client.put_item(TableName=shop.accounts, Item={"id": {"S": "anna"}, "text": {"S": text}})
+    grow = {
+        "TableName": shop.accounts,
+        "Key": {"id": {"S": "anna"}},
+        "UpdateExpression": "SET more = :more",
+        "ExpressionAttributeValues": {":more": {"S": text}},
+    }
+    with Semel(store, sweep_every=None) as guard:
+
+        @guard.once(key="order", operation="transfer")
+        def transfer(order: str, op: Operation = INJECTED) -> None:
+            op.write(shop.add("bert", 1), {"Update": grow})
+
+        with pytest.raises(ConfigurationError, match=r"write 2 of 2 .* cannot be made"):
+            transfer("1")
         assert guard.lookup("transfer", "1") is None
     assert shop.balance("bert") is None
+
+
+def test_what_else_the_service_has_against_the_record_is_told_by_a_known_name(shop: Shop, store: DynamoDBStore) -> None:
+    Refusing(store._open(), busy("ValidationError", "None", "None"), 1)
+    shop.open("anna", 10)
+    with Semel(store, sweep_every=None) as guard:
+        with pytest.raises(StoreUnavailable, match="the record cannot be written") as told:
+            pay(shop, guard)
+        assert type(told.value) is StoreUnavailable
 
 
 @pytest.mark.parametrize(

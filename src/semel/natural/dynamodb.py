@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from semel.errors import ConfigurationError, SemelError
 from semel.natural.results import Applied, Change, Inserted
 from semel.stores.dynamodb.programs import Call, Occupied
-from semel.stores.dynamodb.settings import answered, named
+from semel.stores.dynamodb.settings import answered, named, public
 
 __all__ = ["compare_and_set", "insert_once", "is_client", "run", "run_async"]
 
@@ -150,7 +150,7 @@ def _told(error: Exception, call: Call) -> Occupied:
     code = (getattr(error, "response", None) or {}).get("Error", {}).get("Code")
     if code in ("ValidationException", "ResourceNotFoundException"):
         raise ConfigurationError(f"{table}: DynamoDB refused ({code}): {error}") from error
-    found: SemelError = named(error, table)
+    found: SemelError = public(named(error, table))
     raise found from error
 
 

@@ -32,7 +32,7 @@ _NOT_YET: Final = ("ResourceInUseException", "LimitExceededException", "Throttli
 def dynamodb(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.dynamodb import DynamoDBStore
     from semel.stores.dynamodb.programs import SCAN_PAGES
-    from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, PATIENCE, TIMEOUT, Settings, named
+    from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, PATIENCE, TIMEOUT, Settings, named, public
     from semel.stores.dynamodb.sync import _client
 
     Settings(url, TIMEOUT, CONNECT_TIMEOUT, PATIENCE, None)  # refused here as everywhere, although the table is another
@@ -49,7 +49,7 @@ def dynamodb(url: str, sample: Sample) -> list[Measured]:
             except SemelError:
                 raise
             except Exception as error:
-                raise named(error, settings.table) from error
+                raise public(named(error, settings.table)) from error
     begun, done = (sum(map(_weight, some)) / len(items) for some in (map(_claimed, items), items))
     largest = max(map(_weight, items))
     # A write pays for the larger item, before or after it; a claim that finds one pays for that, and reads nothing.

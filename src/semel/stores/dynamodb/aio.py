@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar, cast
@@ -13,7 +12,17 @@ from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.errors import SemelError, StoreError, StoreUnavailable
 from semel.stores.dynamodb.programs import Call, Programs, Reply
-from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, PATIENCE, TIMEOUT, Settings, Tries, answered, named, require
+from semel.stores.dynamodb.settings import (
+    CONNECT_TIMEOUT,
+    PATIENCE,
+    TIMEOUT,
+    Settings,
+    Tries,
+    answered,
+    named,
+    public,
+    require,
+)
 from semel.stores.dynamodb.transactions import accept
 
 __all__ = ["AsyncDynamoDBStore"]
@@ -116,7 +125,7 @@ class AsyncDynamoDBStore:
     async def _sent(self, call: Call, tries: Tries) -> Reply:
         while True:
             client = await self._open()
-            begun = time.monotonic()
+            begun = self._settings.clock.here()
             try:
                 reply: dict[str, Any] = await getattr(client, call.action)(**call.params)
                 self._told(reply, begun)
@@ -135,7 +144,7 @@ class AsyncDynamoDBStore:
 
     def _told(self, response: dict[str, Any], begun: float) -> None:
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        self._settings.clock.heard(headers.get("date"), begun, time.monotonic())
+        self._settings.clock.heard(headers.get("date"), begun, self._settings.clock.here())
 
     async def _open(self) -> Any:
         loop = asyncio.get_running_loop()
@@ -158,4 +167,4 @@ class AsyncDynamoDBStore:
                 session.create_client(**self._settings.client(), config=config)
             )
         except Exception as error:
-            raise named(error, self._settings.table) from error
+            raise public(named(error, self._settings.table)) from error

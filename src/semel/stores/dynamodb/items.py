@@ -2,7 +2,7 @@
 
 ``version`` grows with every write, so that a change can be made conditional on what was read. ``ttl`` is for the
 service, which removes the item some time after it: only what counts as absent from then on has one, so nothing in doubt
-goes.
+goes. What is empty is left out: the service takes no empty value for the key of an index, and somebody may want one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from semel.core.semantics import Row
 from semel.core.states import State, Takeover
-from semel.sql.connections.refusals import TooLarge
+from semel.errors import RecordTooLarge, SchemaDrift
 
 __all__ = ["LARGEST_ITEM", "Item", "fitting", "micros", "step_name", "to_item", "to_row", "ttl_of"]
 
@@ -22,13 +22,16 @@ Item: TypeAlias = dict[str, dict[str, Any]]
 LARGEST_ITEM: Final = 400 * 1024
 _NUMBERS: Final = ("token", "attempt", "nonce")
 _STEP: Final = "step:"
+_TEXTS: Final = ("tenant", "operation")
 _TIMES: Final = ("lease_end", "created", "expires")
 
 
 def fitting(data: bytes) -> bytes:
     """The same, unless no item could hold it: that need not be sent to be learned. Of the rest the service judges."""
     if len(data) > LARGEST_ITEM:
-        raise TooLarge(f"too large for an item of DynamoDB, which is 400 KB at most: {len(data):,} bytes; store less")
+        raise RecordTooLarge(
+            f"too large for an item of DynamoDB, which is 400 KB at most: {len(data):,} bytes; store less"
+        )
     return data
 
 
@@ -58,15 +61,15 @@ def to_item(row: Row, version: int) -> Item:
         "version": {"N": str(version)},
         "state": {"N": str(int(row.state))},
         "takeover": {"N": str(int(row.takeover))},
-        "fingerprint": {"B": row.fingerprint},
-        "tenant": {"S": row.tenant},
-        "operation": {"S": row.operation},
         "steps": {
             "M": {step_name(name): {"L": [{"N": str(at)}, {"B": value}]} for at, (name, value) in enumerate(steps)},
         },
     }
     item |= {name: {"N": str(getattr(row, name))} for name in _NUMBERS}
     item |= {name: {"N": micros(getattr(row, name))} for name in _TIMES}
+    if row.fingerprint:
+        item["fingerprint"] = {"B": row.fingerprint}
+    item |= {name: {"S": text} for name in _TEXTS if (text := getattr(row, name))}
     if row.key is not None:
         item["key"] = {"S": row.key}
     if row.snapshot is not None:
@@ -78,7 +81,19 @@ def to_item(row: Row, version: int) -> Item:
 
 
 def to_row(item: Item) -> tuple[Row, int]:
-    """The record, and the version of its item."""
+    """The record, and the version of its item; SchemaDrift where it is no record."""
+    try:
+        return _to_row(item)
+    except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
+        # The name of what it lacks, but none of its values: they may be secret.
+        why = f"has no {error}" if isinstance(error, KeyError) else "has a value that no record has"
+        raise SchemaDrift(
+            f"an item of the table is not one of Semel's records, and was left as it is: it {why}. Somebody else "
+            "writes to this table; name another one, of Semel's own"
+        ) from error
+
+
+def _to_row(item: Item) -> tuple[Row, int]:
     steps = sorted(
         (int(kept["L"][0]["N"]), name.removeprefix(_STEP), bytes(kept["L"][1]["B"]))
         for name, kept in item["steps"]["M"].items()
@@ -89,9 +104,9 @@ def to_row(item: Item) -> tuple[Row, int]:
         id=bytes(item["id"]["B"]),
         state=State(int(item["state"]["N"])),
         takeover=Takeover(int(item["takeover"]["N"])),
-        fingerprint=bytes(item["fingerprint"]["B"]),
-        tenant=item["tenant"]["S"],
-        operation=item["operation"]["S"],
+        fingerprint=bytes(item["fingerprint"]["B"]) if "fingerprint" in item else b"",
+        tenant=item["tenant"]["S"] if "tenant" in item else "",
+        operation=item["operation"]["S"] if "operation" in item else "",
         key=item["key"]["S"] if "key" in item else None,
         snapshot=bytes(item["snapshot"]["B"]) if "snapshot" in item else None,
         steps=tuple((name, value) for _, name, value in steps),

@@ -3,6 +3,9 @@
 First comes the call that settles the Op in most cases, conditional on what it assumes. If the condition does not hold
 the answer shows the item that stands there: ``core/semantics.py`` says what becomes of it, and that is written on
 condition that the item is still the same version of the same record.
+
+Times are counted from the moment when a call is made up. The answer may show that this moment is long past: the machine
+was paused, or the call took long. Then they are counted anew and written again before anything is said.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from semel.core import semantics
 from semel.core.ops import (
     Claim,
+    Claimed,
     Complete,
     CompleteWith,
     Existing,
@@ -31,8 +35,8 @@ from semel.core.ops import (
 from semel.core.semantics import Row
 from semel.core.states import State
 from semel.core.values import value
-from semel.errors import StoreUnavailable
-from semel.stores.dynamodb.clock import Clock
+from semel.errors import StoreUnavailable, StoreUncertain
+from semel.stores.dynamodb.clock import LATE, Clock
 from semel.stores.dynamodb.items import Item, fitting, micros, step_name, to_item, to_row
 from semel.stores.dynamodb.table import check_key
 from semel.stores.dynamodb.transactions import TRANSACT, Cancelled, Invalid, carrying
@@ -72,39 +76,85 @@ class Programs:
     def __init__(self, table: str, clock: Clock) -> None:
         self.table = table
         self.clock = clock
+        self._checked = clock.known()
+        """That the table is ours: looked at where the first call asks for the time anyway."""
         self._scanned: Item | None = None
 
     def of(self, op: Op[Any]) -> Program[Any]:
         """The program of an Op."""
-        if not self.clock.known():
+        if not (self._checked and self.clock.known()):
             reply = yield Call("describe_table", {"TableName": self.table})  # any answer tells the time
             assert isinstance(reply, dict)
             check_key(self.table, reply["Table"])
+            self._checked = True
         return (yield from _PROGRAMS[type(op)](self, op))
 
     def claim(self, op: Claim) -> Program[Any]:
-        fresh, claimed = semantics.claim(None, op, self.clock.now())
+        now = self.clock.now()
+        fresh, _ = semantics.claim(None, op, now)
         assert fresh is not None
         reply = yield self._put(fresh, 1, "attribute_not_exists(#id)", {})
-        if isinstance(reply, Occupied):
+        if isinstance(reply, Occupied) and not _written_before(fresh, reply.item):
             return (yield from self._settle(op, reply.item))
-        return claimed
+        return (yield from self._won(op, fresh, 1, now))
+
+    def _won(self, op: Claim, row: Row, version: int, now: float) -> Program[Any]:
+        """The claim that was written at ``now``, unless that was long ago: then its lease is short, or over already,
+        and another may have come. The token grows with it, for an earlier record may have had a later one.
+        """
+        if self._is_past(now):
+            now = self.clock.now()
+            created = now if row.attempt == 1 else row.created
+            again = row._replace(
+                token=semantics.next_token(row, now), lease_end=now + op.lease, expires=now + op.ttl, created=created
+            )
+            reply = yield self._written(row, again, version)
+            if isinstance(reply, Occupied):
+                return (yield from self._settle(op, reply.item))
+            row = again
+            self._must_last(row.lease_end)
+        return Claimed(row.token, row.attempt, row.steps)
+
+    def _is_past(self, now: float) -> bool:
+        return self.clock.earliest() - now > LATE
+
+    def _must_last(self, lease_end: float) -> None:
+        if self.clock.earliest() >= lease_end:
+            raise StoreUncertain("the lease had ended before the answer came: the machine stands still, or calls do")
 
     def renew(self, op: Renew) -> Program[Any]:
-        # One that outlives the record, or is no longer than the lease it has, is settled by the whole item.
-        ends = micros(self.clock.now() + op.lease)
-        reply = yield self._update(
-            op,
-            "lease_end = :ends",
-            "#state = :running AND lease_end < :ends AND expires > :ends",
-            {":ends": {"N": ends}},
-        )
-        return (yield from self._settle(op, reply.item)) if isinstance(reply, Occupied) else True
+        ends = 0.0
+        for _ in range(2):
+            now = self.clock.now()
+            ends = now + op.lease
+            # One that outlives the record, or is no longer than the lease it has, is settled by the whole item.
+            reply = yield self._update(
+                op,
+                "lease_end = :ends",
+                "#state = :running AND lease_end < :ends AND expires > :ends",
+                {":ends": {"N": micros(ends)}},
+            )
+            held: bool = (yield from self._settle(op, reply.item)) if isinstance(reply, Occupied) else True
+            if not held or not self._is_past(now):
+                return held
+        self._must_last(ends)
+        return True
 
     def complete(self, op: Complete) -> Program[Any]:
         fitting(op.snapshot)
-        reply = yield self._completion(op, self.clock.now())
-        return (yield from self._settle(op, reply.item)) if isinstance(reply, Occupied) else True
+        now = self.clock.now()
+        reply = yield self._completion(op, now)
+        if isinstance(reply, Occupied):
+            return (yield from self._settle(op, reply.item))
+        return (yield from self._kept(op, now))
+
+    def _kept(self, op: Complete, now: float) -> Program[bool]:
+        """It is done, as of ``now``; if that was long ago it would be forgotten too soon."""
+        if self._is_past(now):
+            values = _kept_for(op, self.clock.now())
+            # Refused where another has come since.
+            yield self._update(op, "expires = :expires, #ttl = :ttl", "#state = :done AND expires < :expires", values)
+        return True
 
     def complete_with(self, op: CompleteWith) -> Program[Any]:
         """The record and the handler's writes, or neither."""
@@ -116,7 +166,7 @@ class Programs:
             if isinstance(reply, Invalid):
                 return NotWritten(reply.error())
             if not isinstance(reply, Cancelled):
-                return True
+                return (yield from self._kept(op, now))
             # Whatever else was in the way: another owner may have come, or an earlier try, whose answer was lost, have
             # made it. Of that the record knows.
             item = reply.record() or _found((yield Call("get_item", self._key(op.id))))
@@ -132,13 +182,11 @@ class Programs:
 
     def _completion(self, op: Complete, now: float) -> Call:
         values: Item = {
-            ":done": _number(State.DONE),
             ":unknown": _number(State.UNKNOWN),
             ":snapshot": {"B": op.snapshot},
             ":now": {"N": micros(now)},
-            ":expires": {"N": micros(now + op.ttl)},
-            ":ttl": {"N": str(int(now + op.ttl) + 1)},
             ":none": {"M": {}},
+            **_kept_for(op, now),
         }
         return self._update(
             op,
@@ -211,6 +259,8 @@ class Programs:
                 changed = changed._replace(lease_end=0.0)  # given up: over for all, however well they know the time
             reply = yield self._written(row, changed, version, once=once)
             if not isinstance(reply, Occupied):
+                if type(answer) is Claimed and type(op) is Claim and changed is not None:
+                    return (yield from self._won(op, changed, version + 1, now))
                 return answer
             item = reply.item
         raise StoreUnavailable(f"the record changed {TRIES} times while it was being asked for")
@@ -246,18 +296,20 @@ class Programs:
         condition = f"#token = :token AND {condition}"
         known = {"#version": "version", "#token": "token", "#state": "state", "#steps": "steps", "#ttl": "ttl",
                  "#snapshot": "snapshot", **(names or {})}  # fmt: skip
+        given: Item = {
+            ":one": {"N": "1"}, ":token": {"N": str(op.token)}, ":running": _number(State.RUNNING), **values,
+        }  # fmt: skip
+        used = f"{expression} {condition}"
         params = {
             "TableName": self.table,
             "Key": {"id": {"B": op.id}},
             "UpdateExpression": expression,
             "ConditionExpression": condition,
             # The service refuses names and values that are not used.
-            "ExpressionAttributeNames": {name: known[name] for name in known if name in f"{expression} {condition}"},
-            "ExpressionAttributeValues": {
-                ":one": {"N": "1"}, ":token": {"N": str(op.token)}, ":running": _number(State.RUNNING), **values,
-            },
+            "ExpressionAttributeNames": {name: known[name] for name in known if name in used},
+            "ExpressionAttributeValues": {name: given[name] for name in given if name in used},
             **_SHOW,
-        }  # fmt: skip
+        }
         return Call("update_item", params)
 
     def _key(self, id: bytes) -> dict[str, Any]:
@@ -266,6 +318,22 @@ class Programs:
 
 def _number(state: State) -> dict[str, str]:
     return {"N": str(int(state))}
+
+
+def _kept_for(op: Complete, now: float) -> Item:
+    return {
+        ":done": _number(State.DONE),
+        ":expires": {"N": micros(now + op.ttl)},
+        ":ttl": {"N": str(int(now + op.ttl) + 1)},
+    }
+
+
+def _written_before(row: Row, item: Item | None) -> bool:
+    """Whether this is the row as it was sent: its answer was lost, and it met itself."""
+    if not item:
+        return False
+    found, version = to_row(item)
+    return (found.nonce, found.token, version) == (row.nonce, row.token, 1)
 
 
 def _aged(record: Record) -> Record:

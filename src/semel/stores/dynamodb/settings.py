@@ -18,12 +18,12 @@ from semel.errors import (
     StoreUncertain,
     StoreURLError,
 )
-from semel.sql.connections.refusals import Contended, Refused, TooLarge, Unreachable
+from semel.sql.connections.refusals import Contended, Refused, Unreachable
 from semel.stores.dynamodb.clock import Clock, GivenClock, ServiceClock
 from semel.stores.dynamodb.programs import Call, Occupied
 from semel.stores.dynamodb.transactions import TRANSACT, Cancelled, Invalid, cancelled
 
-__all__ = ["Settings", "Tries", "answered", "named"]
+__all__ = ["Settings", "Tries", "answered", "named", "public"]
 
 TIMEOUT: Final = 5.0
 CONNECT_TIMEOUT: Final = 2.0
@@ -131,6 +131,13 @@ def named(error: Exception, table: str) -> SemelError:
     return StoreUncertain(f"DynamoDB did not answer: {text}")
 
 
+def public(error: SemelError) -> SemelError:
+    """The same, by a name that a caller knows: how it is tried again is of no interest to it."""
+    if isinstance(error, (Contended, Refused, Unreachable)):
+        return StoreUnavailable(str(error))
+    return error
+
+
 def _refused(response: dict[str, Any], text: str, table: str) -> SemelError:
     code = response.get("Error", {}).get("Code", "")
     if code == "ResourceNotFoundException":
@@ -144,7 +151,7 @@ def _refused(response: dict[str, Any], text: str, table: str) -> SemelError:
     if response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) >= 500:
         return StoreUncertain(f"DynamoDB failed: {text}")
     if "size" in text.lower() and code == "ValidationException":
-        return TooLarge(f"too large for an item of DynamoDB, which is 400 KB at most; store less: {text}")
+        return RecordTooLarge(f"too large for an item of DynamoDB, which is 400 KB at most; store less: {text}")
     return Refused(f"DynamoDB refused ({code}): {text}")
 
 

@@ -14,7 +14,17 @@ from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreError, StoreUnavailable
 from semel.stores.dynamodb import table
 from semel.stores.dynamodb.programs import Call, Programs, Reply
-from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, PATIENCE, TIMEOUT, Settings, Tries, answered, named, require
+from semel.stores.dynamodb.settings import (
+    CONNECT_TIMEOUT,
+    PATIENCE,
+    TIMEOUT,
+    Settings,
+    Tries,
+    answered,
+    named,
+    public,
+    require,
+)
 from semel.stores.dynamodb.transactions import accept
 
 __all__ = ["DynamoDBStore", "check", "migrate", "printed"]
@@ -38,7 +48,7 @@ def _client(settings: Settings) -> Any:
         with _making:
             return _session().client(**settings.client(), config=config)
     except Exception as error:
-        raise named(error, settings.table) from error
+        raise public(named(error, settings.table)) from error
 
 
 def migrate(url: str) -> list[str]:
@@ -57,12 +67,15 @@ def migrate(url: str) -> list[str]:
         table.check_key(settings.table, client.describe_table(TableName=settings.table)["Table"])
         told = client.describe_time_to_live(TableName=settings.table)["TimeToLiveDescription"]
         if not table.removes(settings.table, told):
+            if not done:
+                seen = client.scan(TableName=settings.table, Limit=1, ConsistentRead=True)
+                table.check_items(settings.table, seen.get("Items", ()))
             client.update_time_to_live(TableName=settings.table, TimeToLiveSpecification=table.ttl())
             done.append("time to live")
     except SemelError:
         raise
     except Exception as error:
-        raise named(error, settings.table) from error
+        raise public(named(error, settings.table)) from error
     finally:
         client.close()
     return done
@@ -76,7 +89,7 @@ def check(url: str) -> None:
         real = client.describe_table(TableName=settings.table)["Table"]
         told = client.describe_time_to_live(TableName=settings.table)["TimeToLiveDescription"]
     except Exception as error:
-        raise named(error, settings.table) from error
+        raise public(named(error, settings.table)) from error
     finally:
         client.close()
     table.compare(settings.table, real, told)
@@ -154,7 +167,7 @@ class DynamoDBStore:
 
     def _sent(self, call: Call, tries: Tries) -> Reply:
         while True:
-            begun = time.monotonic()
+            begun = self._settings.clock.here()
             try:
                 reply: dict[str, Any] = getattr(self._open(), call.action)(**call.params)
                 self._told(reply, begun)
@@ -172,7 +185,7 @@ class DynamoDBStore:
 
     def _told(self, response: dict[str, Any], begun: float) -> None:
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        self._settings.clock.heard(headers.get("date"), begun, time.monotonic())
+        self._settings.clock.heard(headers.get("date"), begun, self._settings.clock.here())
 
     def _open(self) -> Any:
         client = self._client

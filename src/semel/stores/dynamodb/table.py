@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from semel.errors import ConfigurationError, SchemaDrift
 
 __all__ = [
     "RIGHTS",
+    "check_items",
     "check_key",
     "cloudformation",
     "compare",
@@ -31,6 +33,15 @@ RIGHTS: Final = (
 """What a store needs at run time; ``Scan`` for the sweep, which marks what is in doubt."""
 
 
+ATTRIBUTES: Final = {
+    "id": "B", "version": "N", "state": "N", "takeover": "N", "fingerprint": "B", "tenant": "S", "operation": "S",
+    "steps": "M", "token": "N", "attempt": "N", "nonce": "N", "lease_end": "N", "created": "N", "expires": "N",
+    "key": "S", "snapshot": "B", "ttl": "N",
+}  # fmt: skip
+"""What an item of ours has, by type. The service refuses an item whose attribute is no good as the key of an index."""
+_LONG: Final = frozenset({"snapshot"})
+
+
 def made(table: str) -> dict[str, Any]:
     """The parameters of CreateTable."""
     return {
@@ -49,7 +60,7 @@ def ttl() -> dict[str, Any]:
 def check_key(name: str, real: dict[str, Any]) -> None:
     """Raise SchemaDrift where the table, as the service describes it, has not the key of ours: it is somebody else's.
 
-    Other attributes may be defined too: those of an index that was added are no harm.
+    An index that was added is no harm, unless the service would refuse our items for it.
     """
     wanted, found = _key(made(name)), _key(real)
     if found != wanted:
@@ -58,6 +69,27 @@ def check_key(name: str, real: dict[str, Any]) -> None:
             f"and should be {_shown(wanted)}. Name another table, one of Semel's own: "
             "`semel migrate dynamodb://region/table` makes it"
         )
+    types = _types(real)
+    for index in real.get("GlobalSecondaryIndexes") or ():
+        for attribute in (each["AttributeName"] for each in index.get("KeySchema", ())):
+            ours, kind = ATTRIBUTES.get(attribute), types.get(attribute)
+            if ours is not None and (kind != ours or attribute in _LONG):
+                why = "it may be longer than such a key" if kind == ours else f"it is of type {ours}, and not {kind}"
+                raise SchemaDrift(
+                    f"the table {name!r} has an index {index.get('IndexName')!r} by the attribute {attribute!r}, for "
+                    f"which DynamoDB would refuse every record: {why}. Delete the index, or name another table"
+                )
+
+
+def check_items(name: str, items: Iterable[Mapping[str, Any]]) -> None:
+    """Raise SchemaDrift where an item is none of ours, though the key of its table is the same."""
+    for item in items:
+        lacking = [each for each in ("version", "token", "state") if each not in item]
+        if lacking:
+            raise SchemaDrift(
+                f"the table {name!r} is not one of Semel's, and was left as it is: it has an item without "
+                f"{', '.join(map(repr, lacking))}. Name another table, one of Semel's own"
+            )
 
 
 def removes(name: str, told: dict[str, Any]) -> bool:
@@ -83,9 +115,13 @@ def compare(name: str, real: dict[str, Any], told: dict[str, Any]) -> None:
         )
 
 
+def _types(table: dict[str, Any]) -> dict[str, str]:
+    return {each["AttributeName"]: each["AttributeType"] for each in table.get("AttributeDefinitions", ())}
+
+
 def _key(table: dict[str, Any]) -> list[tuple[str, str, str]]:
     """The attributes of the key: name, part, type."""
-    types = {each["AttributeName"]: each["AttributeType"] for each in table.get("AttributeDefinitions", ())}
+    types = _types(table)
     return [
         (each["AttributeName"], each["KeyType"], types.get(each["AttributeName"], "?"))
         for each in table.get("KeySchema", ())

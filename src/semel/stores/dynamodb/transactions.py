@@ -12,8 +12,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from semel.core.values import value
-from semel.errors import ConditionFailed, ConfigurationError, SemelError
-from semel.sql.connections.refusals import Refused
+from semel.errors import ConditionFailed, ConfigurationError, RecordTooLarge, SemelError, StoreUnavailable
 from semel.stores.dynamodb.items import LARGEST_ITEM, Item
 
 __all__ = ["TRANSACT", "Cancelled", "Invalid", "accept", "cancelled", "carrying"]
@@ -22,6 +21,9 @@ TRANSACT: Final = "transact_write_items"
 MOST_WRITES: Final = 99
 """The service takes 100 in one transaction, and the record is one of them."""
 LARGEST: Final = 4 * 1024 * 1024
+BARE_RECORD: Final = 4096
+"""More than a record without its result has."""
+_NO_ITEM: Final = "the result is too large for an item of DynamoDB, which is 400 KB at most; return less"
 _SUBJECTS: Final = {"Put": "Item", "Update": "Key", "Delete": "Key", "ConditionCheck": "Key"}
 _FAILED: Final = "ConditionalCheckFailed"
 _PASSING: Final = frozenset(
@@ -41,7 +43,8 @@ class Cancelled:
         return self.reasons[0].get("Item") or None
 
     def error(self, writes: tuple[Any, ...]) -> SemelError | None:
-        """Why the writes cannot be made; None where only the record was in the way."""
+        """Why the writes cannot be made; None where only the record was in the way. RecordTooLarge is raised where it
+        is the record that does not fit: without the result the writes may be made."""
         codes = [_code(reason) for reason in self.reasons]
         failed = tuple(at for at, code in enumerate(codes[1:]) if code == _FAILED)
         if failed:
@@ -54,8 +57,10 @@ class Cancelled:
         for at, code in enumerate(codes):
             if code not in _PASSING and code != _FAILED:
                 said = f"{code}: {self.reasons[at].get('Message', '')}"
+                if at == 0 and "size" in said.lower():
+                    raise RecordTooLarge(f"{_NO_ITEM}: {said}")
                 if at == 0:
-                    return Refused(f"the record cannot be written, and so nothing was: {said}")
+                    return StoreUnavailable(f"the record cannot be written, and so nothing was: {said}")
                 return ConfigurationError(f"{_named(writes, at - 1)} cannot be made, and so nothing was: {said}")
         return None
 
@@ -87,14 +92,18 @@ def accept(kept: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def carrying(update: Mapping[str, Any], writes: tuple[Any, ...], stamp: bytes) -> dict[str, Any] | Invalid:
     """The parameters of the transaction. ``stamp`` is what the update depends on: the same one, sent again, is known
-    to the service by it.
+    to the service by it. Raises RecordTooLarge where it would fit without the result.
     """
     items = [{"Update": update}, *writes]
-    if _weight(items[0]) > LARGEST_ITEM:
-        return Invalid("the result is too large for an item of DynamoDB, which is 400 KB at most; return less")
-    size = sum(map(_weight, items))
+    record = _weight(items[0])
+    if record > LARGEST_ITEM:
+        raise RecordTooLarge(_NO_ITEM)
+    size = record + sum(map(_weight, writes))
     if size > LARGEST:
-        return Invalid(f"with the result they are {size:,} bytes, and a transaction of DynamoDB has 4 MB at most")
+        said = f"with the result the writes are {size:,} bytes, and a transaction of DynamoDB has 4 MB at most"
+        if size - record + BARE_RECORD <= LARGEST:
+            raise RecordTooLarge(said)
+        return Invalid(said)
     return {"TransactItems": items, "ClientRequestToken": blake2b(stamp, digest_size=16).hexdigest()}
 
 
