@@ -90,8 +90,12 @@ def test_migrate_prints_the_table_and_the_rights_of_dynamodb(capsys: pytest.Capt
         printed = capsys.readouterr().out
         assert words in printed
         assert "shop" in printed
-    assert main(["migrate", "sqlite:///app.db", "--print", "iam"]) == 2
-    assert "dynamodb://" in capsys.readouterr().err
+    for other in ("sqlite:///app.db", "postgresql://h/shop", "redis://h"):
+        assert main(["migrate", other, "--print", "iam"]) == 2
+        assert "--print is for a table of DynamoDB: write semel migrate dynamodb://" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["migrate", url, "--check", "--print", "iam"])
+    assert "not allowed with argument" in capsys.readouterr().err
 
 
 def test_migrate_check_of_a_tiered_store_checks_the_store_that_decides(

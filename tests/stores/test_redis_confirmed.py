@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -135,7 +136,7 @@ def test_a_caller_whose_operation_was_run_is_told_so_only_when_a_replica_has_it(
     try:
         with owner, other:
             with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
-                owner.run("charge", key=1, call=charge, settle_for="1s")
+                owner.run("charge", key=1, call=charge, settle_for="10ms")
             with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
                 other.run("charge", key=1, call=charge)
     finally:
@@ -358,3 +359,165 @@ def test_a_claim_that_was_written_and_cannot_be_waited_for_is_uncertain(
         await shut(store)
 
     asyncio.run(main())
+
+
+# Whose answer it is, and who shares a barrier
+
+
+def waits(server: RedisServer) -> dict[str, int]:
+    """How often some commands ran so far."""
+    found = re.findall(r"cmdstat_(set|evalsha|wait):calls=(\d+)", server.cli("INFO", "commandstats"))
+    return {"set": 0, "evalsha": 0, "wait": 0} | {name: int(calls) for name, calls in found}
+
+
+def test_those_who_come_while_a_barrier_is_under_way_share_the_next(
+    private_redis: RedisServer, replica: RedisServer
+) -> None:
+    """The server takes one barrier of a connection after the other: one for each caller would add up."""
+
+    async def main() -> None:
+        store = AsyncRedisStore(private_redis.url, **PATIENT)
+        assert isinstance(await store.execute(claim()), Claimed)
+        with frozen(replica):
+            commands(private_redis)
+            waiting = []
+            for each in range(1, 13):
+                waiting.append(asyncio.create_task(store.execute(claim())))
+                await asyncio.to_thread(until, lambda each=each: waits(private_redis)["set"] == each)
+            await asyncio.to_thread(until, lambda: number(private_redis, "clients", "blocked_clients") == 1)
+            assert not any(task.done() for task in waiting)
+        assert {type(each) for each in await asyncio.gather(*waiting)} == {Claimed}
+        ran = waits(private_redis)
+        assert ran["evalsha"] == 12, "each has touched its record"
+        assert ran["wait"] <= 3
+        (second,) = store._servers._waits.values()
+        assert (second._held, second._confirming) == (0, None)
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_no_more_are_held_behind_a_barrier_than_may_be_in_flight(
+    private_redis: RedisServer, replica: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        store = AsyncRedisStore(private_redis.url, **{**PATIENT, "patience": 0})
+        assert isinstance(await store.execute(claim()), Claimed)
+        (second,) = store._servers._waits.values()
+        with frozen(replica):
+            waiting = [asyncio.create_task(store.execute(claim()))]
+            await asyncio.to_thread(until, lambda: number(private_redis, "clients", "blocked_clients") == 1)
+            for held in range(1, 5):
+                waiting.append(asyncio.create_task(store.execute(claim())))
+                await asyncio.to_thread(until, lambda held=held: second._held == held)
+            monkeypatch.setattr("semel.stores.redis.aio_link.MOST_IN_FLIGHT", 4)
+            with pytest.raises(StoreUncertain, match="4 commands wait"):
+                await store.execute(claim())
+            gone = waiting.pop()
+            gone.cancel()
+            await asyncio.wait([gone])
+            assert second._held == 3, "who went away is not held"
+        assert {type(each) for each in await asyncio.gather(*waiting)} == {Claimed}
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_what_ran_is_not_run_again_where_its_answer_cannot_be_confirmed_although_the_policy_fails_open(
+    private_redis: RedisServer, replica: RedisServer
+) -> None:
+    ran: list[str] = []
+
+    def charge() -> str:
+        ran.append("charged")
+        return "charged"
+
+    async def charged() -> str:
+        return charge()
+
+    with Semel(RedisStore(private_redis.url), sweep_every=None) as lenient:
+        assert lenient.run("charge", key=1, call=charge) == "charged"
+
+    async def main() -> None:
+        async with AsyncSemel(AsyncRedisStore(private_redis.url, **STRICT), sweep_every=None) as guard:
+            with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
+                await guard.run("charge", key=1, call=charged, on_store_error="open")
+
+    with frozen(replica):
+        with (
+            Semel(RedisStore(private_redis.url, **STRICT), sweep_every=None) as guard,
+            pytest.raises(StoreUncertain, match="only 0 of 1 replicas"),
+        ):
+            guard.run("charge", key=1, call=charge, on_store_error="open")
+        asyncio.run(main())
+    assert ran == ["charged"]
+
+
+@pytest.mark.parametrize("kind", [RedisStore, AsyncRedisStore])
+def test_an_error_says_whether_there_is_an_answer(
+    kind: type[RedisStore] | type[AsyncRedisStore], private_redis: RedisServer, replica: RedisServer
+) -> None:
+    op = finished(private_redis.url)
+
+    async def said(store: RedisStore | AsyncRedisStore, op: Op[Any]) -> bool:
+        with pytest.raises(StoreUncertain) as told:
+            await answer(store, op)
+        return told.value.answered
+
+    async def main() -> None:
+        store = kind(private_redis.url, **STRICT)
+        with frozen(replica):
+            assert await said(store, claim(op.id, 2))
+            assert await said(store, Lookup(op.id))
+            assert not await said(store, claim())
+            many = [claim(op.id, 3), claim()]
+            told = store.execute_many(many) if isinstance(store, RedisStore) else await store.execute_many(many)
+            assert [each.answered for each in told] == [True, False]
+        await shut(store)
+        # Now no second connection can be opened.
+        store = kind(private_redis.url, **STRICT)
+        assert await answer(store, Lookup(os.urandom(16))) is None
+        private_redis.cli("CONFIG", "SET", "maxclients", "1")
+        assert await said(store, claim(op.id, 4))
+        assert not await said(store, claim())
+        await shut(store)
+
+    asyncio.run(main())
+
+
+def test_of_those_whose_barrier_is_lost_only_they_have_an_answer_who_found_one(
+    private_redis: RedisServer, replica: RedisServer
+) -> None:
+    """They share the barrier, and with it its error."""
+    op = finished(private_redis.url)
+
+    async def main() -> None:
+        store = AsyncRedisStore(private_redis.url, **{**PATIENT, "patience": 0})
+        assert isinstance(await store.execute(claim()), Claimed)
+        (second,) = store._servers._waits.values()
+        with frozen(replica):
+            waiting = [asyncio.create_task(store.execute(each)) for each in (claim(), claim(op.id, 2), claim())]
+            await asyncio.to_thread(until, lambda: number(private_redis, "clients", "blocked_clients") == 1)
+            assert second._held == 0
+            assert second._transport is not None
+            second._transport.abort()
+            told = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [(type(each), getattr(each, "answered", None)) for each in told] == [
+            (StoreUncertain, False), (StoreUncertain, True), (StoreUncertain, False)
+        ]  # fmt: skip
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_word_for_less_does_not_take_back_one_for_more(private_redis: RedisServer) -> None:
+    op = finished(private_redis.url)
+    with contextlib.closing(RedisStore(private_redis.url)) as store:
+        confirm = store._servers.programs._scripts["confirm"]
+        record = store.execute(Lookup(op.id))
+        assert record is not None
+        key = f"semel:{op.id.hex()}".encode()
+        link = store._combiner._lanes[0]._link(store._servers.topology.address_of(key))  # type: ignore[attr-defined]
+        for told, stands in ((2, "\\x02"), (1, "\\x02"), (128, "\\x82"), (3, "\\x83"), (129, "\\x83")):
+            assert link.exchange([confirm.call(key, record.token.to_bytes(8), told.to_bytes())]) == [1]
+            assert confirmed(private_redis, op) == f'"{stands}"'

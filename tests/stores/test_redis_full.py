@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from semel import AsyncRedisStore, AsyncSemel, RedisStore, Semel, StoreUnavailable
+from semel import AsyncRedisStore, AsyncSemel, InProgress, RedisStore, Semel, StoreUnavailable, wait
 from semel.core.ops import Claimed, Complete, Existing, Lookup, Release, Renew, Resolve, SaveStep
 from semel.core.states import State
 from tests.servers import RedisClusterServers, RedisServer
+from tests.stores.test_redis_confirmed import until
 from tests.stores.test_redis_refusals import refused
 from tests.stores.test_redis_server import claim, told
 
@@ -62,9 +64,12 @@ def test_whatever_an_owner_says_is_written_and_claims_are_refused(private_redis:
         first, second, third = store.execute_many([done, released, doubtful])
         fill(private_redis)
         refused(private_redis.url, StoreUnavailable, "no memory left")
-        for known in (claim(done.id, 1), claim(done.id, 2)):
-            with pytest.raises(StoreUnavailable, match="no memory left"):
-                store.execute(known)
+        with pytest.raises(StoreUnavailable, match="no memory left"):
+            store.execute(done)  # said again: it is no duplicate of itself
+        met = store.execute(claim(done.id, 2))
+        assert isinstance(met, Existing)
+        assert met.record.state is State.RUNNING
+        assert met.record.lease_left > 0
         assert store.execute(SaveStep(done.id, first.token, "charge", b"1" * 1000, 0)) is True
         assert store.execute(Renew(done.id, first.token, 120.0)) is True
         assert store.execute(Complete(done.id, first.token, b"answer", 60.0)) is True
@@ -76,6 +81,48 @@ def test_whatever_an_owner_says_is_written_and_claims_are_refused(private_redis:
             assert record is not None
             assert (record.state, record.snapshot) == (State.DONE, answer)
         assert store.execute(Lookup(released.id)) is None
+
+
+def test_an_attempt_that_ended_without_a_word_is_not_taken_over_on_a_full_server(private_redis: RedisServer) -> None:
+    with contextlib.closing(RedisStore(private_redis.url)) as store:
+        op = claim()
+        won = store.execute(op)
+        assert isinstance(won, Claimed)
+        assert store.execute(Release(op.id, won.token, State.ABANDONED)) is True
+        fill(private_redis)
+        with pytest.raises(StoreUnavailable, match="no memory left"):
+            store.execute(claim(op.id, 2))
+        private_redis.cli("CONFIG", "SET", "maxmemory", "0")
+        again = store.execute(claim(op.id, 2))
+        assert isinstance(again, Claimed)
+        assert again.attempt == 2
+
+
+def test_duplicates_of_an_operation_that_runs_on_a_full_server_wait_for_it(private_redis: RedisServer) -> None:
+    """They were refused, and with a policy that fails open they ran it a second time."""
+    ran: list[int] = []
+    policy: dict[str, Any] = {"on_duplicate": wait("60s"), "on_store_error": "open"}
+    first, second = (Semel(RedisStore(private_redis.url, patience=0), sweep_every=None) for _ in range(2))
+
+    def awaited() -> bool:
+        (key,) = private_redis.cli("KEYS", "semel:*").split()
+        return private_redis.cli("--no-raw", "GETRANGE", key, "3", "3").strip() == '"\\x01"'
+
+    with first, second, ThreadPoolExecutor(1) as others:
+
+        def charge() -> str:
+            ran.append(1)
+            fill(private_redis)
+            with pytest.raises(InProgress):
+                second.run("charge", key=1, call=charge)
+            duplicates.append(others.submit(second.run, "charge", key=1, call=charge, **policy))
+            until(awaited)  # a full server takes that mark, too
+            return "charged"
+
+        duplicates: list[Future[str]] = []
+        assert first.run("charge", key=1, call=charge) == "charged"
+        assert duplicates[0].result(60) == "charged"
+    assert ran == [1]
 
 
 def test_a_full_server_still_replays(private_redis: RedisServer) -> None:

@@ -548,6 +548,8 @@ def test_users_passwords_and_options_are_read() -> None:
         "redis://:s3cret@h?ssl_cert_reqs=required", "redis+cluster://:s3cret@h?ssl_ca_certs=/s3cret",
         "unix://:s3cret@/redis.sock?ssl_check_hostname=no", "unix://", "unix:///", "unix://s3cret/redis.sock",
         "redis://:s3cret@h#fragment", "redis://:s3#cret@h", "redis://:s3cret@h/-1", "redis://:s3cret@h?db=-1",
+        "redis://:s3cret@[::1]x6379", "redis+cluster://:s3cret@a,[::1]6379", "redis://:s3cret@x%00y",
+        "redis+sentinel://:s3cret@x%0Ay/shop", "unix:///s3cret%00.sock",
     ],
 )  # fmt: skip
 def test_a_url_that_cannot_be_read_is_refused_without_being_quoted(url: str) -> None:

@@ -187,3 +187,52 @@ def test_tasks_share_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
         await store.close()
 
     run(main)
+
+
+def test_a_sentinel_that_names_a_master_that_is_gone_is_asked_last_the_next_time(
+    private_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is cut off from the others, and does not know of the failover; they do."""
+    asked: list[str] = []
+    gone = str(free_port()).encode()
+
+    def says(address: Address) -> list[bytes]:
+        asked.append(address.host)
+        return [LOOPBACK.encode(), gone if address.host == "a" else str(private_redis.port).encode()]
+
+    async def ask(self: AsyncServers, address: Address, command: Any, share: float) -> Any:
+        return says(address)
+
+    monkeypatch.setattr(Servers, "_ask", lambda self, address, command, share: says(address))
+    monkeypatch.setattr(AsyncServers, "_ask", ask)
+    url = "redis+sentinel://a:1,b:1,c:1/shop"
+    with contextlib.closing(RedisStore(url, patience="20s")) as store:
+        assert isinstance(store.execute(claim()), Claimed)
+    assert asked == ["a", "b"]
+
+    async def main() -> None:
+        asked.clear()
+        store = AsyncRedisStore(url, patience="20s")
+        assert isinstance(await told(store, claim()), Claimed)
+        await store.close()
+        assert asked == ["a", "b"]
+
+    run(main)
+
+
+def test_all_who_lost_one_master_pass_over_one_sentinel() -> None:
+    seeking = RedisStore("redis+sentinel://a:1,b:1,c:1/shop")._servers.topology
+
+    def first_asked(answer: bytes) -> str:
+        search = seeking.search()
+        sentinel = next(search)[0]
+        with pytest.raises(StopIteration):
+            search.send([answer, b"6379"])
+        return sentinel.host
+
+    assert first_asked(b"old") == "a"
+    for _ in range(2):
+        seeking.forget(Address("old", 6379))
+    assert first_asked(b"old") == "b"
+    seeking.forget()
+    assert first_asked(b"new") == "b", "nobody is to blame"

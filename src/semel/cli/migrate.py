@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from semel.cli.exits import FAILED, OK
-from semel.errors import NotMigrated, SchemaDrift
+from semel.errors import NotMigrated, SchemaDrift, StoreURLError
 
 NAME = "migrate"
 HELP = "Make or update the tables of a store; safe to run twice, and at once."
@@ -18,10 +18,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     from semel.cli.targets import add_url
 
     add_url(parser)
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
         "--check", action="store_true", help="change nothing; exit code 1 unless the tables are as they should be"
     )
-    parser.add_argument(
+    instead.add_argument(
         "--print",
         dest="text",
         choices=("iam", "cloudformation", "terraform"),
@@ -35,6 +36,10 @@ def run(args: argparse.Namespace) -> int:
     if args.text:
         from semel.stores.dynamodb import printed
 
+        if not args.url.startswith("dynamodb:"):
+            raise StoreURLError(
+                "--print is for a table of DynamoDB: write semel migrate dynamodb://region/table --print …"
+            )
         print(printed(args.text, args.url))
         return OK
     if not has_tables(args.url):

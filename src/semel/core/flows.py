@@ -49,6 +49,8 @@ def perform(call: Call) -> Flow:
             try:
                 answer = yield claim
             except StoreUncertain as error:
+                if error.answered:
+                    raise
                 # It may have been made, for nobody. The same claim, known by its nonce, finds out.
                 call.tell(events.StoreFailed, "claim", str(error))
                 answer = yield claim

@@ -71,7 +71,8 @@ class AsyncRedisStore:
         redirected: Address | None = None
         while True:
             if self._closed:
-                raise StoreUnavailable("the store is closed")
+                closed = StoreUnavailable("the store is closed")
+                raise closed if trip is None else trip.failure(closed)
             link: AsyncLink | None = None
             line: AsyncLink | None = None
             where = redirected
@@ -93,7 +94,7 @@ class AsyncRedisStore:
                             line, reply = await self._kept(link, command, asking)
                         else:
                             reply = None
-                            link.tell(command.parts)
+                            (line or link).tell(command.parts)
                     except NoScript:
                         command = command.in_full()
                     except NoMemory as full:
@@ -113,6 +114,8 @@ class AsyncRedisStore:
                 pause = trip.pause_after(error)
                 if link is not None and isinstance(error, (NotMaster, Lost)):
                     servers.drop(line or link)
+                    if isinstance(error, NotMaster):
+                        servers.drop(link)
                 if pause is None:
                     if isinstance(error, (Unreachable, Lost)):
                         servers.down.add(where)

@@ -86,6 +86,9 @@ class AsyncLink(asyncio.Protocol):
         self._timeout = timeout
         self._barrier_command = barrier
         self._barrier: asyncio.Future[Any] | None = None
+        self._confirming: asyncio.Future[Any] | None = None
+        """The barrier that has left and is not answered yet."""
+        self._held = 0
         self._hear = hear
         self._reader = Reader(notEnoughData=_NOTHING, replyError=mapped)
         self._transport: asyncio.Transport | None = None
@@ -100,7 +103,11 @@ class AsyncLink(asyncio.Protocol):
 
     async def kept(self, parts: tuple[Any, ...], asking: bool = False) -> tuple[Any, Any]:
         """One command, and the barrier behind it: what either was answered with. The barrier leaves at the end of the
-        turn, behind all that were asked for in it, and is the answer to all of them."""
+        turn, behind all that were asked for in it, and is the answer to all of them.
+
+        One barrier is under way at a time: the server takes them one by one, and each would add its wait to the next.
+        Who comes meanwhile is held, and shares the next one with all others who were."""
+        await self._let_through()
         sent = self.send(parts, asking)
         barrier = self._barrier
         if barrier is None:
@@ -182,6 +189,18 @@ class AsyncLink(asyncio.Protocol):
 
     # -- how it travels --------------------------------------------------------------------------------------------
 
+    async def _let_through(self) -> None:
+        if self._confirming is None:
+            return
+        if self._held >= MOST_IN_FLIGHT:
+            raise Unreachable(f"{MOST_IN_FLIGHT} commands wait for Redis at {self.address} already")
+        self._held += 1
+        try:
+            while self._confirming is not None:
+                await asyncio.wait([self._confirming])
+        finally:
+            self._held -= 1
+
     async def _exchange(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         replies: list[Any] = []
         futures: list[asyncio.Future[Any]] = []
@@ -205,8 +224,12 @@ class AsyncLink(asyncio.Protocol):
         if self._barrier is not None and not self.closed:
             self._waiting.append(self._barrier)
             self._unsent.append(self._pack(self._barrier_command.parts))
-            self._barrier = None
+            self._confirming, self._barrier = self._barrier, None
+            self._confirming.add_done_callback(self._confirmed)
         self._write()
+
+    def _confirmed(self, barrier: asyncio.Future[Any]) -> None:
+        self._confirming = None
 
     def _write(self) -> None:
         if self._paused or self.closed or self._transport is None or not self._unsent:

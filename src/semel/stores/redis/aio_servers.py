@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from semel.errors import ConfigurationError, SemelError, StoreError
 from semel.stores.redis.aio_link import AsyncLink, open_link
 from semel.stores.redis.greeting import greet, introduce
-from semel.stores.redis.replies import NotMaster, unreachable
+from semel.stores.redis.replies import NotMaster, Unreachable, unreachable
 from semel.stores.redis.risks import QUESTIONS, Risk, assess, described
 from semel.stores.redis.scripts import Command
 from semel.stores.redis.settings import Address, Settings
@@ -17,6 +17,8 @@ from semel.stores.redis.topology import SearchTime, Topology, topology_of
 
 __all__ = ["AsyncServers"]
 
+R = TypeVar("R")
+CLOSED: Final = "the store is closed"
 _log: Final = logging.getLogger("semel.redis")
 
 
@@ -38,6 +40,7 @@ class AsyncServers:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._seen: set[Address] = set()
         self._told: set[str] = set()
+        self._closed = False
 
     def ready(self, key: bytes) -> AsyncLink | None:
         """The open link to the server that has the key, if there is one: the path of nearly every call."""
@@ -65,7 +68,7 @@ class AsyncServers:
     async def link(self, address: Address, *, waits: bool = False) -> AsyncLink:
         """The link to a server, opened if need be; all who ask meanwhile wait for the same one. ``waits``: the one for
         what is kept."""
-        self._check_loop()
+        self._check_usable()
         link = (self._waits if waits else self._links).get(address)
         if link is not None and not link.closed:
             return link
@@ -74,15 +77,26 @@ class AsyncServers:
             open_one = self._open_second(address) if waits else self._open(address)
             opening = self._opening[address, waits] = asyncio.create_task(open_one, name="semel-connect")
             opening.add_done_callback(lambda task: self._opened((address, waits), task))
-        return await asyncio.shield(opening)
+        return await self._shared(opening)
 
     async def search(self) -> None:
         """Find out who has what; all who ask meanwhile wait for the same search."""
-        self._check_loop()
+        self._check_usable()
         if self._searching is None or self._searching.done():
             self._searching = asyncio.create_task(self._search(), name="semel-search")
             self._searching.add_done_callback(_retrieve)
-        await asyncio.shield(self._searching)
+        await self._shared(self._searching)
+
+    async def _shared(self, task: asyncio.Task[R]) -> R:
+        """What a task finds for all who wait for it. Where ``close`` has cancelled it, they were not cancelled."""
+        caller = asyncio.current_task()
+        asked = caller.cancelling() if caller is not None else 0
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled() or (caller is not None and caller.cancelling() > asked):
+                raise
+            raise Unreachable(CLOSED) from None
 
     def drop(self, link: AsyncLink) -> None:
         """It is lost, or no master any more."""
@@ -104,6 +118,7 @@ class AsyncServers:
         return risks
 
     async def close(self) -> None:
+        self._closed = True
         tasks = [task for task in (*self._opening.values(), self._searching) if task is not None]
         for task in tasks:
             task.cancel()
@@ -182,7 +197,9 @@ class AsyncServers:
             if link is not None:
                 link.close()
 
-    def _check_loop(self) -> None:
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise Unreachable(CLOSED)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from semel.core.ops import Op, Sweep, Swept
 from semel.engine.forking import survive_forks
-from semel.errors import SemelError
+from semel.errors import SemelError, StoreError
 from semel.stores.redis.link import Link
 from semel.stores.redis.programs import Program
 from semel.stores.redis.replies import Lost, Moved, NoMemory, NotMaster, Unreachable, unconfirmed
@@ -46,12 +46,12 @@ class _Turn:
 class HandedOn(Op[Any]):
     """An Op whose program has come to what is kept: it goes on where is waited. Tried again, it starts from the top."""
 
-    __slots__ = ("address", "asking", "command", "id", "op", "program")
+    __slots__ = ("asking", "command", "id", "link", "op", "program")
 
     def __init__(self, op: Op[Any], turn: _Turn) -> None:
         self.id = op.id
         self.op = op
-        self.address = turn.link.address
+        self.link = turn.link
         self.program: Program | None = turn.program
         self.command = turn.command
         self.asking = turn.asking
@@ -59,9 +59,20 @@ class HandedOn(Op[Any]):
     def turn(self, at: int, link: Link) -> _Turn | None:
         """Where it stopped, once, and on the same server."""
         program, self.program = self.program, None
-        if program is None or link.address != self.address:
+        if program is None or link.address != self.link.address:
             return None
         return _Turn(at, link, program, self.asking, self.command)
+
+    def failed(self, error: SemelError) -> StoreError:
+        """It cannot go on: the error in the words of its program, which has written, or found an answer, already."""
+        program, self.program = self.program, None
+        if program is None:
+            return unconfirmed(error)
+        try:
+            program.send((error, None))
+        except StoreError as told:
+            return told
+        raise AssertionError("an error is an answer of what is kept, and no program goes on after it")
 
 
 class Lane:
@@ -99,6 +110,9 @@ class Lane:
                     continue
                 if at not in trips:
                     trips[at] = Trip(ops[at], 0.0 if where in down else self._servers.settings.patience)
+                op = ops[at]
+                if isinstance(found, NotMaster) and isinstance(op, HandedOn):
+                    op.link.stale = True  # it leads where the claim was not lost: to the old master
                 wait = trips[at].pause_after(found)
                 if wait is None:
                     answers[at] = trips[at].failure(found)
@@ -131,8 +145,7 @@ class Lane:
                     failed[where] = error
                     raise
             except SemelError as error:
-                # What is handed on has written already.
-                found.append((at, where, unconfirmed(error) if isinstance(op, HandedOn) else error))
+                found.append((at, where, op.failed(error) if isinstance(op, HandedOn) else error))
                 continue
             turn = op.turn(at, link) if isinstance(op, HandedOn) else None
             if turn is None:
@@ -211,7 +224,9 @@ class Lane:
 
     def _link(self, address: Address) -> Link:
         link = self._links.get(address)
-        if link is None or link.closed:
+        if link is None or link.closed or link.stale:
+            if link is not None:
+                link.close()
             try:
                 link = self._links[address] = Link(self._servers.settings, address, self._servers.programs.barrier)
             except SemelError:

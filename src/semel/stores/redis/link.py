@@ -95,6 +95,8 @@ class Link:
         """Answers that nobody waits for, and that have not been read yet."""
         self._raw = connect(settings, address)
         self.closed = False
+        self.stale = False
+        """Not to be used again. Whoever says so may be another thread, and must not close it."""
         greeting = greet(settings, self.clock)
         try:
             commands = next(greeting)

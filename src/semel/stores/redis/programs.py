@@ -28,9 +28,9 @@ from semel.core.ops import (
 )
 from semel.core.states import State
 from semel.core.values import value
-from semel.errors import SemelError, StoreUncertain
+from semel.errors import SemelError, StoreError, StoreUncertain
 from semel.stores.redis.clock import ServerClock
-from semel.stores.redis.replies import NoMemory, Unreachable, unconfirmed
+from semel.stores.redis.replies import NoMemory, NotMaster, Unreachable, answered, unconfirmed
 from semel.stores.redis.scripts import Command, scripts
 from semel.stores.redis.values import (
     confirmation,
@@ -98,7 +98,7 @@ class Programs:
         except NoMemory:
             # A full server refuses even a SET that would write nothing. What is there can still be replayed.
             reply = yield self._scripts["lookup"].call(key)
-            if reply is None or state_in(reply[0]) is State.RUNNING:
+            if reply is None or not _stands(op, *reply):
                 raise
             return Existing((yield from self._handed_out(op.id, key, reply, clock)))
         answer: Claimed | Existing
@@ -116,7 +116,8 @@ class Programs:
             clock.saw(token)
             answer = Claimed(token, reply[2], steps_in(reply[3]))
         if self.durable and not (yield from self._touched(key, eight_bytes(token))):
-            raise Unreachable("Redis has lost the claim before it was confirmed")  # to a failover; it is made anew
+            # To a failover, and the first connection may still lead to the old master. It is made anew.
+            raise NotMaster("Redis has lost the claim before it was confirmed")
         return answer
 
     def _renew(self, op: Renew, key: bytes, clock: ServerClock) -> Program:
@@ -168,10 +169,15 @@ class Programs:
         return shown(id, value, clock.now(), left / 1000, lease_left / 1000)
 
     def _made_sure(self, key: bytes, value: bytes) -> Program:
-        """Of an answer whose owner has not said that it was confirmed: one that is gone has expired, here as there."""
+        """Of an answer whose owner has not said that it was confirmed. One that is gone meanwhile has expired, or was
+        lost to a failover: it is not handed out, and the Op starts from the top."""
         token = value[4:12]
-        if (yield from self._touched(key, token)):
-            yield self._scripts["confirm"].call(key, token, self._by.to_bytes()).told()
+        try:
+            if not (yield from self._touched(key, token)):
+                raise Unreachable("Redis has lost the answer before it was confirmed")
+        except StoreError as error:
+            raise answered(error) from error.__cause__
+        yield self._scripts["confirm"].call(key, token, self._by.to_bytes()).told()
 
     def _touched(self, key: bytes, token: bytes) -> Program:
         """Wait for a record that was written on whatever connection; whether it is there still."""
@@ -203,3 +209,9 @@ class Programs:
                 if written
                 else "Redis has it, but has not confirmed in time that it is on disk"
             )
+
+
+def _stands(op: Claim, value: bytes, left: int, lease_left: int) -> bool:
+    """Whether a claim that cannot be written would have met this record and changed nothing: not where the attempt is
+    the claim's own, nor where it could be taken over."""
+    return state_in(value) is not State.RUNNING or (lease_left > 0 and value[12:20] != eight_bytes(op.nonce))

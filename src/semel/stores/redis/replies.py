@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from semel.errors import ConfigurationError, SemelError, StoreUnavailable, StoreUncertain
+from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable, StoreUncertain
 
 __all__ = [
     "Lost",
@@ -19,6 +19,7 @@ __all__ = [
     "Refused",
     "Unconfirmed",
     "Unreachable",
+    "answered",
     "from_reply",
     "lost",
     "unconfirmed",
@@ -110,12 +111,20 @@ def from_reply(text: str) -> SemelError:
     return kind(f"{words} ({_short(text)})")
 
 
-def unconfirmed(error: SemelError) -> SemelError:
+def unconfirmed(error: SemelError) -> StoreError:
     """What a barrier was refused with: whatever it is, the command before it was carried out."""
     if isinstance(error, (StoreUncertain, Unconfirmed)):
         return error
     told = Unconfirmed(f"not confirmed: {error}")
     told.__cause__ = error.__cause__ or error
+    return told
+
+
+def answered(error: StoreError) -> StoreError:
+    """The same of an Op whose answer was found: nothing may be run in its place. Made anew, for a barrier has one error
+    for all who share it, and others among them have no answer."""
+    told = type(error)(str(error))
+    told.answered = True
     return told
 
 

@@ -152,7 +152,7 @@ def _read(url: str) -> tuple[str, bool, list[Address], str, dict[str, Any]]:
         if colon:
             options.setdefault("password", unquote(password))
     if scheme == "unix":
-        if hosts or len(parts.path) < 2:
+        if hosts or len(parts.path) < 2 or "\0" in unquote(parts.path):
             raise StoreURLError("a Unix socket is named by its whole path: write unix:///run/redis.sock?db=0")
         return kind, False, [Address(unquote(parts.path), 0)], "", options
     path = [unquote(step) for step in parts.path.split("/") if step]
@@ -171,6 +171,8 @@ def _read(url: str) -> tuple[str, bool, list[Address], str, dict[str, Any]]:
 def _address(text: str, port: int) -> Address:
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
+        if rest[:1] not in ("", ":"):
+            raise StoreURLError(f"behind the ] of a Redis URL stands a colon and a port, or nothing; write {_EXAMPLES}")
         colon, given = rest[:1], rest[1:]
     else:
         host, colon, given = text.partition(":")
@@ -181,6 +183,8 @@ def _address(text: str, port: int) -> Address:
     name = unquote(host) if text else "."
     try:
         name.encode("idna")
+        if not name.isprintable():
+            raise UnicodeError("a control character")
     except UnicodeError:
         raise StoreURLError(
             f"no name of a host stands where the Redis URL should have one; write {_EXAMPLES}"

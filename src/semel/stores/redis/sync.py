@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar, cast
 
 from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep
 from semel.core.policy import Duration
-from semel.errors import StoreUnavailable, StoreUncertain
+from semel.errors import StoreError, StoreUncertain
 from semel.stores.combining import Combiner
 from semel.stores.redis.lanes import HandedOn, Lane
 from semel.stores.redis.link import require_redis
@@ -84,8 +84,10 @@ class RedisStore:
             return cast(R, answer)
         try:
             return cast(R, self._waiting.execute(answer))
-        except StoreUnavailable as error:
-            raise StoreUncertain(str(error)) from error.__cause__  # a claim is written by then
+        except StoreError as error:
+            told = StoreUncertain(str(error))  # a claim is written by then
+            told.answered = error.answered or answer.failed(error).answered
+            raise told from error.__cause__
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         waits = any(type(op) not in _NEVER_WAIT for op in ops)

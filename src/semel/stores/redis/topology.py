@@ -99,6 +99,8 @@ class SentinelTopology(Topology):
         raise _failure(f"none of {len(self._seeds)} sentinels answers", failures)
 
     def forget(self, address: Address | None = None) -> None:
+        if address is not None and address == self._master:
+            self._seeds.append(self._seeds.pop(0))  # whoever named it may be the last to learn of the new one
         self._master = None
 
 

@@ -6,7 +6,7 @@ import time
 from typing import Any, Final
 
 from semel.core.ops import Op, Resolve
-from semel.errors import SemelError, StoreUnavailable, StoreUncertain
+from semel.errors import SemelError, StoreError, StoreUnavailable, StoreUncertain
 from semel.stores.redis.replies import Moved, Unconfirmed, Unreachable
 
 __all__ = ["Trip"]
@@ -20,7 +20,7 @@ MOST_MOVES: Final = 16
 class Trip:
     """One Op that met an error; made when the first comes."""
 
-    __slots__ = ("_moves", "_op", "_pause", "_sent", "_until")
+    __slots__ = ("_answered", "_moves", "_op", "_pause", "_sent", "_until")
 
     def __init__(self, op: Op[Any], patience: float) -> None:
         self._op = op
@@ -28,9 +28,12 @@ class Trip:
         self._pause = FIRST_PAUSE
         self._moves = 0
         self._sent = False
+        self._answered = False
 
     def pause_after(self, error: SemelError) -> float | None:
         """Seconds to wait before the next try; None where it is given up."""
+        if isinstance(error, StoreError) and error.answered:
+            self._answered = True
         if isinstance(error, Moved):
             self._moves += 1
             return 0.0 if self._moves <= MOST_MOVES else None
@@ -55,4 +58,6 @@ class Trip:
             public = StoreUnavailable
         told = public(str(error))
         told.__cause__ = error.__cause__
+        if isinstance(told, StoreError):
+            told.answered = self._answered
         return told

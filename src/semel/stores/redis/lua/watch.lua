@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Before waiting: mark the record, so that whoever ends the attempt tells. Answers the lease left in ms, -1 if none runs.
 local key = KEYS[1]
 local r = read(key)
