@@ -20,11 +20,13 @@ from urllib.parse import quote, unquote, urlsplit
 
 import pytest
 
-from semel import AsyncSemel, ConfigurationError, InProgress, Semel, StoreUncertain
+from semel import AsyncSemel, ConfigurationError, InProgress, Semel, StoreUnavailable, StoreUncertain
 from semel.core.ops import Claim, Claimed, Complete, CompleteWith, Existing, Lookup, Release, Renew, Resolve, SaveStep
 from semel.core.states import State, Takeover
+from semel.sql.connections.refusals import Contended
 from semel.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, migrate
 from semel.stores.dynamodb.clock import ServiceClock
+from semel.stores.dynamodb.settings import Tries
 from semel.testing import conformance
 from tests.servers import DynamoDBServer
 
@@ -357,6 +359,27 @@ def test_a_claim_that_met_itself_after_the_pause_is_its_own(
     rival = other.execute(asked(id, 2))
     assert isinstance(rival, Existing)
     assert (rival.record.state, rival.record.token) == (State.RUNNING, claimed.token)
+
+
+def test_what_was_merely_slow_is_not_written_twice(pair: tuple[DynamoDBStore, Machine, DynamoDBStore]) -> None:
+    """Throttled, perhaps: then more writes would be the last thing it needs."""
+    paused, machine, _ = pair
+    id = os.urandom(16)
+    machine.pause(1.5)
+    claimed = paused.execute(asked(id, 1))
+    assert isinstance(claimed, Claimed)
+    machine.pause(1.5)
+    assert paused.execute(Complete(id, claimed.token, b"answer", 3600.0)) is True
+    assert machine.actions == ["put_item", "update_item"]
+
+
+def test_after_a_write_that_was_answered_nobody_says_that_nothing_was_stored() -> None:
+    tries = Tries(0.0)
+    with pytest.raises(StoreUnavailable):
+        tries.pause_after(Contended("throttled"), once=False)
+    tries.wrote()
+    with pytest.raises(StoreUncertain):
+        tries.pause_after(Contended("throttled"), once=False)
 
 
 def test_a_token_is_of_the_time_that_was_told_after_the_pause(

@@ -100,10 +100,59 @@ def test_an_answer_that_is_gone_before_it_is_confirmed_is_not_handed_out(
                 await aio.execute(claim(op.id, 2))
             assert told.value.answered
             await aio.close()
-        with switched(private_redis.port, successor.port) as switch:
-            sync = RedisStore(switch.url, **PATIENT)
-            assert isinstance(sync.execute(claim(op.id, 3)), Claimed), "of the successor, where it is tried again"
-            sync.close()
+        for number, kind in enumerate((RedisStore, AsyncRedisStore)):
+            with switched(private_redis.port, successor.port) as switch:
+                store = kind(switch.url, **PATIENT)
+                met = await answer(store, claim(op.id, 3 + number))
+                wanted = Existing if number else Claimed  # of the successor, where it is tried again
+                assert isinstance(met, wanted)
+                await shut(store)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", [RedisStore, AsyncRedisStore])
+def test_a_failover_behind_one_address_is_followed_by_both_connections(
+    kind: type[RedisStore] | type[AsyncRedisStore], private_redis: RedisServer
+) -> None:
+    """The old master is a replica of the new one now: it takes no writes on either."""
+
+    async def main() -> None:
+        with RedisServer() as new, switched(private_redis.port, private_redis.port, new.port) as switch:
+            one_lane = {"lanes": 1} if kind is RedisStore else {}
+            store = kind(switch.url, **{**PATIENT, "wait_timeout": "300ms", "patience": "2s"}, **one_lane)
+            with pytest.raises(StoreUncertain):
+                await answer(store, claim())
+            private_redis.cli("REPLICAOF", LOOPBACK, str(new.port))
+            await asyncio.to_thread(until, lambda: "state=online" in new.cli("INFO", "replication"))
+            for _ in range(2):
+                assert isinstance(await answer(store, claim()), Claimed)
+            await shut(store)
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_is_held_behind_a_wait_is_stored_although_the_store_is_closed(
+    private_redis: RedisServer,
+) -> None:
+    async def main() -> None:
+        store = AsyncRedisStore(private_redis.url, wait_replicas=1, wait_timeout="300ms", patience=0)
+        op = claim()
+        with contextlib.suppress(StoreUncertain):
+            await store.execute(op)
+        plain = AsyncRedisStore(private_redis.url)
+        record = await plain.execute(Lookup(op.id))
+        assert record is not None
+        calling = [asyncio.create_task(store.execute(claim()))]
+        await asyncio.to_thread(until, lambda: "cmd=wait" in private_redis.cli("CLIENT", "LIST"))
+        calling.append(asyncio.create_task(store.execute(Complete(op.id, record.token, b"answer", 60.0))))
+        await asyncio.sleep(0)
+        await store.close()
+        await asyncio.gather(*calling, return_exceptions=True)
+        stored = await plain.execute(Lookup(op.id))
+        assert stored is not None
+        assert stored.snapshot == b"answer"
+        await plain.close()
 
     asyncio.run(main())
 

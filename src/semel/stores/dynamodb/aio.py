@@ -15,6 +15,7 @@ from semel.stores.dynamodb.programs import Call, Programs, Reply
 from semel.stores.dynamodb.settings import (
     CONNECT_TIMEOUT,
     PATIENCE,
+    READS,
     TIMEOUT,
     Settings,
     Tries,
@@ -129,6 +130,8 @@ class AsyncDynamoDBStore:
             try:
                 reply: dict[str, Any] = await getattr(client, call.action)(**call.params)
                 self._told(reply, begun)
+                if call.action not in READS:
+                    tries.wrote()
                 return reply
             except SemelError:
                 raise

@@ -90,7 +90,7 @@ def to_row(item: Item) -> tuple[Row, int]:
         raise SchemaDrift(
             f"an item of the table is not one of Semel's records, and was left as it is: it {why}. Somebody else "
             "writes to this table; name another one, of Semel's own"
-        ) from error
+        ) from (error if isinstance(error, KeyError) else None)  # the others quote the item's values
 
 
 def _to_row(item: Item) -> tuple[Row, int]:

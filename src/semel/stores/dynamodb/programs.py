@@ -102,7 +102,7 @@ class Programs:
         """The claim that was written at ``now``, unless that was long ago: then its lease is short, or over already,
         and another may have come. The token grows with it, for an earlier record may have had a later one.
         """
-        if self._is_past(now):
+        if self._is_past(now, op.lease):
             now = self.clock.now()
             created = now if row.attempt == 1 else row.created
             again = row._replace(
@@ -115,8 +115,10 @@ class Programs:
             self._must_last(row.lease_end)
         return Claimed(row.token, row.attempt, row.steps)
 
-    def _is_past(self, now: float) -> bool:
-        return self.clock.earliest() - now > LATE
+    def _is_past(self, now: float, span: float) -> bool:
+        """Whether what was to last for ``span`` from then on is short by more than is no harm: a tenth, for a lease is
+        renewed after a third. So what was merely slow, or throttled, is not written twice."""
+        return self.clock.earliest() - now > max(LATE, min(span / 10, 60.0))
 
     def _must_last(self, lease_end: float) -> None:
         if self.clock.earliest() >= lease_end:
@@ -135,7 +137,7 @@ class Programs:
                 {":ends": {"N": micros(ends)}},
             )
             held: bool = (yield from self._settle(op, reply.item)) if isinstance(reply, Occupied) else True
-            if not held or not self._is_past(now):
+            if not held or not self._is_past(now, op.lease):
                 return held
         self._must_last(ends)
         return True
@@ -150,7 +152,7 @@ class Programs:
 
     def _kept(self, op: Complete, now: float) -> Program[bool]:
         """It is done, as of ``now``; if that was long ago it would be forgotten too soon."""
-        if self._is_past(now):
+        if self._is_past(now, op.ttl):
             values = _kept_for(op, self.clock.now())
             # Refused where another has come since.
             yield self._update(op, "expires = :expires, #ttl = :ttl", "#state = :done AND expires < :expires", values)
@@ -254,6 +256,15 @@ class Programs:
             now = self.clock.earliest() if type(op) is Claim and row is not None else self.clock.now()
             changed, answer = semantics.apply(row, op, now)
             if changed == row:
+                if type(answer) is Claimed and isinstance(op, Claim) and row is not None:
+                    # A claim of ours, sent again: it may have been made long ago, and its lease be short by now.
+                    if self._is_past(row.lease_end - op.lease, op.lease):
+                        longer = row._replace(lease_end=self.clock.now() + op.lease)
+                        reply = yield self._written(row, longer, version)
+                        if isinstance(reply, Occupied):
+                            item = reply.item
+                            continue
+                    return answer
                 return Existing(_aged(answer.record)) if type(answer) is Existing else answer
             if type(op) is Release and op.to is State.ABANDONED and changed is not None:
                 changed = changed._replace(lease_end=0.0)  # given up: over for all, however well they know the time

@@ -155,6 +155,9 @@ def _refused(response: dict[str, Any], text: str, table: str) -> SemelError:
     return Refused(f"DynamoDB refused ({code}): {text}")
 
 
+READS: Final = frozenset({"describe_table", "get_item", "scan"})
+
+
 class Tries:
     """How long a call is tried again; made once for each Op."""
 
@@ -164,6 +167,10 @@ class Tries:
         self._until = time.monotonic() + patience
         self._pause = FIRST_PAUSE
         self._sent = False
+
+    def wrote(self) -> None:
+        """A write of the Op was answered: whatever fails after it, nobody can say that nothing was stored."""
+        self._sent = True
 
     def pause_after(self, error: SemelError, once: bool) -> float:
         """Seconds to wait before the call is sent again; raises the error where it is given up."""

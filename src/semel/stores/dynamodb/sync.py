@@ -17,6 +17,7 @@ from semel.stores.dynamodb.programs import Call, Programs, Reply
 from semel.stores.dynamodb.settings import (
     CONNECT_TIMEOUT,
     PATIENCE,
+    READS,
     TIMEOUT,
     Settings,
     Tries,
@@ -171,6 +172,8 @@ class DynamoDBStore:
             try:
                 reply: dict[str, Any] = getattr(self._open(), call.action)(**call.params)
                 self._told(reply, begun)
+                if call.action not in READS:
+                    tries.wrote()
                 return reply
             except SemelError:
                 raise

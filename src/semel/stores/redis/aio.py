@@ -169,7 +169,10 @@ class AsyncRedisStore:
         """On the second connection to the same server; an error is an answer of what is kept, too."""
         try:
             line = await self._servers.link(link.address, waits=True)
-            return line, await line.kept(command.parts, asking)
+            replies = await line.kept(command.parts, asking)
+            if isinstance(replies[0], NotMaster):
+                self._servers.drop(line)
+            return line, replies
         except NoScript:
             raise
         except SemelError as error:

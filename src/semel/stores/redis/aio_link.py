@@ -175,9 +175,15 @@ class AsyncLink(asyncio.Protocol):
 
     async def finish(self) -> None:
         """Wait a moment for the answers that are still to come, then close."""
-        waiting = [future for future in self._waiting if not future.done()]
-        if waiting and not self.closed:
-            await asyncio.wait(waiting, timeout=CLOSE_PATIENCE)
+        until = monotonic() + CLOSE_PATIENCE
+        while not self.closed and (left := until - monotonic()) > 0:
+            waiting = [each for each in (*self._waiting, self._barrier) if each is not None and not each.done()]
+            if waiting:
+                await asyncio.wait(waiting, timeout=left)
+            elif self._held:  # they go on in the next turn
+                await asyncio.sleep(0)
+            else:
+                break
         self.close()
 
     def close(self) -> None:

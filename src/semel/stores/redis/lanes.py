@@ -171,6 +171,8 @@ class Lane:
             link = group[0].link
             replies = self._exchange(link, group)
             for turn, reply in zip(group, replies, strict=True):
+                if isinstance(reply, tuple) and isinstance(reply[0], NotMaster):
+                    self._drop(link)  # what is confirmed there is told as unconfirmed, whatever the reason
                 try:
                     if isinstance(reply, NoMemory):
                         turn.command = turn.program.throw(reply)

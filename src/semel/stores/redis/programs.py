@@ -30,7 +30,7 @@ from semel.core.states import State
 from semel.core.values import value
 from semel.errors import SemelError, StoreError, StoreUncertain
 from semel.stores.redis.clock import ServerClock
-from semel.stores.redis.replies import NoMemory, NotMaster, Unreachable, answered, unconfirmed
+from semel.stores.redis.replies import NoMemory, NotMaster, answered, unconfirmed
 from semel.stores.redis.scripts import Command, scripts
 from semel.stores.redis.values import (
     confirmation,
@@ -174,7 +174,7 @@ class Programs:
         token = value[4:12]
         try:
             if not (yield from self._touched(key, token)):
-                raise Unreachable("Redis has lost the answer before it was confirmed")
+                raise NotMaster("Redis has lost the answer before it was confirmed")
         except StoreError as error:
             raise answered(error) from error.__cause__
         yield self._scripts["confirm"].call(key, token, self._by.to_bytes()).told()

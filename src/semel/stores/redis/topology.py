@@ -88,9 +88,9 @@ class SentinelTopology(Topology):
             if isinstance(answer, SemelError):
                 failures.append(answer)
             elif answer:
+                others = [each for each in self._seeds if each != sentinel]
+                self._seeds = [sentinel, *others]  # it answered: it is asked first the next time
                 self._master = Address(answer[0].decode(), int(answer[1]))
-                self._seeds.remove(sentinel)
-                self._seeds.insert(0, sentinel)  # it answered: it is asked first the next time
                 return
             else:
                 unknown = True
@@ -99,9 +99,10 @@ class SentinelTopology(Topology):
         raise _failure(f"none of {len(self._seeds)} sentinels answers", failures)
 
     def forget(self, address: Address | None = None) -> None:
-        if address is not None and address == self._master:
-            self._seeds.append(self._seeds.pop(0))  # whoever named it may be the last to learn of the new one
-        self._master = None
+        master, self._master = self._master, None
+        if address is not None and address == master:
+            # Whoever named it may be the last to learn of the new one. A new list, for lanes look at it meanwhile.
+            self._seeds = [*self._seeds[1:], *self._seeds[:1]]
 
 
 class ClusterTopology(Topology):

@@ -11,8 +11,7 @@ elseif string.byte(head, 2) ~= 2 then
   return 0
 else -- others may have waited for more: what they wrote down stays true
   local known, told = string.byte(head, 4), string.byte(confirmed)
-  local disk = (known >= 128 or told >= 128) and 128 or 0
-  confirmed = string.char(math.max(known % 128, told % 128) + disk)
+  if known % 128 >= told % 128 and (known >= 128 or told < 128) then confirmed = string.char(known) end
 end
 redis.call('SETRANGE', key, 3, confirmed)
 return 1
