@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from bench import job, peer
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel
-from semel.http.rules import Action
+from semel.http.contract.rules import Action
 
 __all__ = ["EDGE", "FRAMEWORKS", "PEERS", "SEMEL", "UNPROTECTED", "contestants", "make"]
 

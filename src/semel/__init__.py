@@ -12,6 +12,8 @@ from semel.errors import *  # noqa: F403
 from semel.errors import __all__ as _errors
 
 if TYPE_CHECKING:
+    from semel.core.encoding.serializers import Serializer as Serializer
+    from semel.core.encoding.snapshot import Codec as Codec
     from semel.core.keys import KeyFormat as KeyFormat
     from semel.core.ops import Record as Record
     from semel.core.ops import Swept as Swept
@@ -22,24 +24,22 @@ if TYPE_CHECKING:
     from semel.core.policy import Policy as Policy
     from semel.core.policy import wait as wait
     from semel.core.quota import Quota as Quota
-    from semel.core.recovery import Recovery as Recovery
-    from semel.core.serializers import Serializer as Serializer
-    from semel.core.snapshot import Codec as Codec
+    from semel.core.resume import Recovery as Recovery
     from semel.core.states import State as State
     from semel.engine.aio_recovery import AsyncRecoverer as AsyncRecoverer
     from semel.engine.compression import make_codec as make_codec
     from semel.engine.encryption import KeyRing as KeyRing
-    from semel.engine.handle import INJECTED as INJECTED
-    from semel.engine.operation import AsyncOperation as AsyncOperation
-    from semel.engine.operation import Operation as Operation
-    from semel.engine.operation import current_operation as current_operation
+    from semel.engine.operation.handle import INJECTED as INJECTED
+    from semel.engine.operation.operation import AsyncOperation as AsyncOperation
+    from semel.engine.operation.operation import Operation as Operation
+    from semel.engine.operation.operation import current_operation as current_operation
+    from semel.engine.operation.propagation import current_key as current_key
+    from semel.engine.operation.propagation import in_context as in_context
+    from semel.engine.operation.propagation import outgoing_headers as outgoing_headers
+    from semel.engine.operation.propagation import outgoing_key as outgoing_key
+    from semel.engine.operation.propagation import outgoing_metadata as outgoing_metadata
     from semel.engine.ports import AsyncStore as AsyncStore
     from semel.engine.ports import Store as Store
-    from semel.engine.propagation import current_key as current_key
-    from semel.engine.propagation import in_context as in_context
-    from semel.engine.propagation import outgoing_headers as outgoing_headers
-    from semel.engine.propagation import outgoing_key as outgoing_key
-    from semel.engine.propagation import outgoing_metadata as outgoing_metadata
     from semel.engine.recovery import Recoverer as Recoverer
     from semel.observe.logs import log_events as log_events
     from semel.stores.aio_guard import AsyncSemel as AsyncSemel
@@ -70,7 +70,7 @@ _HOMES = {
     "AsyncDynamoDBStore": "semel.stores.dynamodb",
     "AsyncMemoryStore": "semel.stores.memory",
     "AsyncMySQLStore": "semel.stores.mysql",
-    "AsyncOperation": "semel.engine.operation",
+    "AsyncOperation": "semel.engine.operation.operation",
     "AsyncPostgresStore": "semel.stores.postgres",
     "AsyncRedisCache": "semel.stores.tiered",
     "AsyncRecoverer": "semel.engine.aio_recovery",
@@ -80,15 +80,15 @@ _HOMES = {
     "AsyncStore": "semel.engine.ports",
     "AsyncTieredStore": "semel.stores.tiered",
     "CANNOT_TELL": "semel.core.outcomes",
-    "Codec": "semel.core.snapshot",
+    "Codec": "semel.core.encoding.snapshot",
     "DynamoDBStore": "semel.stores.dynamodb",
-    "INJECTED": "semel.engine.handle",
+    "INJECTED": "semel.engine.operation.handle",
     "KeyFormat": "semel.core.keys",
     "KeyRing": "semel.engine.encryption",
     "MemoryStore": "semel.stores.memory",
     "MySQLStore": "semel.stores.mysql",
     "NOT_DONE": "semel.core.outcomes",
-    "Operation": "semel.engine.operation",
+    "Operation": "semel.engine.operation.operation",
     "Outcome": "semel.core.outcomes",
     "Policy": "semel.core.policy",
     "PostgresStore": "semel.stores.postgres",
@@ -96,27 +96,27 @@ _HOMES = {
     "Record": "semel.core.ops",
     "Recovered": "semel.core.outcomes",
     "Recoverer": "semel.engine.recovery",
-    "Recovery": "semel.core.recovery",
+    "Recovery": "semel.core.resume",
     "RedisCache": "semel.stores.tiered",
     "RedisStore": "semel.stores.redis",
     "SQLiteStore": "semel.stores.sqlite",
     "Semel": "semel.stores.guard",
-    "Serializer": "semel.core.serializers",
+    "Serializer": "semel.core.encoding.serializers",
     "State": "semel.core.states",
     "Store": "semel.engine.ports",
     "Swept": "semel.core.ops",
     "TieredStore": "semel.stores.tiered",
-    "current_key": "semel.engine.propagation",
-    "current_operation": "semel.engine.operation",
-    "in_context": "semel.engine.propagation",
+    "current_key": "semel.engine.operation.propagation",
+    "current_operation": "semel.engine.operation.operation",
+    "in_context": "semel.engine.operation.propagation",
     "log_events": "semel.observe.logs",
     "make_codec": "semel.engine.compression",
     "migrate_store": "semel.stores.urls",
     "open_async_store": "semel.stores.urls",
     "open_store": "semel.stores.urls",
-    "outgoing_headers": "semel.engine.propagation",
-    "outgoing_key": "semel.engine.propagation",
-    "outgoing_metadata": "semel.engine.propagation",
+    "outgoing_headers": "semel.engine.operation.propagation",
+    "outgoing_key": "semel.engine.operation.propagation",
+    "outgoing_metadata": "semel.engine.operation.propagation",
     "wait": "semel.core.policy",
 }
 

@@ -14,7 +14,7 @@ import pytest
 
 from semel.cli import main
 from semel.errors import ConfigurationError
-from semel.http.installed import installed_in
+from semel.http.describe.installed import installed_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,7 +106,7 @@ def pay(): ...
 
 ASGI = """
 from semel.http.asgi import Idempotency
-from semel.http.rules import Action
+from semel.http.contract.rules import Action
 
 class Around:
     def __init__(self, app):
@@ -119,7 +119,7 @@ app = Around(Idempotency(plain, guard=async_guard, tenant=whose, routes={("POST"
 
 WSGI = """
 from flask import Flask
-from semel.http.rules import Action
+from semel.http.contract.rules import Action
 from semel.http.wsgi import Idempotency
 inner = Flask(__name__)
 

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.canonical import (
+from semel.core.encoding.canonical import (
     LIVE,
     MAX_DEPTH,
     DocumentError,
@@ -532,7 +532,7 @@ class TestEncodeValue:
 
     def test_the_hash_seed_does_not_matter(self) -> None:
         program = (
-            "from semel.core.canonical import encode_value;"
+            "from semel.core.encoding.canonical import encode_value;"
             "print(encode_value({'set': {'a', 'b', 'c', 1, None}, 'dict': {'x': 1, 2: 'y'}}))"
         )
         found = {

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.canonical import canonical_json, canonicalize, parse_json, select_fields
-from semel.core.fingerprint import DIGEST_SIZE, Arguments, Fingerprint
+from semel.core.encoding.canonical import canonical_json, canonicalize, parse_json, select_fields
+from semel.core.encoding.fingerprint import DIGEST_SIZE, Arguments, Fingerprint
 from semel.core.keys import identity
 from semel.errors import ConfigurationError, PolicyError
 

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from semel.core.encoding.serializers import PLAIN
+from semel.core.encoding.snapshot import Codec, Kind
 from semel.core.endings import SETTLE_PAUSES
 from semel.core.flows import perform
 from semel.core.keys import identity
@@ -11,8 +13,6 @@ from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Record, R
 from semel.core.outcomes import NOT_DONE, Call, Failed, Recovered
 from semel.core.policy import Policy, wait
 from semel.core.requests import Await, Lost, NotRun, Pause, Raised, Recover, Returned, Run
-from semel.core.serializers import PLAIN
-from semel.core.snapshot import Codec, Kind
 from semel.core.states import State, Takeover
 from semel.errors import (
     InProgress,

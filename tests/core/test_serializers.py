@@ -36,7 +36,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.serializers import (
+from semel.core.encoding.serializers import (
     MAX_DEPTH,
     PLAIN,
     NotSerializable,
@@ -46,7 +46,7 @@ from semel.core.serializers import (
     decode_result,
     serializer_for,
 )
-from semel.core.snapshot import SnapshotUnreadable
+from semel.core.encoding.snapshot import SnapshotUnreadable
 from semel.errors import PolicyError
 
 
@@ -983,7 +983,7 @@ def test_pydantic_and_msgspec_are_not_imported_for_plain_results() -> None:
     import subprocess
 
     code = (
-        "import sys; from semel.core.serializers import PlainSerializer, serializer_for;"
+        "import sys; from semel.core.encoding.serializers import PlainSerializer, serializer_for;"
         "serializer_for(dict).encode({}); serializer_for(list[PlainSerializer]);"
         "sys.exit(bool({'pydantic', 'msgspec', 'cryptography', 'zstandard'} & set(sys.modules)))"
     )

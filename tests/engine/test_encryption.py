@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.snapshot import Codec, Kind, SnapshotUnreadable
+from semel.core.encoding.snapshot import Codec, Kind, SnapshotUnreadable
 from semel.engine.compression import make_codec
 from semel.engine.encryption import KEY_BYTES, KeyRing
 from semel.errors import ConfigurationError, MissingDependency, PolicyError

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-import semel.engine.flights
+import semel.engine.drive.flights
 import semel.engine.sync
-import semel.stores.combining
+import semel.stores.batching.combining
 from semel import MemoryStore, Semel
 from semel.core.ops import Lookup
-from semel.stores.combining import Combiner
+from semel.stores.batching.combining import Combiner
 
-COMBINING = semel.stores.combining.__file__
+COMBINING = semel.stores.batching.combining.__file__
 SYNC = semel.engine.sync.__file__
 
 
@@ -111,7 +111,7 @@ def test_no_line_of_the_engine_blocks_the_key_when_interrupted() -> None:
         store = MemoryStore()
         guard = Semel(store, sweep_every=None)
         where = interrupted_at(
-            n, (SYNC, semel.engine.flights.__file__), lambda: guard.run("op", key="k", call=lambda: 1)
+            n, (SYNC, semel.engine.drive.flights.__file__), lambda: guard.run("op", key="k", call=lambda: 1)
         )
         if where is None:
             break

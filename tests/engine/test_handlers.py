@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from semel import INJECTED, AsyncOperation, Operation, PolicyError, current_operation
-from semel.engine import handlers
-from semel.engine.handlers import with_handle
+from semel.engine.declare import handlers
+from semel.engine.declare.handlers import with_handle
 from tests.engine.driving import Engine
 
 

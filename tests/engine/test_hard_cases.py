@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from semel import AsyncMemoryStore, AsyncSemel, AsyncSQLiteStore, MemoryStore, Semel, wait
+from semel.core.encoding.snapshot import Codec
 from semel.core.ops import Claim, Lookup, Renew, Sweep
-from semel.core.snapshot import Codec
 from semel.errors import InProgress, StoreUncertain
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from semel.engine.leases import Lease, Leases
+from semel.engine.drive.leases import Lease, Leases
 
 
 class _Held:

@@ -11,8 +11,8 @@ import pytest
 from semel import AsyncMemoryStore, AsyncSemel, LeaseLost, MemoryStore, State, StoreUnavailable, StoreUncertain
 from semel.core.keys import identity
 from semel.core.ops import Complete, Renew, Sweep
-from semel.engine.leases import Lease, Leases
-from semel.engine.operation import OperationHandle
+from semel.engine.drive.leases import Lease, Leases
+from semel.engine.operation.operation import OperationHandle
 from tests.engine.driving import Engine
 from tests.engine.scripted import AsyncScriptedStore, Gate, Script
 

@@ -6,7 +6,7 @@ import asyncio
 import gc
 
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Policy, Semel
-from semel.engine.attempts import AsyncAttempt, Attempt
+from semel.engine.drive.attempts import AsyncAttempt, Attempt
 
 
 def test_its_lease_is_kept_no_longer_and_its_key_is_no_longer_in_the_air() -> None:

@@ -16,10 +16,10 @@ from semel import (
     SQLiteStore,
 )
 from semel.engine.aio_calls import AsyncCalls
-from semel.engine.aio_transactions import AsyncTransactions
 from semel.engine.calls import Calls
 from semel.engine.ports import AsyncStore, AsyncUnit, Store, Unit
-from semel.engine.transactions import Transactions
+from semel.engine.transaction.aio import AsyncTransactions
+from semel.engine.transaction.sync import Transactions
 
 PAIRS = [
     (Semel, AsyncSemel),

@@ -30,11 +30,11 @@ from semel import (
     StoreUncertain,
     current_operation,
 )
+from semel.core.encoding.serializers import PLAIN
+from semel.core.encoding.snapshot import Kind
 from semel.core.keys import identity
 from semel.core.ops import INPUT, Abandoned, Claim, Claimed, Page, Record, Resumable, SaveStep
-from semel.core.recovery import Rules, look_through
-from semel.core.serializers import PLAIN
-from semel.core.snapshot import Kind
+from semel.core.resume import Rules, look_through
 from semel.core.states import Takeover
 from tests.engine.driving import Engine
 from tests.engine.scripted import PATIENCE, Gate

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from semel import Codec, KeyReused, PolicyError, RememberedFailure, ResultNotStored, State
+from semel.core.encoding.serializers import PLAIN
+from semel.core.encoding.snapshot import Kind, SnapshotUnreadable
 from semel.core.keys import identity
 from semel.core.ops import Complete
-from semel.core.serializers import PLAIN
-from semel.core.snapshot import Kind, SnapshotUnreadable
 from tests.engine.driving import Engine
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 import uvloop
 
-from semel.engine.tasks import started
+from semel.engine.drive.tasks import started
 
 Runs: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
 

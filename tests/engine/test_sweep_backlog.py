@@ -9,9 +9,9 @@ import pytest
 
 from semel import AsyncMemoryStore, MemoryStore
 from semel.core.ops import Op, Sweep, Swept
-from semel.engine import aio_keeper, keeper
-from semel.engine.aio_keeper import AsyncKeeper
-from semel.engine.keeper import Keeper
+from semel.engine.drive import aio_keeper, keeper
+from semel.engine.drive.aio_keeper import AsyncKeeper
+from semel.engine.drive.keeper import Keeper
 
 HOUR = 3600.0
 

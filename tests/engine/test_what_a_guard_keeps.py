@@ -11,8 +11,8 @@ import pytest
 
 from semel import AsyncMemoryStore, AsyncSemel, InProgress, MemoryStore, Policy, PolicyError, Semel, StoreUnavailable
 from semel.core.ops import Lookup
+from semel.engine.drive.threaded import ThreadedStore
 from semel.engine.guard import REMEMBERED
-from semel.engine.threaded import ThreadedStore
 from tests.engine.driving import Engine
 from tests.engine.scripted import Gate
 

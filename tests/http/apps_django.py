@@ -25,8 +25,8 @@ from django.urls import path
 from django.views import View
 
 from semel import AsyncOperation, Operation, current_operation
+from semel.http.contract.rules import Action
 from semel.http.django import action, exempt
-from semel.http.rules import Action
 from tests.http import apps_wsgi
 from tests.http.apps_wsgi import DOCS, OPEN, ROUTES, Answer, Asked, folder, log, tenant_of, turned_away
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel
-from semel.http.conditional import check_match, etag
-from semel.http.rules import Conditional, Exempt, Natural, Rule
+from semel.http.contract.conditional import check_match, etag
+from semel.http.contract.rules import Conditional, Exempt, Natural, Rule
 
 ROUTES: dict[tuple[str, str], Rule] = {
     ("PATCH", "/documents/{id}"): Conditional(),
@@ -184,8 +184,8 @@ def plain_wsgi() -> Any:
 
 def wsgi_endpoint() -> Any:
     """The same without a table: the application itself knows the rule, and asks for the claim."""
-    from semel.http.conditional import hold, let_go
-    from semel.http.routes import Routes
+    from semel.http.contract.conditional import hold, let_go
+    from semel.http.contract.routes import Routes
     from semel.http.wsgi import Idempotency, current_responder
 
     documents = Documents()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel
-from semel.http.rules import Conditional, Exempt, Rule
+from semel.http.contract.rules import Conditional, Exempt, Rule
 from tests.http.apps_documents import ROUTES, Documents, whose
 
 OPEN = (("GET", "/documents/{id}"), ("POST", "/documents"), ("GET", "/failed"))

@@ -38,7 +38,7 @@ from semel.http import fastapi as for_fastapi
 from semel.http import flask as for_flask
 from semel.http import litestar as for_litestar
 from semel.http.asgi import Idempotency
-from semel.http.rules import Action
+from semel.http.contract.rules import Action
 from semel.http.wsgi import Idempotency as WSGIIdempotency
 from tests.http.django_project import Project
 

@@ -20,9 +20,9 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from semel import Semel, SQLiteStore, wait
-from semel.engine.operation import Operation, current_operation, running
+from semel.engine.operation.operation import Operation, current_operation, running
 from semel.errors import StoreUnavailable
-from semel.http.rules import Action
+from semel.http.contract.rules import Action
 from semel.http.wsgi import Idempotency, current_responder
 from semel.observe.events import Event, Renewed
 

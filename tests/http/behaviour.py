@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from semel import AsyncSemel, Codec, KeyRing, Policy, wait
+from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Op
-from semel.core.snapshot import StoredResponse
 from semel.errors import StoreUnavailable
-from semel.http.exchange import HTTPCall
-from semel.http.rules import Action
+from semel.http.contract.exchange import HTTPCall
+from semel.http.contract.rules import Action
 
 RULES: dict[str, dict[str, Any]] = {
     "/plain": {},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semel import AsyncMemoryStore, AsyncSemel
-from semel.http import held_body, incoming
+from semel.http.asgi import held_body, incoming
 from semel.http.fastapi import Action, Idempotency
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose
 

@@ -17,11 +17,11 @@ from semel import (
     State,
     current_operation,
 )
+from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Complete, Op
-from semel.core.snapshot import StoredResponse
-from semel.engine.attempts import AsyncAttempt
+from semel.engine.drive.attempts import AsyncAttempt
 from semel.errors import LeaseLost, RecordTooLarge
-from semel.http.exchange import HTTPCall
+from semel.http.contract.exchange import HTTPCall
 from semel.http.fastapi import Action, Idempotency
 from semel.observe import events
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose

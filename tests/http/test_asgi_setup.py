@@ -22,9 +22,9 @@ from semel import (
     PolicyError,
     Semel,
 )
-from semel.http.endpoints import protect
+from semel.http.asgi.endpoints import protect
+from semel.http.contract.routes import Routes
 from semel.http.fastapi import Action, Idempotency, action
-from semel.http.routes import Routes
 from tests.http.asking import Counting, ask, at_the_edge, scope_of, whose
 
 

@@ -24,9 +24,9 @@ from fastapi import BackgroundTasks, FastAPI, Request, Response  # isort: skip
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine  # isort: skip
 
 from semel import AsyncSemel, AsyncSQLiteStore, Operation, Semel, SQLiteStore, TransactionConflict
-from semel.engine.transactions import TRIES
+from semel.engine.transaction.sync import TRIES
+from semel.http.contract.exchange import DOCUMENT_LIMIT
 from semel.http.django import action as django_action
-from semel.http.exchange import DOCUMENT_LIMIT
 from semel.http.fastapi import Action, Idempotency, action, install
 from semel.http.flask import SemelFlask
 from semel.http.flask import action as flask_action
@@ -100,7 +100,7 @@ class Stubborn:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pauses: how long they are is shown where they are made."""
-    monkeypatch.setattr("semel.http.rerun.pause_after", lambda call, tried: 0.0)
+    monkeypatch.setattr("semel.http.contract.rerun.pause_after", lambda call, tried: 0.0)
 
 
 def fastapi_with(handler: Stubborn, path: str, **settings: Any) -> Any:

@@ -12,12 +12,13 @@ import pytest
 from litestar import Litestar, post
 
 from semel import AsyncMemoryStore, AsyncSemel, ConfigurationError, MemoryStore, Policy, PolicyError, Semel
-from semel.http import asgi, wsgi
 from semel.http import django as for_django
 from semel.http import fastapi as for_fastapi
 from semel.http import flask as for_flask
 from semel.http import litestar as for_litestar
-from semel.http.rules import Action, Conditional, Natural
+from semel.http.asgi import middleware as asgi
+from semel.http.contract.rules import Action, Conditional, Natural
+from semel.http.wsgi import middleware as wsgi
 from tests.http.asking import ask, body_of, scope_of
 
 GLUES = [for_fastapi, for_flask, for_django, for_litestar]

@@ -20,11 +20,11 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
 from semel import AsyncOperation, MemoryStore, Operation, Policy, Semel
+from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Complete
-from semel.core.snapshot import StoredResponse
 from semel.errors import ConfigurationError, PolicyError, StoreUnavailable
+from semel.http.contract.exchange import HTTPCall
 from semel.http.django import Action, action, check_match, conditional, etag, natural
-from semel.http.exchange import HTTPCall
 from semel.observe.events import Completed, Event
 from tests.http.django_project import MIDDLEWARE, Project
 

@@ -21,8 +21,8 @@ from rest_framework.routers import SimpleRouter  # isort: skip
 from rest_framework.views import APIView  # isort: skip
 
 from semel import MemoryStore, Operation, PolicyError, Semel
+from semel.http.contract.rules import RELEASED
 from semel.http.django import action, check_match, conditional, endpoints, etag
-from semel.http.rules import RELEASED
 
 KEY = {"Idempotency-Key": "k"}
 

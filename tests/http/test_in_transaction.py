@@ -37,10 +37,10 @@ from semel import (
 from semel.http import django as django_glue
 from semel.http import fastapi as async_glue
 from semel.http import flask as sync_glue
-from semel.http import wsgi
-from semel.http.example_exchange import example_exchange
-from semel.http.inventory import Endpoint
-from semel.http.rules import Action
+from semel.http.contract.inventory import Endpoint
+from semel.http.contract.rules import Action
+from semel.http.describe.example_exchange import example_exchange
+from semel.http.wsgi import middleware as wsgi
 from semel.testing.crashpoints import crash_everywhere
 from tests.http import transaction_scenario as scenario
 from tests.http import transaction_scenario_django as in_django

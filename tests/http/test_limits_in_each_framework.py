@@ -32,7 +32,7 @@ from semel.http import fastapi as for_fastapi
 from semel.http import flask as for_flask
 from semel.http import litestar as for_litestar
 from semel.http.asgi import Idempotency
-from semel.http.rules import LONGEST_BODY, Action
+from semel.http.contract.rules import LONGEST_BODY, Action
 from semel.http.wsgi import Idempotency as WSGIIdempotency
 from tests.http.asking import Counting, ask, body_of, scope_of, whose
 

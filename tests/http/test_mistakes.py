@@ -18,14 +18,15 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from semel import AsyncMemoryStore, AsyncSemel, ConfigurationError, MemoryStore, PolicyError, Semel
-from semel.http import asgi, wsgi
 from semel.http import django as for_django
 from semel.http import fastapi as for_fastapi
 from semel.http import flask as for_flask
 from semel.http import litestar as for_litestar
-from semel.http.conditional import current_preconditions
-from semel.http.middleware import MOST_RULES
-from semel.http.rules import Action, Conditional
+from semel.http.asgi import middleware as asgi
+from semel.http.contract.conditional import current_preconditions
+from semel.http.contract.middleware import MOST_RULES
+from semel.http.contract.rules import Action, Conditional
+from semel.http.wsgi import middleware as wsgi
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose
 
 GLUES = [for_fastapi, for_flask, for_django, for_litestar]

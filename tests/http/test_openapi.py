@@ -12,9 +12,9 @@ from openapi_spec_validator import validate
 from semel import KeyFormat, MemoryStore, Policy, Semel, wait
 from semel.core.quota import Quota
 from semel.errors import ConfigurationError
-from semel.http.inventory import Endpoint
-from semel.http.openapi import document
-from semel.http.rules import Action, Conditional, Exempt, Natural, Rule
+from semel.http.contract.inventory import Endpoint
+from semel.http.contract.rules import Action, Conditional, Exempt, Natural, Rule
+from semel.http.describe.openapi import document
 
 VERSIONS = ("3.0.3", "3.1.0", "3.1.1")
 

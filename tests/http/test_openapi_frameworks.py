@@ -221,7 +221,7 @@ settings.configure(
         "DEFAULT_AUTHENTICATION_CLASSES": [],
     },
     SPECTACULAR_SETTINGS={
-        "POSTPROCESSING_HOOKS": ["semel.http.openapi_drf.postprocess"], "SCHEMA_PATH_PREFIX": "/api",
+        "POSTPROCESSING_HOOKS": ["semel.http.describe.drf.postprocess"], "SCHEMA_PATH_PREFIX": "/api",
     },
 )
 django.setup()

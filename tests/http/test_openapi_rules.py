@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from semel import KeyFormat, MemoryStore, Policy, Semel, wait
 from semel.core.keys import parse_header
 from semel.errors import ConfigurationError, KeyInvalid, PreconditionInvalid
-from semel.http.conditional import preconditions
-from semel.http.openapi import document, rules_by_operation
-from semel.http.plain_rules import duration_text, plain_rule, rule_from_plain
-from semel.http.problem_schemas import key_schema, tags_schema
-from semel.http.rules import Action, Conditional, Exempt, Natural, Rule
+from semel.http.contract.conditional import preconditions
+from semel.http.contract.rules import Action, Conditional, Exempt, Natural, Rule
+from semel.http.describe.openapi import document, rules_by_operation
+from semel.http.describe.plain_rules import duration_text, plain_rule, rule_from_plain
+from semel.http.describe.problem_schemas import key_schema, tags_schema
 from semel.http.wsgi import Idempotency
 
 

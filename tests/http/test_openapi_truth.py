@@ -15,9 +15,9 @@ from fastapi import FastAPI, Header
 
 from semel import AsyncMemoryStore, AsyncSemel, Policy
 from semel.core.quota import Quota
-from semel.http.conditional import check_match, etag
+from semel.http.contract.conditional import check_match, etag
+from semel.http.describe.openapi import document
 from semel.http.fastapi import action, conditional, install
-from semel.http.openapi import document
 from tests.http.apps_asgi import DOCS
 from tests.http.behaviour import table
 from tests.http.conftest import Served

@@ -21,12 +21,12 @@ from fastapi import FastAPI
 from litestar import Litestar, post
 
 from semel import CANNOT_TELL, NOT_DONE, AsyncMemoryStore, AsyncSemel, MemoryStore, Policy, Recovered, Semel
-from semel.core.snapshot import StoredResponse
+from semel.core.encoding.snapshot import StoredResponse
 from semel.http import django as for_django
 from semel.http import fastapi as for_fastapi
 from semel.http import flask as for_flask
 from semel.http import litestar as for_litestar
-from semel.http.exchange import HTTPCall
+from semel.http.contract.exchange import HTTPCall
 from tests.http.asking import whose
 
 RAN = b'"ran"'

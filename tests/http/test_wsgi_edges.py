@@ -15,9 +15,9 @@ import pytest
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel, current_operation
 from semel.core.states import State
 from semel.errors import ConfigurationError, LeaseLost
-from semel.http.rules import Action
+from semel.http.contract.rules import Action
 from semel.http.wsgi import Idempotency, current_responder
-from semel.http.wsgi_body import SPOOL_LIMIT, RequestBody
+from semel.http.wsgi.body import SPOOL_LIMIT, RequestBody
 from semel.observe.events import Unkeyed
 
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]

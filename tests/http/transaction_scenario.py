@@ -18,7 +18,7 @@ from semel import AsyncOperation, AsyncSemel, AsyncSQLiteStore, InProgress, SQLi
 from semel.http.fastapi import action, install
 
 # What the first request of a process imports, so that not each of many forks does.
-for _each in ("sqlalchemy.dialects.sqlite.aiosqlite", "semel.http.openapi"):
+for _each in ("sqlalchemy.dialects.sqlite.aiosqlite", "semel.http.describe.openapi"):
     importlib.import_module(_each)
 
 

@@ -28,8 +28,8 @@ from semel.core.keys import identity
 from semel.core.ops import Claim, Release, Renew
 from semel.core.quota import Meter
 from semel.errors import NotUndone
-from semel.http.exchange import Exchange
-from semel.http.rules import Action
+from semel.http.contract.exchange import Exchange
+from semel.http.contract.rules import Action
 from semel.observe import events
 from semel.observe.events import EVENTS, Event
 from tests.engine.driving import Engine

@@ -15,8 +15,8 @@ import pytest
 from semel.core.ops import Claim, Complete, Lookup, Op, Release, Renew, Resolve, SaveStep, Sweep
 from semel.core.states import Takeover
 from semel.errors import ConfigurationError, StoreUnavailable, StoreUncertain
-from semel.stores.boarding import weight
-from semel.stores.combining import AsyncCombiner, Combiner
+from semel.stores.batching.boarding import weight
+from semel.stores.batching.combining import AsyncCombiner, Combiner
 
 PATIENCE = 10.0
 

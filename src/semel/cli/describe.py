@@ -31,8 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from semel.cli.design_page import page
-    from semel.http.design import design_of
-    from semel.http.installed import installed_in
+    from semel.http.describe.design import design_of
+    from semel.http.describe.installed import installed_in
 
     with redirect_stdout(sys.stderr):  # what the application prints is no part of the page
         design = design_of(args.app, installed_in(load(args.app, args.app_dir)))

@@ -1,4 +1,4 @@
-"""A service's design, as ``semel.http.design`` gives it, in Markdown."""
+"""A service's design, as ``semel.http.describe.design`` gives it, in Markdown."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ def describe(record: Record | None) -> dict[str, Any]:
 
 
 def _outcome(record: Record) -> dict[str, Any]:
-    from semel.core.serializers import PLAIN, decode_result
-    from semel.core.snapshot import Codec, Kind
+    from semel.core.encoding.serializers import PLAIN, decode_result
+    from semel.core.encoding.snapshot import Codec, Kind
 
     try:
         snapshot = Codec().open(record.snapshot or b"", record.id)

@@ -15,7 +15,7 @@ from semel.cli.exits import FAILED, OK
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from semel.core.recovery import Recovery
+    from semel.core.resume import Recovery
 
 NAME = "recover"
 HELP = "Resume abandoned operations of a service's resumable functions, until it is stopped."

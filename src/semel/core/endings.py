@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
+from semel.core.encoding.serializers import NotSerializable
 from semel.core.ops import Claimed, Complete, Lookup, NotWritten, Record, Release
 from semel.core.outcomes import Call, Failed, Outcome, shown
 from semel.core.requests import Flow, Pause, Request
-from semel.core.serializers import NotSerializable
 from semel.core.states import State
 from semel.errors import LeaseLost, NotUndone, RecordTooLarge, ResultNotStored, StoreError
 from semel.observe import events

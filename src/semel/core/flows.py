@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
+from semel.core.encoding.serializers import NotSerializable
 from semel.core.endings import complete, failed, release, replay, superseded
 from semel.core.ops import INPUT, Claim, Claimed, Record, SaveStep
 from semel.core.outcomes import CANNOT_TELL, NOT_DONE, Call, Failed, Outcome, Recovered
 from semel.core.quota import admit
 from semel.core.requests import Await, Declined, Flow, Lost, NotRun, Recover, Request, Returned, Run
-from semel.core.serializers import NotSerializable
 from semel.core.states import DONE, State
 from semel.errors import (
     InProgress,

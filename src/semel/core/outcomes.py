@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from semel.core.failures import decode_error, encode_error
+from semel.core.encoding.failures import decode_error, encode_error
+from semel.core.encoding.serializers import PLAIN, NotSerializable, Serializer, decode_result
+from semel.core.encoding.snapshot import Codec, Kind
 from semel.core.ops import Complete, CompleteWith
-from semel.core.serializers import PLAIN, NotSerializable, Serializer, decode_result
-from semel.core.snapshot import Codec, Kind
 from semel.core.values import value
 from semel.errors import ResultNotStored
 

@@ -15,6 +15,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
+from semel.core.encoding.serializers import NotSerializable
 from semel.core.endings import replay
 from semel.core.flows import FIRST_POLL, SLOWEST_POLL, check_same_request, expired, turned_away
 from semel.core.ops import Claimed, Op, Record
@@ -22,7 +23,6 @@ from semel.core.outcomes import CANNOT_TELL, NOT_DONE, Call, Failed, Outcome, Re
 from semel.core.quota import admit
 from semel.core.requests import Pause, Recover, Returned, Run
 from semel.core.semantics import Row, may_take_over, same_request, show, state_of
-from semel.core.serializers import NotSerializable
 from semel.core.states import State, Takeover
 from semel.core.values import value
 from semel.errors import (

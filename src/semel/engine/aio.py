@@ -14,27 +14,27 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, Unpack, cast
 
+from semel.core.encoding.serializers import Serializer
+from semel.core.encoding.snapshot import Codec
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claim, Claimed, Complete, Count, Existing, Lookup, Op, Record, Release, Resolve, Sweep, Swept
 from semel.core.outcomes import Call, Failed, Outcome
 from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
 from semel.core.requests import Await, Lost, NotRun, Pause, Raised, Recover, Returned, Run
-from semel.core.serializers import Serializer
-from semel.core.snapshot import Codec
 from semel.engine.aio_calls import AsyncCalls
-from semel.engine.aio_keeper import AsyncKeeper
-from semel.engine.attempts import AsyncAttempt
-from semel.engine.brackets import with_brackets
-from semel.engine.declare import AsyncOnce, Declaration, Selector
-from semel.engine.drive import Drive, ignoring
-from semel.engine.flights import Flight
+from semel.engine.declare.brackets import with_brackets
+from semel.engine.declare.declaration import AsyncOnce, Declaration, Selector
+from semel.engine.drive.aio_keeper import AsyncKeeper
+from semel.engine.drive.attempts import AsyncAttempt
+from semel.engine.drive.drive import Drive, ignoring
+from semel.engine.drive.flights import Flight
+from semel.engine.drive.keeper import SWEEP_LIMIT
+from semel.engine.drive.tasks import Late, change, in_thread, shielded
 from semel.engine.guard import PolicyChanges, at_least_one
-from semel.engine.keeper import SWEEP_LIMIT
 from semel.engine.opening import opened
-from semel.engine.operation import AsyncOperation, running
+from semel.engine.operation.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore
-from semel.engine.tasks import Late, change, in_thread, shielded
 from semel.errors import StoreError
 from semel.observe import events
 
@@ -174,7 +174,7 @@ class AsyncSemel(AsyncCalls):
         return step
 
     async def begin(self, call: Call) -> AsyncAttempt | Outcome[Any]:
-        """Claim, for an adapter: an outcome, or an attempt to be ended by it. See ``semel.engine.attempts``."""
+        """Claim, for an adapter: an outcome, or an attempt to be ended by it. See ``semel.engine.drive.attempts``."""
         drive = Drive(call)
         try:
             step = await self._advance(drive, None)

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, TypeVar, Unpack, overload
 
 from semel.core.outcomes import Call, Outcome
-from semel.engine.aio_transactions import AsyncTransactions
+from semel.engine.declare.handlers import with_handle
 from semel.engine.guard import PolicyChanges
-from semel.engine.handlers import with_handle
-from semel.engine.operation import AsyncOperation
+from semel.engine.operation.operation import AsyncOperation
+from semel.engine.transaction.aio import AsyncTransactions
 
 __all__ = ["AsyncCalls"]
 

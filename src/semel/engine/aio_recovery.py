@@ -9,12 +9,12 @@ from typing import Any
 
 from semel.core.ops import Abandoned, Page, Resumable
 from semel.core.policy import Duration
-from semel.core.recovery import Recovery, Word
+from semel.core.resume import Recovery, Word
 from semel.engine.aio import AsyncSemel
-from semel.engine.declare import Declaration
-from semel.engine.operation import AsyncOperation
+from semel.engine.declare.declaration import Declaration
+from semel.engine.drive.tasks import in_thread
+from semel.engine.operation.operation import AsyncOperation
 from semel.engine.recovery import EVERY, LIMIT, PAUSE, TRIES, Plan
-from semel.engine.tasks import in_thread
 
 __all__ = ["AsyncRecoverer"]
 

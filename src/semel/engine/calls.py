@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar, Unpack, overload
 
 from semel.core.outcomes import Call, Outcome
+from semel.engine.declare.handlers import with_handle
 from semel.engine.guard import PolicyChanges
-from semel.engine.handlers import with_handle
-from semel.engine.operation import Operation
-from semel.engine.transactions import Transactions
+from semel.engine.operation.operation import Operation
+from semel.engine.transaction.sync import Transactions
 
 __all__ = ["Calls"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Literal
 
-from semel.core.snapshot import COMPRESS_ABOVE, SIZE_LIMIT, ZLIB, Cipher, Codec, Compressor, SnapshotUnreadable
+from semel.core.encoding.snapshot import COMPRESS_ABOVE, SIZE_LIMIT, ZLIB, Cipher, Codec, Compressor, SnapshotUnreadable
 from semel.errors import MissingDependency, PolicyError
 
 __all__ = ["Compression", "Zstd", "make_codec"]

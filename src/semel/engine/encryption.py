@@ -21,7 +21,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from semel.core.snapshot import SnapshotUnreadable
+from semel.core.encoding.snapshot import SnapshotUnreadable
 from semel.errors import MissingDependency, PolicyError
 
 __all__ = ["KEY_BYTES", "KeyRing"]

@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, TypedDict
 
-from semel.core.fingerprint import Arguments
+from semel.core.encoding.fingerprint import Arguments
+from semel.core.encoding.serializers import PLAIN, NotSerializable, Serializer, serializer_for
+from semel.core.encoding.snapshot import Codec
 from semel.core.keys import KeyFormat, identity, normalize_key
 from semel.core.ops import Resolve
 from semel.core.outcomes import Call
 from semel.core.policy import Duration, Guarantee, OnAbandoned, OnInterrupted, OnStoreError, Policy, Remember, seconds
 from semel.core.quota import Meter, Quota
-from semel.core.serializers import PLAIN, NotSerializable, Serializer, serializer_for
-from semel.core.snapshot import Codec
 from semel.core.states import State
-from semel.engine.declare import Declaration, Selector, check_name
+from semel.engine.declare.declaration import Declaration, Selector, check_name
 from semel.errors import ConfigurationError, NotResolvable, PolicyError
 from semel.observe import events
 from semel.observe.events import Event, EventHook

@@ -2,7 +2,7 @@
 
 It looks for abandoned operations of functions declared ``resumable=True``, and runs them with the arguments they were
 called with. Each is claimed like any call, with a lease of its own, so a client that retries meanwhile and another
-recoverer are kept apart as always. What is decided is decided in ``core/recovery.py``; ``engine/aio_recovery.py`` has
+recoverer are kept apart as always. What is decided is decided in ``core/resume.py``; ``engine/aio_recovery.py`` has
 the same names in the same order.
 """
 
@@ -18,8 +18,8 @@ from typing import Any, Final
 from semel.core.ops import Abandoned, Page, Record, Resumable
 from semel.core.outcomes import Call, Outcome, shown
 from semel.core.policy import Duration, seconds
-from semel.core.recovery import Recovery, Rules, Word, look_through
-from semel.engine.declare import Declaration
+from semel.core.resume import Recovery, Rules, Word, look_through
+from semel.engine.declare.declaration import Declaration
 from semel.engine.forking import survive_forks
 from semel.engine.guard import Guard, at_least_one
 from semel.engine.sync import Semel

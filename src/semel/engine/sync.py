@@ -15,25 +15,25 @@ from collections.abc import Callable
 from types import CoroutineType, TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
+from semel.core.encoding.serializers import Serializer
+from semel.core.encoding.snapshot import Codec
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Record, Resolve, Sweep, Swept
 from semel.core.outcomes import Call, Failed, Outcome
 from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
 from semel.core.requests import Await, NotRun, Pause, Raised, Recover, Returned, Run
-from semel.core.serializers import Serializer
-from semel.core.snapshot import Codec
-from semel.engine.attempts import Attempt
-from semel.engine.brackets import with_brackets
 from semel.engine.calls import Calls
-from semel.engine.declare import Declaration, Selector
-from semel.engine.drive import Drive, ignoring
-from semel.engine.flights import Flight
+from semel.engine.declare.brackets import with_brackets
+from semel.engine.declare.declaration import Declaration, Selector
+from semel.engine.drive.attempts import Attempt
+from semel.engine.drive.drive import Drive, ignoring
+from semel.engine.drive.flights import Flight
+from semel.engine.drive.keeper import SWEEP_LIMIT, Keeper
 from semel.engine.forking import survive_forks
 from semel.engine.guard import PolicyChanges, at_least_one
-from semel.engine.keeper import SWEEP_LIMIT, Keeper
 from semel.engine.opening import opened
-from semel.engine.operation import Operation, running
+from semel.engine.operation.operation import Operation, running
 from semel.engine.ports import Store
 from semel.errors import PolicyError, StoreError
 from semel.observe import events
@@ -197,7 +197,7 @@ class Semel(Calls):
             self._finish(drive)
 
     def begin(self, call: Call) -> Attempt | Outcome[Any]:
-        """Claim, for an adapter: an outcome, or an attempt to be ended by it. See ``semel.engine.attempts``."""
+        """Claim, for an adapter: an outcome, or an attempt to be ended by it. See ``semel.engine.drive.attempts``."""
         drive = Drive(call)
         try:
             step = self._advance(drive, None)
@@ -360,6 +360,6 @@ class Semel(Calls):
 
     def _async_twin(self) -> Any:
         """The guard of ``async def`` functions decorated here, one per event loop; its store calls go to threads."""
-        from semel.engine.threaded import twin_in_this_loop
+        from semel.engine.drive.threaded import twin_in_this_loop
 
         return twin_in_this_loop(self._twins, self.store, self._settings)

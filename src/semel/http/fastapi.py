@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.engine.aio import AsyncSemel
 from semel.errors import MissingDependency
-from semel.http.asgi import Idempotency, TenantResolver
-from semel.http.conditional import check_match, etag
-from semel.http.endpoints import protect
-from semel.http.inventory import Endpoint, declared_rule, exempted
-from semel.http.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule
+from semel.http.asgi.endpoints import protect
+from semel.http.asgi.middleware import Idempotency, TenantResolver
+from semel.http.contract.conditional import check_match, etag
+from semel.http.contract.inventory import Endpoint, declared_rule, exempted
+from semel.http.contract.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule
 
 try:
     from starlette.concurrency import run_in_threadpool
@@ -59,7 +59,7 @@ def install(
     """
     app.add_middleware(Idempotency, guard=guard, tenant=tenant, docs=docs, longest_body=longest_body)
     if hasattr(app, "openapi"):
-        from semel.http.openapi import wrap_fastapi
+        from semel.http.describe.openapi import wrap_fastapi
 
         wrap_fastapi(app, lambda: endpoints(app), guard, docs)
 

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from semel.engine.declare import handle_parameter
-from semel.engine.operation import AsyncOperation, running
+from semel.engine.declare.declaration import handle_parameter
+from semel.engine.operation.operation import AsyncOperation, running
 from semel.engine.sync import Semel
 from semel.errors import (
     ConfigurationError,
@@ -34,14 +34,14 @@ from semel.errors import (
     PreconditionError,
     TransactionConflict,
 )
-from semel.http.conditional import check_match, etag, hold, let_go
+from semel.http.contract.conditional import check_match, etag, hold, let_go
+from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
+from semel.http.contract.middleware import check_tenant
+from semel.http.contract.rerun import RunAgain
+from semel.http.contract.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule, check_longest_body
 from semel.http.in_transaction import connected
-from semel.http.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
-from semel.http.middleware import check_tenant
-from semel.http.rerun import RunAgain
-from semel.http.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule, check_longest_body
-from semel.http.wsgi import Idempotency, current_responder
-from semel.http.wsgi_responder import Environ
+from semel.http.wsgi.middleware import Idempotency, current_responder
+from semel.http.wsgi.responder import Environ
 
 try:
     import flask

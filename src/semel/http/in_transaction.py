@@ -26,11 +26,11 @@ from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
 from semel.core.outcomes import Call, Outcome
-from semel.engine.operation import current_operation
-from semel.engine.transaction_attempts import AsyncTransactionAttempt, TransactionAttempt, begin, begin_async
+from semel.engine.operation.operation import current_operation
+from semel.engine.transaction.attempts import AsyncTransactionAttempt, TransactionAttempt, begin, begin_async
 from semel.errors import PolicyError, SemelError, StoreUnavailable, TransactionConflict
-from semel.http.rerun import Rerun
-from semel.http.rules import Action, Rule
+from semel.http.contract.rerun import Rerun
+from semel.http.contract.rules import Action, Rule
 
 if TYPE_CHECKING:
     from semel.engine.aio import AsyncSemel

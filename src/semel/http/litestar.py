@@ -22,14 +22,14 @@ from urllib.parse import unquote
 
 from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError, MissingDependency, PolicyError
-from semel.http.asgi import Idempotency, current_responder
-from semel.http.asgi_messages import App, Receive, Scope, Send
-from semel.http.conditional import check_match, etag
-from semel.http.endpoints import protect
-from semel.http.inventory import Endpoint, declared_rule, exempted
-from semel.http.middleware import check_tenant
-from semel.http.openapi_litestar import document_litestar
-from semel.http.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule
+from semel.http.asgi.endpoints import protect
+from semel.http.asgi.messages import App, Receive, Scope, Send
+from semel.http.asgi.middleware import Idempotency, current_responder
+from semel.http.contract.conditional import check_match, etag
+from semel.http.contract.inventory import Endpoint, declared_rule, exempted
+from semel.http.contract.middleware import check_tenant
+from semel.http.contract.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule
+from semel.http.describe.litestar import document_litestar
 
 try:
     from litestar import Litestar, Request, Response

@@ -11,7 +11,7 @@ from typing import Any, Final
 from semel.cli.demo.rows import Rows
 from semel.cli.demo.till import DYING, FAILING, LEASE, OPERATION, SLOW, Declined, Till, key_of
 from semel.core.policy import wait
-from semel.engine.operation import INJECTED, Operation
+from semel.engine.operation.operation import INJECTED, Operation
 from semel.errors import StoreError
 
 __all__ = ["TILLS"]

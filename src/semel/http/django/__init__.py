@@ -23,12 +23,12 @@ except ImportError as _error:
 
     raise MissingDependency("django", "django") from _error
 
-from semel.http.conditional import check_match, etag
+from semel.http.contract.conditional import check_match, etag
+from semel.http.contract.rules import Action, Conditional, Natural
 from semel.http.django.configuration import user
 from semel.http.django.middleware import IdempotencyMiddleware
 from semel.http.django.urls import endpoints
 from semel.http.django.views import action, conditional, exempt, natural
-from semel.http.rules import Action, Conditional, Natural
 
 __all__ = [
     "Action", "Conditional", "IdempotencyMiddleware", "Natural", "action", "check_match", "conditional", "endpoints",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from django.http.response import HttpResponseBase
 
-    from semel.http.asgi_messages import Message, Send
+    from semel.http.asgi.messages import Message, Send
 
 __all__ = ["Exchange", "rewindable"]
 

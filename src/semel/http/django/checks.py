@@ -8,10 +8,10 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 
 from semel.errors import ConfigurationError
+from semel.http.contract.inventory import undeclared
+from semel.http.contract.rules import Exempt
 from semel.http.django.configuration import configuration
 from semel.http.django.urls import endpoints
-from semel.http.inventory import undeclared
-from semel.http.rules import Exempt
 
 __all__ = ["check_settings", "check_views"]
 

@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 from semel.core.values import value
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
-from semel.http.rules import LONGEST_BODY, check_longest_body
+from semel.http.contract.rules import LONGEST_BODY, check_longest_body
 
 if TYPE_CHECKING:
     from django.http import HttpRequest

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
+from semel.http.contract.rules import SAFE_METHODS, Action, Rule
 from semel.http.django.configuration import Configuration
-from semel.http.rules import SAFE_METHODS, Action, Rule
 
 if TYPE_CHECKING:
     from django.http import HttpRequest

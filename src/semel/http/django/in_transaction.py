@@ -23,15 +23,15 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from semel.core.outcomes import Call, Outcome
-from semel.engine.operation import Operation
+from semel.engine.operation.operation import Operation
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, NotUndone, PolicyError, PreconditionError
+from semel.http.contract.rules import Action, Conditional, Rule
 from semel.http.django.handling import current
 from semel.http.in_transaction import AsyncInTransaction, InTransaction, open_transaction
-from semel.http.rules import Action, Conditional, Rule
 
 if TYPE_CHECKING:
-    from semel.http.asgi import Responder as InLoop
+    from semel.http.asgi.middleware import Responder as InLoop
 
 __all__ = ["Bridged", "InThread", "OnConnection", "leave_transactions_to_us", "on_django"]
 

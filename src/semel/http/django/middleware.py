@@ -11,11 +11,11 @@ from django.conf import settings
 from django.core.handlers.asgi import ASGIRequest
 
 from semel.errors import ConfigurationError
+from semel.http.contract.inventory import report
 from semel.http.django.configuration import configuration
 from semel.http.django.under_asgi import UnderASGI
 from semel.http.django.under_wsgi import UnderWSGI
 from semel.http.django.urls import endpoints
-from semel.http.inventory import report
 
 if TYPE_CHECKING:
     from django.http import HttpRequest

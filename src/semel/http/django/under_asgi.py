@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 from semel.engine.aio import AsyncSemel
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError
-from semel.http.asgi import Idempotency
+from semel.http.asgi.middleware import Idempotency
+from semel.http.contract.rules import SAFE_METHODS, Rule
 from semel.http.django.asgi_exchange import Exchange, rewindable
 from semel.http.django.configuration import Configuration
 from semel.http.django.handling import Handling, in_hand
-from semel.http.rules import SAFE_METHODS, Rule
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
     from django.http.response import HttpResponseBase
 
-    from semel.http.asgi_messages import Scope, Send
+    from semel.http.asgi.messages import Scope, Send
 
 __all__ = ["UnderASGI"]
 

@@ -12,13 +12,13 @@ from django.core.handlers.wsgi import LimitedStream
 
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError
+from semel.http.contract.rules import Rule
 from semel.http.django.answers import lines_of, rewritten, streamed
 from semel.http.django.configuration import Configuration
 from semel.http.django.handling import Handling, in_hand, parsed_before
-from semel.http.rules import Rule
-from semel.http.wsgi import Idempotency
-from semel.http.wsgi_answers import LetThrough, ThenRaised
-from semel.http.wsgi_body import RequestBody
+from semel.http.wsgi.answers import LetThrough, ThenRaised
+from semel.http.wsgi.body import RequestBody
+from semel.http.wsgi.middleware import Idempotency
 
 if TYPE_CHECKING:
     from django.http import HttpRequest

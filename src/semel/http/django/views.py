@@ -16,19 +16,19 @@ from asgiref.sync import iscoroutinefunction
 from django.http import Http404, HttpResponse
 
 from semel.core.ops import Op
-from semel.engine.declare import handle_parameter, refuse_generators
-from semel.engine.operation import AsyncOperation, Operation, OperationHandle, running
+from semel.engine.declare.declaration import handle_parameter, refuse_generators
+from semel.engine.operation.operation import AsyncOperation, Operation, OperationHandle, running
 from semel.errors import NotUndone, PolicyError, PreconditionError, TransactionConflict
-from semel.http import endpoints as under_asgi
-from semel.http.asgi import current_responder as current_in_loop
-from semel.http.conditional import hold, let_go
+from semel.http.asgi import endpoints as under_asgi
+from semel.http.asgi.middleware import current_responder as current_in_loop
+from semel.http.contract.conditional import hold, let_go
+from semel.http.contract.inventory import check_declarable, exempted
+from semel.http.contract.rerun import RunAgain
+from semel.http.contract.rules import Action, Conditional, Exempt, Natural, Rule
 from semel.http.django.handling import current
 from semel.http.django.in_transaction import Bridged, leave_transactions_to_us, on_django
 from semel.http.in_transaction import connected
-from semel.http.inventory import check_declarable, exempted
-from semel.http.rerun import RunAgain
-from semel.http.rules import Action, Conditional, Exempt, Natural, Rule
-from semel.http.wsgi import Responder, current_responder
+from semel.http.wsgi.middleware import Responder, current_responder
 
 __all__ = ["action", "conditional", "exempt", "natural"]
 

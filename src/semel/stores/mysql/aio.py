@@ -15,9 +15,9 @@ from semel.sql.connections.mysql_errors import unreachable
 from semel.sql.dialects import mysql as dialect
 from semel.sql.program import run_async
 from semel.sql.units import AsyncUnit, adopt_unit
-from semel.stores.combining import AsyncCombiner
+from semel.stores.batching.combining import AsyncCombiner
+from semel.stores.batching.trips import AsyncTripLane
 from semel.stores.mysql.settings import CONNECT_TIMEOUT, LANES, PATIENCE, TIMEOUT, Settings
-from semel.stores.trips import AsyncTripLane
 
 if TYPE_CHECKING:
     from semel.sql.connections.asyncmy import AsyncmyConnection

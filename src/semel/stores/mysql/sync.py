@@ -19,9 +19,9 @@ from semel.sql.connections.mysql_errors import unreachable
 from semel.sql.dialects import mysql as dialect
 from semel.sql.program import run
 from semel.sql.units import Unit, adopt_unit
-from semel.stores.combining import Combiner
+from semel.stores.batching.combining import Combiner
+from semel.stores.batching.trips import TripLane
 from semel.stores.mysql.settings import CONNECT_TIMEOUT, LANES, PATIENCE, TIMEOUT, Settings
-from semel.stores.trips import TripLane
 
 if TYPE_CHECKING:
     from semel.sql.connections.pymysql import PyMySQLConnection

@@ -14,7 +14,8 @@ from semel.sql import migrations
 from semel.sql.dialects import postgres as dialect
 from semel.sql.program import run_async
 from semel.sql.units import AsyncUnit, adopt_unit
-from semel.stores.aio_combining import AsyncCombiner
+from semel.stores.batching.aio_combining import AsyncCombiner
+from semel.stores.batching.trips import AsyncTripLane
 from semel.stores.postgres.drivers import Driver, DriverName, driver_named
 from semel.stores.postgres.settings import (
     CONNECT_TIMEOUT,
@@ -24,7 +25,6 @@ from semel.stores.postgres.settings import (
     TIMEOUT,
     Settings,
 )
-from semel.stores.trips import AsyncTripLane
 
 __all__ = ["AsyncPostgresStore", "check_async", "migrate_async"]
 

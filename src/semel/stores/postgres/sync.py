@@ -20,7 +20,8 @@ from semel.sql import migrations
 from semel.sql.dialects import postgres as dialect
 from semel.sql.program import run
 from semel.sql.units import Unit, adopt_unit
-from semel.stores.combining import Combiner
+from semel.stores.batching.combining import Combiner
+from semel.stores.batching.trips import TripLane
 from semel.stores.postgres.settings import (
     CONNECT_TIMEOUT,
     LANES,
@@ -31,7 +32,6 @@ from semel.stores.postgres.settings import (
     unreachable,
 )
 from semel.stores.postgres.threads import Listener, Watchdog
-from semel.stores.trips import TripLane
 
 if TYPE_CHECKING:
     from semel.sql.connections.psycopg import PsycopgConnection

@@ -16,7 +16,7 @@ from semel.core.policy import Duration
 from semel.core.values import value
 from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreError, StoreUncertain
-from semel.stores.combining import Combiner
+from semel.stores.batching.combining import Combiner
 from semel.stores.redis.link import Link
 from semel.stores.redis.replies import Moved, NotMaster, Unreachable
 from semel.stores.redis.scripts import Command

@@ -32,7 +32,7 @@ from semel.cli.demo.payments.schemas import (
 from semel.cli.demo.payments.simulate import Fate
 from semel.cli.demo.payments.stats import BooksOfService, began, found_done
 from semel.core.policy import wait
-from semel.engine.operation import AsyncOperation
+from semel.engine.operation.operation import AsyncOperation
 from semel.errors import PreconditionFailed
 from semel.http.fastapi import action, check_match, conditional, etag, natural
 

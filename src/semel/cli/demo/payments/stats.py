@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from semel.cli.demo.payments import data
 from semel.cli.demo.payments.data import Books
 from semel.cli.demo.payments.schemas import Error, Stats
-from semel.engine.operation import AsyncOperation
+from semel.engine.operation.operation import AsyncOperation
 
 __all__ = ["BooksOfService", "began", "found_done", "router"]
 

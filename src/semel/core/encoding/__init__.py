@@ -1,0 +1,1 @@
+"""What is stored and compared: snapshots, serializers, canonical JSON, fingerprints."""

@@ -1,0 +1,326 @@
+"""Fingerprints: 16 bytes that tell whether a repeated key came with the same request.
+
+``Fingerprint`` is for what arrives in parts, such as an HTTP request; ``Arguments`` is for a call of a function. A
+fingerprint is compared and never looked up: it is no identity, and two equal orders under two keys are two orders.
+
+16 bytes are enough. A client that finds two requests with one fingerprint can only fool itself, with its own key; to
+hit another's request by chance or by search takes 2**128 tries.
+
+The module must not know HTTP, keys, records or stores: it hashes what it is given, in the order it is given.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
+from typing import Any, Literal
+
+from semel.core.encoding.canonical import ABSENT, LIVE, LiveObject, encode_value, split_path
+from semel.errors import ConfigurationError, PolicyError
+
+__all__ = ["DIGEST_SIZE", "Arguments", "Choice", "Fingerprint", "hash_key"]
+
+DIGEST_SIZE = 16
+
+Choice = Literal["auto", "all"] | Iterable[str] | Callable[..., Any] | None
+"""Which arguments count: see Arguments."""
+
+
+class Fingerprint:
+    """A hash of labelled parts, fed as they come.
+
+    With a secret it is a MAC. Without one, whoever reads the records can guess a body that has few possible values, an
+    amount or a postcode, by hashing them all.
+    """
+
+    __slots__ = ("_hash", "_secret", "_stream", "_stream_length", "_stream_name")
+
+    def __init__(self, secret: bytes | None = None) -> None:
+        self._secret = hash_key(secret)
+        self._hash = blake2b(digest_size=DIGEST_SIZE, key=self._secret, person=b"semel.request.1")
+        self._stream: blake2b | None = None
+        self._stream_name = ""
+        self._stream_length = 0
+
+    def part(self, name: str, value: bytes) -> None:
+        """Add one part. An empty part is not the same as none; the order of the parts counts."""
+        self._close()
+        self._add(b"p", name, len(value), value)
+
+    def open(self, name: str) -> None:
+        """Begin a part that comes in chunks; it ends where the next part begins, or with the digest."""
+        self._close()
+        self._stream = blake2b(key=self._secret, person=b"semel.stream.1")
+        self._stream_name = name
+        self._stream_length = 0
+
+    def update(self, chunk: bytes | bytearray | memoryview) -> None:
+        """Add a chunk to the part that is open. How the part is cut into chunks does not matter."""
+        if self._stream is None:
+            raise ConfigurationError("a fingerprint's part must be opened before chunks are added to it")
+        self._stream.update(chunk)
+        self._stream_length += chunk.nbytes if isinstance(chunk, memoryview) else len(chunk)
+
+    def digest(self) -> bytes:
+        """The fingerprint of all parts so far; an open part ends here."""
+        self._close()
+        return self._hash.digest()
+
+    def _close(self) -> None:
+        # A stream's length is not known before its end, so it cannot stand in front; the stream is hashed by itself
+        # instead, and what goes in is of fixed size. No body can then look like a body and a further part.
+        if self._stream is not None:
+            self._add(b"s", self._stream_name, self._stream_length, self._stream.digest())
+            self._stream = None
+
+    def _add(self, kind: bytes, name: str, length: int, value: bytes) -> None:
+        label = name.encode()
+        self._hash.update(b"%b%d:%b%d:" % (kind, len(label), label, length))
+        self._hash.update(value)
+
+
+def hash_key(secret: bytes | None) -> bytes:
+    """A secret of any length as a key for BLAKE2b; empty for none."""
+    if secret is None:
+        return b""
+    if not secret:
+        raise PolicyError("the fingerprint's secret is empty: leave it out, or give a secret")
+    return secret if len(secret) <= 64 else blake2b(secret, person=b"semel.secret.1").digest()
+
+
+class Arguments:
+    """The fingerprint of a function's calls: compiled once for the function, then asked for each call.
+
+    The choice says which arguments count:
+
+    - ``"auto"``: every argument that is plain data (see ``encode_value``). A live object, such as a session, is left
+      out, and so is ``self``; what is live inside a list or a dataclass counts as a blank.
+    - ``"all"``: the same, but an argument that is not plain data is an error.
+    - names or paths, ``("amount", "order.id")``: these only. They must be plain data.
+    - a callable: it gets the call's arguments and returns what counts, as plain data or bytes.
+    - None: no fingerprint; the digest is ``b""``.
+
+    ``without`` names parameters that do not count, ``skip`` those that the engine fills in. Arguments are taken by
+    parameter, so that ``f(1, 2)`` and ``f(a=1, b=2)`` are one call; an argument that equals its parameter's default
+    counts as omitted, so that a parameter added with a default does not make conflicts of the retries under way.
+    ``name`` is the function's, for errors, where only its signature is given.
+    """
+
+    __slots__ = ("_calls", "_columns", "_extract", "_hash", "_paths", "_strict", "_without", "left_out")
+
+    def __init__(
+        self,
+        function: Callable[..., Any] | inspect.Signature,
+        choice: Choice = "auto",
+        *,
+        without: Iterable[str] = (),
+        skip: frozenset[str] = frozenset(),
+        secret: bytes | None = None,
+        name: str | None = None,
+    ) -> None:
+        self._hash = blake2b(digest_size=DIGEST_SIZE, key=hash_key(secret), person=b"semel.args.1")
+        self.left_out: dict[str, type] = {}
+        """Arguments that were no plain data in calls so far, and so did not count, though nobody said that."""
+        self._calls = _Calls(function, skip, name)
+        self._extract = choice if callable(choice) else None
+        self._strict = choice != "auto"
+        self._paths: tuple[tuple[str, list[str]], ...] | None = None
+        self._columns: tuple[_Column | None, ...] | None = None
+        if isinstance(without, str):
+            raise PolicyError(f"without takes a list of parameters: write ({without!r},)")
+        left_out = frozenset(without)
+        for parameter in sorted(left_out):
+            self._calls.check_name(parameter)
+        self._without = left_out | skip
+        if choice is None or callable(choice):
+            if left_out:
+                raise PolicyError("without= has no meaning here: the choice leaves no arguments to name")
+        elif isinstance(choice, str):
+            if choice not in ("auto", "all"):
+                raise PolicyError(f"unknown choice {choice!r}: 'auto', 'all', or a list of parameters: ({choice!r},)")
+            self._columns = tuple(map(self._column, self._calls.parameters))
+        else:
+            self._paths = self._compile(choice, left_out)
+
+    def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        """The fingerprint of one call: 16 bytes, or none where the choice is None.
+
+        Arguments that the function does not take raise TypeError, as the call itself would.
+        """
+        if self._columns is not None:
+            text = self._all_of(self._columns, args, kwargs)
+        elif self._paths is not None:
+            text = self._some_of(self._paths, args, kwargs)
+        elif self._extract is not None:
+            text = _encode(self._extract(*args, **kwargs), "what the fingerprint function returned")
+        else:
+            return b""
+        digest = self._hash.copy()
+        # Arguments may be any text, even what no UTF-8 holds, such as the name of a file.
+        digest.update(text.encode("utf-8", "surrogatepass"))
+        return digest.digest()
+
+    def _all_of(self, columns: tuple[_Column | None, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        calls, strict = self._calls, self._strict
+        found: list[str] = []
+        extra: tuple[Any, ...] = ()
+        others: dict[str, Any] = {}
+        values: Iterable[Any] = args
+        if kwargs or not calls.least <= len(args) <= calls.most:
+            bound, extra, others = calls.bind(args, kwargs)
+            values = [bound.get(name, ABSENT) for name in calls.names]
+        name = ""
+        try:
+            for column, value in zip(columns, values, strict=False):
+                if column is None or value is ABSENT:
+                    continue
+                name, label, default = column
+                text = encode_value(value, strict)
+                if text == LIVE:
+                    self.left_out.setdefault(name, type(value))
+                elif text != default:
+                    found.append(label + text)
+            if extra and calls.rest not in self._without:
+                name = f"*{calls.rest}"
+                found.append("+" + encode_value(extra, strict))
+            if others and calls.keywords not in self._without:
+                for name in sorted(others.keys() - self._without):
+                    if (text := encode_value(others[name], strict)) != LIVE:
+                        found.append(f"*{_label(name)}{text}")
+        except LiveObject as exc:
+            raise _not_plain(f"the argument {name!r}", exc) from None
+        except RecursionError as exc:
+            raise _endless(f"the argument {name!r}") from exc
+        return "".join(found)
+
+    def _some_of(
+        self, paths: tuple[tuple[str, list[str]], ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> str:
+        bound, extra, others = self._calls.bind(args, kwargs)
+        values = {**others, self._calls.rest: extra, self._calls.keywords: others, **self._calls.defaults, **bound}
+        return "".join(
+            [
+                _label(path) + _encode(_follow(values.get(first, ABSENT), rest), f"the argument {path!r}")
+                for path, (first, *rest) in paths
+            ]
+        )
+
+    def _column(self, parameter: inspect.Parameter) -> _Column | None:
+        name, calls = parameter.name, self._calls
+        # The object that a method belongs to is live, even where its class is a bundle of data.
+        is_self = parameter is calls.parameters[0] and name in ("self", "cls")
+        if name in self._without or is_self:
+            return None
+        default = encode_value(parameter.default, False) if name in calls.defaults else None
+        return name, _label(name), default
+
+    def _compile(self, choice: Iterable[str], left_out: frozenset[str]) -> tuple[tuple[str, list[str]], ...]:
+        # Sorted: neither the order in which names are written nor that of a set may matter.
+        paths = tuple((path, split_path(path)) for path in sorted(set(choice)))
+        if not paths:
+            raise PolicyError("the choice names no argument: name one, or choose None for no fingerprint")
+        for path, segments in paths:
+            self._calls.check_name(segments[0])
+            if segments[0] in left_out:
+                raise PolicyError(f"{path!r} is both chosen and left out")
+        return paths
+
+
+_Column = tuple[str, str, str | None]  # a parameter's name, its label, its default as text
+
+
+class _Calls:
+    """A function's parameters, arranged for looking at its calls."""
+
+    def __init__(
+        self, function: Callable[..., Any] | inspect.Signature, skip: frozenset[str], name: str | None
+    ) -> None:
+        try:
+            signature = function if isinstance(function, inspect.Signature) else inspect.signature(function)
+        except (ValueError, TypeError):  # some functions of C modules do not tell
+            signature = inspect.signature(lambda *args, **kwargs: None)
+        self.function = name or getattr(function, "__qualname__", "the function")
+        every = list(signature.parameters.values())
+        by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self.parameters = [p for p in every if p.kind in (*by_position, *by_keyword)]
+        self.names = tuple(p.name for p in self.parameters)
+        self.positional = tuple(p.name for p in every if p.kind in by_position)
+        self.by_keyword = frozenset(p.name for p in every if p.kind in by_keyword)
+        self.rest = next((p.name for p in every if p.kind is p.VAR_POSITIONAL), "")
+        self.keywords = next((p.name for p in every if p.kind is p.VAR_KEYWORD), "")
+        self.defaults = {p.name: p.default for p in self.parameters if p.default is not p.empty}
+        self.required = [name for name in self.names if name not in self.defaults and name not in skip]
+        # Between how many positional arguments, and no others, a call needs no binding by name.
+        self.least = max((self.names.index(name) + 1 for name in self.required), default=0)
+        self.most = len(self.positional)
+
+    def check_name(self, name: str) -> None:
+        known = [*self.names, *filter(None, (self.rest, self.keywords))]
+        if name not in known and not self.keywords:
+            raise PolicyError(
+                f"{self.function} has no parameter {name!r}: it has {', '.join(known)}"
+                if known
+                else f"{self.function} has no parameter {name!r}: it has none"
+            )
+
+    def bind(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]:
+        """The arguments by parameter, those for ``*args``, and those for ``**kwargs``."""
+        bound = dict(zip(self.positional, args, strict=False))
+        extra = args[len(self.positional) :]
+        others: dict[str, Any] = {}
+        if extra and not self.rest:
+            raise TypeError(f"{self.function}() takes {len(self.positional)} positional arguments, got {len(args)}")
+        for name, value in kwargs.items():
+            if name not in self.by_keyword:
+                if not self.keywords:
+                    raise TypeError(f"{self.function}() got an unexpected keyword argument {name!r}")
+                others[name] = value
+            elif name in bound:
+                raise TypeError(f"{self.function}() got multiple values for argument {name!r}")
+            else:
+                bound[name] = value
+        for name in self.required:
+            if name not in bound:
+                raise TypeError(f"{self.function}() missing required argument: {name!r}")
+        return bound, extra, others
+
+
+def _label(name: str) -> str:
+    return f"{len(name)}:{name}"
+
+
+def _follow(value: Any, path: list[str]) -> Any:
+    for index, segment in enumerate(path):
+        if isinstance(value, Mapping):
+            value = value.get(segment, ABSENT)
+        elif segment == "*" and isinstance(value, (list, tuple)):
+            return [_follow(element, path[index + 1 :]) for element in value]
+        else:
+            value = getattr(value, segment, ABSENT)
+        if value is ABSENT:
+            break
+    return value
+
+
+def _encode(value: Any, what: str) -> str:
+    try:
+        return encode_value(value)
+    except LiveObject as exc:
+        raise _not_plain(what, exc) from None
+    except RecursionError as exc:
+        raise _endless(what) from exc
+
+
+def _not_plain(what: str, exc: LiveObject) -> PolicyError:
+    return PolicyError(
+        f"{what} is or holds a {exc}, which is no plain data and has no fingerprint: "
+        "leave it out with without=, name the fields that count, or give a function that returns them"
+    )
+
+
+def _endless(what: str) -> PolicyError:
+    return PolicyError(f"{what} contains itself or nests too deeply: name the fields that count")

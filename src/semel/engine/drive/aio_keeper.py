@@ -1,0 +1,119 @@
+"""The keeper of an async engine: one timer that renews the leases of all its running handlers, and sweeps now and then.
+
+The timer is set for the first lease that is due. A handler that is over by then costs nothing but a dictionary entry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from semel.core.ops import Sweep
+from semel.engine.drive.keeper import SWEEP_AGAIN, SWEEP_LIMIT, SWEEP_STEPS, fitted
+from semel.engine.drive.leases import RETRY_AFTER, Lease, Leases
+from semel.engine.ports import AsyncStore
+from semel.errors import ConfigurationError
+
+__all__ = ["AsyncKeeper"]
+
+_NEVER: Final = float("inf")
+
+
+class AsyncKeeper:
+    """Keeps leases alive, in the event loop that uses it first."""
+
+    def __init__(self, store: AsyncStore, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
+        self._store = store
+        self._sweep_every = sweep_every
+        self._on_swept = on_swept
+        self._leases = Leases()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = _NEVER
+        self._round: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+        self._sweep_at = _NEVER
+        self._closed = False
+
+    def hold(self, lease: Lease) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self._adopt(loop)
+        self._leases.hold(lease)
+        if lease.due < self._rings_at:
+            self._set(lease.due)
+
+    def drop(self, lease: Lease) -> None:
+        self._leases.drop(lease)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await asyncio.gather(*filter(None, (self._round, self._sweeping)), return_exceptions=True)
+
+    def _set(self, when: float) -> None:
+        assert self._loop is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rings_at = min(when, self._sweep_at)
+        self._timer = self._loop.call_later(max(0.0, self._rings_at - time.monotonic()), self._ring)
+
+    def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            raise ConfigurationError("this AsyncSemel belongs to another event loop: make one per loop")
+        # Whatever a dead loop left behind is over: its timer never rings, its leases are nobody's.
+        self._loop, self._timer, self._round, self._sweeping = loop, None, None, None
+        self._leases, self._rings_at = Leases(), _NEVER
+        self._sweep_at = time.monotonic() + self._sweep_every if self._sweep_every else _NEVER
+
+    def _ring(self) -> None:
+        assert self._loop is not None
+        self._timer = None
+        self._rings_at = _NEVER
+        now = time.monotonic()
+        if self._closed:
+            return
+        if now >= self._sweep_at:
+            # A task of its own: a slow sweep must not keep the leases waiting.
+            self._sweep_at = _NEVER
+            self._sweeping = self._loop.create_task(self._sweep(), name="semel-sweeper")
+        if self._round is not None and not self._round.done():
+            self._leases.expire(now)  # the last round still waits for the store, which may never answer
+            self._set(now + self._leases.shortest * RETRY_AFTER)
+        elif self._leases.due(now):
+            self._round = self._loop.create_task(self._renew(), name="semel-keeper")
+            self._set(now + self._leases.shortest * RETRY_AFTER)
+        elif len(self._leases):
+            self._set(self._leases.next_due(now))
+        elif self._sweep_at < _NEVER:
+            self._set(self._sweep_at)
+
+    async def _renew(self) -> None:
+        for due in self._leases.trips(time.monotonic()):
+            sent = time.monotonic()
+            try:
+                answers = list(await self._store.execute_many([lease.renewal() for lease in due]))
+            except Exception as error:  # a store that breaks its contract must not end the keeper
+                answers = [error]
+            self._leases.renewed(due, fitted(answers, due), sent, time.monotonic())
+
+    async def _sweep(self) -> None:
+        pause = self._sweep_every or 0
+        try:
+            for _ in range(SWEEP_STEPS):
+                swept = await self._store.execute(Sweep(SWEEP_LIMIT))
+                self._on_swept(swept.removed, swept.unknown)
+                if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
+                    break
+            else:
+                pause = min(SWEEP_AGAIN, pause)  # there is more than one sweep may take
+        except Exception:  # there is always a next time
+            pass
+        finally:
+            self._sweep_at = time.monotonic() + pause
+            if not self._closed and self._sweep_at < self._rings_at:
+                self._set(self._sweep_at)

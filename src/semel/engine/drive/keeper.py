@@ -1,0 +1,128 @@
+"""The keeper of a sync engine: one thread that renews the leases of all its running handlers, and sweeps now and then.
+
+It sleeps until the first lease is due. A handler that is over by then costs it nothing: not a wake-up, not a lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from semel.core.ops import Sweep
+from semel.engine.drive.leases import Lease, Leases
+from semel.engine.forking import survive_forks
+from semel.engine.ports import Store
+from semel.errors import StoreUncertain
+
+__all__ = ["SWEEP_LIMIT", "Keeper"]
+
+SWEEP_LIMIT: Final = 1000
+"""Records removed in one step of a sweep."""
+SWEEP_STEPS: Final = 100
+"""Steps of one background sweep, so that a backlog cannot keep the keeper from its leases."""
+SWEEP_AGAIN: Final = 1.0
+"""Seconds until the next sweep when one has ended at that bound: more expires than ``sweep_every`` would remove."""
+_NEVER: Final = float("inf")
+_AWAKE: Final = float("inf")
+"""While it is awake every new lease has it look again."""
+
+
+class Keeper:
+    """Keeps leases alive. Started by the first lease, and again in a forked child."""
+
+    def __init__(self, store: Store, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
+        self._store = store
+        self._sweep_every = sweep_every
+        self._on_swept = on_swept
+        self._leases = Leases()
+        self._condition = threading.Condition()
+        self._sleeps_until = _AWAKE
+        self._started = False
+        self._closed = False
+        survive_forks(self._forked)
+
+    def _forked(self) -> None:
+        self._condition = threading.Condition()
+        self._leases = Leases()
+        self._sleeps_until = _AWAKE
+        self._started = False
+
+    def hold(self, lease: Lease) -> None:
+        if not self._started:
+            self._start()
+        self._leases.hold(lease)
+        # Read after the lease is in: a keeper that is awake is told to look again, one that sleeps says until when.
+        if lease.due < self._sleeps_until:
+            with self._condition:
+                self._condition.notify()
+
+    def drop(self, lease: Lease) -> None:
+        self._leases.drop(lease)
+
+    def close(self) -> None:
+        self._closed = True
+        with self._condition:
+            self._condition.notify()
+
+    def _start(self) -> None:
+        with self._condition:
+            if not self._started and not self._closed:
+                self._started = True
+                threading.Thread(target=self._keep, name="semel-keeper", daemon=True).start()
+
+    def _keep(self) -> None:
+        sweep_at = time.monotonic() + self._sweep_every if self._sweep_every else _NEVER
+        begun = -1
+        sweeper = threading.Thread()
+        while not self._closed:
+            with self._condition:
+                now = time.monotonic()
+                idle, begun = len(self._leases) == 0 and begun == self._leases.begun, self._leases.begun
+                # Without traffic, sleep: the first lease wakes us. With traffic, look again about when a lease that
+                # begins now would be due, so that none of them has to.
+                until = min(_NEVER if idle else self._leases.next_due(now), sweep_at)
+                self._sleeps_until = until
+                if until > now and not self._closed:
+                    self._condition.wait(min(until - now, threading.TIMEOUT_MAX))
+                self._sleeps_until = _AWAKE
+            renew(self._store, self._leases)
+            if time.monotonic() >= sweep_at and not self._closed:
+                # A thread of its own: a slow sweep must not keep the leases waiting.
+                if not sweeper.is_alive():
+                    sweeper = threading.Thread(target=self._sweep, name="semel-sweeper", daemon=True)
+                    sweeper.start()
+                sweep_at = time.monotonic() + (self._sweep_every or 0)
+
+    def _sweep(self) -> None:
+        while self._is_behind():
+            time.sleep(min(SWEEP_AGAIN, self._sweep_every or 0))
+
+    def _is_behind(self) -> bool:
+        """Sweep; whether there is more than one sweep may take."""
+        for _ in range(SWEEP_STEPS):
+            try:
+                swept = self._store.execute(Sweep(SWEEP_LIMIT))
+                self._on_swept(swept.removed, swept.unknown)
+            except Exception:  # there is always a next time, and the keeper must live
+                return False
+            if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
+                return False
+        return True
+
+
+def renew(store: Store, leases: Leases) -> None:
+    """Renew the leases that are due, in one round trip; see ``Leases.trips``."""
+    for due in leases.trips(time.monotonic()):
+        sent = time.monotonic()
+        try:
+            answers = list(store.execute_many([lease.renewal() for lease in due]))
+        except Exception as error:  # a store that breaks its contract must not end the keeper
+            answers = [error]
+        leases.renewed(due, fitted(answers, due), sent, time.monotonic())
+
+
+def fitted(answers: list[Any], due: list[Lease]) -> list[Any]:
+    """One answer per lease; what a broken store left out counts as a failure."""
+    return [*answers, *[StoreUncertain("the store did not answer the renewal") for _ in due]][: len(due)]

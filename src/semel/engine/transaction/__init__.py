@@ -1,0 +1,1 @@
+"""The transactional mode: the record commits in the caller's own transaction."""

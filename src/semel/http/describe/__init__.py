@@ -1,0 +1,1 @@
+"""What a service tells about its routes: OpenAPI documents and the design section."""

@@ -1,0 +1,44 @@
+"""Django REST framework's document, as drf-spectacular makes it: a hook for its settings.
+
+::
+
+    SPECTACULAR_SETTINGS = {
+        "POSTPROCESSING_HOOKS": [
+            "drf_spectacular.hooks.postprocess_schema_enums",
+            "semel.http.describe.drf.postprocess",
+        ],
+    }
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from semel.http.contract.inventory import Endpoint
+from semel.http.describe.openapi import document
+
+__all__ = ["postprocess"]
+
+
+def postprocess(result: dict[str, Any], generator: Any, **asked: Any) -> dict[str, Any]:
+    """The document with what the project's views are declared to be."""
+    from semel.http.django import endpoints
+    from semel.http.django.configuration import configuration
+
+    said = configuration()
+    found = [_as_shown(each) for each in endpoints(generator.urlconf)]
+    return document(result, found, guard=said.guard, docs=said.docs)
+
+
+def _as_shown(endpoint: Endpoint) -> Endpoint:
+    """With the path that drf-spectacular shows, where its settings cut or add a beginning."""
+    from drf_spectacular.settings import spectacular_settings as shown
+
+    path = endpoint.path
+    if shown.SCHEMA_PATH_PREFIX_TRIM and shown.SCHEMA_PATH_PREFIX:
+        path = re.sub("^" + shown.SCHEMA_PATH_PREFIX.removeprefix("^"), "", path, flags=re.IGNORECASE)
+    path = (shown.SCHEMA_PATH_PREFIX_INSERT or "") + path
+    if not path.startswith("/"):
+        path = f"/{path}"
+    return Endpoint(endpoint.method, path, endpoint.rule, endpoint.name)

@@ -1,0 +1,137 @@
+"""OpenAPI: what is declared, written into the document that a framework, or a person, has made.
+
+::
+
+    spec = document(app.openapi(), endpoints(app), guard=guard)
+    middleware = Idempotency(app, guard=guard, routes=rules_by_operation(spec, {"createPayment": Action()}))
+
+FastAPI, Litestar and Django REST framework have their own small glue, which calls ``document`` by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from semel.core.policy import Policy
+from semel.engine.guard import Guard
+from semel.errors import ConfigurationError
+from semel.http.contract.inventory import Endpoint
+from semel.http.contract.rules import SAFE_METHODS, Action, Rule
+from semel.http.describe.operations import add_components, describe_operation
+from semel.http.describe.paths import Declared, Matching, Operation, check_version, operations
+from semel.http.describe.plain_rules import EXTENSION, rule_from_plain
+
+__all__ = ["document", "rules_by_operation", "wrap_fastapi"]
+
+_PART: Final = re.compile(r"\{[^{}]*\}")
+
+
+def document(
+    spec: Mapping[str, Any],
+    endpoints: Declared,
+    *,
+    guard: Guard | None = None,
+    policy: Policy | None = None,
+    prefix: str = "",
+    docs: str | None = None,
+    strict: bool = False,
+) -> dict[str, Any]:
+    """A copy of an OpenAPI document (3.0 or later) in which the declared operations say so. Twice is as once.
+
+    Each gets its headers, all errors that its rule can answer with, and ``x-idempotency``. What the document says
+    already stays.
+
+    :param endpoints: of a framework's glue, ``endpoints(app)``, or the ``routes=`` of a middleware.
+    :param guard: the one of the middleware; its policy is what the rules change. ``policy=`` says it alone.
+    :param prefix: what the document's paths have in front of the endpoints' own, where the application is mounted.
+    :param docs: the page that the errors link to, as given to the middleware.
+    :param strict: a protected endpoint that the document does not have is an error.
+    """
+    check_version(spec)
+    policy = guard.policy if guard is not None else policy
+    quota = guard is not None and guard._meter is not None
+    result: dict[str, Any] = copy.deepcopy(dict(spec))
+    matching = Matching(endpoints, prefix)
+    answers = False
+    for operation in operations(result):
+        endpoint = matching.find(operation, result)
+        if endpoint is not None and endpoint.rule is not None and operation.method not in SAFE_METHODS:
+            answers |= describe_operation(result, operation, endpoint.rule, policy, quota=quota, docs=docs)
+    if answers:
+        add_components(result)
+    if strict:
+        _refuse_left([each for each in matching.left() if isinstance(each.rule, Action)])
+    return result
+
+
+def wrap_fastapi(
+    app: Any, endpoints: Callable[[], Declared], guard: Guard | None = None, docs: str | None = None
+) -> None:
+    """Have ``app.openapi()`` give the document with what is declared in it, whenever FastAPI makes it anew."""
+    make = app.openapi
+    known: dict[str, Any] | None = None
+
+    def openapi() -> dict[str, Any]:
+        nonlocal known
+        made: dict[str, Any] = make()
+        if made is not known:
+            app.openapi_schema = known = document(made, endpoints(), guard=guard, docs=docs)
+            return known
+        return made
+
+    app.openapi = openapi
+
+
+def rules_by_operation(
+    spec: Mapping[str, Any], rules: Mapping[str, Rule] | None = None, *, prefix: str = ""
+) -> dict[tuple[str, str], Rule]:
+    """Rules for the ``routes=`` of a middleware, by operationId and from each operation's own ``x-idempotency``.
+
+    :param rules: by operationId; what is said here wins over what the document says.
+    :param prefix: what the paths of requests have in front of the document's, such as the path of a server's URL.
+    """
+    check_version(spec)
+    found = list(operations(spec))
+    wanted = dict(rules or {})
+    _refuse_unknown(wanted, found)
+    table: dict[tuple[str, str], Rule] = {}
+    for operation in found:
+        if operation.id in wanted:
+            rule = wanted[operation.id]
+        elif EXTENSION in operation.content:
+            rule = rule_from_plain(operation.content[EXTENSION], f"{operation}: {EXTENSION}")
+        else:
+            continue
+        if operation.method in SAFE_METHODS:
+            raise ConfigurationError(
+                f"{operation.id or operation} is a {operation.method}: it changes nothing and is never claimed"
+            )
+        table[operation.method, _PART.sub(_plain_part, prefix + operation.path)] = rule
+    return table
+
+
+def _plain_part(match: re.Match[str]) -> str:
+    """``{order-id}`` is a part to OpenAPI; a table of routes wants letters, digits and underscores."""
+    return re.sub(r"\W", "_", match[0][1:-1]).join("{}")
+
+
+def _refuse_unknown(wanted: Mapping[str, Rule], found: list[Operation]) -> None:
+    known = [operation.id for operation in found if operation.id]
+    unknown = sorted(wanted.keys() - set(known))
+    if unknown:
+        there = ", ".join(sorted(known)) or "no operationId at all"
+        raise ConfigurationError(f"no operation is called {', '.join(unknown)}; the document has: {there}")
+    twice = sorted(name for name in wanted if known.count(name) > 1)
+    if twice:
+        raise ConfigurationError(f"several operations are called {', '.join(twice)}: an operationId names one")
+
+
+def _refuse_left(left: list[Endpoint]) -> None:
+    if left:
+        raise ConfigurationError(
+            f"the document has no operation for {', '.join(str(each) for each in left)}: "
+            "add it, or say what its paths begin with (prefix=)"
+        )

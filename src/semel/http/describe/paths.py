@@ -1,0 +1,146 @@
+"""The operations of an OpenAPI document, and which endpoint is which of them.
+
+An endpoint and an operation are the same when method and path are, whatever the parts of the path are called and
+however they are typed: ``/orders/{id:int}`` is ``/orders/{order_id}``. A document may leave out what its servers' URLs
+say already.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit
+
+from semel.core.values import value
+from semel.errors import ConfigurationError
+from semel.http.contract.inventory import Endpoint
+from semel.http.contract.rules import Rule
+
+__all__ = ["Declared", "Matching", "Operation", "check_version", "example_path", "operations"]
+
+Declared: TypeAlias = Iterable[Endpoint] | Mapping[tuple[str, str], Rule]
+"""What an application declares: the endpoints of a framework, or the ``routes=`` of a middleware."""
+Template: TypeAlias = tuple[str, str]
+
+METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
+_PART: Final = re.compile(r"\{[^{}]*\}|<[^<>]*>")
+_VARIABLE: Final = re.compile(r"\{([^{}]*)\}")
+
+
+@value
+class Operation:
+    """One operation of a document; ``content`` is the document's own object, which may be changed."""
+
+    method: str
+    path: str
+    item: dict[str, Any]
+    content: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        found = self.content.get("operationId")
+        return found if isinstance(found, str) else ""
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+def check_version(spec: object) -> None:
+    """Refuse what is no OpenAPI 3 document."""
+    if not isinstance(spec, Mapping):
+        raise ConfigurationError(f"an OpenAPI document is a dict, as json.loads gives it, not {type(spec).__name__}")
+    version = spec.get("openapi")
+    if not isinstance(version, str) or not version.startswith("3."):
+        said = f"openapi: {version!r}" if "openapi" in spec else f"swagger: {spec.get('swagger')!r}"
+        raise ConfigurationError(f"this is no OpenAPI document of version 3.0 or later ({said}): convert it first")
+
+
+def operations(spec: Mapping[str, Any]) -> Iterator[Operation]:
+    """All operations below ``paths``; webhooks and callbacks are requests that the service makes, not ones it gets."""
+    for path, item in (spec.get("paths") or {}).items():
+        if not isinstance(item, dict):
+            continue
+        for method in METHODS:
+            if isinstance(item.get(method), dict):
+                yield Operation(method.upper(), path, item, item[method])
+
+
+def template(method: str, path: str) -> Template:
+    """Method and path in the form that they are compared in."""
+    return method.upper(), _PART.sub("{}", path) or "/"
+
+
+def example_path(path: str) -> str:
+    """A path that a request could have."""
+    return _PART.sub("42", path)
+
+
+def as_endpoints(declared: Declared) -> list[Endpoint]:
+    """Endpoints, also from a table of routes."""
+    if isinstance(declared, Mapping):
+        return [Endpoint(method, path, rule) for (method, path), rule in declared.items()]
+    return list(declared)
+
+
+class Matching:
+    """Finds the endpoint of an operation."""
+
+    def __init__(self, declared: Declared, prefix: str = "") -> None:
+        self._exact: dict[Template, Endpoint] = {}
+        self._patterns: list[tuple[str, re.Pattern[str], Endpoint]] = []
+        for each in as_endpoints(declared):
+            method, path = template(each.method, prefix + each.path)
+            self._exact[method, path] = each
+            if "{}" in path:
+                literals = [re.escape(text) for text in path.split("{}")]
+                self._patterns.append((method, re.compile("[^/]+".join(literals)), each))
+        self._found: set[int] = set()
+
+    def find(self, operation: Operation, spec: Mapping[str, Any]) -> Endpoint | None:
+        """By its path, alone or below the path of a server; else by a path with parts that this one is a case of."""
+        names = list(_names(operation, spec))
+        endpoint = next((self._exact[name] for name in names if name in self._exact), None)
+        if endpoint is None:
+            endpoint = next(
+                (
+                    each
+                    for method, path in names
+                    for wanted, pattern, each in self._patterns
+                    if wanted == method and pattern.fullmatch(path)
+                ),
+                None,
+            )
+        self._found.add(id(endpoint))
+        return endpoint
+
+    def left(self) -> list[Endpoint]:
+        """Those that were not found in the document."""
+        return [each for each in self._exact.values() if id(each) not in self._found]
+
+
+def _names(operation: Operation, spec: Mapping[str, Any]) -> Iterator[Template]:
+    """What the operation's endpoint may be called."""
+    yield template(operation.method, operation.path)
+    for holder in (operation.content, operation.item, spec):
+        servers = holder.get("servers")
+        if isinstance(servers, list) and servers:
+            for prefix in map(_server_path, servers):
+                if prefix:
+                    yield template(operation.method, prefix + operation.path)
+            return  # the nearest list is the one that counts
+
+
+def _server_path(server: Any) -> str:
+    if not isinstance(server, Mapping) or not isinstance(server.get("url"), str):
+        return ""
+    variables = server.get("variables") or {}
+
+    def default(match: re.Match[str]) -> str:
+        found = variables.get(match[1])
+        return str(found.get("default", "")) if isinstance(found, Mapping) else ""
+
+    try:
+        return urlsplit(_VARIABLE.sub(default, server["url"])).path.rstrip("/")
+    except ValueError:
+        return ""

@@ -1,0 +1,157 @@
+"""A rule as plain data, for documents and pages, and back: the ``x-idempotency`` of an OpenAPI operation.
+
+The names are those of the settings. What every reader wants to know is always said; the rest only where it is not the
+default. Code cannot be written down: a recover hook is named, and refused when it is read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from semel.core.keys import MAX_KEY_LENGTH, KeyFormat
+from semel.core.ops import FOREVER
+from semel.core.policy import Policy, wait
+from semel.core.states import Takeover
+from semel.errors import ConfigurationError
+from semel.http.contract.rules import Action, Conditional, Exempt, Natural, Rule
+
+__all__ = ["EXTENSION", "duration_text", "plain_rule", "rule_from_plain"]
+
+EXTENSION: Final = "x-idempotency"
+
+_CLASSES: Final[dict[str, type[Action]]] = {"action": Action, "conditional": Conditional}
+_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
+_TAKEOVERS: Final = {Takeover.RETRY: "retry", Takeover.REJECT: "reject", Takeover.RECOVER: "recover"}
+_SETTINGS: Final = (
+    "key_mode",
+    "reused_status",
+    "external_effects",
+    "canonical_json",
+    "keep_body",
+    "body_limit",
+    "longest_body",
+    "precondition_required",
+)
+"""Said as they are, where they are not the default."""
+
+
+def duration_text(seconds: float) -> str | None:
+    """``86400`` → ``"24h"``, as ``Policy`` reads it; None: for ever."""
+    if seconds >= FOREVER:
+        return None
+    if seconds != int(seconds):
+        return f"{seconds * 1000:.3f}".rstrip("0").rstrip(".") + "ms"
+    left, text = int(seconds), ""
+    for size, unit in _UNITS:
+        if unit == "d" and left < 2 * size:  # a day is said in hours
+            continue
+        count, left = divmod(left, size)
+        text += f"{count}{unit}" if count else ""
+    return text or "0s"
+
+
+def plain_rule(rule: Rule, policy: Policy | None = None) -> dict[str, Any]:
+    """What the rule promises under the guard's policy, as JSON can say it."""
+    if isinstance(rule, Exempt):
+        return {"class": rule.kind, "reason": rule.reason}
+    if isinstance(rule, Natural):
+        return {"class": rule.kind, "absent": sorted(rule.absent)}
+    rule = rule.under(policy or Policy())
+    promised = rule.policy
+    plain: dict[str, Any] = {
+        "class": rule.kind,
+        "required": rule.required,
+        "key_format": _plain_format(rule.key_format),
+        "scope": rule.scope,
+        "guarantee": promised.guarantee,
+        "ttl": duration_text(promised.ttl_seconds),
+        "lease": duration_text(promised.lease_seconds),
+        "on_duplicate": {"wait": duration_text(promised.wait_seconds)} if promised.wait_seconds else "raise",
+        "on_abandoned": _TAKEOVERS[promised.takeover],
+        "on_store_error": "open" if promised.fails_open else "closed",
+    }
+    if promised.refuse_seconds:
+        plain["refuse_expired"] = duration_text(promised.refuse_seconds)
+    if promised.on_interrupted is not None:
+        plain["on_interrupted"] = promised.on_interrupted
+    default = type(rule)()
+    for name in _SETTINGS:
+        if getattr(rule, name, None) != getattr(default, name, None):
+            plain[name] = getattr(rule, name)
+    for name in ("only", "without", "fingerprint_headers"):
+        if getattr(rule, name):
+            plain[name] = list(getattr(rule, name))
+    if rule.released != default.released:
+        plain["released"] = sorted(rule.released)
+    if rule.replayed_headers != default.replayed_headers:
+        plain["replayed_headers"] = sorted(name.decode("latin-1") for name in rule.replayed_headers)
+    if rule.replayed_header != default.replayed_header:
+        plain["replayed_header"] = rule.replayed_header.decode("latin-1")
+    return plain
+
+
+def rule_from_plain(plain: Any, where: str = EXTENSION) -> Rule:
+    """The rule that plain data describes; ``"action"`` alone is one with the guard's settings."""
+    if isinstance(plain, str):
+        plain = {"class": plain}
+    if not isinstance(plain, Mapping):
+        raise ConfigurationError(f'{where}: a rule is an object with a "class", not {plain!r}')
+    settings = dict(plain)
+    kind = settings.pop("class", "action")
+    try:
+        if kind == "exempt":
+            return Exempt(**settings)
+        if kind == "natural":
+            return Natural(**{name: frozenset(each) for name, each in settings.items()})
+        if kind not in _CLASSES:
+            raise ConfigurationError(f"class is one of action, conditional, natural, exempt, not {kind!r}")
+        return _CLASSES[kind].declared(**_settings(settings))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigurationError(f"{where} cannot be read as a rule: {error}") from error
+
+
+def _settings(plain: dict[str, Any]) -> dict[str, Any]:
+    settings = dict(plain)
+    if settings.get("on_abandoned") == "recover":
+        raise ConfigurationError("a recover hook is code: declare this operation in the program")
+    for name, said in settings.items():
+        default = getattr(Conditional, name, None)
+        if isinstance(default, (bool, int)) and type(said) is not type(default):
+            raise ConfigurationError(f"{name} is a {type(default).__name__}, not {said!r}")
+    waited = settings.get("on_duplicate")
+    if isinstance(waited, Mapping):
+        settings["on_duplicate"] = wait(waited["wait"]) if set(waited) == {"wait"} else waited
+    for name in ("only", "without", "fingerprint_headers"):
+        if name in settings:
+            settings[name] = tuple(settings[name])
+    if "key_format" in settings:
+        settings["key_format"] = _format(settings["key_format"])
+    if "released" in settings:
+        settings["released"] = frozenset(settings["released"])
+    if "replayed_headers" in settings:
+        settings["replayed_headers"] = frozenset(
+            name.lower().encode("latin-1") for name in settings["replayed_headers"]
+        )
+    if "replayed_header" in settings:
+        settings["replayed_header"] = settings["replayed_header"].lower().encode("latin-1")
+    return settings
+
+
+def _plain_format(format: KeyFormat) -> Any:
+    pattern = None if format.name in KeyFormat.NAMES or format.pattern is None else format.pattern.pattern
+    if pattern is None and format.max_length == MAX_KEY_LENGTH:
+        return format.name
+    named = {"pattern": pattern} if pattern is not None else {"name": format.name}
+    return {**named, "max_length": format.max_length}
+
+
+def _format(plain: Any) -> KeyFormat:
+    if isinstance(plain, str):
+        return KeyFormat.named(plain)
+    longest = plain.get("max_length", MAX_KEY_LENGTH)
+    if "pattern" in plain:
+        return KeyFormat.matching(plain["pattern"], max_length=longest)
+    return KeyFormat.named(plain.get("name", "any"), max_length=longest)

@@ -1,0 +1,1 @@
+"""Ops of concurrent callers that share a round trip."""
