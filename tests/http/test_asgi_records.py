@@ -21,7 +21,7 @@ from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Complete, Op
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.errors import LeaseLost, RecordTooLarge
-from semel.http.contract.exchange import HTTPCall
+from semel.http.contract.exchange import RESPONSES
 from semel.http.fastapi import Action, Idempotency
 from semel.observe import events
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose
@@ -170,7 +170,7 @@ def test_a_recover_hook_finds_out_what_an_abandoned_attempt_did(verdict: Any, st
         guarded = at_the_edge(Counting(), AsyncSemel(store), rule)
         dead = AsyncSemel(store)
         exchange_call = dead.make_call(
-            "POST /pay", "k", "alice", b"", Policy(recover=recover, lease="5s"), kind=HTTPCall
+            "POST /pay", "k", "alice", b"", Policy(recover=recover, lease="5s"), serializer=RESPONSES
         )
         assert isinstance(await dead.begin(exchange_call), AsyncAttempt)
         now[0] += 60
@@ -279,7 +279,7 @@ def test_a_released_answer_of_an_owner_that_was_replaced_is_not_sent(finished: b
             assert record is not None
             await guard.release("POST /pay", "k", tenant="alice", force=True)
             other = AsyncSemel(guard.store)
-            call = other.make_call("POST /pay", "k", "alice", record.fingerprint, Policy(), kind=HTTPCall)
+            call = other.make_call("POST /pay", "k", "alice", record.fingerprint, Policy(), serializer=RESPONSES)
             successor = await other.begin(call)
             assert isinstance(successor, AsyncAttempt)
             if finished:

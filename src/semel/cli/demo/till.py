@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from semel.cli.demo.ledger import Fenced, Ledger
 from semel.cli.demo.sightings import Sightings
-from semel.core.outcomes import NOT_DONE, Recovered, Verdict
+from semel.core.call import NOT_DONE, Recovered, Verdict
 from semel.core.policy import wait
 from semel.engine.operation.operation import INJECTED, Operation, current_operation
 from semel.engine.sync import Semel

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
-from semel.core.outcomes import Outcome
-from semel.core.requests import Declined, Lost, Raised, Returned
+from semel.core.call import Declined, Outcome, Raised, Returned, Stopped
 
 if TYPE_CHECKING:
+    from semel.core.call import Call
     from semel.core.ops import Claimed, Op
-    from semel.core.outcomes import Call
     from semel.engine.aio import AsyncSemel
     from semel.engine.drive.drive import Drive
     from semel.engine.drive.leases import Lease
@@ -56,7 +55,7 @@ class Attempt:
 
     def lost(self) -> Outcome[Any]:
         """The lease was lost and the handler stopped: the new owner's outcome, or LeaseLost."""
-        return self._guard._end(self._drive, Lost())
+        return self._guard._end(self._drive, Stopped())
 
     def fail(self, error: BaseException) -> None:
         """The handler raised. Kept or released, as the policy says; raising it is the adapter's business."""
@@ -99,7 +98,7 @@ class AsyncAttempt:
 
     def lost(self) -> Awaitable[Outcome[Any]]:
         """The lease was lost and the handler stopped: the new owner's outcome, or LeaseLost."""
-        return self._guard._end(self._drive, Lost())
+        return self._guard._end(self._drive, Stopped())
 
     async def fail(self, error: BaseException) -> None:
         """The handler raised. Kept or released, as the policy says; raising it is the adapter's business."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from semel.core.call import Call, Outcome, Raised, Recover, Returned, Run
 from semel.core.ops import Claimed
-from semel.core.outcomes import Call, Outcome
-from semel.core.requests import Raised, Recover, Returned, Run
-from semel.core.transactional import Conflicted, Flow, Refused, transact
+from semel.core.transactional import Flow, HandlerConflict, Rejected, transact
 from semel.engine.drive.drive import ignoring
 from semel.engine.operation.operation import AsyncOperation, Operation
 from semel.engine.transaction.aio import AsyncTransactions
@@ -67,12 +66,12 @@ class TransactionAttempt:
         try:
             self._unit.finish()
         except Exception as error:
-            return self._outcome(Conflicted(error) if self._unit.conflicts(error) else Raised(error))
+            return self._outcome(HandlerConflict(error) if self._unit.conflicts(error) else Raised(error))
         return self._outcome(Returned(value))
 
     def refuse(self, value: Any) -> Outcome[Any]:
         """It was refused, with this answer, which is remembered; the handler's rows are not."""
-        return self._outcome(Refused(value))
+        return self._outcome(Rejected(value))
 
     def decline(self, value: Any) -> Outcome[Any]:
         """It was answered, and nothing happened: rolled back, and the key is free again."""
@@ -85,7 +84,7 @@ class TransactionAttempt:
 
     def conflict(self, error: BaseException) -> Outcome[Any]:
         """It did: rolled back, and nothing is stored. Raises TransactionConflict, for whoever can run it again."""
-        return self._outcome(Conflicted(error))
+        return self._outcome(HandlerConflict(error))
 
     def fail(self, error: BaseException) -> None:
         """The handler raised: rolled back; kept or not, as the policy says. Raising it is the adapter's business."""
@@ -143,12 +142,12 @@ class AsyncTransactionAttempt:
         try:
             await self._unit.finish()
         except Exception as error:
-            return await self._outcome(Conflicted(error) if self._unit.conflicts(error) else Raised(error))
+            return await self._outcome(HandlerConflict(error) if self._unit.conflicts(error) else Raised(error))
         return await self._outcome(Returned(value))
 
     async def refuse(self, value: Any) -> Outcome[Any]:
         """It was refused, with this answer, which is remembered; the handler's rows are not."""
-        return await self._outcome(Refused(value))
+        return await self._outcome(Rejected(value))
 
     async def decline(self, value: Any) -> Outcome[Any]:
         """It was answered, and nothing happened: rolled back, and the key is free again."""
@@ -161,7 +160,7 @@ class AsyncTransactionAttempt:
 
     async def conflict(self, error: BaseException) -> Outcome[Any]:
         """It did: rolled back, and nothing is stored. Raises TransactionConflict, for whoever can run it again."""
-        return await self._outcome(Conflicted(error))
+        return await self._outcome(HandlerConflict(error))
 
     async def fail(self, error: BaseException) -> None:
         """The handler raised: rolled back; kept or not, as the policy says. Raising it is the adapter's business."""
