@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from semel.cli.demo.payments import data
-from semel.cli.demo.payments.data import Books
-from semel.cli.demo.serving import welcome
+from semel.demo.http.run import welcome
+from semel.demo.payments import data
+from semel.demo.payments.data import Books
 from semel.sql.program import Program, Query
 from tests.http.payments_service import BOB, Payments, new_key, order, serving
 
