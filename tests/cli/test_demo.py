@@ -23,9 +23,8 @@ import pytest
 
 from semel.cli.app import main
 from semel.cli.demo import MODES
-from semel.demo.direct.modes import TILLS
 from semel.demo.direct.storm import RATE
-from semel.demo.direct.till import DYING
+from semel.demo.direct.till import DYING, TILLS
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
