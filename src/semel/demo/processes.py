@@ -37,10 +37,10 @@ class Workers:
         self._module = module
         self._log = log
         self._pass_fds = tuple(pass_fds)
-        self._running: list[subprocess.Popen[bytes]] = []
+        self.running: list[subprocess.Popen[bytes]] = []
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self.running)
 
     def start(self, settings: dict[str, Any]) -> None:
         """Start one worker."""
@@ -51,19 +51,19 @@ class Workers:
                 command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, bufsize=0, process_group=0,
                 pass_fds=self._pass_fds,
             )  # fmt: skip
-        self._running.append(worker)
+        self.running.append(worker)
 
     def kill_one(self, dice: random.Random) -> None:
         """Kill one without a warning, as the kernel would."""
-        if self._running:
-            dice.choice(self._running).kill()
+        if self.running:
+            dice.choice(self.running).kill()
 
     def reap(self) -> None:
         """Forget the workers that have ended, and count how they ended."""
-        for worker in self._running[:]:
+        for worker in self.running[:]:
             code = worker.poll()
             if code is not None:
-                self._running.remove(worker)
+                self.running.remove(worker)
                 assert worker.stdin is not None
                 worker.stdin.close()
                 self.kills += code < 0
@@ -71,7 +71,7 @@ class Workers:
 
     def ask_to_finish(self) -> None:
         """Ask all workers to finish what they are doing and exit."""
-        for worker in self._running:
+        for worker in self.running:
             assert worker.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # it died a moment ago
                 worker.stdin.write(b"stop\n")
@@ -79,7 +79,7 @@ class Workers:
     def wait(self, seconds: float, watch: Callable[[], None] | None = None) -> None:
         """Wait for all workers to exit, and kill those that are left after this many seconds."""
         end = time.monotonic() + seconds
-        while self._running and time.monotonic() < end:
+        while self.running and time.monotonic() < end:
             self.reap()
             if watch is not None:
                 watch()
@@ -87,9 +87,9 @@ class Workers:
         self.kill_all()
 
     def kill_all(self) -> None:
-        for worker in self._running:
+        for worker in self.running:
             worker.kill()
-        for worker in self._running:
+        for worker in self.running:
             worker.wait()
         self.reap()
 

@@ -49,25 +49,25 @@ class Service:
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{HOST}:{self.port}"
         self._count = workers
-        self._workers = Workers("semel.demo.payments.process", folder / "service.log", [self._socket.fileno()])
-        self._settings: dict[str, Any] = {
+        self.workers = Workers("semel.demo.payments.process", folder / "service.log", [self._socket.fileno()])
+        self.settings: dict[str, Any] = {
             "descriptor": self._socket.fileno(), "store": store, "books": books, "mistake": mistake,
         }  # fmt: skip
 
     @property
     def kills(self) -> int:
-        return self._workers.kills
+        return self.workers.kills
 
     @property
     def crashes(self) -> int:
-        return self._workers.crashes
+        return self.workers.crashes
 
     def start(self) -> None:
         """Start the processes; done when one of them answers."""
         self.tend()
         end = time.monotonic() + START
         while not self._answers():
-            self._workers.reap()
+            self.workers.reap()
             if self.crashes or time.monotonic() > end:
                 self.stop()
                 raise ConfigurationError("the demo's service does not start:\n" + self.last_lines())
@@ -75,23 +75,23 @@ class Service:
 
     def tend(self) -> None:
         """Replace what has died."""
-        self._workers.reap()
-        while len(self._workers) < self._count:
-            self._workers.start(self._settings)
+        self.workers.reap()
+        while len(self.workers) < self._count:
+            self.workers.start(self.settings)
 
     def kill_one(self, dice: random.Random) -> None:
         """Kill one process without a warning."""
-        self._workers.kill_one(dice)
+        self.workers.kill_one(dice)
 
     def stop(self) -> None:
         """Stop all processes, in order if they can, and give the port back."""
-        self._workers.ask_to_finish()
-        self._workers.wait(STOP)
+        self.workers.ask_to_finish()
+        self.workers.wait(STOP)
         self._socket.close()
 
     def last_lines(self) -> str:
         """The end of what the processes printed."""
-        return self._workers.last_lines()
+        return self.workers.last_lines()
 
     def _answers(self) -> bool:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=1.0)
