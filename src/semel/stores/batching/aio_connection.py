@@ -1,3 +1,5 @@
+# Twin: connection.py is generated from this file by make twins.
+# Twin: for an event loop -> for threads
 """A connection of a combiner that retries its batches, for an event loop.
 
 A store only says how it sends a batch once (``AsyncBatchSender``); ``retries.py`` decides what is sent again.

@@ -81,7 +81,7 @@ async def check_async(url: str) -> None:
         await _drop(connection.raw)
 
 
-class _Sender:
+class _AsyncMySQLSender:
     """One connection, opened when first needed and opened again when lost."""
 
     def __init__(self, settings: Settings) -> None:
@@ -140,7 +140,7 @@ class AsyncMySQLStore:
         settings = Settings(url, lanes, timeout, connect_timeout, patience)
         _require_asyncmy()
         self._combiner = AsyncCombiner(
-            [AsyncRetryingConnection(_Sender(settings), settings.patience) for _ in range(lanes)]
+            [AsyncRetryingConnection(_AsyncMySQLSender(settings), settings.patience) for _ in range(lanes)]
         )
 
     async def execute(self, op: Op[R]) -> R:

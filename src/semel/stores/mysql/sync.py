@@ -86,7 +86,7 @@ def check(url: str) -> None:
         _drop(connection.raw)
 
 
-class _Sender:
+class _MySQLSender:
     """One connection, opened when first needed, opened again when lost, and by a forked child."""
 
     def __init__(self, settings: Settings) -> None:
@@ -149,7 +149,7 @@ class MySQLStore:
         """
         settings = Settings(url, lanes, timeout, connect_timeout, patience)
         _require_pymysql()
-        self._combiner = Combiner([RetryingConnection(_Sender(settings), settings.patience) for _ in range(lanes)])
+        self._combiner = Combiner([RetryingConnection(_MySQLSender(settings), settings.patience) for _ in range(lanes)])
 
     def execute(self, op: Op[R]) -> R:
         return cast(R, self._combiner.execute(op))

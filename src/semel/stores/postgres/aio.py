@@ -51,7 +51,7 @@ async def check_async(url: str, *, driver: DriverName | None = None) -> None:
         await chosen.close(connection)
 
 
-class _Sender:
+class _AsyncPostgresSender:
     """One connection, opened when first needed and opened again when lost."""
 
     def __init__(self, settings: Settings, driver: Driver) -> None:
@@ -179,7 +179,7 @@ class AsyncPostgresStore:
         self.wakes = listen
         self._listener = _Listener(settings, chosen)
         self._combiner = AsyncCombiner(
-            [AsyncRetryingConnection(_Sender(settings, chosen), settings.patience) for _ in range(lanes)]
+            [AsyncRetryingConnection(_AsyncPostgresSender(settings, chosen), settings.patience) for _ in range(lanes)]
         )
 
     async def execute(self, op: Op[R]) -> R:

@@ -74,7 +74,7 @@ def check(url: str) -> None:
         connection.raw.close()
 
 
-class _Sender:
+class _PostgresSender:
     """One connection, opened when first needed, opened again when lost, and by a forked child."""
 
     def __init__(self, settings: Settings, watchdog: Watchdog) -> None:
@@ -157,7 +157,7 @@ class PostgresStore:
         self._watchdog = Watchdog()
         self._listener = Listener(settings, lambda: connect(settings).raw)
         self._combiner = Combiner(
-            [RetryingConnection(_Sender(settings, self._watchdog), settings.patience) for _ in range(lanes)]
+            [RetryingConnection(_PostgresSender(settings, self._watchdog), settings.patience) for _ in range(lanes)]
         )
 
     def execute(self, op: Op[R]) -> R:
