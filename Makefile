@@ -9,7 +9,7 @@ QUICK := "not server and not process and not faults and not slow"
 TYPED := src tests/servers tests/conftest.py $(wildcard tests/test_*.py tests/typing)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test cover quick everywhere check format bench docs servers clean
+.PHONY: help run test cover quick everywhere check twins format bench docs servers clean
 
 # pytest rewrites the asserts of each test module. Without the compiled files every worker does that again in every run.
 unexport PYTHONDONTWRITEBYTECODE
@@ -35,10 +35,14 @@ everywhere: ## the quick tests on every other Python from 3.12 on that is found 
 	  $(MAKE) --no-print-directory quick PYTHON="$$python" < /dev/null || exit 1; \
 	done; test "$$found" || echo "== no other Python from 3.12 on was found: the quick tests ran on none"; }
 
-check: $(VENV)/.dev ## lint, format and types, nothing changed
+check: $(VENV)/.dev ## lint, format, twins and types, nothing changed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/twins.py --check
 	$(BIN)/mypy $(TYPED)
+
+twins: $(VENV)/.dev ## generate the sync twins of async modules
+	$(BIN)/python tools/twins.py
 
 format: $(VENV)/.dev ## put the code in shape
 	$(BIN)/ruff check --fix-only .

@@ -2,7 +2,7 @@
 
 A test that uses a fixture named after a kind (`postgres`, or one built on it), or `private_<kind>`, gets the markers
 `<kind>` and `server` by itself. A test that picks its fixture at run time is marked by hand: `@pytest.mark.postgres`.
-A fixture that starts a service of ours in a process of its own (gunicorn, uvicorn …) asks for `starts_process`, and every
+A fixture that starts a service in a process of its own (gunicorn, uvicorn …) asks for `starts_process`, and each
 test that uses it gets the marker `process`.
 Only kinds that the selected tests use are started, all at once, while the first tests run. The log of a server is
 shown with the failure of a test that used it.

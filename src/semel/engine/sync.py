@@ -15,18 +15,17 @@ from collections.abc import Callable
 from types import CoroutineType, TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
+from semel.core.call import Await, Call, Failed, NotRun, Outcome, Pause, Raised, Recover, Returned, Run
 from semel.core.encoding.serializers import Serializer
 from semel.core.encoding.snapshot import Codec
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Record, Resolve, Sweep, Swept
-from semel.core.outcomes import Call, Failed, Outcome
 from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
-from semel.core.requests import Await, NotRun, Pause, Raised, Recover, Returned, Run
 from semel.engine.calls import Calls
 from semel.engine.declare.brackets import with_brackets
 from semel.engine.declare.declaration import Declaration, Selector
-from semel.engine.drive.attempts import Attempt
+from semel.engine.drive.attempts import Attempt, LeasedAttempt
 from semel.engine.drive.drive import Drive, ignoring
 from semel.engine.drive.flights import Flight
 from semel.engine.drive.keeper import SWEEP_LIMIT, Keeper
@@ -213,7 +212,9 @@ class Semel(Calls):
         lease = drive.hold(step.claimed)
         if lease is not None:
             self._keeper.hold(lease)
-        return Attempt(self, drive, step.claimed, Operation(call, lease, step.claimed, self.store.execute, self.store))
+        return LeasedAttempt(
+            self, drive, step.claimed, Operation(call, lease, step.claimed, self.store.execute, self.store)
+        )
 
     def _end(self, drive: Drive, answer: Any) -> Outcome[Any]:
         try:
