@@ -30,7 +30,7 @@ from tests.transactional.kinds import (
     mysql_parameters,
     till,
 )
-from tests.transactional.marked import MARKED
+from tests.transactional.marked import MARKED, marked
 
 TABLES = [
     "CREATE TABLE orders (id integer PRIMARY KEY, status text, note text, version integer DEFAULT 1, changed_by text)",
@@ -259,7 +259,7 @@ def test_a_table_or_column_that_is_missing_is_named_and_not_taken_for_one_of_our
     assert desk.sql("SELECT id, status FROM orders") == [(1, "new")]
 
 
-@pytest.mark.parametrize("kind", ["sqlite3", "psycopg", "asyncpg", "pymysql", "asyncmy"])
+@pytest.mark.parametrize("kind", [marked(kind) for kind in ("sqlite3", "psycopg", "asyncpg", "pymysql", "asyncmy")])
 def test_the_statement_that_is_named_is_the_cure(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     name = "empty_mysql_shop" if kind in (*MYSQL, *ASYNC_MYSQL) else "empty_shop"
     url = str(tmp_path / "shop.db") if kind == "sqlite3" else request.getfixturevalue(name)
@@ -307,7 +307,9 @@ def test_the_wrong_twin_is_named(tmp_path: Path, shop: str) -> None:
     awaited.close()
 
 
-@pytest.mark.parametrize("kind", ["psycopg", "sqlalchemy-psycopg", "pymysql", "session-pymysql"])
+@pytest.mark.parametrize(
+    "kind", [marked(kind) for kind in ("psycopg", "sqlalchemy-psycopg", "pymysql", "session-pymysql")]
+)
 def test_of_many_at_once_one_inserts_and_all_see_its_row(kind: str, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue("empty_mysql_shop" if kind in MYSQL else "empty_shop")
     desks = [Desk(till(kind, url)) for _ in range(6)]
