@@ -5,13 +5,12 @@ finish the operation in hand.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import threading
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.cli.exits import FAILED, OK
+from semel.cli.signals import SIGNALS, stop_on_signals
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 NAME = "recover"
 HELP = "Resume abandoned operations of a service's resumable functions, until it is stopped."
 
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 LOOK: Final = 0.2
 """How soon a signal is noticed, in seconds."""
 
@@ -38,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.cli.describe import load
+    from semel.cli.targets import load
     from semel.engine.aio import AsyncSemel
     from semel.engine.sync import Semel
 
@@ -112,14 +110,7 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
             rounds.add(recovery)
             return recovery
 
-    stopped = False
     failure: list[BaseException] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal stopped
-        if stopped:
-            raise KeyboardInterrupt
-        stopped = True  # nothing more: a lock taken here could be one that the interrupted code holds
 
     def work() -> None:
         try:
@@ -130,18 +121,14 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
     with guard:
         recoverer = Telling(guard, **settings)
         recoverer._refuse_async()
-        before = [(number, signal.signal(number, stop)) for number in SIGNALS]
-        try:
+        with stop_on_signals() as stopping:
             rounds.begin()
             thread = threading.Thread(target=work, name="semel-recoverer", daemon=True)
             thread.start()
             while thread.is_alive():
                 thread.join(LOOK)
-                if stopped:
+                if stopping.is_set():
                     recoverer.stop()
-        finally:
-            for number, handler in before:
-                signal.signal(number, handler)
     if failure:
         raise failure[0]
 

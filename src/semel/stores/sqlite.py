@@ -24,8 +24,8 @@ from semel.sql.dialects import sqlite as dialect
 from semel.sql.migrations import migrate_sqlite
 from semel.sql.program import Program, Statement
 from semel.sql.units import AsyncUnit, Unit, adopt_unit
-from semel.stores.batching.aio_combining import AsyncCombiner
-from semel.stores.batching.combining import Combiner
+from semel.stores.batching.aio_combiner import AsyncCombiner
+from semel.stores.batching.combiner import Combiner
 
 __all__ = ["AsyncSQLiteStore", "SQLiteStore", "migrate"]
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, cast
 from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep
 from semel.core.policy import Duration
 from semel.errors import StoreError, StoreUncertain
-from semel.stores.batching.combining import Combiner
+from semel.stores.batching.combiner import Combiner
 from semel.stores.redis.lanes import HandedOn, Lane
 from semel.stores.redis.link import require_redis
 from semel.stores.redis.programs import Programs, Watch

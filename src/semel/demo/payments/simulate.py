@@ -17,7 +17,7 @@ from typing import Any, Final
 from fastapi import Response
 from fastapi.responses import StreamingResponse
 
-from semel.cli.demo.payments.schemas import Simulation
+from semel.demo.payments.schemas import Simulation
 from semel.engine.operation.operation import AsyncOperation
 
 __all__ = ["MISTAKES", "Fate", "NewKeys"]

@@ -6,30 +6,24 @@ The table does not know which payments are the same: a second row of one is simp
 from __future__ import annotations
 
 import os
-import sqlite3
 import threading
 from typing import Any, Final
 
-from semel.cli.demo.ledger import Effect
+from semel.demo.databases import DIALECTS, connect
+from semel.demo.direct.ledger import Effect
 from semel.errors import StoreURLError
 from semel.sql.connections.adopt import adopt
-from semel.sql.connections.sqlite import named_error
 from semel.sql.program import load_queries
-from semel.stores.urls import sqlite_path
 
 __all__ = ["Rows", "refuse_without_transactions"]
 
-BUSY_TIMEOUT: Final = 20.0
-_Q: Final = load_queries("semel.cli.demo", "rows.sql")
-_DIALECTS: Final = {
-    "sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql", "mariadb": "mysql",
-}  # fmt: skip
+_Q: Final = load_queries("semel.demo.direct", "rows.sql")
 
 
 def refuse_without_transactions(store: str) -> None:
     """Raise where the payments cannot be written in the transaction of their records."""
     scheme = store.partition(":")[0]
-    if scheme not in _DIALECTS:
+    if scheme not in DIALECTS:
         raise StoreURLError(
             "in the transactional mode a payment is a row in the store's own database: "
             f"give a store of SQLite, PostgreSQL or MySQL, not {scheme}, or another --mode"
@@ -43,7 +37,7 @@ class Rows:
         refuse_without_transactions(store)
         self._store = store
         self._run = run
-        self._dialect = _DIALECTS[store.partition(":")[0]]
+        self._dialect = DIALECTS[store.partition(":")[0]]
         self._mine = threading.local()
         self._all: list[Any] = []
 
@@ -55,7 +49,7 @@ class Rows:
         """This thread's connection, without an open transaction."""
         raw = getattr(self._mine, "raw", None)
         if raw is None:
-            raw = self._mine.raw = self._connect()
+            raw = self._mine.raw = connect(self._store).raw
             self._all.append(raw)
         return raw
 
@@ -91,24 +85,3 @@ class Rows:
     def close(self) -> None:
         for raw in self._all:
             raw.close()
-
-    def _connect(self) -> Any:
-        if self._dialect == "sqlite":
-            try:
-                raw = sqlite3.connect(
-                    sqlite_path(self._store), timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
-                )
-                raw.execute("PRAGMA journal_mode = WAL").fetchall()
-                raw.execute("PRAGMA synchronous = NORMAL")  # processes are killed here, the machine is not
-            except sqlite3.Error as error:
-                raise named_error(error) from error
-            return raw
-        if self._dialect == "mysql":
-            from semel.stores.mysql import settings as mysql
-            from semel.stores.mysql.sync import connect as connect_mysql
-
-            return connect_mysql(mysql.Settings(self._store, 1, mysql.TIMEOUT, mysql.CONNECT_TIMEOUT, 0.0)).raw
-        from semel.stores.postgres import settings as postgres
-        from semel.stores.postgres.sync import connect
-
-        return connect(postgres.Settings(self._store, 1, postgres.TIMEOUT, postgres.CONNECT_TIMEOUT, 0.0)).raw

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 
-from semel.cli.demo.payments import data
-from semel.cli.demo.payments.data import Books
-from semel.cli.demo.payments.schemas import Error, Stats
+from semel.demo.payments import data
+from semel.demo.payments.data import Books
+from semel.demo.payments.schemas import Error, Stats
 from semel.engine.operation.operation import AsyncOperation
 
 __all__ = ["BooksOfService", "began", "found_done", "router"]

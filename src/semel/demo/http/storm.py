@@ -17,11 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from semel.cli.demo.client import DECLINED, Clients
-from semel.cli.demo.payments.data import QUERIES, Books
-from semel.cli.demo.service import Service
-from semel.cli.demo.verdict import Verdict
 from semel.core.states import State
+from semel.demo.http.client import DECLINED, Clients
+from semel.demo.http.service import Service
+from semel.demo.payments.data import QUERIES, Books
+from semel.demo.screen import Stopping
+from semel.demo.verdict import Verdict
 from semel.engine.sync import Semel
 from semel.errors import StoreError
 from semel.sql.program import Program, Rows, Statement
@@ -92,7 +93,7 @@ class HTTPStorm:
             ("found done", self._executions["found"]),
         ]
 
-    def run(self, stopping: threading.Event, show: Callable[[HTTPStorm], None]) -> Verdict:
+    def run(self, stopping: Stopping, show: Callable[[HTTPStorm], None]) -> Verdict:
         """The storm, until its time is over or ``stopping`` is set; then calm, a last round, and the verdict."""
         with _Loop(self._clients.storm()) as clients:
             next_kill = self._start + min(self._kill_every, self.seconds / 4)

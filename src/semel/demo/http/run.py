@@ -9,16 +9,13 @@ import os
 import random
 import sys
 import tempfile
-import threading
 import uuid
 from pathlib import Path
 from typing import Final, Self
 
-from semel.cli.demo.screen import Screen, color_wanted
-from semel.cli.demo.service import Service, require_packages
-from semel.cli.demo.stopping import stopping_on_signals
-from semel.cli.demo.verdict import Verdict, headed, one_line, table
-from semel.cli.exits import FAILED, OK
+from semel.demo.http.service import Service, require_packages
+from semel.demo.screen import Screen, Stopping, color_wanted
+from semel.demo.verdict import Verdict, headed, one_line, table
 from semel.stores.urls import migrate_store
 
 __all__ = ["run", "welcome"]
@@ -34,12 +31,12 @@ BETWEEN: Final = 1.0
 TICK: Final = 0.1
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, stopping: Stopping) -> bool:
+    """Serve until Ctrl-C, under storms unless told otherwise. Returns whether all storms were clean."""
     require_packages()
     stream = sys.stderr if args.json else sys.stdout
     screen = Screen(stream)
     with (
-        stopping_on_signals() as stopping,
         tempfile.TemporaryDirectory(prefix="semel-demo-", ignore_cleanup_errors=True) as home,
         contextlib.ExitStack() as stack,
     ):
@@ -62,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
         if storms > 1:
             screen.say(headed(f"all {storms} storms", total, table(total, color=color_wanted(stream))))
         screen.say("GET /stats, at the end: " + json.dumps(counted))
-    return OK if total.clean or not total.operations else FAILED
+    return total.clean or not total.operations
 
 
 class _Served:
     """A service with a store and rows of its own."""
 
     def __init__(self, folder: Path, store: str | None, port: int, workers: int) -> None:
-        from semel.cli.demo.payments.data import Books, has_books, prepare
+        from semel.demo.payments.data import Books, has_books, prepare
 
         self.store = store or f"sqlite:///{folder}/semel.db"
         migrate_store(self.store)
@@ -93,17 +90,17 @@ class _Served:
         self.service.stop()
 
     def counted(self) -> dict[str, int]:
-        from semel.cli.demo.payments.data import stats
+        from semel.demo.payments.data import stats
 
         found: dict[str, int] = self.books.run(stats())._asdict()
         return found
 
 
 def _storms(
-    args: argparse.Namespace, served: _Served, stormy: _Served | None, stopping: threading.Event, screen: Screen
+    args: argparse.Namespace, served: _Served, stormy: _Served | None, stopping: Stopping, screen: Screen
 ) -> tuple[Verdict, int, int | None]:
     """Storm after storm, or one: their verdicts together, how many, and the last one's seed."""
-    from semel.cli.demo.http_storm import KILL_EVERY, HTTPStorm
+    from semel.demo.http.storm import KILL_EVERY, HTTPStorm
 
     stream = sys.stderr if args.json else sys.stdout
     total, storms, seed = Verdict(), 0, args.seed
@@ -127,7 +124,7 @@ def _storms(
             text = headed(storm.title, verdict, table(verdict, color=color_wanted(stream)))
             screen.say(text if args.once or not verdict.clean else one_line(storm.title, verdict))
         if not verdict.clean:
-            screen.say("the service's last words:\n" + stormy.service.last_words())
+            screen.say("the end of the service's log:\n" + stormy.service.last_lines())
         if args.once:
             break
         _idle((served, stormy), stopping, BETWEEN)
@@ -161,7 +158,7 @@ def welcome(url: str, *, storm: bool) -> str:
     return "\n".join([*lines, ""])
 
 
-def _idle(served: tuple[_Served, ...], stopping: threading.Event, seconds: float | None = None) -> None:
+def _idle(served: tuple[_Served, ...], stopping: Stopping, seconds: float | None = None) -> None:
     """Only serve, until it is time or over."""
     left = seconds
     while not stopping.is_set() and (left is None or left > 0):

@@ -13,10 +13,11 @@ from typing import Annotated, Any, TypeAlias
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 
-from semel.cli.demo.payments import data
-from semel.cli.demo.payments.auth import Tenant
-from semel.cli.demo.payments.data import NothingLeft, PaymentRow
-from semel.cli.demo.payments.schemas import (
+from semel.core.policy import wait
+from semel.demo.payments import data
+from semel.demo.payments.auth import Tenant
+from semel.demo.payments.data import NothingLeft, PaymentRow
+from semel.demo.payments.schemas import (
     Customer,
     CustomerId,
     CustomerRecord,
@@ -29,9 +30,8 @@ from semel.cli.demo.payments.schemas import (
     Payments,
     Refund,
 )
-from semel.cli.demo.payments.simulate import Fate
-from semel.cli.demo.payments.stats import BooksOfService, began, found_done
-from semel.core.policy import wait
+from semel.demo.payments.simulate import Fate
+from semel.demo.payments.stats import BooksOfService, began, found_done
 from semel.engine.operation.operation import AsyncOperation
 from semel.errors import PreconditionFailed
 from semel.http.fastapi import check_match, conditional, etag, idempotent, natural

@@ -12,11 +12,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse
 
 from semel import __version__
-from semel.cli.demo.payments import routes, stats
-from semel.cli.demo.payments.auth import tenant_of
-from semel.cli.demo.payments.data import Books
-from semel.cli.demo.payments.simulate import MISTAKES, NewKeys
 from semel.core.policy import Policy
+from semel.demo.payments import routes, stats
+from semel.demo.payments.auth import tenant_of
+from semel.demo.payments.data import Books
+from semel.demo.payments.simulate import MISTAKES, NewKeys
 from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError, StoreError
 from semel.http.fastapi import install

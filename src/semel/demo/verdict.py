@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from semel.cli.demo.ledger import Effect
-from semel.cli.demo.sightings import Tally
+from semel.demo.direct.ledger import Effect
+from semel.demo.direct.sightings import Tally
 
 __all__ = ["Verdict", "headed", "judge", "one_line", "table"]
 

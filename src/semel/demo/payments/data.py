@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
+from semel.demo.databases import connect
 from semel.errors import StoreError, StoreURLError
-from semel.sql.connections.sqlite import SQLiteConnection, named_error
 from semel.sql.program import Connection, Program, load_queries, run
-from semel.stores.urls import sqlite_path
 
 __all__ = ["Books", "PaymentRow", "RefundRow", "Stats", "has_books", "prepare"]
 
 R = TypeVar("R")
-BUSY_TIMEOUT: Final = 20.0
-QUERIES: Final = load_queries("semel.cli.demo.payments", "queries.sql")
+QUERIES: Final = load_queries("semel.demo.payments", "queries.sql")
 _TABLES: Final = ("payment_table", "payment_index", "refund_table", "customer_table", "execution_table")
 _SCHEMES: Final = ("sqlite", "postgresql", "postgres")
 
@@ -95,7 +92,7 @@ class Books:
     def run(self, program: Program[R], *, atomic: bool = False) -> R:
         with self._lock:
             if self._connection is None:
-                self._connection = _connect(self._url)
+                self._connection = connect(self._url)
             try:
                 return self._atomically(program) if atomic else run(program, self._connection)
             except StoreError:
@@ -124,21 +121,6 @@ class Books:
         if self._connection is not None:
             self._connection.raw.close()
             self._connection = None
-
-
-def _connect(url: str) -> Any:
-    if url.startswith("sqlite:"):
-        try:
-            raw = sqlite3.connect(sqlite_path(url), timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
-            raw.execute("PRAGMA journal_mode = WAL").fetchall()
-            raw.execute("PRAGMA synchronous = NORMAL")  # processes are killed here, the machine is not
-        except sqlite3.Error as error:
-            raise named_error(error) from error
-        return SQLiteConnection(raw)
-    from semel.stores.postgres.settings import CONNECT_TIMEOUT, TIMEOUT, Settings
-    from semel.stores.postgres.sync import connect
-
-    return connect(Settings(url, 1, TIMEOUT, CONNECT_TIMEOUT, 0.0))
 
 
 # -- programs

@@ -1,4 +1,4 @@
-"""Live progress: a block of lines that is drawn again in place on a terminal, a plain line now and then elsewhere."""
+"""Live progress: a block of lines redrawn in place on a terminal, or a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 import time
 from typing import Final, Protocol, TextIO
 
-__all__ = ["Screen", "View", "color_wanted"]
+__all__ = ["Screen", "Stopping", "View", "color_wanted"]
 
 PLAIN_EVERY: Final = 1.0
 """Seconds between lines where nothing can be drawn again."""
@@ -25,6 +25,14 @@ class View(Protocol):
     def elapsed(self) -> float: ...
 
     def numbers(self) -> list[tuple[str, int]]: ...
+
+
+class Stopping(Protocol):
+    """Whether the user asked the demo to stop."""
+
+    def is_set(self) -> bool: ...
+
+    def wait(self, seconds: float) -> bool: ...
 
 
 def color_wanted(stream: TextIO) -> bool:

@@ -10,12 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from semel.cli.demo.rows import refuse_without_transactions
-from semel.cli.demo.screen import Screen, color_wanted
-from semel.cli.demo.stopping import stopping_on_signals
-from semel.cli.demo.storm import Storm
-from semel.cli.demo.verdict import Verdict, headed, table
-from semel.cli.exits import FAILED, OK
+from semel.demo.direct.rows import refuse_without_transactions
+from semel.demo.direct.storm import Storm
+from semel.demo.screen import Screen, Stopping, color_wanted
+from semel.demo.verdict import Verdict, headed, table
 from semel.stores.urls import migrate_store
 
 __all__ = ["run"]
@@ -23,7 +21,8 @@ __all__ = ["run"]
 WORKERS = 4
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, stopping: Stopping) -> bool:
+    """Run one storm, or storms until Ctrl-C. Returns whether all were clean."""
     mode = args.mode or "leased"
     if mode == "transactional" and args.store:
         refuse_without_transactions(args.store)
@@ -31,7 +30,6 @@ def run(args: argparse.Namespace) -> int:
     screen = Screen(stream)
     total, storms = Verdict(), 0
     with (
-        stopping_on_signals() as stopping,
         tempfile.TemporaryDirectory(prefix="semel-demo-", ignore_cleanup_errors=True) as home,
     ):
         store = args.store or "sqlite:///" + str(Path(home).resolve() / "semel.db")
@@ -56,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             if not args.json:
                 screen.say(headed(storm.title, verdict, table(verdict, color=color_wanted(stream))))
             if not verdict.clean:
-                screen.say(_last_words(folder))
+                screen.say("the end of the workers' log:\n" + storm.last_lines())
             if args.once:
                 break
     if args.json:
@@ -64,11 +62,4 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**total.as_json(), **about}), flush=True)
     elif storms > 1:
         screen.say(headed(f"all {storms} storms", total, table(total, color=color_wanted(stream))))
-    return OK if total.clean else FAILED
-
-
-def _last_words(folder: Path) -> str:
-    """What the workers complained of, for whoever looks for the reason."""
-    log = folder / "workers.log"
-    lines = log.read_text(errors="replace").splitlines()[-20:] if log.exists() else []
-    return "\n".join(["the workers' last words:", *lines]) if lines else "the workers said nothing"
+    return total.clean

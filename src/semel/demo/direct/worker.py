@@ -1,4 +1,4 @@
-"""One worker process of the demo: ``python -m semel.cli.demo.worker '{…}'``. A few clients in threads."""
+"""One worker process of the demo: ``python -m semel.demo.direct.worker '{…}'``. A few clients in threads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import time
 import traceback
 from typing import Final
 
-from semel.cli.demo.ledger import Ledger
-from semel.cli.demo.modes import TILLS
-from semel.cli.demo.sightings import Sightings
-from semel.cli.demo.till import Config, Till
+from semel.demo.direct.ledger import Ledger
+from semel.demo.direct.sightings import Sightings
+from semel.demo.direct.till import TILLS, Config, Till
 from semel.engine.sync import Semel
 from semel.stores.urls import open_store
 

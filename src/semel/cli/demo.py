@@ -1,9 +1,11 @@
-"""The command: its options, and which of the two demos they ask for."""
+"""``semel demo``: a retry storm to watch, and a verdict from evidence that Semel did not write."""
 
 from __future__ import annotations
 
 import argparse
 
+from semel.cli.exits import FAILED, OK
+from semel.cli.signals import stop_on_signals
 from semel.errors import ConfigurationError, StoreURLError
 
 NAME = "demo"
@@ -47,13 +49,15 @@ def run(args: argparse.Namespace) -> int:
     if args.mode or args.direct or (args.once and not args.http):
         if args.port is not None:
             raise ConfigurationError("--port is for the service, and straight on the store there is none: leave it out")
-        from semel.cli.demo import direct
+        from semel.demo.direct.run import run as storm
 
-        return direct.run(args)
-    from semel.cli.demo import serving
+        with stop_on_signals() as stopping:
+            return OK if storm(args, stopping) else FAILED
+    from semel.demo.http.run import run as serve
 
     args.port = (0 if args.once else PORT) if args.port is None else args.port
-    return serving.run(args)
+    with stop_on_signals() as stopping:
+        return OK if serve(args, stopping) else FAILED
 
 
 def _in_memory(url: str) -> bool:

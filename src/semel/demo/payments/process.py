@@ -1,4 +1,4 @@
-"""One worker process of the service: ``python -m semel.cli.demo.payments.process '{…}'``, on a socket of the parent's.
+"""One worker process of the service: ``python -m semel.demo.payments.process '{…}'``, on a socket of the parent's.
 
 The socket stays with the parent, so that the port does when this process is killed. It ends when it is told to on
 standard input, and with its parent, however that ends.
@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import Any, Final
 
-from semel.cli.demo.payments.app import Settings, make_app
+from semel.demo.payments.app import Settings, make_app
 
 __all__ = ["main"]
 
