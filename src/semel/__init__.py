@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from semel.engine.aio_recovery import AsyncRecoverer as AsyncRecoverer
     from semel.engine.compression import make_codec as make_codec
     from semel.engine.encryption import KeyRing as KeyRing
-    from semel.engine.operation.handle import INJECTED as INJECTED
+    from semel.engine.operation.operation import INJECTED as INJECTED
     from semel.engine.operation.operation import AsyncOperation as AsyncOperation
     from semel.engine.operation.operation import Operation as Operation
     from semel.engine.operation.operation import current_operation as current_operation
@@ -82,7 +82,7 @@ _HOMES = {
     "CANNOT_TELL": "semel.core.call",
     "Codec": "semel.core.encoding.snapshot",
     "DynamoDBStore": "semel.stores.dynamodb",
-    "INJECTED": "semel.engine.operation.handle",
+    "INJECTED": "semel.engine.operation.operation",
     "KeyFormat": "semel.core.keys",
     "KeyRing": "semel.engine.encryption",
     "MemoryStore": "semel.stores.memory",

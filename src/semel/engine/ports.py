@@ -11,8 +11,9 @@ from typing import Any, Protocol, TypeVar
 from semel.core.ops import Op, SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import Keep, Lock, Occupied
+from semel.errors import ConfigurationError
 
-__all__ = ["AsyncStore", "AsyncUnit", "Store", "Unit"]
+__all__ = ["AsyncStore", "AsyncUnit", "Store", "Unit", "unit_of"]
 
 R = TypeVar("R")
 
@@ -113,3 +114,14 @@ class AsyncUnit(Protocol):
     async def finish(self) -> None: ...
 
     async def undo(self) -> None: ...
+
+
+def unit_of(store: Any, conn: object) -> Any:
+    """The caller's connection as a unit of work; stores outside of SQL have none."""
+    adopt = getattr(store, "adopt", None)
+    if adopt is None:
+        raise ConfigurationError(
+            f"a transaction needs a guard whose store is in the same database, and {type(store).__name__} is in none: "
+            "use SQLiteStore, PostgresStore or MySQLStore (Async… with AsyncSemel)"
+        )
+    return adopt(conn)
