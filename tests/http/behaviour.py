@@ -19,7 +19,7 @@ from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Op
 from semel.errors import StoreUnavailable
 from semel.http.contract.exchange import RESPONSES
-from semel.http.contract.rules import Action
+from semel.http.contract.rules import Idempotent, idempotent
 
 RULES: dict[str, dict[str, Any]] = {
     "/plain": {},
@@ -58,10 +58,10 @@ UNPARSED = ("/raw", "/bounded")
 """Routes whose handlers read the body themselves, and answer with its length."""
 
 
-def table() -> dict[tuple[str, str], Action]:
-    return {("POST", path): Action.declared(**settings) for path, settings in RULES.items()} | {
-        ("PUT", "/plain"): Action(),
-        ("DELETE", "/plain"): Action(),
+def table() -> dict[str, Idempotent]:
+    return {f"POST {path}": idempotent(**settings) for path, settings in RULES.items()} | {
+        "PUT /plain": idempotent(),
+        "DELETE /plain": idempotent(),
     }
 
 
@@ -90,7 +90,8 @@ class Switchable:
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self.wakes = store.wakes
+        self.wakes, self.counts, self.resumes = store.wakes, store.counts, store.resumes
+        self.adopt, self.accept = store.adopt, store.accept
         self.down = False
 
     async def execute(self, op: Op[Any]) -> Any:

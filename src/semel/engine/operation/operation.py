@@ -78,7 +78,7 @@ class OperationHandle:
         self._journal: Journal | None = None
         self._store = store
         if store is not None:
-            call.accept = getattr(store, "accept", None)
+            call.accept = store.accept
         self.connection: Any = None
         """The connection for the handler's own rows, in a route whose transaction Semel opens and commits."""
         self.attempt = 1
