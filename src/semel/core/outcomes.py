@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from semel.core.encoding.failures import decode_error, encode_error
 from semel.core.encoding.serializers import PLAIN, NotSerializable, Serializer, decode_result
-from semel.core.encoding.snapshot import Codec, Kind
+from semel.core.encoding.snapshot import Envelope, Kind
 from semel.core.ops import Complete, CompleteWith
 from semel.core.values import value
 from semel.errors import ResultNotStored
@@ -96,7 +96,7 @@ class Call:
         nonce: int,
         policy: Policy,
         serializer: Serializer,
-        codec: Codec,
+        codec: Envelope,
         hook: EventHook | None,
         quota: Meter | None = None,
     ) -> None:
@@ -116,7 +116,7 @@ class Call:
         self.input: bytes | None = None
         """What the function was called with, where that is to be kept."""
         self.resumption = False
-        """Made by a recoverer: it goes on with what was abandoned, and begins nothing."""
+        """Made by a resumer: it goes on with what was abandoned, and begins nothing."""
         self.accept: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None = None
         """How the store takes the handler's own writes; None where it takes none."""
         self.writes: tuple[Any, ...] | None = ()
@@ -144,7 +144,7 @@ class Call:
         try:
             return self._sealed(Kind.EMPTY, "", reason.encode("utf-8", "replace")[:500])
         except NotSerializable:  # in clear, and says nothing: that it is done matters more than why there is no result
-            return Codec(compression=None).seal_empty("its result could not be sealed", self.id)
+            return Envelope(compression=None).seal_empty("its result could not be sealed", self.id)
 
     def seal_input(self) -> bytes:
         return self._sealed(Kind.VALUE, PLAIN.name, self.input or b"")

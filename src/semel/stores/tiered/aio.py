@@ -14,7 +14,7 @@ from semel.observe import events
 from semel.stores.tiered.parts import check
 from semel.stores.tiered.ports import AsyncCache, Tally
 from semel.stores.tiered.rules import Rules
-from semel.stores.tiered.sync import KEEP, LARGEST, MARK_AFTER, MARK_FOR, limits, telling
+from semel.stores.tiered.sync import IN_PROGRESS_TTL, KEEP, MARK_AFTER, MAX_COPY_BYTES, limits, telling
 
 __all__ = ["AsyncTieredStore"]
 
@@ -26,24 +26,24 @@ class AsyncTieredStore:
 
     def __init__(
         self,
-        truth: AsyncStore,
+        primary: AsyncStore,
         cache: AsyncCache,
         *,
         keep: Duration = KEEP,
-        mark_for: Duration = MARK_FOR,
+        in_progress_ttl: Duration = IN_PROGRESS_TTL,
         mark_after: Duration = MARK_AFTER,
-        largest: int = LARGEST,
+        max_copy_bytes: int = MAX_COPY_BYTES,
         on_event: events.EventHook | None = None,
     ) -> None:
         """As of ``TieredStore``, with an async store and ``AsyncRedisCache(url)``."""
-        check(truth, cache, awaited=True)
-        self.truth = truth
+        check(primary, cache, awaited=True)
+        self.primary = primary
         self.cache = cache
-        self.wakes = truth.wakes
-        self.counts: bool = getattr(truth, "counts", False)
-        self.resumes: bool = getattr(truth, "resumes", False)
-        self.accept = getattr(truth, "accept", None)
-        self._rules = Rules(cache.tally, **limits(keep, mark_for, mark_after, largest))
+        self.wakes = primary.wakes
+        self.counts: bool = getattr(primary, "counts", False)
+        self.resumes: bool = getattr(primary, "resumes", False)
+        self.accept = getattr(primary, "accept", None)
+        self._rules = Rules(cache.tally, **limits(keep, in_progress_ttl, mark_after, max_copy_bytes))
         cache.on_change = telling(on_event)
 
     @property
@@ -60,7 +60,7 @@ class AsyncTieredStore:
         attempt = rules.ending(op)
         at = monotonic()
         try:
-            answer = await self.truth.execute(op)
+            answer = await self.primary.execute(op)
         except BaseException:
             for write in rules.failed(op, attempt, at):
                 cache.write(write)
@@ -76,7 +76,7 @@ class AsyncTieredStore:
         """All of them are asked of the truth, which shares its trips; the cache is told afterwards."""
         rules, cache = self._rules, self.cache
         at = monotonic()
-        answers = await self.truth.execute_many(ops)
+        answers = await self.primary.execute_many(ops)
         now = monotonic()
         for op, answer in zip(ops, answers, strict=True):
             attempt = rules.ending(op)
@@ -91,16 +91,16 @@ class AsyncTieredStore:
         return answers
 
     async def wait(self, id: bytes, seconds: float) -> None:
-        await self.truth.wait(id, seconds)
+        await self.primary.wait(id, seconds)
 
-    def adopt(self, conn: object) -> AsyncUnit:
+    def adopt(self, connection: object) -> AsyncUnit:
         """The caller's connection as a unit of work of the truth; the cache has no part in it."""
-        adopt = getattr(self.truth, "adopt", None)
+        adopt = getattr(self.primary, "adopt", None)
         if adopt is None:
             raise ConfigurationError(f"{type(self.truth).__name__} keeps no records in the caller's transaction")
-        unit: AsyncUnit = adopt(conn)
+        unit: AsyncUnit = adopt(connection)
         return unit
 
     async def close(self) -> None:
         await self.cache.close()
-        await self.truth.close()
+        await self.primary.close()

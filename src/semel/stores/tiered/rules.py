@@ -8,12 +8,12 @@ resolve or overwrite a finished record, not by force either. So a copy need neve
 reached any more can do no harm; it only has to end before its record does (``copies.py``).
 
 *It was claimed a moment ago, and still runs.* This can become untrue, so a mark lives for seconds only: no longer than
-``mark_for``, and always shorter than the lease that the truth gave, so that whoever may take over an abandoned attempt
-finds no mark in the way. It is made only for attempts that take longer than ``mark_after``. Before an owner is told
+``in_progress_ttl``, and always shorter than the lease that the truth gave, so that whoever may take over an abandoned
+attempt finds no mark in the way. It is made only for attempts that take longer than ``mark_after``. Before an owner is told
 that its attempt is over, its mark is gone; so is that of an operation which a person resolves or releases. Where that
 fails because the cache cannot be reached, or where a person overrules an attempt of another process in the moment
-before it is marked, a duplicate may be told for ``mark_for`` at most to come again later; what runs is not touched by
-it. A mark answers a claim once: when the same call asks again, because its policy waits, it asks the truth. And it
+before it is marked, a duplicate may be told for ``in_progress_ttl`` at most to come again later; what runs is not
+touched by it. A mark answers a claim once: when the same call asks again, because its policy waits, it asks the truth. And it
 never answers the claim that it stands for, which is sent again when its answer was lost.
 
 Nothing here does I/O.
@@ -74,12 +74,14 @@ class Attempt:
 class Rules:
     """The decisions of one store."""
 
-    def __init__(self, tally: Tally, *, keep: float, mark_for: float, mark_after: float, largest: int) -> None:
+    def __init__(
+        self, tally: Tally, *, keep: float, in_progress_ttl: float, mark_after: float, max_copy_bytes: int
+    ) -> None:
         self.tally = tally
         self._keep = keep
-        self._mark_for = mark_for
+        self._in_progress_ttl = in_progress_ttl
         self._mark_after = mark_after
-        self._largest = largest
+        self._max_copy_bytes = max_copy_bytes
         self.renew()
 
     def renew(self) -> None:
@@ -182,7 +184,7 @@ class Rules:
         return self._mark(attempt, at, op.lease, 0.0)
 
     def _mark(self, attempt: Attempt, at: float, lease: float, delay: float) -> list[Write]:
-        until = min(at + delay + self._mark_for, at + lease * SHARE_OF_LEASE)
+        until = min(at + delay + self._in_progress_ttl, at + lease * SHARE_OF_LEASE)
         if until <= at + delay:
             return []
         op, age = attempt.claim, at - attempt.at
@@ -198,7 +200,7 @@ class Rules:
 
     def _copy(self, record: Record, at: float, now: float) -> Write | None:
         until = min(at + record.expires_in - MARGIN, now + self._keep)
-        if until <= now or len(record.snapshot or b"") > self._largest:
+        if until <= now or len(record.snapshot or b"") > self._max_copy_bytes:
             return None
         return Write(record.id, record, at, until)
 
