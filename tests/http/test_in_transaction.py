@@ -297,7 +297,7 @@ def test_mistakes_are_named_when_the_route_is_declared() -> None:
         async_glue.action(connection=plain)(plain)
     with pytest.raises(PolicyError, match="connection_parameter='session' names no parameter"):
         async_glue.action(connection=plain, connection_parameter="session")(awaited)
-    with pytest.raises(PolicyError, match="connection_parameter= names the parameter for the connection"):
+    with pytest.raises(PolicyError, match="connection_parameter= needs connection="):
         async_glue.action(connection_parameter="session")
     with pytest.raises(PolicyError, match="needs a key on every request"):
         async_glue.action(connection=plain, required=False)

@@ -173,7 +173,8 @@ class TransactionalTill(Till):
                 try:
                     return self._guard.run_in_transaction(
                         self._rows.connection(), OPERATION, key=key_of(self._config.run, payment),
-                        call=lambda op: self.charge(payment, amount, op), own_transaction=True, ttl="1h", on_duplicate=what,
+                        call=lambda op: self.charge(payment, amount, op), own_transaction=True, ttl="1h",
+                        on_duplicate=what,
                     )  # fmt: skip
                 except StoreError:
                     self._rows.drop()

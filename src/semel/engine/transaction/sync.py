@@ -62,7 +62,7 @@ class Transactions(Guard):
         :param connection: the connection or session that ``call`` uses, of a database that the guard's store is in. Its
             transaction is open, and is yours to commit.
         :param call: a function without arguments, or of the operation's handle.
-        :param own_transaction: open the transaction here and commit it; run ``call`` again if it conflicts with another.
+        :param own_transaction: open and commit the transaction here; run ``call`` again after a conflict with another.
         :param tries: how often it is run at most, with ``own_transaction``; 10 unless told.
         """
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
@@ -107,7 +107,7 @@ class Transactions(Guard):
         tries: int | None = None,
         **changes: Unpack[PolicyChanges],
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-        """Decorate a function that takes its connection or session: ``@guard.once_in_transaction(connection="session")``.
+        """Decorate a function that takes a connection or session: ``@guard.once_in_transaction(connection="session")``.
 
         :param connection: the parameter that is the connection, by name or as a function of the arguments.
         """

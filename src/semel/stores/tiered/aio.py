@@ -73,7 +73,7 @@ class AsyncTieredStore:
         return answer
 
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        """All of them are asked of the truth, which shares its trips; the cache is told afterwards."""
+        """All of them are asked of the primary, which shares its trips; the cache is told afterwards."""
         rules, cache = self._rules, self.cache
         at = monotonic()
         answers = await self.primary.execute_many(ops)
@@ -94,10 +94,10 @@ class AsyncTieredStore:
         await self.primary.wait(id, seconds)
 
     def adopt(self, connection: object) -> AsyncUnit:
-        """The caller's connection as a unit of work of the truth; the cache has no part in it."""
+        """The caller's connection as a unit of work of the primary; the cache has no part in it."""
         adopt = getattr(self.primary, "adopt", None)
         if adopt is None:
-            raise ConfigurationError(f"{type(self.truth).__name__} keeps no records in the caller's transaction")
+            raise ConfigurationError(f"{type(self.primary).__name__} keeps no records in the caller's transaction")
         unit: AsyncUnit = adopt(connection)
         return unit
 

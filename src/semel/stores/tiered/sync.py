@@ -43,7 +43,7 @@ class TieredStore:
         :param primary: the store that decides: PostgreSQL, MySQL, SQLite or any other.
         :param cache: ``RedisCache(url)``.
         :param keep: how long a finished record stays in the cache, if it is not over before.
-        :param in_progress_ttl: how long a mark turns duplicates away without asking the truth, at most.
+        :param in_progress_ttl: how long a mark turns duplicates away without asking the primary, at most.
         :param mark_after: how long a handler must run before a mark is made.
         :param max_copy_bytes: bytes of a snapshot beyond which no copy is made.
         :param on_event: called with ``CacheLost`` and ``CacheBack``.
@@ -89,7 +89,7 @@ class TieredStore:
         return answer
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        """All of them are asked of the truth, which shares its trips; the cache is told afterwards."""
+        """All of them are asked of the primary, which shares its trips; the cache is told afterwards."""
         rules, cache = self._rules, self.cache
         at = monotonic()
         answers = self.primary.execute_many(ops)
@@ -110,10 +110,10 @@ class TieredStore:
         self.primary.wait(id, seconds)
 
     def adopt(self, connection: object) -> Unit:
-        """The caller's connection as a unit of work of the truth; the cache has no part in it."""
+        """The caller's connection as a unit of work of the primary; the cache has no part in it."""
         adopt = getattr(self.primary, "adopt", None)
         if adopt is None:
-            raise ConfigurationError(f"{type(self.truth).__name__} keeps no records in the caller's transaction")
+            raise ConfigurationError(f"{type(self.primary).__name__} keeps no records in the caller's transaction")
         unit: Unit = adopt(connection)
         return unit
 
