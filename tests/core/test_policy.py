@@ -160,7 +160,9 @@ def test_a_policy_may_be_changed_into_another_and_stays_what_it_was() -> None:
     assert other.takeover is Takeover.REJECT
     assert policy.takeover is Takeover.RETRY
     assert policy.replace() is policy
-    with pytest.raises(PolicyError, match=r"unknown policy leese; there are: completion_timeout, guarantee, lease, on_abandoned"):
+    with pytest.raises(
+        PolicyError, match=r"unknown policy leese; there are: completion_timeout, guarantee, lease, on_abandoned"
+    ):
         policy.replace(leese=1)
     with pytest.raises(AttributeError):
         policy.lease = 5  # type: ignore[misc]

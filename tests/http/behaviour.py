@@ -18,7 +18,7 @@ from semel import AsyncSemel, Codec, KeyRing, Policy, Wait
 from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Op
 from semel.errors import StoreUnavailable
-from semel.http.contract.exchange import HTTPCall
+from semel.http.contract.exchange import RESPONSES
 from semel.http.contract.rules import Action
 
 RULES: dict[str, dict[str, Any]] = {
@@ -241,6 +241,6 @@ class Admin:
         await guard.release(operation, key, tenant="alice", force=True)
         if text is not None:
             other = AsyncSemel(self.service.store)
-            call = other.make_call(operation, key, "alice", record.fingerprint, Policy(), kind=HTTPCall)
+            call = other.make_call(operation, key, "alice", record.fingerprint, Policy(), serializer=RESPONSES)
             attempt = await other.begin(call)
             await attempt.complete(StoredResponse(202, [], text.encode()))  # type: ignore[union-attr]

@@ -19,9 +19,9 @@ from semel import (
 )
 from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Complete, Op
-from semel.engine.drive.attempts import AsyncAttempt
+from semel.engine.drive.attempts import AsyncLeasedAttempt
 from semel.errors import LeaseLost, RecordTooLarge
-from semel.http.contract.exchange import HTTPCall
+from semel.http.contract.exchange import RESPONSES
 from semel.http.fastapi import Action, Idempotency
 from semel.observe import events
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose
@@ -170,9 +170,9 @@ def test_a_recover_hook_finds_out_what_an_abandoned_attempt_did(verdict: Any, st
         guarded = at_the_edge(Counting(), AsyncSemel(store), rule)
         dead = AsyncSemel(store)
         exchange_call = dead.make_call(
-            "POST /pay", "k", "alice", b"", Policy(recover=recover, lease="5s"), kind=HTTPCall
+            "POST /pay", "k", "alice", b"", Policy(recover=recover, lease="5s"), serializer=RESPONSES
         )
-        assert isinstance(await dead.begin(exchange_call), AsyncAttempt)
+        assert isinstance(await dead.begin(exchange_call), AsyncLeasedAttempt)
         now[0] += 60
         sent = await ask(guarded)
         assert (sent[0]["status"], body_of(sent)) == (status, body)
@@ -279,9 +279,9 @@ def test_a_released_answer_of_an_owner_that_was_replaced_is_not_sent(finished: b
             assert record is not None
             await guard.release("POST /pay", "k", tenant="alice", force=True)
             other = AsyncSemel(guard.store)
-            call = other.make_call("POST /pay", "k", "alice", record.fingerprint, Policy(), kind=HTTPCall)
+            call = other.make_call("POST /pay", "k", "alice", record.fingerprint, Policy(), serializer=RESPONSES)
             successor = await other.begin(call)
-            assert isinstance(successor, AsyncAttempt)
+            assert isinstance(successor, AsyncLeasedAttempt)
             if finished:
                 await successor.complete(StoredResponse(202, [], b"the successor's"))
             else:

@@ -23,7 +23,7 @@ from semel import AsyncOperation, MemoryStore, Operation, Policy, Semel
 from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Complete
 from semel.errors import ConfigurationError, PolicyError, StoreUnavailable
-from semel.http.contract.exchange import HTTPCall
+from semel.http.contract.exchange import RESPONSES
 from semel.http.django import Action, action, check_match, conditional, etag, natural
 from semel.observe.events import Completed, Event
 from tests.http.django_project import MIDDLEWARE, Project
@@ -269,7 +269,7 @@ def test_repeated_lines_of_a_stored_answer_are_joined(project: Project, guard: S
     def pay(request: HttpRequest) -> HttpResponse:
         raise AssertionError("it is done already")
 
-    call = guard.make_call("POST /pay", "k", "alice", b"", Policy(), kind=HTTPCall)
+    call = guard.make_call("POST /pay", "k", "alice", b"", Policy(), serializer=RESPONSES)
     guard.begin(call).complete(StoredResponse(299, [(b"link", b"<a>"), (b"link", b"<b>")], b"done"))  # type: ignore[union-attr]
     project.serve(path("pay", pay))
     answer = post(project.client())
@@ -396,7 +396,9 @@ def test_an_attempt_that_was_replaced_answers_with_its_successors_answer_and_set
         assert record is not None
         guard.release(op.name, op.key, tenant="alice", force=True)
         other = Semel(guard.store, sweep_every=None)
-        attempt = other.begin(other.make_call(op.name, op.key, "alice", record.fingerprint, Policy(), kind=HTTPCall))
+        attempt = other.begin(
+            other.make_call(op.name, op.key, "alice", record.fingerprint, Policy(), serializer=RESPONSES)
+        )
         attempt.complete(StoredResponse(202, [], b"the other's"))  # type: ignore[union-attr]
         response = HttpResponse("mine", status=201)
         response.set_cookie("mine", "1")

@@ -26,7 +26,7 @@ from semel.http import django as for_django
 from semel.http import fastapi as for_fastapi
 from semel.http import flask as for_flask
 from semel.http import litestar as for_litestar
-from semel.http.contract.exchange import HTTPCall
+from semel.http.contract.exchange import RESPONSES
 from tests.http.asking import whose
 
 RAN = b'"ran"'
@@ -59,12 +59,14 @@ class World:
     def died(self, store: MemoryStore) -> None:
         """Leave behind what a process leaves that dies in the middle."""
         dead = Semel(store, sweep_every=None)
-        dead.begin(dead.make_call("POST /pay", "k", "alice", b"", self.policy(self.recover), kind=HTTPCall))
+        dead.begin(dead.make_call("POST /pay", "k", "alice", b"", self.policy(self.recover), serializer=RESPONSES))
         self.now += 60
 
     async def died_soon(self, store: AsyncMemoryStore) -> None:
         dead = AsyncSemel(store, sweep_every=None)
-        await dead.begin(dead.make_call("POST /pay", "k", "alice", b"", self.policy(self.recover), kind=HTTPCall))
+        await dead.begin(
+            dead.make_call("POST /pay", "k", "alice", b"", self.policy(self.recover), serializer=RESPONSES)
+        )
         await dead.close()
         self.now += 60
 

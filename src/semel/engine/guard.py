@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, TypedDict
 
 from semel.codec import Codec
+from semel.core.call import Call
 from semel.core.encoding.fingerprint import Arguments
-from semel.core.encoding.serializers import PLAIN, NotSerializable, Serializer, serializer_for
+from semel.core.encoding.serializers import PLAIN, NotSerializable, ResultSerializer, Serializer, serializer_for
 from semel.core.keys import KeyFormat, identity, normalize_key
 from semel.core.ops import Resolve
-from semel.core.outcomes import Call
 from semel.core.policy import Duration, Guarantee, OnAbandoned, OnInterrupted, OnStoreError, Policy, Remember, seconds
 from semel.core.quota import Meter, Quota
 from semel.core.states import State
@@ -81,7 +81,7 @@ class Guard:
         self._data = Arguments(lambda fingerprint: None, "all", secret=secret)
         self._readable_keys = readable_keys
         self._sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
-        self._serializers: dict[Any, Serializer] = {}
+        self._serializers: dict[Any, ResultSerializer] = {}
         self._operations: set[str] = set()
         """Names that were checked; begun anew when there are many, for a program may make them as it runs."""
         self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
@@ -162,11 +162,10 @@ class Guard:
         tenant: str,
         fingerprint: bytes,
         policy: Policy,
-        serializer: Serializer = PLAIN,
-        kind: type[Call] = Call,
+        serializer: ResultSerializer = PLAIN,
     ) -> Call:
         """A call under this guard's settings, for adapters; its parts are checked by whoever asks."""
-        return kind(
+        return Call(
             identity(tenant, operation, key),
             tenant,
             operation,
@@ -220,7 +219,7 @@ class Guard:
         if self._hook is not None:
             self._hook(events.Swept("", "", "", removed, unknown))
 
-    def _serializer(self, returns: Any) -> Serializer:
+    def _serializer(self, returns: Any) -> ResultSerializer:
         known = self._serializers.get(returns)
         if known is None:
             if len(self._serializers) >= REMEMBERED:

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
-from semel.core.outcomes import Call, Outcome
+from semel.core.call import Call, Outcome
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.operation.operation import current_operation
 from semel.engine.transaction.attempts import AsyncTransactionAttempt, TransactionAttempt, begin, begin_async

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from semel.core.outcomes import NOT_DONE, Recovered, Verdict
+from semel.core.call import NOT_DONE, Recovered, Verdict
 from semel.core.policy import Wait
 from semel.demo.direct.ledger import Fenced, Ledger
 from semel.demo.direct.rows import Rows

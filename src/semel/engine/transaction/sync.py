@@ -13,12 +13,11 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
+from semel.core.call import Call, Failed, Outcome, Pause, Raised, Recover, Returned, Run
 from semel.core.encoding.serializers import Serializer
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claimed
-from semel.core.outcomes import Call, Failed, Outcome
-from semel.core.requests import Pause, Raised, Recover, Returned, Run
-from semel.core.transactional import Conflicted, Flow, Keep, Lock, Rollback, transact
+from semel.core.transactional import Flow, HandlerConflict, Keep, Lock, Rollback, transact
 from semel.engine.declare.brackets import with_brackets
 from semel.engine.declare.declaration import Declaration, Pick, Selector, select
 from semel.engine.declare.handlers import with_handle
@@ -188,7 +187,7 @@ class Transactions(Guard):
 
     def _work(
         self, unit: Unit, call: Call, claimed: Claimed | None, work: Callable[[Operation], Any]
-    ) -> Returned | Raised | Conflicted:
+    ) -> Returned | Raised | HandlerConflict:
         op = Operation(call, None, claimed, self.store.execute)
         outer = running.get()
         try:
@@ -199,7 +198,7 @@ class Transactions(Guard):
                 raise PolicyError(f"{call}: the handler is async; use AsyncSemel")
             unit.finish()
         except Exception as error:
-            return Conflicted(error) if unit.conflicts(error) else Raised(error)
+            return HandlerConflict(error) if unit.conflicts(error) else Raised(error)
         except BaseException as error:
             return Raised(error)
         finally:

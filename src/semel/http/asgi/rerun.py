@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from semel.core.call import Outcome
 from semel.core.encoding.snapshot import StoredResponse
-from semel.core.outcomes import Outcome
 from semel.errors import SemelError, TransactionConflict
 from semel.http.asgi.incoming import Incoming
 from semel.http.asgi.messages import Receive, Scope

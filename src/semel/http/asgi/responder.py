@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
-from semel.core.outcomes import Outcome
+from semel.core.call import Outcome
 from semel.engine.drive.tasks import started
 from semel.engine.operation.operation import running
 from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
 from typing import Any, Final
 from urllib.parse import quote
 
+from semel.core.call import Call
 from semel.core.encoding.canonical import canonical_json, parse_json, select_fields
 from semel.core.encoding.serializers import NotSerializable
 from semel.core.encoding.snapshot import Kind, StoredResponse, decode_response, encode_response
 from semel.core.keys import header_value, parse_header
-from semel.core.ops import Complete
-from semel.core.outcomes import Call
 from semel.engine.guard import Guard, checked_tenant
 from semel.errors import (
     ConfigurationError,
@@ -32,7 +30,6 @@ from semel.errors import (
     KeyReused,
     LeaseLost,
     RequestError,
-    ResultNotStored,
     SemelError,
     StoreError,
 )
@@ -42,7 +39,7 @@ from semel.http.contract.request_hash import RequestHash
 from semel.http.contract.rules import Action, Conditional
 from semel.observe import events
 
-__all__ = ["CLAIMED", "FAILED", "KEY", "SETTLED", "Exchange", "HTTPCall"]
+__all__ = ["CLAIMED", "FAILED", "KEY", "RESPONSES", "SETTLED", "Exchange", "ResponseSerializer"]
 
 KEY: Final = b"idempotency-key"
 CLAIMED: Final = "semel.claimed"
@@ -59,58 +56,9 @@ _READ: Final = _PRECONDITIONS | {KEY, b"content-length", b"origin"}
 _EXPOSED: Final = ("Idempotency-Key", "Retry-After", "Link")
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"content-type", b"trailer", KEY})
 """Lines that belong to one body; those of an answer that only stands for another are left out."""
-_ANSWER: Final = Kind.RESPONSE
-"""Looked up in every call, and Python 3.11 takes its time to find a member."""
 _LONGEST_PATH: Final = 200
 _log = logging.getLogger("semel.http")
 _name = itemgetter(0)
-
-
-class HTTPCall(Call):
-    """A call whose result is an HTTP answer."""
-
-    __slots__ = ()
-
-    def seal_value(self, result: Any) -> bytes:
-        response = as_response(result)
-        try:
-            return self._seal(response)
-        except NotSerializable:  # larger than the codec takes: like an answer above the limit
-            return self._seal(response._replace(body=b"", body_omitted=True))
-
-    def shortened(self, op: Complete, result: Any, reason: str) -> Iterator[tuple[Complete, NotSerializable | None]]:
-        """First like an answer above the limit: its client gets it whole, and a replay says that a body is left out."""
-        try:
-            response = as_response(result)
-            if response.body:
-                yield replace(op, snapshot=self._seal(response._replace(body=b"", body_omitted=True))), None
-        except NotSerializable:  # an exception that is remembered, or a cipher that fails
-            pass
-        yield from super().shortened(op, result, reason)
-
-    def keeps_writes(self, result: Any) -> bool:
-        """An error answer is kept without the handler's writes, as without its rows in a transaction."""
-        return as_response(result).status < 400
-
-    def _seal(self, response: StoredResponse) -> bytes:
-        status, headers, body, omitted = response
-        try:
-            payload = encode_response(status, headers, body, body_omitted=omitted)
-        except ValueError as error:
-            raise NotSerializable(str(error)) from error
-        return self._sealed(_ANSWER, "", payload)
-
-    def open_snapshot(self, blob: bytes | None) -> Any:
-        snapshot = self.codec.open(blob or b"", self.id)
-        if snapshot.kind is _ANSWER:
-            return decode_response(snapshot.payload)
-        try:  # said by guard.resolve(), in plain data
-            value = super().open_snapshot(blob)
-        except SemelError:
-            raise
-        except Exception as error:  # a remembered failure, from before this route was served over HTTP
-            raise ResultNotStored(f"{self} is done, but what is stored is no HTTP answer") from error
-        return as_response(value)
 
 
 def as_response(value: Any) -> StoredResponse:
@@ -126,6 +74,38 @@ def as_response(value: Any) -> StoredResponse:
             f"an HTTP answer is a StoredResponse or plain data, not {type(value).__name__}"
         ) from error
     return StoredResponse(200, [(b"content-type", b"application/json")], body)
+
+
+class ResponseSerializer:
+    """Stores results that are HTTP responses. See ``semel.core.encoding.serializers.ResultSerializer``."""
+
+    name: Final = ""
+    kind: Final = Kind.RESPONSE
+
+    def encode(self, value: Any) -> bytes:
+        status, headers, body, omitted = as_response(value)
+        try:
+            return encode_response(status, headers, body, body_omitted=omitted)
+        except ValueError as error:
+            raise NotSerializable(str(error)) from error
+
+    def shorten(self, value: Any) -> StoredResponse | None:
+        """Return the response without its body. The client gets all of it; a replay says that the body is missing."""
+        try:
+            response = as_response(value)
+        except NotSerializable:  # an exception that is remembered
+            return None
+        return response._replace(body=b"", body_omitted=True) if response.body else None
+
+    def has_effect(self, value: Any) -> bool:
+        """An error response is stored without the handler's writes, as it is without its rows in a transaction."""
+        return as_response(value).status < 400
+
+    decode = staticmethod(decode_response)
+    convert = staticmethod(as_response)
+
+
+RESPONSES: Final = ResponseSerializer()
 
 
 class Exchange:
@@ -247,7 +227,7 @@ class Exchange:
             whose,
             self.fingerprint(rule),
             rule.policy,
-            kind=HTTPCall,
+            RESPONSES,
         )
 
     def preconditions(self, rule: Action) -> Preconditions | None:

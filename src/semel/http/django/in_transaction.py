@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
+from semel.core.call import Call, Outcome
 from semel.core.ops import Op
-from semel.core.outcomes import Call, Outcome
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, NotUndone, PolicyError, PreconditionError

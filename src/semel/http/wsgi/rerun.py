@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from semel.core.call import Outcome
 from semel.core.encoding.snapshot import StoredResponse
-from semel.core.outcomes import Outcome
 from semel.engine.drive.attempts import Attempt
 from semel.errors import SemelError, TransactionConflict
 from semel.http.contract.conditional import Preconditions
