@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from bench import job, peer
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel
-from semel.http.contract.rules import Action
+from semel.http.contract.rules import idempotent
 
 __all__ = ["EDGE", "FRAMEWORKS", "PEERS", "SEMEL", "UNPROTECTED", "contestants", "make"]
 
@@ -80,9 +80,10 @@ def _starlette(who: str, redis: str | None) -> Any:
     middleware = []
     endpoint: Callable[..., Any] = pay
     if who == SEMEL:
-        from semel.http.fastapi import Idempotency, action
+        from semel.http.fastapi import Idempotency
+        from semel.http.fastapi import idempotent as declare
 
-        endpoint = action()(pay)
+        endpoint = declare()(pay)
         middleware = [Middleware(Idempotency, guard=_guard(redis), tenant=_tenant)]
     elif who == EDGE:
         middleware = [Middleware(_edge(redis))]
@@ -110,9 +111,10 @@ def _fastapi(who: str, redis: str | None) -> Any:
     app = FastAPI(openapi_url=None)
     endpoint: Callable[..., Any] = pay
     if who == SEMEL:
-        from semel.http.fastapi import Idempotency, action
+        from semel.http.fastapi import Idempotency
+        from semel.http.fastapi import idempotent as declare
 
-        endpoint = action()(pay)
+        endpoint = declare()(pay)
         app.add_middleware(Idempotency, guard=_guard(redis), tenant=_tenant)
     elif who == EDGE:
         app.add_middleware(_edge(redis))
@@ -121,9 +123,9 @@ def _fastapi(who: str, redis: str | None) -> Any:
     elif who == peer.NAME:
         guarded, endpoint = _powertools(redis), pay_by_powertools
     elif who == IDEMPTX:
-        from idemptx import idempotent  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        from idemptx import idempotent as idemptx  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
-        endpoint = idempotent(storage_backend=_idemptx_backend(redis))(pay)
+        endpoint = idemptx(storage_backend=_idemptx_backend(redis))(pay)
     app.post(PATH, response_model=None)(endpoint)
     return app
 
@@ -146,7 +148,7 @@ def _wsgi(who: str, redis: str | None) -> Any:
         from semel import RedisStore
 
         guard = Semel(RedisStore(redis), sweep_every=None)
-    return Idempotency(application, guard=guard, tenant=_tenant, routes={("POST", PATH): Action()})
+    return Idempotency(application, guard=guard, tenant=_tenant, routes={f"POST {PATH}": idempotent()})
 
 
 def _guard(redis: str | None) -> AsyncSemel:
@@ -165,7 +167,7 @@ def _edge(redis: str | None) -> Callable[[Any], Any]:
     """Semel with a table of routes: whoever the tenant is must be known at the edge, and a replay ends there."""
     from semel.http.asgi import Idempotency
 
-    routes = {("POST", PATH): Action()}
+    routes = {f"POST {PATH}": idempotent()}
     return lambda app: Idempotency(app, guard=_guard(redis), tenant=_tenant, routes=routes)
 
 

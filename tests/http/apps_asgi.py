@@ -22,7 +22,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from semel import AsyncOperation, Operation, current_operation
-from semel.http.fastapi import Idempotency, action
+from semel.http.fastapi import Idempotency, idempotent
 from tests.http.behaviour import RULES, UNPARSED, Admin, Reply, Service, table
 
 DOCS = "https://docs.example/idempotency"
@@ -172,7 +172,7 @@ def starlette(service: Service, *middleware: Middleware, outer: tuple[Middleware
                 return response_of(service, await service.act(path, {"text": str(len(body))}))
             return response_of(service, await service.act(path, json.loads(await request.body() or b"{}")))
 
-        return action(**RULES[path])(handler)
+        return idempotent(**RULES[path])(handler)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> Any:
@@ -258,7 +258,7 @@ def fastapi(service: Service, *, threads: bool = False) -> Any:
             name: {"AsyncOperation": AsyncOperation, "Operation": Operation}.get(hint, hint)
             for name, hint in chosen.__annotations__.items()
         }
-        return action(**RULES[path])(chosen)
+        return idempotent(**RULES[path])(chosen)
 
     for path in RULES:
         methods = ["POST", "PUT", "DELETE"] if path == "/plain" else ["POST"]

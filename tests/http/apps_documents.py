@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel
 from semel.http.contract.conditional import check_match, etag
-from semel.http.contract.rules import Conditional, Exempt, Natural, Rule
+from semel.http.contract.rules import Exempt, Rule, conditional, exempt, natural
 
-ROUTES: dict[tuple[str, str], Rule] = {
-    ("PATCH", "/documents/{id}"): Conditional(),
-    ("PATCH", "/lenient/{id}"): Conditional(precondition_required=False),
-    ("PATCH", "/keyed/{id}"): Conditional(required=True),
-    ("PUT", "/documents/{id}"): Natural(),
-    ("DELETE", "/documents/{id}"): Natural(),
-    ("DELETE", "/strict/{id}"): Natural(absent=frozenset()),
-    ("POST", "/search"): Exempt("finds, and changes nothing"),
+ROUTES: dict[str, Rule] = {
+    "PATCH /documents/{id}": conditional(),
+    "PATCH /lenient/{id}": conditional(precondition_required=False),
+    "PATCH /keyed/{id}": conditional(required=True),
+    "PUT /documents/{id}": natural(),
+    "DELETE /documents/{id}": natural(),
+    "DELETE /strict/{id}": natural(absent=frozenset()),
+    "POST /search": exempt("finds, and changes nothing"),
 }
 
 Answer = tuple[int, dict[str, str], bytes]
@@ -58,6 +58,12 @@ class Documents:
                 return 404, {"X-Why": "gone"}, b"no such document"
             return 204, {}, b""
         return 200, {}, b"posted" if kind == "documents" else b"found"
+
+
+def routes_by_method() -> Iterator[tuple[tuple[str, str], Rule]]:
+    for route, rule in ROUTES.items():
+        method, _, path = route.partition(" ")
+        yield (method, path), rule
 
 
 def whose(request: object) -> str:
@@ -98,8 +104,8 @@ def starlette() -> Any:
         return endpoint
 
     routes = [
-        *(Route(path, glue._declare(rule)(view()), methods=[method])
-          for (method, path), rule in ROUTES.items() if not isinstance(rule, Exempt)),
+        *(Route(path, getattr(glue, rule.decorator)(rule)(view()), methods=[method])
+          for (method, path), rule in routes_by_method() if not isinstance(rule, Exempt)),
         Route("/search", glue.exempt("finds, and changes nothing")(view()), methods=["POST"]),
         Route("/documents/{id}", view(), methods=["GET"]),
         Route("/documents", view(), methods=["POST"]),
@@ -223,8 +229,8 @@ def flask() -> Any:
             flask.abort(404)
         return flask.Response(body, status, lines)
 
-    for number, ((method, path), rule) in enumerate(ROUTES.items()):
-        declare = glue.exempt(rule.reason) if isinstance(rule, Exempt) else glue._declare(rule)
+    for number, ((method, path), rule) in enumerate(routes_by_method()):
+        declare = glue.exempt(rule.reason) if isinstance(rule, Exempt) else getattr(glue, rule.decorator)(rule)
         named = declare(functools.partial(view))
         app.add_url_rule(path.replace("{id}", "<string:id>"), f"v{number}", named, methods=[method])
     for number, (method, path) in enumerate((("GET", "/documents/<id>"), ("POST", "/documents"), ("GET", "/failed"))):

@@ -10,7 +10,8 @@ from semel import (
     AsyncMemoryStore,
     AsyncSemel,
 )
-from semel.http.fastapi import Action, Idempotency
+from semel.http.contract.rules import Idempotent
+from semel.http.fastapi import Idempotency, idempotent
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -66,6 +67,6 @@ class Counting:
             await send(message)
 
 
-def at_the_edge(app: App, guard: AsyncSemel | None = None, rule: Action | None = None) -> Idempotency:
-    routes = {("POST", "/pay"): rule or Action()}
+def at_the_edge(app: App, guard: AsyncSemel | None = None, rule: Idempotent | None = None) -> Idempotency:
+    routes = {"POST /pay": rule or idempotent()}
     return Idempotency(app, guard=guard or AsyncSemel(AsyncMemoryStore()), tenant=whose, routes=routes)

@@ -19,7 +19,7 @@ from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Op
 from semel.errors import StoreUnavailable
 from semel.http.contract.exchange import RESPONSES
-from semel.http.contract.rules import Action
+from semel.http.contract.rules import Idempotent, idempotent
 
 RULES: dict[str, dict[str, Any]] = {
     "/plain": {},
@@ -58,10 +58,10 @@ UNPARSED = ("/raw", "/bounded")
 """Routes whose handlers read the body themselves, and answer with its length."""
 
 
-def table() -> dict[tuple[str, str], Action]:
-    return {("POST", path): Action.declared(**settings) for path, settings in RULES.items()} | {
-        ("PUT", "/plain"): Action(),
-        ("DELETE", "/plain"): Action(),
+def table() -> dict[str, Idempotent]:
+    return {f"POST {path}": idempotent(**settings) for path, settings in RULES.items()} | {
+        "PUT /plain": idempotent(),
+        "DELETE /plain": idempotent(),
     }
 
 

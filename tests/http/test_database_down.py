@@ -80,7 +80,7 @@ def test_flask_answers_503_and_runs_nothing(dead: str, opened: Callable[[str], C
         sync_glue.SemelFlask(app, guard=guard, tenant=lambda request: "alice")
 
         @app.post("/pay")
-        @sync_glue.action(connection=opened(dead))
+        @sync_glue.idempotent(connection=opened(dead))
         def pay() -> str:
             ran.append(1)
             return "paid"
@@ -99,7 +99,7 @@ def test_fastapi_answers_503_and_runs_nothing(dead: str, opened: Callable[[str],
             async_glue.install(app, guard=guard, tenant=lambda scope: "alice")
 
             @app.post("/pay")
-            @async_glue.action(connection=opened(dead))
+            @async_glue.idempotent(connection=opened(dead))
             async def pay() -> str:
                 ran.append(1)
                 return "paid"
@@ -118,7 +118,7 @@ def test_what_opens_no_connection_at_all_is_a_mistake_and_no_outage(dead: str) -
         sync_glue.SemelFlask(app, guard=guard, tenant=lambda request: "alice")
 
         @app.post("/pay")
-        @sync_glue.action(connection=lambda: "no connection")
+        @sync_glue.idempotent(connection=lambda: "no connection")
         def pay() -> str:
             return "paid"
 

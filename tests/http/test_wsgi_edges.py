@@ -15,7 +15,7 @@ import pytest
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel, current_operation
 from semel.core.states import State
 from semel.errors import ConfigurationError, LeaseLost
-from semel.http.contract.rules import Action
+from semel.http.contract.rules import idempotent
 from semel.http.wsgi import Idempotency, current_responder
 from semel.http.wsgi.body import SPOOL_LIMIT, RequestBody
 from semel.observe.events import Unkeyed
@@ -88,7 +88,7 @@ def guard() -> Iterator[Semel]:
 @pytest.fixture
 def protect(guard: Semel) -> Callable[..., Idempotency]:
     def wrap(app: App, **settings: Any) -> Idempotency:
-        return Idempotency(app, guard=guard, routes={("POST", "/x"): Action.declared(**settings)})
+        return Idempotency(app, guard=guard, routes={"POST /x": idempotent(**settings)})
 
     return wrap
 
@@ -251,7 +251,7 @@ def test_the_answer_in_the_place_of_a_replay_is_closed_and_never_iterated(guard:
         answers.append(Closing([b"done"] if run else iter(lambda: pytest.fail("iterated"), b"")))
         return answers[-1]
 
-    rule = Action()
+    rule = idempotent()
     served = Idempotency(app, guard=guard)
     first, again = serve(served), serve(served)
     assert (first.body, again.body) == (b"done", b"done")
@@ -274,7 +274,7 @@ def test_a_generator_application_may_claim_while_it_is_iterated(guard: Semel) ->
         yield b"a"
         yield b"b"
 
-    rule = Action()
+    rule = idempotent()
     served = Idempotency(app, guard=guard)
     assert [serve(served).body for _ in range(3)] == [b"ab"] * 3
     assert len(runs) == 1
@@ -449,7 +449,7 @@ def test_an_application_that_raises_in_the_place_of_a_replay_is_not_hushed_up(gu
         start("200 OK", [])
         return [b"done"]
 
-    rule = Action()
+    rule = idempotent()
     served = Idempotency(app, guard=guard)
     assert serve(served).body == b"done"
     assert isinstance(serve(served).error, RuntimeError)
@@ -503,13 +503,16 @@ def test_an_async_guard_is_refused() -> None:
 
 def test_a_rule_for_a_get_is_refused(guard: Semel) -> None:
     with pytest.raises(ConfigurationError, match="GET /x changes nothing"):
-        Idempotency(lambda env, start: [], guard=guard, routes={("GET", "/x"): Action()})
+        Idempotency(lambda env, start: [], guard=guard, routes={"GET /x": idempotent()})
 
 
 @pytest.mark.parametrize("tenant", ["", None, "x" * 256])
 def test_a_tenant_that_is_none_runs_nothing(guard: Semel, tenant: str | None) -> None:
     served = Idempotency(
-        lambda env, start: pytest.fail("ran"), guard=guard, tenant=lambda env: tenant, routes={("POST", "/x"): Action()}
+        lambda env, start: pytest.fail("ran"),
+        guard=guard,
+        tenant=lambda env: tenant,
+        routes={"POST /x": idempotent()},
     )
     assert isinstance(serve(served).error, ConfigurationError)
 
@@ -530,7 +533,7 @@ def test_one_rule_for_one_request_and_before_the_answer(guard: Semel) -> None:
         responder.claim(rule)
         return []
 
-    rule = Action()
+    rule = idempotent()
     served = Idempotency(app, guard=guard)
     assert "claimed already" in str(serve(served).error)
     assert "has begun" in str(serve(served, environ(path="/late")).error)
@@ -542,7 +545,7 @@ def test_a_route_of_a_mounted_application_is_known_by_its_whole_path(guard: Seme
         start("200 OK", [])
         return [b"mounted"]
 
-    served = Idempotency(app, guard=guard, routes={("POST", "/shop/x"): Action()})
+    served = Idempotency(app, guard=guard, routes={"POST /shop/x": idempotent()})
     assert serve(served, environ(SCRIPT_NAME="/shop")).header("idempotency-key") == "k"
     assert guard.lookup("POST /shop/x", "k") is not None
     assert serve(served).header("idempotency-key") is None
@@ -553,7 +556,7 @@ def test_a_route_may_have_parts(guard: Semel) -> None:
         start("200 OK", [])
         return [env["PATH_INFO"].encode()]
 
-    served = Idempotency(app, guard=guard, routes={("POST", "/orders/{id}"): Action()})
+    served = Idempotency(app, guard=guard, routes={"POST /orders/{id}": idempotent()})
     for path in ("/orders/1", "/orders/2"):
         assert serve(served, environ(path=path)).body == path.encode()
         assert serve(served, environ(path=path)).header("idempotent-replayed") == "true"
@@ -567,7 +570,7 @@ def test_paths_that_are_no_text_are_kept_apart(guard: Semel) -> None:
         start("200 OK", [])
         return [env["PATH_INFO"].encode("latin-1") if run else b""]
 
-    rule = Action()
+    rule = idempotent()
     served = Idempotency(app, guard=guard)
     for path in ("/\xff", "/\xfe", "/\u00c3\u00bf"):
         for _ in range(2):
@@ -582,7 +585,7 @@ def test_a_request_without_a_key_says_so_in_the_events() -> None:
         return []
 
     with Semel(MemoryStore(), tenant="t", on_event=lambda event: told.append(event.name)) as guard:
-        serve(Idempotency(app, guard=guard, routes={("POST", "/x"): Action(required=False)}), environ(key=None))
+        serve(Idempotency(app, guard=guard, routes={"POST /x": idempotent(required=False)}), environ(key=None))
     assert told == [Unkeyed.name]
 
 
@@ -694,7 +697,7 @@ def test_nothing_of_a_request_waits_for_the_garbage_collector(
     guard: Semel, edge: bool, status: int, size: int, settings: Any
 ) -> None:
     left: list[weakref.ref[Any]] = []
-    rule = Action(max_stored_body=1000, **settings)
+    rule = idempotent(max_stored_body=1000, **settings)
 
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         responder = current_responder()
@@ -707,7 +710,7 @@ def test_nothing_of_a_request_waits_for_the_garbage_collector(
         start(f"{status} Said", [])
         return [b"x" * size]
 
-    middleware = Idempotency(app, guard=guard, routes={("POST", "/x"): rule} if edge else None)
+    middleware = Idempotency(app, guard=guard, routes={"POST /x": rule} if edge else None)
     gc.collect()
     gc.disable()
     try:

@@ -1,11 +1,11 @@
-"""FastAPI and Starlette: ``@action()`` on an endpoint, below the route's own decorator.
+"""FastAPI and Starlette: ``@idempotent()`` on an endpoint, below the route's own decorator.
 
 ::
 
     install(app, guard=guard, tenant=lambda scope: scope["user"].id)
 
     @app.post("/payments", status_code=201)
-    @action(ttl="24h")
+    @idempotent(ttl="24h")
     async def pay(payment: Payment, op: AsyncOperation): ...
 
 The claim is made after the dependencies and the validation of the body, just before the function runs.
@@ -13,16 +13,15 @@ The claim is made after the dependencies and the validation of the body, just be
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from semel.engine.aio import AsyncSemel
 from semel.errors import MissingDependency
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.middleware import Idempotency, TenantResolver
 from semel.http.contract.conditional import check_match, etag
-from semel.http.contract.inventory import Endpoint, declared_rule, exempted
-from semel.http.contract.rules import MAX_REQUEST_BODY, Action, Conditional, Exempt, Natural, Rule
+from semel.http.contract.inventory import Endpoint, declared_rule
+from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Rule
 
 try:
     from starlette.concurrency import run_in_threadpool
@@ -36,11 +35,8 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 __all__ = [
-    "Action", "Conditional", "Idempotency", "Natural", "action", "check_match", "conditional", "endpoints", "etag",
-    "exempt", "install", "natural",
+    "Idempotency", "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "install", "natural",
 ]  # fmt: skip
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def install(
@@ -64,30 +60,13 @@ def install(
         wrap_fastapi(app, lambda: endpoints(app), guard, docs)
 
 
-def action(base: Action | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare an endpoint that needs a key and happens once for it. Settings of ``Action`` and of ``Policy``."""
-    return _declare(Action.declared(base, **settings))
+def _protect(endpoint: Any, rule: Rule) -> Any:
+    return protect(endpoint, rule, lambda: Response(status_code=204), HTTPException, run_in_threadpool)
 
 
-def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare an endpoint that changes only what is as the caller knows it (If-Match): see ``check_match``."""
-    return _declare(Conditional.declared(base, **settings))
-
-
-def natural(base: Natural | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare an endpoint whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
-    return _declare(Natural.declared(base, **settings))
-
-
-def exempt(reason: str) -> Callable[[F], F]:
-    """Declare that an endpoint is left alone, and why: only the report at start-up is silenced."""
-    rule = Exempt(reason)
-    return lambda function: exempted(function, rule)
-
-
-def _declare(rule: Rule) -> Callable[[F], F]:
-    blank = lambda: Response(status_code=204)  # noqa: E731
-    return lambda function: protect(function, rule, blank, HTTPException, run_in_threadpool)
+_declare = Decorators(_protect)
+idempotent, conditional = _declare.idempotent, _declare.conditional
+natural, exempt = _declare.natural, _declare.exempt
 
 
 def endpoints(app: Starlette) -> list[Endpoint]:

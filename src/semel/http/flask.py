@@ -1,11 +1,11 @@
-"""Flask: an extension that installs the middleware, and ``@action()`` on a view, below the route's own decorator.
+"""Flask: an extension that installs the middleware, and ``@idempotent()`` on a view, below the route's own decorator.
 
 ::
 
     SemelFlask(app, guard=guard, tenant=lambda request: request.authorization.username)
 
     @app.post("/payments")
-    @action(ttl="24h")
+    @idempotent(ttl="24h")
     def pay(op: Operation): ...
 
 The claim is made just before the view runs: after ``before_request`` functions, so what they turn away is not claimed,
@@ -38,15 +38,7 @@ from semel.http.contract.conditional import check_match, etag, hold, let_go
 from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
 from semel.http.contract.middleware import check_tenant
 from semel.http.contract.rerun import RunAgain
-from semel.http.contract.rules import (
-    MAX_REQUEST_BODY,
-    Action,
-    Conditional,
-    Exempt,
-    Natural,
-    Rule,
-    check_max_request_body,
-)
+from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule, check_max_request_body
 from semel.http.in_transaction import connected
 from semel.http.wsgi.middleware import Idempotency, current_responder
 from semel.http.wsgi.responder import Environ
@@ -60,8 +52,7 @@ if TYPE_CHECKING:
     from flask import Flask, Request
 
 __all__ = [
-    "Action", "Conditional", "Natural", "SemelFlask", "action", "check_match", "conditional", "endpoints", "etag",
-    "exempt", "natural",
+    "SemelFlask", "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "natural",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -117,87 +108,64 @@ class SemelFlask:
         return self.tenant(flask.request) if self.tenant is not None else None
 
 
-def action(base: Action | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a view that needs a key and happens once for it. Settings of ``Action`` and of ``Policy``.
+def _protect(view: F, rule: Rule) -> F:
+    if isinstance(rule, Exempt):
+        return exempted(view, rule)
+    check_declarable(view)
+    view = connected(view, rule)
+    hints = _hints(view)
+    handle = handle_parameter(hints)
+    if handle is not None and AsyncOperation in (typing.get_args(hints[handle]) or (hints[handle],)):
+        raise PolicyError(f"{view.__qualname__}: annotate {handle} with Operation: the guard of a Flask app is sync")
 
-    GET, HEAD and OPTIONS of the same view are not concerned. A parameter annotated ``Operation`` is given the handle;
-    None, where the key is optional and was left out, or the method is one of those.
-    """
-    return _declare(Action.declared(base, **settings))
+    @functools.wraps(view)
+    def endpoint(*args: Any, **kwargs: Any) -> Any:
+        responder = current_responder()
+        operation = preconditions = None
+        if responder is not None:
+            responder.max_request_body = flask.request.max_content_length
+            if not responder.claim(rule):
+                return flask.Response(status=204)  # it takes the view's place; the middleware sends the real one
+            preconditions = responder.preconditions
+            if responder.attempt is not None:
+                operation = responder.attempt.operation
+        if handle is not None:
+            kwargs[handle] = operation
+        token, held = running.set(operation), hold(preconditions)
+        try:
+            result = flask.current_app.ensure_sync(view)(*args, **kwargs)
+            if operation is not None:
+                operation.leave()
+            return result
+        except PreconditionError as error:
+            if responder is None:
+                raise
+            responder.refuse(error)
+            flask.abort(error.status)  # for teardown functions; the middleware sends the real answer
+        except Exception as error:
+            if responder is not None and responder.conflicts(error):
+                if responder.give_way(error):
+                    raise RunAgain from error
+                flask.abort(TransactionConflict.status)
+            raised = error if operation is None else operation.compensate(error)
+            if responder is not None and isinstance(raised, NotUndone):
+                responder.refuse(raised)
+                flask.abort(raised.status)
+            if raised is error:
+                raise
+            raise raised from error
+        finally:
+            running.reset(token)
+            let_go(held)
+
+    endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
+    replaced(view)
+    return cast(F, endpoint)
 
 
-def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a view that changes only what is as the caller knows it (If-Match): see ``check_match``."""
-    return _declare(Conditional.declared(base, **settings))
-
-
-def natural(base: Natural | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a view whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
-    return _declare(Natural.declared(base, **settings))
-
-
-def exempt(reason: str) -> Callable[[F], F]:
-    """Declare that a view is left alone, and why: only the report at start-up is silenced."""
-    rule = Exempt(reason)
-    return lambda view: exempted(view, rule)
-
-
-def _declare(rule: Rule) -> Callable[[F], F]:
-    def decorate(view: F) -> F:
-        check_declarable(view)
-        view = connected(view, rule)
-        hints = _hints(view)
-        handle = handle_parameter(hints)
-        if handle is not None and AsyncOperation in (typing.get_args(hints[handle]) or (hints[handle],)):
-            raise PolicyError(
-                f"{view.__qualname__}: annotate {handle} with Operation: the guard of a Flask app is sync"
-            )
-
-        @functools.wraps(view)
-        def endpoint(*args: Any, **kwargs: Any) -> Any:
-            responder = current_responder()
-            operation = preconditions = None
-            if responder is not None:
-                responder.max_request_body = flask.request.max_content_length
-                if not responder.claim(rule):
-                    return flask.Response(status=204)  # it takes the view's place; the middleware sends the real one
-                preconditions = responder.preconditions
-                if responder.attempt is not None:
-                    operation = responder.attempt.operation
-            if handle is not None:
-                kwargs[handle] = operation
-            token, held = running.set(operation), hold(preconditions)
-            try:
-                result = flask.current_app.ensure_sync(view)(*args, **kwargs)
-                if operation is not None:
-                    operation.leave()
-                return result
-            except PreconditionError as error:
-                if responder is None:
-                    raise
-                responder.refuse(error)
-                flask.abort(error.status)  # for teardown functions; the middleware sends the real answer
-            except Exception as error:
-                if responder is not None and responder.conflicts(error):
-                    if responder.give_way(error):
-                        raise RunAgain from error
-                    flask.abort(TransactionConflict.status)
-                raised = error if operation is None else operation.compensate(error)
-                if responder is not None and isinstance(raised, NotUndone):
-                    responder.refuse(raised)
-                    flask.abort(raised.status)
-                if raised is error:
-                    raise
-                raise raised from error
-            finally:
-                running.reset(token)
-                let_go(held)
-
-        endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
-        replaced(view)
-        return cast(F, endpoint)
-
-    return decorate
+_declare = Decorators(_protect)
+idempotent, conditional = _declare.idempotent, _declare.conditional
+natural, exempt = _declare.natural, _declare.exempt
 
 
 def endpoints(app: Flask) -> list[Endpoint]:

@@ -3,7 +3,7 @@
 ::
 
     @app.post("/payments", status_code=201)
-    @action(connection=sessions, connection_parameter="session")   # sessions = async_sessionmaker(engine)
+    @idempotent(connection=sessions, connection_parameter="session")   # sessions = async_sessionmaker(engine)
     async def pay(payment: Payment, session: AsyncSession):
         session.add(Row(...))                              # no commit: Semel commits, before the answer leaves
         return {...}
@@ -31,7 +31,7 @@ from semel.engine.operation.operation import current_operation
 from semel.engine.transaction.attempts import AsyncTransactionAttempt, TransactionAttempt, begin, begin_async
 from semel.errors import PolicyError, SemelError, StoreUnavailable, TransactionConflict
 from semel.http.contract.rerun import Rerun
-from semel.http.contract.rules import Action, Rule
+from semel.http.contract.rules import Idempotent, Rule
 
 if TYPE_CHECKING:
     from semel.engine.aio import AsyncSemel
@@ -148,12 +148,12 @@ class OpensInLoop(Protocol):
 
 def connected(function: F, rule: Rule) -> F:
     """The handler with its connection filled in, where the rule names a parameter for it."""
-    if isinstance(rule, Action) and rule.connection is not None and not callable(rule.connection):
+    if isinstance(rule, Idempotent) and rule.connection is not None and not callable(rule.connection):
         raise PolicyError(
             f"connection= is a function that opens a connection or session, such as engine.connect, not "
-            f"{rule.transaction!r}"
+            f"{rule.connection!r}"
         )
-    parameter = rule.connection_parameter if isinstance(rule, Action) else None
+    parameter = rule.connection_parameter if isinstance(rule, Idempotent) else None
     if parameter is None:
         return function
     signature = inspect.signature(function)

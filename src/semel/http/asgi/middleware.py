@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
@@ -21,7 +21,8 @@ from semel.errors import ConfigurationError
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.responder import Responder
 from semel.http.contract.middleware import Middleware
-from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Rule
+from semel.http.contract.routes import RouteTable
+from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 
 __all__ = ["Idempotency", "Responder", "current_responder"]
 
@@ -54,14 +55,13 @@ class Idempotency(Middleware[App, AsyncSemel]):
         *,
         guard: AsyncSemel,
         tenant: TenantResolver | None = None,
-        routes: Mapping[tuple[str, str], Rule] | None = None,
+        routes: RouteTable | None = None,
         docs: str | None = None,
         max_request_body: int = MAX_REQUEST_BODY,
     ) -> None:
         """
         :param tenant: whose request it is, from the ASGI scope, after authentication; its result scopes the keys.
-        :param routes: rules by (method, path) that are claimed here, for endpoints that are not decorated; a path may
-            have parts, like ``/orders/{id}``.
+        :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
         :param docs: a page that explains the errors; linked from them.
         :param max_request_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
         """

@@ -19,7 +19,7 @@ from semel.http.contract.capture import Capture
 from semel.http.contract.conditional import Preconditions, hold, let_go
 from semel.http.contract.exchange import CLAIMED, FAILED, Exchange
 from semel.http.contract.rerun import Rerun, RunAgain
-from semel.http.contract.rules import Action, Natural, Rule
+from semel.http.contract.rules import Idempotent, Natural, Rule
 from semel.http.in_transaction import open_async_transaction
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Responder(Outgoing):
             raise ConfigurationError(
                 "this request was claimed already: one rule for one request, and one Idempotency middleware"
             )
-        if not isinstance(declared, Action):
+        if not isinstance(declared, Idempotent):
             self._natural = declared if isinstance(declared, Natural) else None
             return True
         rule = self._rule = self._middleware.rule(declared)

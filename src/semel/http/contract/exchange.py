@@ -36,7 +36,7 @@ from semel.errors import (
 from semel.http.contract.conditional import Preconditions, preconditions
 from semel.http.contract.problems import problem
 from semel.http.contract.request_hash import RequestHash
-from semel.http.contract.rules import Action, Conditional
+from semel.http.contract.rules import Conditional, Idempotent
 from semel.observe import events
 
 __all__ = ["CLAIMED", "FAILED", "KEY", "RESPONSES", "SETTLED", "Exchange", "ResponseSerializer"]
@@ -176,7 +176,7 @@ class Exchange:
             if self._body_size > DOCUMENT_LIMIT:
                 self.body = None
 
-    def read_key(self, rule: Action) -> str | None:
+    def read_key(self, rule: Idempotent) -> str | None:
         """The key, or None where the route may go without. Raises KeyMissing or KeyInvalid."""
         lines = self._keys
         if not lines:
@@ -194,7 +194,7 @@ class Exchange:
         self._echoed = [(KEY, lines[0])] if key == text else None  # a bare key is said as it was sent
         return key
 
-    def operation(self, rule: Action) -> str:
+    def operation(self, rule: Idempotent) -> str:
         """What scopes the key, beside the tenant."""
         if rule.scope == "tenant":
             return "*"
@@ -204,7 +204,7 @@ class Exchange:
             path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
         return f"{self.method} {path}"
 
-    def fingerprint(self, rule: Action) -> bytes:
+    def fingerprint(self, rule: Idempotent) -> bytes:
         """Of all that makes this request this request; asked once the body is through."""
         lines = self._counted
         if rule.fingerprint_headers:
@@ -215,7 +215,7 @@ class Exchange:
         document = self._document(rule) if rule.reads_json else None
         return self._hash.digest(self.method, self.path, self._query, lines, document)
 
-    def call(self, guard: Guard, rule: Action, key: str, tenant: str | None) -> Call:
+    def call(self, guard: Guard, rule: Idempotent, key: str, tenant: str | None) -> Call:
         """The call to claim, once the body is through."""
         try:
             whose = guard.tenant if tenant is None else checked_tenant(tenant)
@@ -230,19 +230,19 @@ class Exchange:
             RESPONSES,
         )
 
-    def preconditions(self, rule: Action) -> Preconditions | None:
+    def preconditions(self, rule: Idempotent) -> Preconditions | None:
         """What the request asks of the resource, where the route is conditional. Raises PreconditionError."""
         if not isinstance(rule, Conditional):
             return None
         return preconditions(self.headers, required=rule.precondition_required)
 
-    def tell_unprotected(self, guard: Guard, rule: Action) -> None:
+    def tell_unprotected(self, guard: Guard, rule: Idempotent) -> None:
         """A route whose key is optional runs without one. A conditional one is protected by its precondition."""
         if isinstance(rule, Conditional):
             return
         guard.make_call(self.operation(rule), "", guard.tenant, b"", rule.policy).tell(events.Unkeyed)
 
-    def _document(self, rule: Action) -> bytes | None:
+    def _document(self, rule: Idempotent) -> bytes | None:
         """The body as canonical JSON, where the rule asks for that; None where it is no JSON: then its bytes count."""
         if self.body is None:
             return None
@@ -256,7 +256,7 @@ class Exchange:
 
     # -- answers
 
-    def refusal(self, error: SemelError, rule: Action | None) -> StoredResponse:
+    def refusal(self, error: SemelError, rule: Idempotent | None) -> StoredResponse:
         """The answer to a request that is not run, or whose outcome is not known."""
         if isinstance(error, LeaseLost):  # for a client there is one thing to know: another attempt is on its way
             error = InProgress(str(error), retry_after=error.retry_after)
@@ -268,7 +268,7 @@ class Exchange:
         length = (b"content-length", str(len(answer.body)).encode())
         return answer._replace(headers=[*answer.headers, length, *self._echo()])
 
-    def replay(self, stored: StoredResponse, rule: Action) -> StoredResponse:
+    def replay(self, stored: StoredResponse, rule: Idempotent) -> StoredResponse:
         """The first answer again, marked as such."""
         status, lines, body, omitted = as_response(stored)
         if omitted:  # nothing is left to be decoded
@@ -288,7 +288,7 @@ class Exchange:
         return FAILED._replace(headers=self.first([*FAILED.headers, length]))
 
     def carried(
-        self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Action | None = None
+        self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Idempotent | None = None
     ) -> list[tuple[bytes, bytes]]:
         """The lines of an answer, with those that belong to the exchange that carries it, such as CORS's."""
         if not carrier:
@@ -298,7 +298,7 @@ class Exchange:
         lines = [(bytes(name).lower(), bytes(value)) for name, value in carrier]
         return answer + [line for line in lines if line[0] not in left_out and line[0] not in has]
 
-    def exposed(self, headers: list[tuple[bytes, bytes]], rule: Action | None = None) -> list[tuple[bytes, bytes]]:
+    def exposed(self, headers: list[tuple[bytes, bytes]], rule: Idempotent | None = None) -> list[tuple[bytes, bytes]]:
         """The same lines; where a script may be given the answer (CORS), it may read ours as well.
 
         What allows it is often added outside of us, so it is enough that a script of some origin asks.

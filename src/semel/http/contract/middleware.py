@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
@@ -11,8 +11,8 @@ from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint, report
 from semel.http.contract.rerun import Kept
-from semel.http.contract.routes import Routes
-from semel.http.contract.rules import MAX_REQUEST_BODY, Action, Rule, check_max_request_body
+from semel.http.contract.routes import Routes, RouteTable
+from semel.http.contract.rules import MAX_REQUEST_BODY, Idempotent, Rule, check_max_request_body
 
 __all__ = ["Middleware", "check_tenant"]
 
@@ -32,7 +32,7 @@ class Middleware(Generic[App, G]):
         wanted: type[G],
         *,
         tenant: Any,
-        routes: Mapping[tuple[str, str], Rule] | None,
+        routes: RouteTable | None,
         docs: str | None,
         max_request_body: int = MAX_REQUEST_BODY,
         level: int = 3,
@@ -56,7 +56,7 @@ class Middleware(Generic[App, G]):
         """Lists the application's endpoints, where the framework's glue can."""
         self.kept = Kept()
         self._reported = False
-        self._rules: dict[int, tuple[Action, Action]] = {}
+        self._rules: dict[int, tuple[Idempotent, Idempotent]] = {}
 
     def declared(self, method: str, path: str, root: str) -> Rule | None:
         """The table's rule for a request, by its whole path or by the one below ``root``, where we are mounted."""
@@ -65,7 +65,7 @@ class Middleware(Generic[App, G]):
             rule = self.routes.find(method, path[len(root) :])
         return rule
 
-    def rule(self, declared: Action) -> Action:
+    def rule(self, declared: Idempotent) -> Idempotent:
         """The rule under this guard's policy and our bound, made out once."""
         known = self._rules.get(id(declared))
         if known is None:  # the declared one is kept too, so that its id stays its own
@@ -98,7 +98,7 @@ class Middleware(Generic[App, G]):
     def keep(self, *rules: Rule | None) -> None:
         """Keep requests as they come from now on, where a rule has a transaction: they may have to be run again."""
         for rule in rules:
-            if isinstance(rule, Action) and rule.connection is not None:
+            if isinstance(rule, Idempotent) and rule.connection is not None:
                 rule.under(self.guard.policy)  # which may be one that a transaction cannot keep
                 self.kept.wanted = True
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from semel.core.policy import Policy
 from semel.engine.guard import Guard
 from semel.http.contract.inventory import Endpoint, undeclared
-from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Action
+from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Idempotent
 from semel.http.describe.example_exchange import chosen, example_exchange
 from semel.http.describe.installed import Installed
 from semel.http.describe.paths import example_path
@@ -61,7 +61,7 @@ def _route(endpoint: Endpoint, policy: Policy) -> dict[str, Any]:
     rule = endpoint.rule
     assert rule is not None
     route = {**_place(endpoint), **plain_rule(rule, policy)}
-    if isinstance(rule, Action):
+    if isinstance(rule, Idempotent):
         under = rule.under(policy)
         route["key_source"] = "Idempotency-Key"
         route["failures"] = "remembered" if under.stores(500) else "run again"

@@ -7,7 +7,7 @@ edge. A request without a key can claim nothing, so it costs next to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from types import GeneratorType
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError
 from semel.http.contract.middleware import Middleware
-from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Rule
+from semel.http.contract.routes import RouteTable
+from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 from semel.http.wsgi.answers import Peeked
 from semel.http.wsgi.lines import path_text
 from semel.http.wsgi.responder import App, Environ, Responder
@@ -52,14 +53,13 @@ class Idempotency(Middleware[App, Semel]):
         *,
         guard: Semel,
         tenant: TenantResolver | None = None,
-        routes: Mapping[tuple[str, str], Rule] | None = None,
+        routes: RouteTable | None = None,
         docs: str | None = None,
         max_request_body: int = MAX_REQUEST_BODY,
     ) -> None:
         """
         :param tenant: whose request it is, from the WSGI environ, after authentication; its result scopes the keys.
-        :param routes: rules by (method, path) that are claimed here, for endpoints that are not decorated; a path may
-            have parts, like ``/orders/{id}``.
+        :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
         :param docs: a page that explains the errors; linked from them.
         :param max_request_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
         """

@@ -24,7 +24,7 @@ from semel.http.contract.capture import Capture, cut_off
 from semel.http.contract.conditional import Preconditions, hold, let_go
 from semel.http.contract.exchange import CLAIMED, FAILED, SETTLED, Exchange
 from semel.http.contract.rerun import Rerun, RunAgain
-from semel.http.contract.rules import Action, Exempt, Natural, Rule
+from semel.http.contract.rules import Exempt, Idempotent, Natural, Rule
 from semel.http.in_transaction import open_transaction
 from semel.http.wsgi.answers import ExcInfo, Held, LetThrough, Peeked, ThenRaised, Write
 from semel.http.wsgi.body import RequestBody
@@ -54,7 +54,7 @@ class Responder(Rerunning):
         self._server = start_response
         self._exchange: Exchange | None = None
         self._body: RequestBody | None = None
-        self._rule: Action | None = None
+        self._rule: Idempotent | None = None
         self._answer: StoredResponse | None = None
         self._carrier: list[tuple[bytes, bytes]] = []
         """The lines of what the application said in the place of an answer that is known already."""
@@ -225,7 +225,7 @@ class Responder(Rerunning):
         if self._answer is None:
             self._answer = self.exchange.refusal(error, self._rule)
 
-    def _longest(self, rule: Action) -> int:
+    def _longest(self, rule: Idempotent) -> int:
         """The middleware's bound, where the route has none of its own; or the application's, if that is lower."""
         assert rule.max_request_body is not None
         return (
@@ -255,7 +255,7 @@ class Responder(Rerunning):
             if attempt is not None and rule is not None:
                 self._failed(attempt, rule, error)
 
-    def _failed(self, attempt: Attempt, rule: Action, error: BaseException) -> None:
+    def _failed(self, attempt: Attempt, rule: Idempotent, error: BaseException) -> None:
         if attempt.lease is not None and attempt.lease.lost:
             self._settle(attempt, attempt.lost)  # the successor's answer is ours
         elif isinstance(error, PreconditionError):
