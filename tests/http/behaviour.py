@@ -90,7 +90,8 @@ class Switchable:
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self.wakes = store.wakes
+        self.wakes, self.counts, self.resumes = store.wakes, store.counts, store.resumes
+        self.adopt, self.accept = store.adopt, store.accept
         self.down = False
 
     async def execute(self, op: Op[Any]) -> Any:

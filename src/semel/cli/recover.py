@@ -15,6 +15,7 @@ from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from semel.core.resume import ResumeReport
+    from semel.observe.events import Event
 
 NAME = "recover"
 HELP = "Resume abandoned operations of a service's resumable functions, until it is stopped."
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if not guard._resumable:
         raise ConfigurationError(f"{args.guard} has no resumable function: decorate one with once(…, resumable=True)")
     settings = {"every": args.every, "limit": args.limit, "tries": args.tries, "pause": args.pause}
-    guard._hook = _telling(guard._hook)
+    guard.add_event_hook(_print_failure)
     rounds = _Rounds(args.once, ", ".join(sorted(guard._resumable)))
     if isinstance(guard, AsyncSemel):
         import asyncio
@@ -86,19 +87,14 @@ class _Rounds:
         return FAILED if self.once and (self.failed or self.given_up) else OK
 
 
-def _telling(hook: Any) -> Any:
-    """The guard's own hook, and failures on the screen."""
-    from semel.observe.events import Event, RecoveryFailed, RecoveryGivenUp
+def _print_failure(event: Event) -> None:
+    """Show the failures that need attention on the screen."""
+    from semel.observe.events import RecoveryFailed, RecoveryGivenUp
 
-    def tell(event: Event) -> None:
-        if isinstance(event, RecoveryFailed):
-            print(f"{event.operation}[{event.key}]: attempt {event.attempt} failed: {event.error}", file=sys.stderr)
-        elif isinstance(event, RecoveryGivenUp):
-            print(f"{event.operation}[{event.key}]: given up after {event.attempt} attempts", file=sys.stderr)
-        if hook is not None:
-            hook(event)
-
-    return tell
+    if isinstance(event, RecoveryFailed):
+        print(f"{event.operation}[{event.key}]: attempt {event.attempt} failed: {event.error}", file=sys.stderr)
+    elif isinstance(event, RecoveryGivenUp):
+        print(f"{event.operation}[{event.key}]: given up after {event.attempt} attempts", file=sys.stderr)
 
 
 def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:

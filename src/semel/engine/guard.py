@@ -18,6 +18,7 @@ from semel.core.policy import Duration, Guarantee, OnAbandoned, OnInterrupted, O
 from semel.core.quota import Meter, Quota
 from semel.core.states import State
 from semel.engine.declare.declaration import Declaration, Selector, check_name
+from semel.engine.ports import AsyncStore, Store
 from semel.errors import ConfigurationError, NotResolvable, PolicyError
 from semel.observe import events
 from semel.observe.events import Event, EventHook
@@ -50,6 +51,7 @@ class Guard:
     """Base of ``Semel`` and ``AsyncSemel``."""
 
     _awaited: ClassVar[bool] = False
+    store: Store | AsyncStore
 
     def __init__(
         self,
@@ -95,6 +97,12 @@ class Guard:
     def policy(self) -> Policy:
         """The policy of operations that do not say otherwise."""
         return self._policy
+
+    def add_event_hook(self, hook: EventHook) -> None:
+        """Also call ``hook`` with every event, after the hooks that are there already."""
+        first = self._hook
+        self._hook = _harmless(hook) if first is None else _both(first, _harmless(hook))
+        self._settings["on_event"] = self._hook
 
     def _declare(
         self,
@@ -243,6 +251,14 @@ def checked_tenant(value: object) -> str:
 def _check_kind(name: str, given: object, wanted: type, example: str) -> None:
     if given is not None and not isinstance(given, wanted):
         raise ConfigurationError(f"{name}= is {example} or the like, not {type(given).__name__}")
+
+
+def _both(first: EventHook, second: EventHook) -> EventHook:
+    def call(event: Event) -> None:
+        first(event)
+        second(event)
+
+    return call
 
 
 def _harmless(hook: EventHook) -> EventHook:

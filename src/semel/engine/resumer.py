@@ -54,8 +54,8 @@ class Plan:
         tries: int,
         pause: Duration,
     ) -> None:
-        store = getattr(guard, "store", None)
-        if not getattr(store, "resumes", False):
+        store = guard.store
+        if not store.resumes:
             raise ConfigurationError(
                 f"a resumer needs a store that lists what was abandoned, and {type(store).__name__} does not: "
                 "use MemoryStore, SQLiteStore, PostgresStore or MySQLStore"

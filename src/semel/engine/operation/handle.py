@@ -65,7 +65,7 @@ class OperationHandle:
         self._journal: Journal | None = None
         self._store = store
         if store is not None:
-            call.accept = getattr(store, "accept", None)
+            call.accept = store.accept
         self._made: dict[Any, Any] = {}
         self.connection: Any = None
         """Where the handler's own rows go, in a route whose transaction Semel opens and commits."""

@@ -214,13 +214,12 @@ class Transactions(Guard):
 
 def unit_of(store: Any, connection: object) -> Any:
     """The caller's connection as a unit of work; stores outside of SQL have none."""
-    adopt = getattr(store, "adopt", None)
-    if adopt is None:
+    if store.adopt is None:
         raise ConfigurationError(
             f"a transaction needs a guard whose store is in the same database, and {type(store).__name__} is in none: "
             "use SQLiteStore, PostgresStore or MySQLStore (Async… with AsyncSemel)"
         )
-    return adopt(connection)
+    return store.adopt(connection)
 
 
 def outcome_of(step: Any) -> Any:

@@ -71,13 +71,13 @@ def _route(endpoint: Endpoint, policy: Policy) -> dict[str, Any]:
 
 
 def _store(guard: Guard) -> dict[str, Any]:
-    store = guard.store  # type: ignore[attr-defined]  # both guards have one
+    store = guard.store
     about = (inspect.getdoc(type(store)) or "").partition("\n\n")[0].replace("\n", " ")
     return {
         "kind": type(store).__name__,
         "about": about,
-        "wakes": bool(getattr(store, "wakes", False)),
-        "counts": bool(getattr(store, "counts", False)),
+        "wakes": store.wakes,
+        "counts": store.counts,
     }
 
 

@@ -35,6 +35,11 @@ _NEVER_WAIT: Final = frozenset({Renew, Release})
 class RedisStore:
     """A store in Redis 7 or newer, or Valkey, for threads. Connections are opened when first needed."""
 
+    counts = False
+    resumes = False
+    adopt = None
+    accept = None
+
     def __init__(
         self,
         url: str,

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from semel.core.ops import Claim, Op
 from semel.core.policy import Duration
-from semel.engine.ports import AsyncStore, AsyncUnit
-from semel.errors import ConfigurationError, SemelError
+from semel.engine.ports import AsyncStore
+from semel.errors import SemelError
 from semel.observe import events
 from semel.stores.tiered.parts import check
 from semel.stores.tiered.ports import AsyncCache, Tally
@@ -40,9 +40,10 @@ class AsyncTieredStore:
         self.primary = primary
         self.cache = cache
         self.wakes = primary.wakes
-        self.counts: bool = getattr(primary, "counts", False)
-        self.resumes: bool = getattr(primary, "resumes", False)
-        self.accept = getattr(primary, "accept", None)
+        self.counts = primary.counts
+        self.resumes = primary.resumes
+        self.adopt = primary.adopt
+        self.accept = primary.accept
         self._rules = Rules(cache.tally, **limits(keep, in_progress_ttl, mark_after, max_copy_bytes))
         cache.on_change = telling(on_event)
 
@@ -92,14 +93,6 @@ class AsyncTieredStore:
 
     async def wait(self, id: bytes, seconds: float) -> None:
         await self.primary.wait(id, seconds)
-
-    def adopt(self, connection: object) -> AsyncUnit:
-        """The caller's connection as a unit of work of the primary; the cache has no part in it."""
-        adopt = getattr(self.primary, "adopt", None)
-        if adopt is None:
-            raise ConfigurationError(f"{type(self.primary).__name__} keeps no records in the caller's transaction")
-        unit: AsyncUnit = adopt(connection)
-        return unit
 
     async def close(self) -> None:
         await self.cache.close()

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from semel.core.ops import Claim, Op
 from semel.core.policy import Duration, seconds
 from semel.engine.forking import survive_forks
-from semel.engine.ports import Store, Unit
+from semel.engine.ports import Store
 from semel.errors import ConfigurationError, SemelError
 from semel.observe import events
 from semel.stores.tiered.parts import check
@@ -52,9 +52,10 @@ class TieredStore:
         self.primary = primary
         self.cache = cache
         self.wakes = primary.wakes
-        self.counts: bool = getattr(primary, "counts", False)
-        self.resumes: bool = getattr(primary, "resumes", False)
-        self.accept = getattr(primary, "accept", None)
+        self.counts = primary.counts
+        self.resumes = primary.resumes
+        self.adopt = primary.adopt
+        self.accept = primary.accept
         self._rules = Rules(cache.tally, **limits(keep, in_progress_ttl, mark_after, max_copy_bytes))
         cache.on_change = telling(on_event)
         survive_forks(self._forked)
@@ -108,14 +109,6 @@ class TieredStore:
 
     def wait(self, id: bytes, seconds: float) -> None:
         self.primary.wait(id, seconds)
-
-    def adopt(self, connection: object) -> Unit:
-        """The caller's connection as a unit of work of the primary; the cache has no part in it."""
-        adopt = getattr(self.primary, "adopt", None)
-        if adopt is None:
-            raise ConfigurationError(f"{type(self.primary).__name__} keeps no records in the caller's transaction")
-        unit: Unit = adopt(connection)
-        return unit
 
     def close(self) -> None:
         self.cache.close()
