@@ -61,7 +61,6 @@ KNOWN_TWICE = {  # class names
     "Declined",
     "Exchange",
     "Held",
-    "Idempotency",
     "Kept",
     "Lane",
     "LeaseLost",
