@@ -114,7 +114,7 @@ def test_without_a_lease_nothing_is_stored() -> None:
 
 
 def test_an_undo_is_tried_again_for_a_while() -> None:
-    journal = Journal(make_call(settle_for=0.1), 5)
+    journal = Journal(make_call(completion_timeout=0.1), 5)
     steps(journal, undo=refund).answer(Returned(1)).answer(True)
     flow = Flow(journal.compensate(ValueError("no"))).answer(True)
     pauses = []

@@ -283,7 +283,7 @@ class Journal:
                 names = ", ".join(map(repr, sorted(self._in_transaction)))
                 error.add_note(
                     f"The transaction in which {names} was marked may still be open, and then it holds the record: "
-                    "commit it before anything else is stored, or give that on= too"
+                    "commit it before anything else is stored, or give that connection= too"
                 )
             raise
         self._stored(op, held)
@@ -464,8 +464,8 @@ def _digest(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> byt
 
 
 def _undo_pauses(policy: Policy) -> Iterator[float]:
-    """Yield the pauses between the tries to undo one step, together at most the policy's ``settle_for``."""
-    left, pauses, pause = policy.settle_seconds, iter(SETTLE_PAUSES), 0.0
+    """Yield the pauses between the tries to undo one step, together at most the policy's ``completion_timeout``."""
+    left, pauses, pause = policy.completion_seconds, iter(SETTLE_PAUSES), 0.0
     while (pause := next(pauses, pause)) <= left and pause > 0:
         left -= pause
         yield pause

@@ -29,7 +29,7 @@ class Store(Protocol):
     counts: bool
     """Whether the store executes ``Count``. A guard with a quota needs that."""
     resumes: bool
-    """Whether the store executes ``Resumable``. A recoverer needs that."""
+    """Whether the store executes ``Resumable``. A resumer needs that."""
 
     @property
     def adopt(self) -> Callable[[object], Unit] | None:
@@ -146,11 +146,11 @@ class AsyncUnit(Protocol):
     async def undo(self) -> None: ...
 
 
-def unit_of(store: Any, conn: object) -> Any:
+def unit_of(store: Any, connection: object) -> Any:
     """Return a unit of work on the caller's connection. Raises ConfigurationError for a store outside of SQL."""
     if store.adopt is None:
         raise ConfigurationError(
             f"a transaction needs a guard whose store is in the same database, and {type(store).__name__} is in none: "
             "use SQLiteStore, PostgresStore or MySQLStore (Async… with AsyncSemel)"
         )
-    return store.adopt(conn)
+    return store.adopt(connection)

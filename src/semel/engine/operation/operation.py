@@ -156,7 +156,7 @@ class OperationHandle:
         if call.accept is None:
             raise ConfigurationError(
                 f"{call}: its store makes no writes of a handler's own with the completion: DynamoDBStore does. "
-                "For rows of a database there is guard.transaction"
+                "For rows of a database there is guard.run_in_transaction"
             )
         if self._lease is None:
             raise StoreUnavailable(f"{call} runs unprotected, so there is no completion that its writes could go with")
@@ -182,16 +182,16 @@ class OperationHandle:
             self._journal = Journal(self._call, None if self._lease is None else self._lease.token)
         return self._journal
 
-    def _unit(self, on: object) -> Any:
+    def _unit(self, connection: object) -> Any:
         """Return the step's connection as a unit of work; None without a lease, when there is no mark to write."""
-        if on is None or self._lease is None:
+        if connection is None or self._lease is None:
             return None
         if self._store is None:
             raise ConfigurationError(
-                f"{self._call}: on= needs a handler of its guard's own kind, a def under Semel or an async def under "
-                "AsyncSemel: this one is bridged to a guard of the other kind"
+                f"{self._call}: connection= needs a handler of its guard's own kind, a def under Semel or an async "
+                "def under AsyncSemel: this one is bridged to a guard of the other kind"
             )
-        return unit_of(self._store, on)
+        return unit_of(self._store, connection)
 
     def _refuse_nesting(self, name: str) -> None:
         if self._stepping:
@@ -226,20 +226,20 @@ class Operation(OperationHandle):
         function: Callable[..., T],
         *args: Any,
         undo: Callable[[T], Any] | None = None,
-        on: object = None,
+        connection: object = None,
         **kwargs: Any,
     ) -> T:
         """Run one part of the work. Its result is stored when it returns, so that a re-run continues after it.
 
         :param args: for the function; a re-run with other arguments is refused.
         :param undo: called with the step's result if the operation fails later on.
-        :param on: the connection or session, in a transaction, that the function writes its rows on. The step is
-            stored in that transaction: both are there when you commit it, and neither when you roll it back.
+        :param connection: the connection or session, in a transaction, that the function writes its rows on. The step
+            is stored in that transaction: a commit keeps both, and a rollback undoes both.
         """
         self._refuse_nesting(name)
         with self._one_at_a_time():
-            unit = self._unit(on)
-            flow = self._steps.step(name, function, args, kwargs, undo=undo, in_transaction=on is not None)
+            unit = self._unit(connection)
+            flow = self._steps.step(name, function, args, kwargs, undo=undo, in_transaction=connection is not None)
             return self._end_step(self._drive(flow, unit))  # type: ignore[no-any-return]
 
     def compensate(self, error: BaseException) -> BaseException:
@@ -316,7 +316,7 @@ class AsyncOperation(OperationHandle):
         function: Callable[..., Coroutine[Any, Any, T]],
         *args: Any,
         undo: Callable[[T], Any] | None = None,
-        on: object = None,
+        connection: object = None,
         **kwargs: Any,
     ) -> T: ...
 
@@ -327,7 +327,7 @@ class AsyncOperation(OperationHandle):
         function: Callable[..., T],
         *args: Any,
         undo: Callable[[T], Any] | None = None,
-        on: object = None,
+        connection: object = None,
         **kwargs: Any,
     ) -> T: ...
 
@@ -337,7 +337,7 @@ class AsyncOperation(OperationHandle):
         function: Callable[..., Any],
         *args: Any,
         undo: Callable[[Any], Any] | None = None,
-        on: object = None,
+        connection: object = None,
         **kwargs: Any,
     ) -> Any:
         """Run one part of the work. Its result is stored when it returns, so that a re-run continues after it.
@@ -345,13 +345,13 @@ class AsyncOperation(OperationHandle):
         :param function: an ``async def``, or a plain function that does not block.
         :param args: for the function; a re-run with other arguments is refused.
         :param undo: called with the step's result if the operation fails later on.
-        :param on: the connection or session, in a transaction, that the function writes its rows on. The step is
-            stored in that transaction: both are there when you commit it, and neither when you roll it back.
+        :param connection: the connection or session, in a transaction, that the function writes its rows on. The step
+            is stored in that transaction: a commit keeps both, and a rollback undoes both.
         """
         self._refuse_nesting(name)
         async with self._one_at_a_time():
-            unit = self._unit(on)
-            flow = self._steps.step(name, function, args, kwargs, undo=undo, in_transaction=on is not None)
+            unit = self._unit(connection)
+            flow = self._steps.step(name, function, args, kwargs, undo=undo, in_transaction=connection is not None)
             return self._end_step(await self._drive(flow, unit))
 
     async def compensate(self, error: BaseException) -> BaseException:

@@ -20,7 +20,7 @@ from semel.core.keys import check_name, derive, header_value
 from semel.engine.operation.operation import outgoing_scope, running
 from semel.errors import PolicyError
 
-__all__ = ["current_key", "in_context", "outgoing_headers", "outgoing_key", "outgoing_metadata"]
+__all__ = ["derive_key", "in_context", "outgoing_headers", "outgoing_key", "outgoing_metadata"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,7 +32,7 @@ _TO: Final = "~to:"
 """Stands before a target, so that it is never the name of a step."""
 
 
-def current_key(step: str) -> str | None:
+def derive_key(step: str) -> str | None:
     """Return the key to send on for a step of the running operation, like ``op.derive(step)``; None outside of one."""
     op = running.get()
     return None if op is None else op.derive(check_name("a step", step))
