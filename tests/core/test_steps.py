@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from semel.codec import Codec
 from semel.core.call import Call, Failed, Pause, Raised, Returned
 from semel.core.encoding.serializers import PLAIN
-from semel.core.encoding.snapshot import Codec
 from semel.core.keys import identity
 from semel.core.ops import Claim, Claimed, SaveStep
 from semel.core.policy import Policy
