@@ -60,7 +60,6 @@ KNOWN_TWICE = {  # class names
     "Declined",
     "Exchange",
     "Held",
-    "Idempotency",
     "Kept",
     "Lane",
     "LeaseLost",

@@ -84,7 +84,7 @@ async def lifespan(app: FastAPI) -> Any:
 
 guard = AsyncSemel(AsyncSQLiteStore(FILE))
 app = FastAPI(title="Payments", lifespan=lifespan)
-install(app, guard=guard, tenant=lambda scope: scope["state"]["tenant"])
+install(app, guard=guard, tenant=lambda request: request.state.tenant)
 with sqlite3.connect(FILE) as _first:
     _first.executescript(TABLES)
 _first.close()

@@ -37,9 +37,9 @@ from semel.http import django as for_django
 from semel.http import fastapi as for_fastapi
 from semel.http import flask as for_flask
 from semel.http import litestar as for_litestar
-from semel.http.asgi import Idempotency
+from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.rules import idempotent
-from semel.http.wsgi import Idempotency as WSGIIdempotency
+from semel.http.wsgi import WSGIMiddleware
 from tests.http.django_project import Project
 
 TABLES = (
@@ -194,7 +194,7 @@ class EdgeTill(AsyncTill):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         routes = {f"POST {path}": idempotent(transaction=self.sessions) for path in PATHS}
-        return Idempotency(app, guard=self.guard, tenant=whose, routes=routes)
+        return ASGIMiddleware(app, guard=self.guard, tenant=whose, routes=routes)
 
 
 class SyncTill(Till):
@@ -251,7 +251,7 @@ def on_connection(conn: sa.Connection) -> Any:
 class FlaskTill(SyncTill):
     def made(self) -> Any:
         app = flask.Flask("till")
-        for_flask.SemelFlask(app, guard=self.guard, tenant=whose)
+        for_flask.install(app, guard=self.guard, tenant=whose)
         for path in PATHS:
 
             def pay(conn: sa.Connection, path: str = path) -> Any:
@@ -273,7 +273,7 @@ class WSGIEdgeTill(SyncTill):
             return [b""]
 
         routes = {f"POST {path}": idempotent(transaction=self.engine.connect) for path in PATHS}
-        return WSGIIdempotency(app, guard=self.guard, tenant=whose, routes=routes)
+        return WSGIMiddleware(app, guard=self.guard, tenant=whose, routes=routes)
 
 
 class DjangoTill(SyncTill):

@@ -23,7 +23,7 @@ from semel import Semel, SQLiteStore, wait
 from semel.engine.operation.operation import Operation, current_operation, running
 from semel.errors import StoreUnavailable
 from semel.http.contract.rules import Idempotent, idempotent
-from semel.http.wsgi import Idempotency, current_responder
+from semel.http.wsgi import WSGIMiddleware, current_responder
 from semel.observe.events import Event, Renewed
 
 DOCS = "https://docs.example/idempotency"
@@ -287,14 +287,14 @@ def edge() -> Any:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         return plain(environ, start_response, claim=False)
 
-    return authenticated(Idempotency(app, guard=guard(), tenant=tenant_of, routes=rules, docs=DOCS))
+    return authenticated(WSGIMiddleware(app, guard=guard(), tenant=tenant_of, routes=rules, docs=DOCS))
 
 
 def endpoint() -> Any:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         yield from plain(environ, start_response, claim=True)  # a generator: nothing runs before the first chunk
 
-    return authenticated(Idempotency(app, guard=guard(), tenant=tenant_of, docs=DOCS))
+    return authenticated(WSGIMiddleware(app, guard=guard(), tenant=tenant_of, docs=DOCS))
 
 
 # -- Flask
@@ -303,11 +303,11 @@ def endpoint() -> Any:
 def flask_app() -> Any:
     import flask
 
-    from semel.http.flask import SemelFlask, idempotent
+    from semel.http.flask import idempotent, install
 
     app = flask.Flask("service")
     app.secret_key = "not a secret"
-    SemelFlask(app, guard=guard(), tenant=lambda request: tenant_of(request.environ), docs=DOCS)
+    install(app, guard=guard(), tenant=lambda request: tenant_of(request.environ), docs=DOCS)
 
     @app.before_request
     def check() -> Any:

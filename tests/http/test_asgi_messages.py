@@ -17,7 +17,8 @@ from semel import (
     Policy,
 )
 from semel.errors import StoreUnavailable
-from semel.http.fastapi import Idempotency, idempotent
+from semel.http.asgi import ASGIMiddleware
+from semel.http.fastapi import idempotent
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose
 
 
@@ -58,7 +59,7 @@ def test_files_are_captured_although_the_server_could_send_them_itself(tmp_path:
         return FileResponse(file)
 
     app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
-    guarded = Idempotency(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+    guarded = ASGIMiddleware(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
 
     async def run() -> None:
         for _ in range(2):
@@ -225,7 +226,7 @@ def test_requests_without_a_key_make_no_task_and_no_copy() -> None:
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        guarded = Idempotency(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+        guarded = ASGIMiddleware(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
 
         def factory(loop: Any, coro: Any, **more: Any) -> Any:
             tasks.append(coro)

@@ -74,7 +74,7 @@ class FastAPIShop(Shop):
         sessions = async_sessionmaker(self.engine)
         app = FastAPI()
         self.guard = AsyncSemel(self.loop.run(_made(store)), sweep_every=None)
-        async_glue.install(app, guard=self.guard, tenant=lambda scope: "alice")
+        async_glue.install(app, guard=self.guard, tenant=lambda request: "alice")
 
         @app.post("/pay", status_code=201)
         @async_glue.idempotent(transaction=sessions, into="session")
@@ -110,7 +110,7 @@ class FlaskShop(Shop):
         self.engine = sa.create_engine(url, poolclass=sa.NullPool)
         app = flask.Flask("shop")
         self.guard = Semel(store(), sweep_every=None)
-        sync_glue.SemelFlask(app, guard=self.guard, tenant=lambda request: "alice")
+        sync_glue.install(app, guard=self.guard, tenant=lambda request: "alice")
 
         @app.post("/pay")
         @sync_glue.idempotent(transaction=self.engine.connect, into="conn")
@@ -314,11 +314,11 @@ def test_mistakes_are_named_when_the_route_is_declared() -> None:
 def test_a_guard_whose_policy_a_transaction_cannot_keep_is_refused_when_the_service_starts() -> None:
     rule = idempotent(transaction=lambda: None)
     guard = Semel(MemoryStore(), policy=Policy(guarantee="at_most_once"))
-    shop = wsgi.Idempotency(lambda environ, start: [], guard=guard, tenant=str, routes={"POST /pay": rule})
+    shop = wsgi.WSGIMiddleware(lambda environ, start: [], guard=guard, tenant=str, routes={"POST /pay": rule})
     with pytest.raises(PolicyError, match='transaction= and guarantee="at_most_once" exclude each other'):
         shop.report()
     own = idempotent(transaction=lambda: None, guarantee="effectively_once")
-    wsgi.Idempotency(lambda environ, start: [], guard=guard, tenant=str, routes={"POST /pay": own}).report()
+    wsgi.WSGIMiddleware(lambda environ, start: [], guard=guard, tenant=str, routes={"POST /pay": own}).report()
 
 
 def test_mistakes_in_django_are_named_when_the_view_is_declared_or_asked(tmp_path: Path) -> None:

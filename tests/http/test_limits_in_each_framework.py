@@ -31,9 +31,9 @@ from semel.http import django as for_django
 from semel.http import fastapi as for_fastapi
 from semel.http import flask as for_flask
 from semel.http import litestar as for_litestar
-from semel.http.asgi import Idempotency
+from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.rules import LONGEST_BODY, idempotent
-from semel.http.wsgi import Idempotency as WSGIIdempotency
+from semel.http.wsgi import WSGIMiddleware
 from tests.http.asking import Counting, ask, body_of, scope_of, whose
 
 QUOTA = Quota(live_keys=2)
@@ -61,7 +61,7 @@ def async_guard() -> AsyncSemel:
 
 def asgi(longest: int) -> Asks:
     routes = {"POST /pay": idempotent()}
-    return over_asgi(Idempotency(Counting(), guard=async_guard(), tenant=whose, routes=routes, longest_body=longest))
+    return over_asgi(ASGIMiddleware(Counting(), guard=async_guard(), tenant=whose, routes=routes, longest_body=longest))
 
 
 def starlette(longest: int) -> Asks:
@@ -102,7 +102,7 @@ def litestar(longest: int) -> Asks:
 
 def of_flask(longest: int) -> Asks:
     app = flask.Flask("shop")
-    for_flask.SemelFlask(app, guard=Semel(MemoryStore(), quota=QUOTA), tenant=whose, longest_body=longest)
+    for_flask.install(app, guard=Semel(MemoryStore(), quota=QUOTA), tenant=whose, longest_body=longest)
     app.post("/pay")(for_flask.idempotent()(lambda: ""))
 
     def asks(keys: list[str], body: bytes) -> list[Told]:
@@ -115,7 +115,7 @@ def of_flask(longest: int) -> Asks:
 
 def flask_that_reads_first(longest: int) -> Asks:
     app = flask.Flask("shop")
-    for_flask.SemelFlask(app, guard=Semel(MemoryStore(), quota=QUOTA), tenant=whose, longest_body=longest)
+    for_flask.install(app, guard=Semel(MemoryStore(), quota=QUOTA), tenant=whose, longest_body=longest)
     app.before_request(lambda: flask.request.get_data() and None)
     app.post("/pay")(for_flask.idempotent()(lambda: ""))
 
@@ -245,11 +245,11 @@ def test_a_bound_that_is_no_number_of_bytes_is_refused(longest: Any) -> None:
     with pytest.raises(PolicyError, match="longest_body is a number of bytes"):
         for_fastapi.idempotent(longest_body=longest)
     with pytest.raises(PolicyError, match="longest_body is a number of bytes"):
-        Idempotency(Counting(), guard=async_guard(), tenant=whose, longest_body=longest)
+        ASGIMiddleware(Counting(), guard=async_guard(), tenant=whose, longest_body=longest)
     with pytest.raises(PolicyError, match="longest_body is a number of bytes"):
-        WSGIIdempotency(Any, guard=Semel(MemoryStore()), tenant=whose, longest_body=longest)
+        WSGIMiddleware(Any, guard=Semel(MemoryStore()), tenant=whose, longest_body=longest)
     with pytest.raises(PolicyError, match="longest_body is a number of bytes"):
-        for_flask.SemelFlask(guard=Semel(MemoryStore()), tenant=whose, longest_body=longest)
+        for_flask.install(flask.Flask("shop"), guard=Semel(MemoryStore()), tenant=whose, longest_body=longest)
     with pytest.raises(PolicyError, match="longest_body is a number of bytes"):
         for_litestar.SemelPlugin(guard=async_guard(), tenant=whose, longest_body=longest)
     with pytest.raises(PolicyError, match="longest_body is a number of bytes"):

@@ -97,7 +97,7 @@ def test_a_sync_guard_is_refused() -> None:
 
 
 def test_no_tenant_is_one_loud_warning() -> None:
-    with pytest.warns(UserWarning, match="no tenant=") as told:
+    with pytest.warns(UserWarning, match="tenant= is missing") as told:
         Litestar([pay], plugins=[SemelPlugin(guard=AsyncSemel(AsyncMemoryStore()))], logging_config=None)
     assert len(told) == 1
     SemelPlugin(guard=AsyncSemel(AsyncMemoryStore(), tenant="shop"))

@@ -17,7 +17,7 @@ from semel.http.contract.rules import Idempotent, Rule, conditional, exempt, ide
 from semel.http.describe.openapi import document, rules_by_operation
 from semel.http.describe.plain_rules import duration_text, plain_rule, rule_from_plain
 from semel.http.describe.problem_schemas import key_schema, tags_schema
-from semel.http.wsgi import Idempotency
+from semel.http.wsgi import WSGIMiddleware
 
 
 def spec() -> dict[str, Any]:
@@ -48,7 +48,7 @@ def test_the_routes_are_ones_that_a_middleware_takes() -> None:
         raise AssertionError("it is refused before it gets here")
 
     with Semel(MemoryStore(), tenant="t") as guard:
-        middleware = Idempotency(application, guard=guard, routes=routes)
+        middleware = WSGIMiddleware(application, guard=guard, routes=routes)
     assert middleware.routes.find("PATCH", "/api/payments/42") is routes["PATCH /api/payments/{payment_id}"]
 
 

@@ -130,7 +130,7 @@ def _let_down(served: Served, path: str, key: str) -> None:
 def test_preconditions_quotas_and_expired_keys() -> None:
     app = FastAPI()
     guard = AsyncSemel(AsyncMemoryStore(), quota=Quota(live_keys=2))
-    install(app, guard=guard, tenant=lambda scope: "alice")
+    install(app, guard=guard, tenant=lambda request: "alice")
 
     @app.patch("/orders/{id}")
     @conditional()

@@ -29,11 +29,12 @@ from starlette.middleware.sessions import SessionMiddleware  # isort: skip
 
 from semel import AsyncSemel, AsyncSQLiteStore, Semel, SQLiteStore, TransactionConflict
 from semel.core.transactional import Occupied
+from semel.http.asgi import ASGIMiddleware
 from semel.http.django import idempotent as django_idempotent
-from semel.http.fastapi import Idempotency, install
 from semel.http.fastapi import idempotent as fastapi_idempotent
-from semel.http.flask import SemelFlask
+from semel.http.fastapi import install
 from semel.http.flask import idempotent as flask_idempotent
+from semel.http.flask import install as flask_install
 from semel.http.litestar import SemelPlugin, idempotent
 from semel.sql.units import AsyncUnit, Unit
 from tests.http.asking import ask, scope_of, whose
@@ -218,7 +219,7 @@ def test_in_flask_a_failure_that_cannot_be_kept_is_run_again(path: str, monkeypa
     monkeypatch.setattr(Unit, "lock", occupied_once(Unit.lock, False))
     engine, app, runs = sa.create_engine(f"sqlite:///{path}"), flask.Flask("shop"), []
     with Semel(SQLiteStore(path), sweep_every=None) as guard:
-        SemelFlask(app, guard=guard, tenant=lambda request: "alice")
+        flask_install(app, guard=guard, tenant=lambda request: "alice")
 
         @app.post("/pay")
         @flask_idempotent(transaction=engine.connect, remember=LookupError)
@@ -265,7 +266,7 @@ def test_a_client_that_hangs_up_in_the_pause_stops_nothing(served: Served, monke
 
     async def main() -> None:
         routes = {"POST /pay": idempotent(transaction=served.sessions)}
-        guarded = Idempotency(app, guard=served.guard, tenant=whose, routes=routes)
+        guarded = ASGIMiddleware(app, guard=served.guard, tenant=whose, routes=routes)
         task = asyncio.ensure_future(ask(guarded, scope_of()))
 
         def hung_up(call: Any, tried: int) -> float:

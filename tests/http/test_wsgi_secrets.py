@@ -9,7 +9,7 @@ import flask
 import pytest
 
 from semel import Codec, KeyRing, Quota, Semel, SQLiteStore
-from semel.http.flask import SemelFlask, idempotent
+from semel.http.flask import idempotent, install
 
 KEY = "a-key-that-nobody-may-read-0123456789"
 SECRET = "card 4242 4242 4242 4242"
@@ -18,7 +18,7 @@ SECRET = "card 4242 4242 4242 4242"
 def service(path: Path, **settings: Any) -> tuple[Any, Semel]:
     app = flask.Flask("secrets")
     guard = Semel(SQLiteStore(path / "records.db"), **settings)
-    SemelFlask(app, guard=guard, tenant=lambda request: request.headers["X-User"])
+    install(app, guard=guard, tenant=lambda request: request.headers["X-User"])
 
     @app.post("/cards")
     @idempotent()

@@ -21,7 +21,7 @@ from semel.http.contract.inventory import Endpoint
 from semel.http.contract.rules import Conditional, Idempotent
 from semel.http.describe.paths import example_path
 from semel.http.describe.refusals import example_key
-from semel.http.wsgi.middleware import Idempotency
+from semel.http.wsgi.middleware import WSGIMiddleware
 from semel.stores.memory import MemoryStore
 
 __all__ = ["Step", "chosen", "example_exchange"]
@@ -65,7 +65,7 @@ def example_exchange(endpoint: Endpoint, policy: Policy | None = None, docs: str
 
     with Semel(MemoryStore(), tenant="example", sweep_every=None) as guard:
         routes = {f"{endpoint.method} {example_path(endpoint.path)}": rule}
-        protected = Idempotency(handler, guard=guard, routes=routes, docs=docs)
+        protected = WSGIMiddleware(handler, guard=guard, routes=routes, docs=docs)
         steps = [ask("The first request", _SENT), *early]
         steps.append(ask("A retry after that: the same key, the same request", _SENT))
         if not rule.only and "amount" not in rule.without:  # else it may count as the same

@@ -34,7 +34,7 @@ from semel.http.wsgi.rerun import Rerunning
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
-    from semel.http.wsgi.middleware import Idempotency
+    from semel.http.wsgi.middleware import WSGIMiddleware
 
 __all__ = ["App", "Environ", "Responder"]
 
@@ -48,7 +48,7 @@ _CUT: Final = StoredResponse(400, [(b"content-length", b"0")], b"")
 class Responder(Rerunning):
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
-    def __init__(self, middleware: Idempotency, environ: Environ, start_response: StartResponse) -> None:
+    def __init__(self, middleware: WSGIMiddleware, environ: Environ, start_response: StartResponse) -> None:
         self._middleware = middleware
         self._environ = environ
         self._server = start_response
@@ -164,7 +164,7 @@ class Responder(Rerunning):
         """Claim the request's key; whether the handler is to run. If not, what to answer is known."""
         if self._rule is not None or self._natural is not None or CLAIMED in self._environ:
             raise ConfigurationError(
-                "this request was claimed already: one rule for one request, and one Idempotency middleware"
+                "this request was claimed already: one rule for one request, and one middleware of Semel"
             )
         if self._started:
             raise ConfigurationError("the answer has begun already: the claim comes before start_response()")
@@ -231,10 +231,10 @@ class Responder(Rerunning):
         return rule.longest_body if self.longest_body is None else min(rule.longest_body, self.longest_body)
 
     def _tenant(self) -> str | None:
-        resolve = self._middleware.tenant
+        resolve, request = self._middleware.tenant, self._middleware.request
         if resolve is None:
             return None
-        tenant: str | None = resolve(self._environ)
+        tenant: str | None = resolve(self._environ if request is None else request(self._environ))
         if not tenant:
             raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")
         return tenant
