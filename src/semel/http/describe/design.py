@@ -21,7 +21,7 @@ from semel.engine.guard import Guard
 from semel.engine.sync import Semel
 from semel.http.contract.conditional import etag
 from semel.http.contract.inventory import Endpoint, undeclared
-from semel.http.contract.rules import REPLAYED_HEADERS, SAFE_METHODS, Conditional, Idempotent
+from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Conditional, Idempotent
 from semel.http.describe.installed import Installed
 from semel.http.describe.paths import example_path
 from semel.http.describe.plain_rules import duration_text, plain_rule
@@ -31,7 +31,7 @@ from semel.stores.memory import MemoryStore
 
 __all__ = ["design_of", "example_exchange"]
 
-_SPELLED: Final = {b"etag": "ETag"}
+_SPELLED: Final = {"etag": "ETag"}
 _NEVER: Final = ("Set-Cookie", "WWW-Authenticate", "Date")
 _SENT: Final = {"amount": 10}
 _OTHER: Final = {"amount": 99}
@@ -91,8 +91,8 @@ def _route(endpoint: Endpoint, policy: Policy) -> dict[str, Any]:
         under = rule.under(policy)
         route["key_source"] = "Idempotency-Key"
         route["failures"] = "remembered" if under.stores(500) else "run again"
-        route["replayed_header"] = under.replayed_header.decode("latin-1").title()
-        route["body_limit"] = under.body_limit if under.keep_body else 0
+        route["replay_marker"] = under.replay_marker.title()
+        route["max_stored_body"] = under.max_stored_body if under.keep_body else 0
     return route
 
 
@@ -113,7 +113,7 @@ def _records(guard: Guard) -> dict[str, Any]:
     quota = settings["quota"]
     return {
         "guarantee": guard.policy.guarantee,
-        "keys": "readable" if settings["keep_keys"] else "hashed only",
+        "keys": "readable" if settings["readable_keys"] else "hashed only",
         "fingerprint": "keyed with a secret" if guard.secret else "a plain hash",
         "encrypted": codec.cipher is not None,
         "quota": None if quota is None else quota.live_keys,
@@ -123,7 +123,7 @@ def _records(guard: Guard) -> dict[str, Any]:
 
 def _replay() -> dict[str, Any]:
     return {
-        "headers": sorted(_SPELLED.get(name, name.decode("latin-1").title()) for name in REPLAYED_HEADERS),
+        "headers": sorted(_SPELLED.get(name, name.title()) for name in REPLAY_HEADERS),
         "never": list(_NEVER),
     }
 
@@ -160,7 +160,9 @@ def example_exchange(endpoint: Endpoint, policy: Policy | None = None, docs: str
     assert isinstance(endpoint.rule, Idempotent)
     rule = endpoint.rule.under(policy or Policy())
     # A duplicate would wait for ever here, a short ttl could end before the page is written, and there is no database.
-    rule = replace(rule, policy=rule.policy.but(on_duplicate="raise", ttl="24h"), transaction=None, into=None)
+    rule = replace(
+        rule, policy=rule.policy.replace(on_duplicate="raise", ttl="24h"), connection=None, connection_parameter=None
+    )
     early: list[ExampleStep] = []
 
     def handler(environ: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -177,7 +179,7 @@ def example_exchange(endpoint: Endpoint, policy: Policy | None = None, docs: str
         protected = WSGIMiddleware(handler, guard=guard, routes=routes, docs=docs)
         steps = [ask("The first request", _SENT), *early]
         steps.append(ask("A retry after that: the same key, the same request", _SENT))
-        if not rule.only and "amount" not in rule.without:  # otherwise it may be the same request
+        if not rule.include and "amount" not in rule.exclude:  # otherwise it may be the same request
             steps.append(ask("The same key, another request", _OTHER))
         return steps
 

@@ -189,7 +189,7 @@ def _part(holder: JSON, name: str) -> JSON:
 
 
 def _marks(rule: Idempotent) -> JSON:
-    mark = rule.replayed_header.decode("latin-1").title()
+    mark = rule.replay_marker.title()
     values = ["true", "omitted"]
     text = "Only on a replay. `omitted`: the body was too large to be stored, or this route stores none."
     return {

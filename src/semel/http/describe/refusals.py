@@ -97,7 +97,7 @@ def refusals(
     add(InProgress(""), _in_progress(rule))
     add(BodyTooLarge(), "the body is longer than this route accepts")
     add(KeyReused(), "the Idempotency-Key was used before with a different request", rule.reused_status)
-    if rule.policy.refuse_seconds:
+    if rule.policy.reject_seconds:
         add(KeyExpired(), "the Idempotency-Key was used so long ago that its answer has expired")
     if quota:
         add(TooManyKeys(""), "the caller has reached its limit of live keys")
@@ -108,7 +108,7 @@ def refusals(
             add(_raised(lambda: preconditions([], required=True)), "no precondition was sent")
     if rule.policy.takeover is not Takeover.RETRY:
         add(OutcomeUnknown(), "an attempt ended without a result, and may have had its effect")
-    if rule.transaction is not None:
+    if rule.connection is not None:
         add(TransactionConflict(), "the request conflicted with others in every attempt to run it")
     if not rule.policy.fails_open:
         add(StoreUnavailable(), "the store cannot be reached")
