@@ -7,7 +7,7 @@ WORKERS ?= 2
 TYPED := src tests/servers tests/conftest.py $(wildcard tests/test_*.py tests/typing)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test cover quick check format bench docs servers clean
+.PHONY: help run test cover quick check twins format bench docs servers clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -24,10 +24,14 @@ cover: servers ## all tests, and the coverage of their child processes as well: 
 quick: $(VENV)/.dev ## the tests that need no server: seconds
 	$(BIN)/pytest -m "not server and not faults and not slow" $(ARGS)
 
-check: $(VENV)/.dev ## lint, format and types, nothing changed
+check: $(VENV)/.dev ## lint, format, twins and types, nothing changed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/twins.py --check
 	$(BIN)/mypy $(TYPED)
+
+twins: $(VENV)/.dev ## generate the sync twins of async modules
+	$(BIN)/python tools/twins.py
 
 format: $(VENV)/.dev ## put the code in shape
 	$(BIN)/ruff check --fix-only .

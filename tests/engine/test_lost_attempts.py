@@ -6,13 +6,13 @@ import asyncio
 import gc
 
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Policy, Semel
-from semel.engine.drive.attempts import AsyncAttempt, Attempt
+from semel.engine.drive.attempts import AsyncLeasedAttempt, LeasedAttempt
 
 
 def test_its_lease_is_kept_no_longer_and_its_key_is_no_longer_in_the_air() -> None:
     with Semel(MemoryStore(), sweep_every=None) as guard:
         attempt = guard.begin(guard.make_call("pay", "k", "", b"", Policy()))
-        assert isinstance(attempt, Attempt)
+        assert isinstance(attempt, LeasedAttempt)
         assert guard._flights
         assert len(guard._keeper._leases) == 1
         del attempt
@@ -25,7 +25,7 @@ def test_the_same_in_an_event_loop() -> None:
     async def run() -> None:
         async with AsyncSemel(AsyncMemoryStore(), sweep_every=None) as guard:
             attempt = await guard.begin(guard.make_call("pay", "k", "", b"", Policy()))
-            assert isinstance(attempt, AsyncAttempt)
+            assert isinstance(attempt, AsyncLeasedAttempt)
             assert guard._flights
             assert len(guard._keeper._leases) == 1
             del attempt
@@ -40,10 +40,10 @@ def test_one_that_was_ended_leaves_its_successor_alone() -> None:
     """What is given back when the attempt goes away must not be another's."""
     with Semel(MemoryStore(), sweep_every=None) as guard:
         first = guard.begin(guard.make_call("pay", "k", "", b"", Policy()))
-        assert isinstance(first, Attempt)
+        assert isinstance(first, LeasedAttempt)
         first.decline(None)
         second = guard.begin(guard.make_call("pay", "k", "", b"", Policy()))
-        assert isinstance(second, Attempt)
+        assert isinstance(second, LeasedAttempt)
         del first
         gc.collect()
         assert guard._flights

@@ -26,7 +26,7 @@ from semel.engine.aio_calls import AsyncCalls
 from semel.engine.declare.brackets import with_brackets
 from semel.engine.declare.declaration import AsyncOnce, Declaration, Selector
 from semel.engine.drive.aio_keeper import AsyncKeeper
-from semel.engine.drive.attempts import AsyncAttempt
+from semel.engine.drive.attempts import AsyncAttempt, AsyncLeasedAttempt
 from semel.engine.drive.drive import Drive, ignoring
 from semel.engine.drive.flights import Flight
 from semel.engine.drive.keeper import SWEEP_LIMIT
@@ -190,7 +190,7 @@ class AsyncSemel(AsyncCalls):
         lease = drive.hold(step.claimed)
         if lease is not None:
             self._keeper.hold(lease)
-        return AsyncAttempt(
+        return AsyncLeasedAttempt(
             self, drive, step.claimed, AsyncOperation(call, lease, step.claimed, self.store.execute, self.store)
         )
 

@@ -26,7 +26,7 @@ from semel.core.requests import Await, NotRun, Pause, Raised, Recover, Returned,
 from semel.engine.calls import Calls
 from semel.engine.declare.brackets import with_brackets
 from semel.engine.declare.declaration import Declaration, Selector
-from semel.engine.drive.attempts import Attempt
+from semel.engine.drive.attempts import Attempt, LeasedAttempt
 from semel.engine.drive.drive import Drive, ignoring
 from semel.engine.drive.flights import Flight
 from semel.engine.drive.keeper import SWEEP_LIMIT, Keeper
@@ -213,7 +213,9 @@ class Semel(Calls):
         lease = drive.hold(step.claimed)
         if lease is not None:
             self._keeper.hold(lease)
-        return Attempt(self, drive, step.claimed, Operation(call, lease, step.claimed, self.store.execute, self.store))
+        return LeasedAttempt(
+            self, drive, step.claimed, Operation(call, lease, step.claimed, self.store.execute, self.store)
+        )
 
     def _end(self, drive: Drive, answer: Any) -> Outcome[Any]:
         try:

@@ -26,6 +26,7 @@ from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
 from semel.core.outcomes import Call, Outcome
+from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.operation.operation import current_operation
 from semel.engine.transaction.attempts import AsyncTransactionAttempt, TransactionAttempt, begin, begin_async
 from semel.errors import PolicyError, SemelError, StoreUnavailable, TransactionConflict
@@ -56,11 +57,12 @@ class InTransaction:
     def __init__(self, attempt: TransactionAttempt, stack: ExitStack) -> None:
         self._attempt = attempt
         self._stack = stack
+        self.call = attempt.call
+        self.claimed = attempt.claimed
         self.operation = attempt.operation
-
-    @property
-    def call(self) -> Call:
-        return self._attempt.call
+        self.execute = attempt.execute
+        self.compensate = attempt.compensate
+        self.conflicts = attempt.conflicts
 
     def complete(self, answer: Any) -> Outcome[Any]:
         """Commit and remember; an error is remembered without the handler's rows."""
@@ -76,14 +78,8 @@ class InTransaction:
         finally:
             self._close()
 
-    def conflicts(self, error: BaseException) -> bool:
-        return self._attempt.conflicts(error)
-
-    def conflict(self, error: BaseException) -> Outcome[Any]:
-        try:
-            return self._attempt.conflict(error)
-        finally:
-            self._close()
+    def lost(self) -> Outcome[Any]:
+        return self.decline(None)
 
     def fail(self, error: BaseException) -> None:
         try:
@@ -106,11 +102,12 @@ class AsyncInTransaction:
     def __init__(self, attempt: AsyncTransactionAttempt, stack: AsyncExitStack) -> None:
         self._attempt = attempt
         self._stack = stack
+        self.call = attempt.call
+        self.claimed = attempt.claimed
         self.operation = attempt.operation
-
-    @property
-    def call(self) -> Call:
-        return self._attempt.call
+        self.execute = attempt.execute
+        self.compensate = attempt.compensate
+        self.conflicts = attempt.conflicts
 
     async def complete(self, answer: Any) -> Outcome[Any]:
         """Commit and remember; an error is remembered without the handler's rows."""
@@ -126,14 +123,8 @@ class AsyncInTransaction:
         finally:
             await self._close()
 
-    def conflicts(self, error: BaseException) -> bool:
-        return self._attempt.conflicts(error)
-
-    async def conflict(self, error: BaseException) -> Outcome[Any]:
-        try:
-            return await self._attempt.conflict(error)
-        finally:
-            await self._close()
+    async def lost(self) -> Outcome[Any]:
+        return await self.decline(None)
 
     async def fail(self, error: BaseException) -> None:
         try:
@@ -152,7 +143,7 @@ class AsyncInTransaction:
 class OpensInLoop(Protocol):
     """A ``transaction=`` that knows by itself how to be begun from an event loop, as a sync connection has to be."""
 
-    async def open_in_loop(self, call: Call) -> AsyncInTransaction | Outcome[Any]: ...
+    async def open_in_loop(self, call: Call) -> AsyncAttempt | Outcome[Any]: ...
 
 
 def connected(function: F, rule: Rule) -> F:
@@ -229,7 +220,7 @@ def _unopened(error: Exception) -> StoreUnavailable:
 
 async def open_async_transaction(
     guard: AsyncSemel, opened: Callable[[], Any], call: Call, rerun: Rerun | None = None
-) -> AsyncInTransaction | Outcome[Any]:
+) -> AsyncAttempt | Outcome[Any]:
     """The same, awaited."""
     while True:
         try:
@@ -241,7 +232,7 @@ async def open_async_transaction(
         await asyncio.sleep(pause)
 
 
-async def _opened_async(guard: AsyncSemel, opened: Callable[[], Any], call: Call) -> AsyncInTransaction | Outcome[Any]:
+async def _opened_async(guard: AsyncSemel, opened: Callable[[], Any], call: Call) -> AsyncAttempt | Outcome[Any]:
     in_loop: object = opened
     if isinstance(in_loop, OpensInLoop):
         return await in_loop.open_in_loop(call)

@@ -1,13 +1,21 @@
-"""Natural idempotency: changes that a repeat does not make again, on the caller's own table and connection.
+# Twin: sync.py is generated from this file by make twins.
+# Twin: aiosqlite, psycopg, asyncpg, asyncmy or SQLAlchemy -> sqlite3, psycopg, PyMySQL, SQLAlchemy or Django
+# Twin: For sync connections use ``semel.natural`` -> For async connections use ``semel.natural.aio``
+# Twin: aiobotocore -> boto3
+# Twin: awaited=True -> awaited=False
+# Twin: lent.awaited is False -> lent.awaited
+# Twin: is not async: use the functions of semel.natural -> is async: use the functions of semel.natural.aio
+"""Changes that a repeat does not make again, on the caller's own table and connection.
 
 ::
 
-    payment, new = insert_once(conn, "payment", {"order_id": 7, "amount": 5}, key="order_id")
-    transition(conn, "orders", {"id": 7}, "status", "new", "paid")
+    payment, new = await insert_once(conn, "payment", {"order_id": 7, "amount": 5}, key="order_id")
+    await transition(conn, "orders", {"id": 7}, "status", "new", "paid")
 
-Each works in whatever transaction the connection has, on any connection that ``guard.transaction`` takes: aiosqlite,
-psycopg, asyncpg, asyncmy, SQLAlchemy, awaited. The sync twin is ``semel.natural``.
-``insert_once`` and ``compare_and_set`` also take a DynamoDB client of aiobotocore.
+Every function runs in whatever transaction the connection has, on any connection that ``guard.transaction`` accepts:
+aiosqlite, psycopg, asyncpg, asyncmy or SQLAlchemy.
+``insert_once`` and ``compare_and_set`` also accept a DynamoDB client of aiobotocore.
+For sync connections use ``semel.natural``.
 """
 
 from __future__ import annotations
@@ -141,7 +149,7 @@ def _adopted(conn: Any) -> Any:
         raise ConfigurationError("for DynamoDB there are insert_once and compare_and_set, and no others")
     lent = adopt(conn)
     if lent.awaited is False:
-        raise ConfigurationError("this connection is not async: from semel.natural import insert_once, …")
+        raise ConfigurationError("this connection is not async: use the functions of semel.natural")
     return lent
 
 

@@ -7,9 +7,9 @@ work on that connection, and says how it ended: ``complete`` commits the handler
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from semel.core.ops import Claimed
+from semel.core.ops import Claimed, Op
 from semel.core.outcomes import Call, Outcome
 from semel.core.requests import Raised, Recover, Returned, Run
 from semel.core.transactional import Conflicted, Flow, Refused, transact
@@ -19,6 +19,8 @@ from semel.engine.transaction.aio import AsyncTransactions
 from semel.engine.transaction.sync import Transactions, outcome_of, unit_of
 
 __all__ = ["AsyncTransactionAttempt", "TransactionAttempt", "begin", "begin_async"]
+
+R = TypeVar("R")
 
 TRIES: Final = 1
 """The handler is others' to run, so it cannot be run again here: a conflict is the adapter's to deal with."""
@@ -62,6 +64,15 @@ class TransactionAttempt:
         self.operation = Operation(self.call, None, step.claimed, self._guard.store.execute)
         return None
 
+    def execute(self, op: Op[R]) -> R:
+        """Execute an Op of the handler on the guard's store."""
+        result: R = self._guard.store.execute(op)
+        return result
+
+    def compensate(self, error: BaseException) -> BaseException:
+        """Undo the handler's steps after it raised ``error``. Returns the error to report."""
+        return self.operation.compensate(error)
+
     def complete(self, value: Any) -> Outcome[Any]:
         """It is done, with this: the handler's rows and the answer are committed together."""
         try:
@@ -76,26 +87,26 @@ class TransactionAttempt:
 
     def decline(self, value: Any) -> Outcome[Any]:
         """It was answered, and nothing happened: rolled back, and the key is free again."""
-        self._rolled_back(Declined())
+        self._rolled_back(Raised(Declined()))
         return Outcome(value, False, self.claimed.attempt)
 
+    def lost(self) -> Outcome[Any]:
+        """Roll back. A transaction has no lease, so this ends an attempt as ``decline`` does."""
+        return self.decline(None)
+
     def conflicts(self, error: BaseException) -> bool:
-        """Whether what the handler raised is the database's word that another transaction stood in its way."""
+        """Whether ``error`` means that the handler's transaction conflicted with another one."""
         return bool(self._unit.conflicts(error))
 
-    def conflict(self, error: BaseException) -> Outcome[Any]:
-        """It did: rolled back, and nothing is stored. Raises TransactionConflict, for whoever can run it again."""
-        return self._outcome(Conflicted(error))
-
     def fail(self, error: BaseException) -> None:
-        """The handler raised: rolled back; kept or not, as the policy says. Raising it is the adapter's business."""
-        self._rolled_back(error)
+        """Roll back; the policy decides if the error is stored. Raises TransactionConflict if ``conflicts(error)``."""
+        self._rolled_back(Conflicted(error) if self.conflicts(error) else Raised(error))
 
-    def _rolled_back(self, error: BaseException) -> None:
+    def _rolled_back(self, ending: Raised | Conflicted) -> None:
         try:
-            self._advance(Raised(error))
+            self._advance(ending)
         except BaseException as raised:
-            if raised is not error:
+            if raised is not ending.error:
                 raise
 
     def _outcome(self, answer: Any) -> Outcome[Any]:
@@ -138,6 +149,15 @@ class AsyncTransactionAttempt:
         self.operation = AsyncOperation(self.call, None, step.claimed, self._guard.store.execute)
         return None
 
+    async def execute(self, op: Op[R]) -> R:
+        """Execute an Op of the handler on the guard's store."""
+        result: R = await self._guard.store.execute(op)
+        return result
+
+    async def compensate(self, error: BaseException) -> BaseException:
+        """Undo the handler's steps after it raised ``error``. Returns the error to report."""
+        return await self.operation.compensate(error)
+
     async def complete(self, value: Any) -> Outcome[Any]:
         """It is done, with this: the handler's rows and the answer are committed together."""
         try:
@@ -152,26 +172,26 @@ class AsyncTransactionAttempt:
 
     async def decline(self, value: Any) -> Outcome[Any]:
         """It was answered, and nothing happened: rolled back, and the key is free again."""
-        await self._rolled_back(Declined())
+        await self._rolled_back(Raised(Declined()))
         return Outcome(value, False, self.claimed.attempt)
 
+    async def lost(self) -> Outcome[Any]:
+        """Roll back. A transaction has no lease, so this ends an attempt as ``decline`` does."""
+        return await self.decline(None)
+
     def conflicts(self, error: BaseException) -> bool:
-        """Whether what the handler raised is the database's word that another transaction stood in its way."""
+        """Whether ``error`` means that the handler's transaction conflicted with another one."""
         return bool(self._unit.conflicts(error))
 
-    async def conflict(self, error: BaseException) -> Outcome[Any]:
-        """It did: rolled back, and nothing is stored. Raises TransactionConflict, for whoever can run it again."""
-        return await self._outcome(Conflicted(error))
-
     async def fail(self, error: BaseException) -> None:
-        """The handler raised: rolled back; kept or not, as the policy says. Raising it is the adapter's business."""
-        await self._rolled_back(error)
+        """Roll back; the policy decides if the error is stored. Raises TransactionConflict if ``conflicts(error)``."""
+        await self._rolled_back(Conflicted(error) if self.conflicts(error) else Raised(error))
 
-    async def _rolled_back(self, error: BaseException) -> None:
+    async def _rolled_back(self, ending: Raised | Conflicted) -> None:
         try:
-            await self._advance(Raised(error))
+            await self._advance(ending)
         except BaseException as raised:
-            if raised is not error:
+            if raised is not ending.error:
                 raise
 
     async def _outcome(self, answer: Any) -> Outcome[Any]:

@@ -103,7 +103,7 @@ def _async(
         except Exception as error:
             if responder.conflicts(error):
                 raise await responder.give_way(error, abort) from error
-            raised = error if operation is None else await operation.compensate(error)
+            raised = error if attempt is None else await attempt.compensate(error)
             if isinstance(raised, NotUndone):
                 await responder.refuse(raised)
                 raise abort(raised.status) from raised

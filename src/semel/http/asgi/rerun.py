@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 from semel.core.encoding.snapshot import StoredResponse
 from semel.core.outcomes import Outcome
@@ -16,7 +16,6 @@ from semel.http.asgi.incoming import Incoming
 from semel.http.asgi.messages import Receive, Scope
 from semel.http.contract.rerun import Rerun, RunAgain
 from semel.http.contract.rules import Action, Rule
-from semel.http.in_transaction import AsyncInTransaction
 
 __all__ = ["Rerunning"]
 
@@ -40,21 +39,22 @@ class Rerunning(Incoming):
 
     def conflicts(self, error: BaseException) -> bool:
         """Whether this is the database's word that the handler's transaction met another one."""
-        transactional = self._rule is not None and self._rule.transaction is not None
-        return transactional and self.attempt is not None and self._in_transaction().conflicts(error)
+        return self.attempt is not None and self.attempt.conflicts(error)
 
     async def give_way(self, error: BaseException, abort: Callable[[int], Exception] | None = None) -> BaseException:
         """Roll back. What leaves the endpoint: 503 is its answer, or, for nobody, that of a run that is not the last.
 
         ``abort`` makes a plain Exception: there are those that clean up after a handler for nothing else.
         """
-        await self._settle(self._in_transaction().conflict(error))
+        assert self.attempt is not None
+        await self._settle(self.attempt.fail(error))
         return RunAgain() if abort is None else abort(TransactionConflict.status)
 
     def _plans_again(self, error: SemelError, *, let_through: bool) -> bool:
         """An attempt ended in this error: whether the application is to be run again. Not once a part was sent."""
         if isinstance(error, TransactionConflict) and self._rerun is not None and not let_through:
-            self._silent = self._rerun.plan(self._in_transaction().call)
+            assert self.attempt is not None
+            self._silent = self._rerun.plan(self.attempt.call)
         return self._silent
 
     async def _starts_over(self, rerun: Rerun, rule: Rule | None) -> bool:
@@ -71,8 +71,5 @@ class Rerunning(Incoming):
     async def claim(self, declared: Rule) -> bool:
         raise NotImplementedError
 
-    async def _settle(self, end: Awaitable[Outcome[Any]]) -> None:
+    async def _settle(self, end: Awaitable[Outcome[Any] | None]) -> None:
         raise NotImplementedError
-
-    def _in_transaction(self) -> AsyncInTransaction:
-        return cast(AsyncInTransaction, self.attempt)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from semel.core.outcomes import Outcome
-from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.drive.tasks import started
 from semel.engine.operation.operation import running
 from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError
@@ -198,7 +197,7 @@ class Responder(Outgoing):
                 if self._rerun is not None:
                     self._rerun.body = exchange.body
                 opening = open_async_transaction(guard, rule.transaction, call, self._rerun)
-                begun = cast("AsyncAttempt | Outcome[Any]", await opening)
+                begun = await opening
         except ConfigurationError:
             raise  # the service's mistake: for its logs, and no answer of ours
         except SemelError as error:
@@ -230,7 +229,7 @@ class Responder(Outgoing):
         if self._answer is None:
             self._answer = self.exchange.refusal(error, self._rule)
 
-    async def _settle(self, end: Awaitable[Outcome[Any]]) -> None:
+    async def _settle(self, end: Awaitable[Outcome[Any] | None]) -> None:
         """End the attempt. When it had been replaced, or cannot be stored, the answer is another one."""
         rule, attempt = self._rule, self.attempt
         assert rule is not None
@@ -242,7 +241,7 @@ class Responder(Outgoing):
             if not self._plans_again(error, let_through=self._capture is not None and self._capture.overflowed):
                 self._answer = self.exchange.refusal(error, rule)
         else:
-            if outcome.replayed:
+            if outcome is not None and outcome.replayed:
                 self._answer = self.exchange.replay(outcome.value, rule)
         finally:
             self._release()
@@ -269,7 +268,7 @@ class Responder(Outgoing):
         if self.conflicts(error):  # of an application that is claimed at the edge, as all that follows
             await self.give_way(error)
             return True
-        error = await attempt.operation.compensate(error)
+        error = await attempt.compensate(error)
         if isinstance(error, NotUndone):
             await self.refuse(error)
             return True

@@ -22,24 +22,26 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
+from semel.core.ops import Op
 from semel.core.outcomes import Call, Outcome
-from semel.engine.operation.operation import Operation
+from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, NotUndone, PolicyError, PreconditionError
 from semel.http.contract.rules import Action, Conditional, Rule
 from semel.http.django.handling import current
-from semel.http.in_transaction import AsyncInTransaction, InTransaction, open_transaction
+from semel.http.in_transaction import InTransaction, open_transaction
 
 if TYPE_CHECKING:
     from semel.http.asgi.middleware import Responder as InLoop
 
 __all__ = ["Bridged", "InThread", "OnConnection", "leave_transactions_to_us", "on_django"]
 
-R = TypeVar("R", bound=Rule)
+R = TypeVar("R")
+RuleT = TypeVar("RuleT", bound=Rule)
 _ADVICE: Final = 'transaction= is the name of one of DATABASES, such as "default": Semel opens atomic() on it'
 
 
-def on_django(rule: R) -> R:
+def on_django(rule: RuleT) -> RuleT:
     """The rule with its transaction on Django's own connection."""
     said = rule.transaction if isinstance(rule, Action) else None
     if said is None or isinstance(said, OnConnection):
@@ -49,7 +51,7 @@ def on_django(rule: R) -> R:
         name = DEFAULT_DB_ALIAS
     if not isinstance(name, str):
         raise PolicyError(f"{_ADVICE}. It is not {said!r}")
-    return cast(R, replace(cast("Action | Conditional", rule), transaction=OnConnection(name)))
+    return cast(RuleT, replace(cast("Action | Conditional", rule), transaction=OnConnection(name)))
 
 
 class OnConnection:
@@ -71,7 +73,7 @@ class OnConnection:
             )
         return nullcontext(connection)
 
-    async def open_in_loop(self, call: Call) -> AsyncInTransaction | Outcome[Any]:
+    async def open_in_loop(self, call: Call) -> AsyncAttempt | Outcome[Any]:
         """Under ASGI: in the thread that the view runs in, which waits for this."""
         guard = current().guard
         if not isinstance(guard, Semel):
@@ -80,7 +82,7 @@ class OnConnection:
                 "store of the same database. A Semel serves ASGI as well"
             )
         begun = await sync_to_async(open_transaction, thread_sensitive=True)(guard, self, call)
-        return begun if isinstance(begun, Outcome) else cast(AsyncInTransaction, InThread(begun))
+        return begun if isinstance(begun, Outcome) else InThread(begun)
 
 
 class InThread:
@@ -91,12 +93,16 @@ class InThread:
     def __init__(self, attempt: InTransaction) -> None:
         self.in_thread = self._attempt = attempt
         """For the view."""
-        self.operation = InThreadOperation(attempt.operation)
+        self.call = attempt.call
+        self.claimed = attempt.claimed
+        self.operation = attempt.operation
         self.conflicts = attempt.conflicts
 
-    @property
-    def call(self) -> Call:
-        return self._attempt.call
+    async def execute(self, op: Op[R]) -> R:
+        return await sync_to_async(self._attempt.execute, thread_sensitive=True)(op)
+
+    async def compensate(self, error: BaseException) -> BaseException:
+        return await sync_to_async(self._attempt.compensate, thread_sensitive=True)(error)
 
     async def complete(self, answer: Any) -> Outcome[Any]:
         return await sync_to_async(self._attempt.complete, thread_sensitive=True)(answer)
@@ -104,18 +110,11 @@ class InThread:
     async def decline(self, answer: Any) -> Outcome[Any]:
         return await sync_to_async(self._attempt.decline, thread_sensitive=True)(answer)
 
-    async def conflict(self, error: BaseException) -> Outcome[Any]:
-        return await sync_to_async(self._attempt.conflict, thread_sensitive=True)(error)
+    async def lost(self) -> Outcome[Any]:
+        return await self.decline(None)
 
     async def fail(self, error: BaseException) -> None:
         await sync_to_async(self._attempt.fail, thread_sensitive=True)(error)
-
-
-class InThreadOperation:
-    """What the event loop asks of the view's handle."""
-
-    def __init__(self, operation: Operation) -> None:
-        self.compensate = sync_to_async(operation.compensate, thread_sensitive=True)
 
 
 class Bridged:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from semel.core.encoding.snapshot import StoredResponse
 from semel.core.outcomes import Outcome
@@ -16,7 +16,6 @@ from semel.errors import SemelError, TransactionConflict
 from semel.http.contract.conditional import Preconditions
 from semel.http.contract.rerun import Rerun
 from semel.http.contract.rules import Action
-from semel.http.in_transaction import InTransaction
 from semel.http.wsgi.answers import Held
 from semel.http.wsgi.body import RequestBody
 
@@ -52,14 +51,13 @@ class Rerunning:
 
     def conflicts(self, error: BaseException) -> bool:
         """Whether this is the database's word that the handler's transaction met another one."""
-        transactional = self._rule is not None and self._rule.transaction is not None
-        return transactional and self.attempt is not None and cast(InTransaction, self.attempt).conflicts(error)
+        return self.attempt is not None and self.attempt.conflicts(error)
 
     def give_way(self, error: BaseException) -> bool:
         """Roll back. Whether the application is run again; else 503 is its answer."""
         attempt, self.attempt = self.attempt, None
         assert attempt is not None
-        self._settle(attempt, lambda: cast(InTransaction, attempt).conflict(error))
+        self._settle(attempt, lambda: attempt.fail(error))
         return self.runs_again
 
     def _plans_again(self, error: SemelError, attempt: Attempt, *, let_through: bool) -> bool:
@@ -82,5 +80,5 @@ class Rerunning:
         self._carrier = []
         return True
 
-    def _settle(self, attempt: Attempt, end: Callable[[], Outcome[Any]]) -> None:
+    def _settle(self, attempt: Attempt, end: Callable[[], Outcome[Any] | None]) -> None:
         raise NotImplementedError

@@ -6,7 +6,7 @@ The claim is asked for by whoever knows the rule: the middleware at the edge, or
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.core.encoding.snapshot import StoredResponse
 from semel.core.outcomes import Outcome
@@ -195,7 +195,7 @@ class Responder(Rerunning):
             else:
                 if self._rerun is not None:
                     self._rerun.body = exchange.body
-                begun = cast("Attempt | Outcome[Any]", open_transaction(guard, rule.transaction, call, self._rerun))
+                begun = open_transaction(guard, rule.transaction, call, self._rerun)
         except ConfigurationError:
             raise  # the service's mistake: for its logs, and no answer of ours
         except SemelError as error:
@@ -257,7 +257,7 @@ class Responder(Rerunning):
         elif isinstance(error, PreconditionError):
             self._settle(attempt, lambda: attempt.decline(None))
             self._answer = self._answer or self.exchange.refusal(error, rule)
-        elif isinstance(error := attempt.operation.compensate(error), (LeaseLost, NotUndone)):
+        elif isinstance(error := attempt.compensate(error), (LeaseLost, NotUndone)):
             # What the handler wanted to save was refused; or, in an application claimed at the edge, half of it stands.
             attempt.fail(error)
             self._answer = self.exchange.refusal(error, rule)
@@ -286,7 +286,7 @@ class Responder(Rerunning):
         else:
             self._settle(attempt, lambda: attempt.decline(stored))
 
-    def _settle(self, attempt: Attempt, end: Callable[[], Outcome[Any]]) -> None:
+    def _settle(self, attempt: Attempt, end: Callable[[], Outcome[Any] | None]) -> None:
         """End the attempt. When it had been replaced, or cannot be stored, the answer is another one."""
         rule = self._rule
         assert rule is not None
@@ -296,7 +296,7 @@ class Responder(Rerunning):
             if not self._plans_again(error, attempt, let_through=self._held is not None and self._held.begun):
                 self._answer = self.exchange.refusal(error, rule)
         else:
-            if outcome.replayed:
+            if outcome is not None and outcome.replayed:
                 self._answer = self.exchange.replay(outcome.value, rule)
 
     # -- out
