@@ -19,7 +19,7 @@ from semel import (
 )
 from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Complete, Op
-from semel.engine.drive.attempts import AsyncAttempt
+from semel.engine.drive.attempts import AsyncLeasedAttempt
 from semel.errors import LeaseLost, RecordTooLarge
 from semel.http.contract.exchange import HTTPCall
 from semel.http.fastapi import Action, Idempotency
@@ -172,7 +172,7 @@ def test_a_recover_hook_finds_out_what_an_abandoned_attempt_did(verdict: Any, st
         exchange_call = dead.make_call(
             "POST /pay", "k", "alice", b"", Policy(recover=recover, lease="5s"), kind=HTTPCall
         )
-        assert isinstance(await dead.begin(exchange_call), AsyncAttempt)
+        assert isinstance(await dead.begin(exchange_call), AsyncLeasedAttempt)
         now[0] += 60
         sent = await ask(guarded)
         assert (sent[0]["status"], body_of(sent)) == (status, body)
@@ -281,7 +281,7 @@ def test_a_released_answer_of_an_owner_that_was_replaced_is_not_sent(finished: b
             other = AsyncSemel(guard.store)
             call = other.make_call("POST /pay", "k", "alice", record.fingerprint, Policy(), kind=HTTPCall)
             successor = await other.begin(call)
-            assert isinstance(successor, AsyncAttempt)
+            assert isinstance(successor, AsyncLeasedAttempt)
             if finished:
                 await successor.complete(StoredResponse(202, [], b"the successor's"))
             else:

@@ -18,7 +18,7 @@ from starlette.routing import Mount, Route
 
 from semel import AsyncMemoryStore, AsyncOperation, AsyncSemel, Operation, current_operation, wait
 from semel.core.ops import SaveStep
-from semel.http.asgi.held_body import HeldBody
+from semel.http.asgi.body import HeldBody
 from semel.http.fastapi import Idempotency, action
 from tests.http.asking import ask, body_of, header, scope_of, whose
 

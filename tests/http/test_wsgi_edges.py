@@ -377,10 +377,10 @@ def test_a_refusal_of_an_owner_that_was_replaced_is_not_told(protect: Callable[.
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         responder = current_responder()
         assert responder is not None
-        assert responder.attempt is not None
-        assert responder.attempt.lease is not None
+        assert responder.life.attempt is not None
+        assert responder.life.attempt.lease is not None
         guard.release("POST /x", "k", force=True)
-        responder.attempt.lease.lost = True  # as the keeper says
+        responder.life.attempt.lease.lost = True  # as the keeper says
         if env["QUERY_STRING"]:
             raise RuntimeError("stopped")
         start("503 Stopped", [])

@@ -14,13 +14,14 @@ The claim is made after the dependencies and the validation of the body, just be
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from semel.engine.aio import AsyncSemel
-from semel.errors import MissingDependency
+from semel.errors import MissingDependency, TransactionConflict
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.middleware import Idempotency, TenantResolver
 from semel.http.contract.conditional import check_match, etag
+from semel.http.contract.endpoint import Framework
 from semel.http.contract.inventory import Endpoint, declared_rule, exempted
 from semel.http.contract.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule
 
@@ -86,8 +87,15 @@ def exempt(reason: str) -> Callable[[F], F]:
 
 
 def _declare(rule: Rule) -> Callable[[F], F]:
-    blank = lambda: Response(status_code=204)  # noqa: E731
-    return lambda function: protect(function, rule, blank, HTTPException, run_in_threadpool)
+    return lambda function: protect(function, rule, _FRAMEWORK, run_in_threadpool)
+
+
+_FRAMEWORK: Final = Framework(
+    blank=lambda: Response(status_code=204),
+    abort=HTTPException,
+    # A plain Exception: dependencies roll back in "except Exception".
+    run_again=lambda: HTTPException(TransactionConflict.status),
+)
 
 
 def endpoints(app: Starlette) -> list[Endpoint]:

@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, MutableMapping
 from enum import Enum, auto
 from functools import cached_property
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from semel.core.encoding.snapshot import StoredResponse
 from semel.core.outcomes import Call, Outcome
@@ -60,29 +60,30 @@ from semel.http.contract.conditional import Preconditions
 from semel.http.contract.exchange import CLAIMED, FAILED, Exchange
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.rerun import Rerun, RunAgain
-from semel.http.contract.rules import Action, Natural, Rule
+from semel.http.contract.rules import Action, Conditional, Natural, Rule
 
 __all__ = [
     "FIND_TENANT", "LOST", "READ_BODY", "Begin", "Compensate", "Ending", "EndpointFlow", "Framework", "Lifecycle",
-    "OpenTransaction",
+    "OpenTransaction", "Request",
 ]  # fmt: skip
 
+A = TypeVar("A", Attempt, AsyncAttempt)
 T = TypeVar("T")
 
 
-class _ReadBody:
+class ReadBody:
     """Read the rest of the body and keep it for the application.
 
     The answer is False if the client left before the end. Raises BodyTooLarge.
     """
 
 
-class _FindTenant:
+class FindTenant:
     """Ask ``tenant=`` whose request this is."""
 
 
-READ_BODY: Final = _ReadBody()
-FIND_TENANT: Final = _FindTenant()
+READ_BODY: Final = ReadBody()
+FIND_TENANT: Final = FindTenant()
 LOST: Final = Lost()
 
 
@@ -109,7 +110,7 @@ class Compensate:
 
 
 Request: TypeAlias = (
-    "_ReadBody | _FindTenant | Begin | OpenTransaction | Pause | Compensate | Returned | Declined | Lost | Raised"
+    "ReadBody | FindTenant | Begin | OpenTransaction | Pause | Compensate | Returned | Declined | Lost | Raised"
 )
 """What a flow yields. The last four end the attempt: complete, decline, lost and fail."""
 EndpointFlow: TypeAlias = Generator[Request, Any, T]
@@ -147,7 +148,7 @@ _ABANDONED: Final = (Exception, BaseExceptionGroup, RunAgain)
 """Errors of an application that is about to be run again. Task groups wrap what passes through them."""
 
 
-class Lifecycle:
+class Lifecycle(Generic[A]):
     """One request: the rule it is claimed under, the attempt that runs, and the answer once it is known."""
 
     def __init__(
@@ -167,7 +168,7 @@ class Lifecycle:
         """The rule that the request was claimed under, or was refused by."""
         self.natural: Natural | None = None
         self.preconditions: Preconditions | None = None
-        self.attempt: Attempt | AsyncAttempt | None = None
+        self.attempt: A | None = None
         """The attempt, while it runs."""
         self.capture: Capture | None = None
         """The handler's answer, while the attempt runs."""
@@ -202,7 +203,8 @@ class Lifecycle:
         rule = self.rule = middleware.rule(declared)
         try:
             key = exchange.read_key(rule)
-            self.preconditions = exchange.preconditions(rule)
+            if isinstance(rule, Conditional):
+                self.preconditions = exchange.preconditions(rule)
             if key is None:
                 exchange.tell_unprotected(middleware.guard, rule)
                 return True
@@ -253,9 +255,8 @@ class Lifecycle:
         assert capture is not None
         stored = capture.stored()
         if rule.stores(stored.status):
-            yield from self._end(Returned(stored))
-        else:
-            yield from self._end(LOST if self.lease_lost else Declined(stored))
+            return self._end(Returned(stored))
+        return self._end(LOST if self.lease_lost else Declined(stored))
 
     def handler_raised(
         self, error: BaseException, framework: Framework, *, superseded: bool = False
@@ -289,19 +290,20 @@ class Lifecycle:
             return Ending.RAISE
         left = yield from self._end_with(error, superseded)
         if not isinstance(left, BaseException):
-            return Ending.RUN_AGAIN if self.runs_again else Ending.ANSWER
+            return self._answer_or_run_again(Ending.ANSWER)
         if isinstance(left, LeaseLost):
-            yield from self._fail(left)
+            yield from self._end(Raised(left), refuse=False)
             self.answer = self.exchange.refusal(left, rule)
             return Ending.ANSWER
         if isinstance(left, rule.policy.remembered) or (isinstance(left, Exception) and rule.stores(500)):
             yield from self._end(Returned(FAILED))
-            if self.runs_again:
-                return Ending.RUN_AGAIN
             self.answer = self.answer or self.exchange.failed()
-            return Ending.ANSWER_AND_RAISE
-        yield from self._fail(left)
+            return self._answer_or_run_again(Ending.ANSWER_AND_RAISE)
+        yield from self._end(Raised(left), refuse=False)
         return Ending.RAISE
+
+    def _answer_or_run_again(self, ending: Ending) -> Ending:
+        return Ending.RUN_AGAIN if self.runs_again else ending
 
     def _end_with(self, error: BaseException, superseded: bool) -> EndpointFlow[BaseException | int]:
         """End the attempt if this error decides how. Returns the error that is left, or the status of the refusal."""
@@ -321,19 +323,24 @@ class Lifecycle:
             return TransactionConflict.status
         error = yield Compensate(error)
         if isinstance(error, NotUndone):
-            yield from self._fail(error)
+            yield from self._end(Raised(error), refuse=False)
             self.answer = self.exchange.refusal(error, self.rule)
             return error.status
         return error
 
-    def _end(self, how: Returned | Declined | Lost | Raised) -> EndpointFlow[None]:
-        """End the attempt. The answer is another one if somebody else took over, or nothing could be stored."""
+    def _end(self, how: Returned | Declined | Lost | Raised, *, refuse: bool = True) -> EndpointFlow[None]:
+        """End the attempt. The answer is another one if somebody else took over, or nothing could be stored.
+
+        :param refuse: answer with an error of the store; if not, it is raised.
+        """
         attempt, rule, capture = self.attempt, self.rule, self.capture
         assert attempt is not None
         assert rule is not None
         try:
             outcome = yield how
         except SemelError as error:
+            if not refuse:
+                raise
             sent = capture is not None and capture.overflowed
             if isinstance(error, TransactionConflict) and self.rerun is not None and not sent:
                 self.runs_again = self.rerun.plan(attempt.call)
@@ -343,17 +350,8 @@ class Lifecycle:
             if outcome is not None and outcome.replayed:
                 self.answer = self.exchange.replay(outcome.value, rule)
         finally:
-            self._release()
-
-    def _fail(self, error: BaseException) -> EndpointFlow[None]:
-        try:
-            yield Raised(error)
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        self.attempt = self.capture = None
-        self._environment.pop(CLAIMED, None)
+            self.attempt = self.capture = None
+            self._environment.pop(CLAIMED, None)
 
     # -- running again
 
