@@ -52,22 +52,18 @@ KNOWN_CYCLES = {  # the folder within which modules import each other in a circl
     "semel.http",
 }
 KNOWN_TWICE = {  # class names
-    "Answer",
     "AsyncUnit",
     "Attempt",
     "Call",
     "Clock",
     "Command",
-    "Conflicted",
     "Declined",
     "Exchange",
     "Held",
-    "Idempotency",
     "Kept",
     "Lane",
     "LeaseLost",
     "Listener",
-    "Lost",
     "Occupied",
     "Operation",
     "Pause",
@@ -90,7 +86,6 @@ KNOWN_TWICE = {  # class names
     "_Lane",
 }
 KNOWN_UNIMPLEMENTED = {  # modules with a NotImplementedError
-    "semel.core.encoding.classes",
     "semel.engine.aio_calls",
     "semel.engine.calls",
     "semel.http.asgi.incoming",

@@ -12,15 +12,15 @@ from semel.errors import *  # noqa: F403
 from semel.errors import __all__ as _errors
 
 if TYPE_CHECKING:
+    from semel.core.call import CANNOT_TELL as CANNOT_TELL
+    from semel.core.call import NOT_DONE as NOT_DONE
+    from semel.core.call import Outcome as Outcome
+    from semel.core.call import Recovered as Recovered
     from semel.core.encoding.serializers import Serializer as Serializer
     from semel.core.encoding.snapshot import Codec as Codec
     from semel.core.keys import KeyFormat as KeyFormat
     from semel.core.ops import Record as Record
     from semel.core.ops import Swept as Swept
-    from semel.core.outcomes import CANNOT_TELL as CANNOT_TELL
-    from semel.core.outcomes import NOT_DONE as NOT_DONE
-    from semel.core.outcomes import Outcome as Outcome
-    from semel.core.outcomes import Recovered as Recovered
     from semel.core.policy import Policy as Policy
     from semel.core.policy import wait as wait
     from semel.core.quota import Quota as Quota
@@ -79,7 +79,7 @@ _HOMES = {
     "AsyncSemel": "semel.stores.aio_guard",
     "AsyncStore": "semel.engine.ports",
     "AsyncTieredStore": "semel.stores.tiered",
-    "CANNOT_TELL": "semel.core.outcomes",
+    "CANNOT_TELL": "semel.core.call",
     "Codec": "semel.core.encoding.snapshot",
     "DynamoDBStore": "semel.stores.dynamodb",
     "INJECTED": "semel.engine.operation.handle",
@@ -87,14 +87,14 @@ _HOMES = {
     "KeyRing": "semel.engine.encryption",
     "MemoryStore": "semel.stores.memory",
     "MySQLStore": "semel.stores.mysql",
-    "NOT_DONE": "semel.core.outcomes",
+    "NOT_DONE": "semel.core.call",
     "Operation": "semel.engine.operation.operation",
-    "Outcome": "semel.core.outcomes",
+    "Outcome": "semel.core.call",
     "Policy": "semel.core.policy",
     "PostgresStore": "semel.stores.postgres",
     "Quota": "semel.core.quota",
     "Record": "semel.core.ops",
-    "Recovered": "semel.core.outcomes",
+    "Recovered": "semel.core.call",
     "Recoverer": "semel.engine.recovery",
     "Recovery": "semel.core.resume",
     "RedisCache": "semel.stores.tiered",

@@ -4,15 +4,27 @@ from typing import Any
 
 import pytest
 
+from semel.core.call import (
+    NOT_DONE,
+    Await,
+    Call,
+    Failed,
+    NotRun,
+    Pause,
+    Raised,
+    Recover,
+    Recovered,
+    Returned,
+    Run,
+    Stopped,
+)
 from semel.core.encoding.serializers import PLAIN
 from semel.core.encoding.snapshot import Codec, Kind
 from semel.core.endings import SETTLE_PAUSES
 from semel.core.flows import perform
 from semel.core.keys import identity
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Record, Release
-from semel.core.outcomes import NOT_DONE, Call, Failed, Recovered
 from semel.core.policy import Policy, wait
-from semel.core.requests import Await, Lost, NotRun, Pause, Raised, Recover, Returned, Run
 from semel.core.states import State, Takeover
 from semel.errors import (
     InProgress,
@@ -201,7 +213,7 @@ def test_a_completion_found_stale_while_settling_is_superseded() -> None:
 
 @pytest.mark.parametrize("found", [None, record(State.RUNNING).record, record(State.UNKNOWN).record], ids=str)
 def test_a_superseded_attempt_without_an_answer_to_hand_on_is_lost(found: Any) -> None:
-    flow = Driven().answer(Claimed(1, 1)).answer(Lost())
+    flow = Driven().answer(Claimed(1, 1)).answer(Stopped())
     assert flow.next == Lookup(ID)
     with pytest.raises(LeaseLost):
         flow.answer(found)
@@ -244,7 +256,7 @@ def test_recover_comes_before_run_and_only_for_a_take_over() -> None:
 
 
 def test_a_recovery_whose_lease_was_lost_hands_on_the_new_owners_answer() -> None:
-    flow = Driven(recover=lambda: None).answer(Claimed(2, 2)).answer(Lost())
+    flow = Driven(recover=lambda: None).answer(Claimed(2, 2)).answer(Stopped())
     assert flow.next == Lookup(ID)
     theirs = record(State.DONE, snapshot=flow.call.seal_value("theirs")).record
     assert flow.ends(theirs).value == "theirs"

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.encoding.failures import ERROR_LIMIT, decode_error, encode_error
 from semel.core.encoding.plain import PLAIN
+from semel.core.encoding.serializers import ERROR_LIMIT, decode_error, encode_error
 from semel.core.encoding.snapshot import (
     COMPRESS_ABOVE,
     ZLIB,

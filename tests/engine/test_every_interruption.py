@@ -13,12 +13,12 @@ import pytest
 
 import semel.engine.drive.flights
 import semel.engine.sync
-import semel.stores.batching.combining
+import semel.stores.batching.combiner
 from semel import MemoryStore, Semel
 from semel.core.ops import Lookup
-from semel.stores.batching.combining import Combiner
+from semel.stores.batching.combiner import Combiner
 
-COMBINING = semel.stores.batching.combining.__file__
+COMBINING = semel.stores.batching.combiner.__file__
 SYNC = semel.engine.sync.__file__
 
 

@@ -105,7 +105,7 @@ def _closed_too(store: PostgresStore) -> None:
 
 def test_a_child_does_not_break_its_connections_for_a_trip_of_its_parents() -> None:
     store = PostgresStore("postgresql://nobody@127.0.0.1:1/nothing")
-    (lane, *_) = store._combiner._lanes
+    (lane, *_) = [connection._sender for connection in store._combiner._connections]
     lane.overdue_at = 1.0  # type: ignore[attr-defined]
 
     def child() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semel.core.ops import Lookup
-from semel.stores.batching.combining import Combiner
+from semel.stores.batching.combiner import Combiner
 from tests.engine.scripted import Gate
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals for threads")

@@ -532,9 +532,12 @@ def test_several_recoverers_share_the_work() -> None:
 
 def test_a_store_that_cannot_list_is_refused() -> None:
     class Plain:
-        wakes = False
+        wakes = counts = resumes = False
+        adopt = accept = None
 
         def execute(self, op: Any) -> Any: ...
+
+        execute_many = wait = close = execute
 
     with pytest.raises(ConfigurationError, match="Plain does not: use MemoryStore"):
         Recoverer(Semel(Plain(), sweep_every=None))  # type: ignore[arg-type]

@@ -15,8 +15,9 @@ import pytest
 from semel.core.ops import Claim, Complete, Lookup, Op, Release, Renew, Resolve, SaveStep, Sweep
 from semel.core.states import Takeover
 from semel.errors import ConfigurationError, StoreUnavailable, StoreUncertain
-from semel.stores.batching.boarding import weight
-from semel.stores.batching.combining import AsyncCombiner, Combiner
+from semel.stores.batching.aio_combiner import AsyncCombiner
+from semel.stores.batching.combiner import Combiner
+from semel.stores.batching.limits import stored_bytes
 
 PATIENCE = 10.0
 
@@ -121,7 +122,7 @@ def test_a_batch_keeps_its_order() -> None:
     assert len(lane.trips) == 1
 
 
-def test_a_batch_beyond_the_limit_takes_several_trips() -> None:
+def test_a_batch_beyond_the_limit_takes_several_batches() -> None:
     lane = FakeLane()
     combiner = Combiner([lane], max_batch=4)
     assert combiner.execute_many([op(i) for i in range(10)]) == [b"%d" % i for i in range(10)]
@@ -500,16 +501,16 @@ def test_a_batch_is_bounded_by_what_it_stores() -> None:
     ids=lambda each: type(each).__name__,
 )
 def test_an_op_weighs_what_it_has_the_store_keep(heavy: Any, bytes_stored: int) -> None:
-    assert weight(heavy) == bytes_stored
+    assert stored_bytes(heavy) == bytes_stored
 
 
 def test_who_finds_a_full_queue_waits_and_is_turned_away_in_the_end() -> None:
     lane = FakeLane()
-    combiner = Combiner([lane], max_queue=2, queue_patience=0.05)
+    combiner = Combiner([lane], max_queue=2, queue_timeout=0.05)
     with lane.held(combiner):
         threads = [start(lambda i=i: combiner.execute(op(i))) for i in (1, 2)]  # type: ignore[misc]
         until(lambda: waiting(combiner) == 2)
-        with pytest.raises(StoreUnavailable, match="2 Ops wait for the store already"):
+        with pytest.raises(StoreUnavailable, match="queue for the store is full: 2 Ops were still waiting"):
             combiner.execute(op(3))
         assert waiting(combiner) == 2
         assert combiner._outside == {}
@@ -519,7 +520,7 @@ def test_who_finds_a_full_queue_waits_and_is_turned_away_in_the_end() -> None:
 
 def test_who_waits_for_a_place_gets_one_as_soon_as_there_is_one() -> None:
     lane = FakeLane()
-    combiner = Combiner([lane], max_queue=2, queue_patience=PATIENCE)
+    combiner = Combiner([lane], max_queue=2, queue_timeout=PATIENCE)
     answers: list[Any] = []
     with lane.held(combiner):
         threads = [start(lambda i=i: answers.append(combiner.execute(op(i)))) for i in range(1, 9)]  # type: ignore[misc]
@@ -532,7 +533,7 @@ def test_who_waits_for_a_place_gets_one_as_soon_as_there_is_one() -> None:
 def test_an_owner_is_let_into_a_full_queue() -> None:
     """Its handler has run: what it says must not be lost because others are many."""
     lane = FakeLane()
-    combiner = Combiner([lane], max_queue=1, queue_patience=0.0)
+    combiner = Combiner([lane], max_queue=1, queue_timeout=0.0)
     owners = [Renew(b"1", 1, 1.0), done(2, 1), Release(b"3", 1), SaveStep(b"4", 1, "charge", b"", 0)]
     with lane.held(combiner):
         threads = [start(lambda: combiner.execute(op(9)))]
@@ -545,13 +546,13 @@ def test_an_owner_is_let_into_a_full_queue() -> None:
 
 
 def test_a_batch_larger_than_the_queue_is_taken_when_nobody_waits() -> None:
-    combiner = Combiner([FakeLane()], max_queue=3, queue_patience=0.0)
+    combiner = Combiner([FakeLane()], max_queue=3, queue_timeout=0.0)
     assert len(combiner.execute_many([op(i) for i in range(10)])) == 10
 
 
 def test_those_outside_are_told_when_the_store_is_closed() -> None:
     lane = FakeLane()
-    combiner = Combiner([lane], max_queue=1, queue_patience=PATIENCE)
+    combiner = Combiner([lane], max_queue=1, queue_timeout=PATIENCE)
     refused: list[BaseException] = []
 
     def ask() -> None:
@@ -585,12 +586,12 @@ def test_a_task_that_finds_a_full_queue_waits_and_is_turned_away_in_the_end() ->
     async def main() -> None:
         lane = FakeAsyncLane()
         lane.free.clear()
-        combiner = AsyncCombiner([lane], max_queue=2, queue_patience=0.02)
+        combiner = AsyncCombiner([lane], max_queue=2, queue_timeout=0.02)
         others = []
         for i in range(3):  # one on its way, two in the queue
             others.append(asyncio.ensure_future(combiner.execute(op(i))))
             await settle()
-        with pytest.raises(StoreUnavailable, match="2 Ops wait for the store already"):
+        with pytest.raises(StoreUnavailable, match="queue for the store is full: 2 Ops were still waiting"):
             await combiner.execute(op(3))
         with pytest.raises(StoreUnavailable):
             await combiner.execute_many([op(4), op(5)])
@@ -607,7 +608,7 @@ def test_tasks_that_wait_for_a_place_are_let_in_in_their_order() -> None:
     async def main() -> None:
         lane = FakeAsyncLane()
         lane.free.clear()
-        combiner = AsyncCombiner([lane], max_queue=2, queue_patience=PATIENCE)
+        combiner = AsyncCombiner([lane], max_queue=2, queue_timeout=PATIENCE)
         tasks = []
         for i in range(9):
             tasks.append(asyncio.ensure_future(combiner.execute(op(i))))
@@ -634,7 +635,7 @@ def test_a_place_given_to_a_cancelled_task_is_handed_on() -> None:
     async def main() -> None:
         lane = Cancelling()
         lane.free.clear()
-        combiner = AsyncCombiner([lane], max_queue=1, queue_patience=PATIENCE * 2)
+        combiner = AsyncCombiner([lane], max_queue=1, queue_timeout=PATIENCE * 2)
         for i in range(4):
             tasks.append(asyncio.ensure_future(combiner.execute(op(i))))
             await settle()
@@ -696,7 +697,7 @@ def test_closing_waits_for_those_who_depart_behind_a_sweep() -> None:
         combiner = AsyncCombiner([Guarded(), Guarded()])
         calls = [asyncio.ensure_future(combiner.execute(each)) for each in (Sweep(9, b"sweep"), op(1))]
         for _ in range(10):
-            if combiner._trips and combiner._departing:
+            if combiner._batches and combiner._scheduled:
                 break
             await asyncio.sleep(0)
         else:

@@ -162,8 +162,8 @@ async def _lookup(url: str, driver: Any) -> None:
 def test_a_resolution_whose_answer_was_lost_touches_no_newer_claim(database: str, store: PostgresStore) -> None:
     """Resolve carries neither nonce nor token: sent again, a forced release removes whoever claimed meanwhile."""
     store.execute(claim("a", nonce=1))
-    lane = store._combiner._lanes[0]
-    once = lane._once
+    lane = store._combiner._connections[0]._sender
+    once = lane.send
     lost: list[int] = []
 
     def lossy(ops: Any, *rest: Any) -> Any:
@@ -177,7 +177,7 @@ def test_a_resolution_whose_answer_was_lost_touches_no_newer_claim(database: str
             raise StoreUncertain("the answer was lost")
         return answers
 
-    lane._once = lossy  # type: ignore[attr-defined]
+    lane.send = lossy  # type: ignore[attr-defined]
     with contextlib.suppress(StoreError):
         store.execute(Resolve(claim("a").id, None, 60.0, force=True))
     record = store.execute(Lookup(claim("a").id))
@@ -222,10 +222,10 @@ def test_a_claim_that_was_cancelled_and_given_back_stays_given_back(database: st
         await asyncio.gather(*(store.execute(Lookup(bytes([i]) * 16)) for i in range(2)))
         held = asyncio.Event()
         go = asyncio.Event()
-        lanes = store._combiner._lanes
+        lanes = [connection._sender for connection in store._combiner._connections]
         first: list[Any] = []
         for lane in lanes:
-            real = lane._once
+            real = lane.send
 
             async def slow(ops: Any, found: Any, real: Any = real) -> Any:
                 if type(ops[0]) is Claim and not first:
@@ -234,7 +234,7 @@ def test_a_claim_that_was_cancelled_and_given_back_stays_given_back(database: st
                     await go.wait()  # in the network's hands
                 return await real(ops, found)
 
-            lane._once = slow  # type: ignore[attr-defined]
+            lane.send = slow  # type: ignore[attr-defined]
 
         async def handler() -> int:
             return 1

@@ -194,7 +194,7 @@ def test_a_word_that_comes_late_says_nothing_of_another_record(private_redis: Re
         key, token = f"semel:{op.id.hex()}".encode(), won.token.to_bytes(8)
 
         def say(token: bytes) -> int:
-            link = store._combiner._lanes[0]._link(store._servers.topology.address_of(key))  # type: ignore[attr-defined]
+            link = store._combiner._connections[0]._link(store._servers.topology.address_of(key))  # type: ignore[attr-defined]
             (told,) = link.exchange([confirm.call(key, token, b"\x01")])
             return int(told)
 
@@ -518,7 +518,7 @@ def test_a_word_for_less_does_not_take_back_one_for_more(private_redis: RedisSer
         record = store.execute(Lookup(op.id))
         assert record is not None
         key = f"semel:{op.id.hex()}".encode()
-        link = store._combiner._lanes[0]._link(store._servers.topology.address_of(key))  # type: ignore[attr-defined]
+        link = store._combiner._connections[0]._link(store._servers.topology.address_of(key))  # type: ignore[attr-defined]
         for told, stands in ((2, "\\x02"), (1, "\\x02"), (128, "\\x80"), (3, "\\x03"), (129, "\\x81")):
             assert link.exchange([confirm.call(key, record.token.to_bytes(8), told.to_bytes())]) == [1]
             assert confirmed(private_redis, op) == f'"{stands}"'

@@ -5,22 +5,21 @@ finish the operation in hand.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import threading
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.cli.exits import FAILED, OK
+from semel.cli.signals import SIGNALS, stop_on_signals
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from semel.core.resume import Recovery
+    from semel.observe.events import Event
 
 NAME = "recover"
 HELP = "Resume abandoned operations of a service's resumable functions, until it is stopped."
 
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 LOOK: Final = 0.2
 """How soon a signal is noticed, in seconds."""
 
@@ -38,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.cli.describe import load
+    from semel.cli.targets import load
     from semel.engine.aio import AsyncSemel
     from semel.engine.sync import Semel
 
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if not guard._resumable:
         raise ConfigurationError(f"{args.guard} has no resumable function: decorate one with once(…, resumable=True)")
     settings = {"every": args.every, "limit": args.limit, "tries": args.tries, "pause": args.pause}
-    guard._hook = _telling(guard._hook)
+    guard.add_event_hook(_print_failure)
     rounds = _Rounds(args.once, ", ".join(sorted(guard._resumable)))
     if isinstance(guard, AsyncSemel):
         import asyncio
@@ -88,19 +87,14 @@ class _Rounds:
         return FAILED if self.once and (self.failed or self.given_up) else OK
 
 
-def _telling(hook: Any) -> Any:
-    """The guard's own hook, and failures on the screen."""
-    from semel.observe.events import Event, RecoveryFailed, RecoveryGivenUp
+def _print_failure(event: Event) -> None:
+    """Show the failures that need attention on the screen."""
+    from semel.observe.events import RecoveryFailed, RecoveryGivenUp
 
-    def tell(event: Event) -> None:
-        if isinstance(event, RecoveryFailed):
-            print(f"{event.operation}[{event.key}]: attempt {event.attempt} failed: {event.error}", file=sys.stderr)
-        elif isinstance(event, RecoveryGivenUp):
-            print(f"{event.operation}[{event.key}]: given up after {event.attempt} attempts", file=sys.stderr)
-        if hook is not None:
-            hook(event)
-
-    return tell
+    if isinstance(event, RecoveryFailed):
+        print(f"{event.operation}[{event.key}]: attempt {event.attempt} failed: {event.error}", file=sys.stderr)
+    elif isinstance(event, RecoveryGivenUp):
+        print(f"{event.operation}[{event.key}]: given up after {event.attempt} attempts", file=sys.stderr)
 
 
 def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
@@ -112,14 +106,7 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
             rounds.add(recovery)
             return recovery
 
-    stopped = False
     failure: list[BaseException] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal stopped
-        if stopped:
-            raise KeyboardInterrupt
-        stopped = True  # nothing more: a lock taken here could be one that the interrupted code holds
 
     def work() -> None:
         try:
@@ -130,18 +117,14 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
     with guard:
         recoverer = Telling(guard, **settings)
         recoverer._refuse_async()
-        before = [(number, signal.signal(number, stop)) for number in SIGNALS]
-        try:
+        with stop_on_signals() as stopping:
             rounds.begin()
             thread = threading.Thread(target=work, name="semel-recoverer", daemon=True)
             thread.start()
             while thread.is_alive():
                 thread.join(LOOK)
-                if stopped:
+                if stopping.is_set():
                     recoverer.stop()
-        finally:
-            for number, handler in before:
-                signal.signal(number, handler)
     if failure:
         raise failure[0]
 

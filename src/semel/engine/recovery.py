@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Final
 
+from semel.core.call import Call, Outcome, describe_error
 from semel.core.ops import Abandoned, Page, Record, Resumable
-from semel.core.outcomes import Call, Outcome, shown
 from semel.core.policy import Duration, seconds
 from semel.core.resume import Recovery, Rules, Word, look_through
 from semel.engine.declare.declaration import Declaration
@@ -54,8 +54,8 @@ class Plan:
         tries: int,
         pause: Duration,
     ) -> None:
-        store = getattr(guard, "store", None)
-        if not getattr(store, "resumes", False):
+        store = guard.store
+        if not store.resumes:
             raise ConfigurationError(
                 f"a recoverer needs a store that lists what was abandoned, and {type(store).__name__} does not: "
                 "use MemoryStore, SQLiteStore, PostgresStore or MySQLStore"
@@ -103,7 +103,7 @@ class Plan:
         if isinstance(error, (InProgress, LeaseLost)):
             return "elsewhere"
         record = each.record
-        self._tell(events.RecoveryFailed, record, record.attempt + 1, shown(error))
+        self._tell(events.RecoveryFailed, record, record.attempt + 1, describe_error(error))
         return "failed"
 
     def _gave_up(self, record: Record) -> None:
@@ -120,7 +120,7 @@ class Plan:
 
     def _store_failed(self, error: BaseException) -> None:
         if self._guard._hook is not None:
-            self._guard._hook(events.StoreFailed("", "", "", "recover", shown(error)))
+            self._guard._hook(events.StoreFailed("", "", "", "recover", describe_error(error)))
 
     def _pause(self) -> float:
         """Between two rounds; never quite the same, so that recoverers do not go in step."""

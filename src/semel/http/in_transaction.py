@@ -3,7 +3,7 @@
 ::
 
     @app.post("/payments", status_code=201)
-    @action(transaction=sessions, into="session")          # sessions = async_sessionmaker(engine)
+    @idempotent(transaction=sessions, into="session")      # sessions = async_sessionmaker(engine)
     async def pay(payment: Payment, session: AsyncSession):
         session.add(Row(...))                              # no commit: Semel commits, before the answer is sent
         return {...}
@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar, cast
 
 from semel.engine.operation.operation import current_operation
 from semel.errors import PolicyError, SemelError, StoreUnavailable
-from semel.http.contract.rules import Action, Rule
+from semel.http.contract.rules import Idempotent, Rule
 
 __all__ = ["MISTAKES", "connected", "not_opened"]
 
@@ -35,12 +35,12 @@ MISTAKES: Final = (SemelError, TypeError, AttributeError)
 
 def connected(function: F, rule: Rule) -> F:
     """Return the handler with its connection filled in, if the rule names a parameter for it."""
-    if isinstance(rule, Action) and rule.transaction is not None and not callable(rule.transaction):
+    if isinstance(rule, Idempotent) and rule.transaction is not None and not callable(rule.transaction):
         raise PolicyError(
             f"transaction= is a function that opens a connection or session, such as engine.connect, not "
             f"{rule.transaction!r}"
         )
-    into = rule.into if isinstance(rule, Action) else None
+    into = rule.into if isinstance(rule, Idempotent) else None
     if into is None:
         return function
     signature = inspect.signature(function)

@@ -24,8 +24,8 @@ from semel.sql.dialects import sqlite as dialect
 from semel.sql.migrations import migrate_sqlite
 from semel.sql.program import Program, Statement
 from semel.sql.units import AsyncUnit, Unit, adopt_unit
-from semel.stores.batching.aio_combining import AsyncCombiner
-from semel.stores.batching.combining import Combiner
+from semel.stores.batching.aio_combiner import AsyncCombiner
+from semel.stores.batching.combiner import Combiner
 
 __all__ = ["AsyncSQLiteStore", "SQLiteStore", "migrate"]
 
@@ -165,6 +165,7 @@ class SQLiteStore:
     wakes = False
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,
@@ -225,6 +226,7 @@ class AsyncSQLiteStore:
     wakes = False
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,

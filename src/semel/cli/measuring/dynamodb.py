@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from semel.cli.measuring.samples import Sample
-from semel.cli.sizing import Measured, Work
+from semel.cli.measuring.sizing import Measured, Work
 from semel.errors import SemelError, StoreUnavailable, StoreUncertain
 
 __all__ = ["dynamodb"]

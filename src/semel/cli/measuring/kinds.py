@@ -10,8 +10,8 @@ from semel.cli.measuring.dynamodb import dynamodb
 from semel.cli.measuring.local import memory, sqlite
 from semel.cli.measuring.redis import copies, redis
 from semel.cli.measuring.samples import Sample
+from semel.cli.measuring.sizing import Measured
 from semel.cli.measuring.sql import mysql, postgres
-from semel.cli.sizing import Measured
 from semel.errors import StoreURLError
 from semel.stores.urls import tiers
 

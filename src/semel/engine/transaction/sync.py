@@ -13,12 +13,11 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
+from semel.core.call import Call, Failed, Outcome, Pause, Raised, Recover, Returned, Run
 from semel.core.encoding.serializers import Serializer
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claimed
-from semel.core.outcomes import Call, Failed, Outcome
-from semel.core.requests import Pause, Raised, Recover, Returned, Run
-from semel.core.transactional import Conflicted, Flow, Keep, Lock, Rollback, transact
+from semel.core.transactional import Flow, HandlerConflict, Keep, Lock, Rollback, transact
 from semel.engine.declare.brackets import with_brackets
 from semel.engine.declare.declaration import Declaration, Pick, Selector, select
 from semel.engine.declare.handlers import with_handle
@@ -184,7 +183,7 @@ class Transactions(Guard):
 
     def _work(
         self, unit: Unit, call: Call, claimed: Claimed | None, work: Callable[[Operation], Any]
-    ) -> Returned | Raised | Conflicted:
+    ) -> Returned | Raised | HandlerConflict:
         op = Operation(call, None, claimed, self.store.execute)
         outer = running.get()
         try:
@@ -195,7 +194,7 @@ class Transactions(Guard):
                 raise PolicyError(f"{call}: the handler is async; use AsyncSemel")
             unit.finish()
         except Exception as error:
-            return Conflicted(error) if unit.conflicts(error) else Raised(error)
+            return HandlerConflict(error) if unit.conflicts(error) else Raised(error)
         except BaseException as error:
             return Raised(error)
         finally:
@@ -211,13 +210,12 @@ class Transactions(Guard):
 
 def unit_of(store: Any, conn: object) -> Any:
     """The caller's connection as a unit of work; stores outside of SQL have none."""
-    adopt = getattr(store, "adopt", None)
-    if adopt is None:
+    if store.adopt is None:
         raise ConfigurationError(
             f"a transaction needs a guard whose store is in the same database, and {type(store).__name__} is in none: "
             "use SQLiteStore, PostgresStore or MySQLStore (Async… with AsyncSemel)"
         )
-    return adopt(conn)
+    return store.adopt(conn)
 
 
 def outcome_of(step: Any) -> Any:

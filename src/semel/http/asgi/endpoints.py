@@ -16,8 +16,8 @@ from semel.engine.operation.operation import AsyncOperation, Operation
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.asgi.middleware import Responder, current_responder
 from semel.http.contract.endpoint import Compensate, Framework, Request
-from semel.http.contract.inventory import check_declarable, replaced
-from semel.http.contract.rules import Action, Rule
+from semel.http.contract.inventory import check_declarable, exempted, replaced
+from semel.http.contract.rules import Exempt, Idempotent, Rule
 from semel.http.handlers import run_handler, sync_endpoint, with_handle
 from semel.http.in_transaction import connected
 
@@ -36,6 +36,8 @@ def protect(
 
     :param run_in_thread: runs a plain function in a thread of the framework's; None if the framework does so itself.
     """
+    if isinstance(rule, Exempt):
+        return exempted(function, rule)
     check_declarable(function)
     refuse_generators(function)
     declared, function = function, connected(function, rule)
@@ -47,7 +49,7 @@ def protect(
     ):
         wanted = "AsyncOperation" if awaits else "Operation"
         raise PolicyError(f"{function.__qualname__}: annotate {handle} with {wanted}")
-    if not awaits and isinstance(rule, Action) and rule.transaction is not None:
+    if not awaits and isinstance(rule, Idempotent) and rule.transaction is not None:
         raise PolicyError(f"{function.__qualname__}: with transaction= it is an async def, as its connection is async")
     if awaits:
         wrapper = async_endpoint(function, rule, handle, framework)

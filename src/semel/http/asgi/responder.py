@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from semel.core.requests import Declined, Pause, Raised, Returned
+from semel.core.call import Declined, Pause, Raised, Returned
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.drive.tasks import started
 from semel.engine.operation.operation import running
@@ -44,7 +44,7 @@ from semel.http.contract.rules import Rule
 from semel.http.handlers import drive_async
 
 if TYPE_CHECKING:
-    from semel.http.asgi.middleware import Idempotency
+    from semel.http.asgi.middleware import ASGIMiddleware
 
 __all__ = ["Responder"]
 
@@ -52,7 +52,7 @@ __all__ = ["Responder"]
 class Responder:
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
-    def __init__(self, middleware: Idempotency, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, middleware: ASGIMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
         self.loop = asyncio.get_running_loop()
         self.life: Lifecycle[AsyncAttempt] = Lifecycle(middleware, scope, _make_exchange)
         self._middleware = middleware

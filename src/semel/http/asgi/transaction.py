@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from semel.core.outcomes import Call, Outcome
+from semel.core.call import Call, Outcome
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.transaction.attempts import AsyncTransactionAttempt, begin_async
 from semel.http.in_transaction import MISTAKES, not_opened

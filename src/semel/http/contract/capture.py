@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from semel.core.encoding.snapshot import StoredResponse
 from semel.http.contract.exchange import KEY
-from semel.http.contract.rules import Action
+from semel.http.contract.rules import Idempotent
 
 __all__ = ["Capture", "cut_off"]
 
@@ -16,7 +16,7 @@ class Capture:
 
     __slots__ = ("_chunks", "_kept", "_rule", "_size", "headers", "overflowed", "status")
 
-    def __init__(self, rule: Action) -> None:
+    def __init__(self, rule: Idempotent) -> None:
         self._rule = rule
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []

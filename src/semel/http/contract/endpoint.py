@@ -42,9 +42,8 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
+from semel.core.call import Call, Declined, Outcome, Pause, Raised, Returned, Stopped
 from semel.core.encoding.snapshot import StoredResponse
-from semel.core.outcomes import Call, Outcome
-from semel.core.requests import Declined, Lost, Pause, Raised, Returned
 from semel.core.values import value
 from semel.engine.drive.attempts import AsyncAttempt, Attempt
 from semel.errors import (
@@ -60,11 +59,20 @@ from semel.http.contract.conditional import Preconditions
 from semel.http.contract.exchange import CLAIMED, FAILED, Exchange
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.rerun import Rerun, RunAgain
-from semel.http.contract.rules import Action, Conditional, Natural, Rule
+from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
 
 __all__ = [
-    "FIND_TENANT", "LOST", "READ_BODY", "Begin", "Compensate", "Ending", "EndpointFlow", "Framework", "Lifecycle",
-    "OpenTransaction", "Request",
+    "FIND_TENANT",
+    "READ_BODY",
+    "STOPPED",
+    "Begin",
+    "Compensate",
+    "Ending",
+    "EndpointFlow",
+    "Framework",
+    "Lifecycle",
+    "OpenTransaction",
+    "Request",
 ]  # fmt: skip
 
 A = TypeVar("A", Attempt, AsyncAttempt)
@@ -84,7 +92,7 @@ class FindTenant:
 
 READ_BODY: Final = ReadBody()
 FIND_TENANT: Final = FindTenant()
-LOST: Final = Lost()
+STOPPED: Final = Stopped()
 
 
 @value
@@ -110,7 +118,7 @@ class Compensate:
 
 
 Request: TypeAlias = (
-    "ReadBody | FindTenant | Begin | OpenTransaction | Pause | Compensate | Returned | Declined | Lost | Raised"
+    "ReadBody | FindTenant | Begin | OpenTransaction | Pause | Compensate | Returned | Declined | Stopped | Raised"
 )
 """What a flow yields. The last four end the attempt: complete, decline, lost and fail."""
 EndpointFlow: TypeAlias = Generator[Request, Any, T]
@@ -164,7 +172,7 @@ class Lifecycle(Generic[A]):
         self._middleware = middleware
         self._environment = environment
         self._make_exchange = make_exchange
-        self.rule: Action | None = None
+        self.rule: Idempotent | None = None
         """The rule that the request was claimed under, or was refused by."""
         self.natural: Natural | None = None
         self.preconditions: Preconditions | None = None
@@ -194,9 +202,9 @@ class Lifecycle(Generic[A]):
         """Claim the request's key. Returns whether the handler is to run; if not, ``answer`` is known."""
         if self.rule is not None or self.natural is not None or CLAIMED in self._environment:
             raise ConfigurationError(
-                "this request was claimed already: one rule for one request, and one Idempotency middleware"
+                "this request was claimed already: one rule for one request, and one middleware of Semel"
             )
-        if not isinstance(declared, Action):
+        if not isinstance(declared, Idempotent):
             self.natural = declared if isinstance(declared, Natural) else None
             return True
         middleware, exchange = self._middleware, self.exchange
@@ -256,7 +264,7 @@ class Lifecycle(Generic[A]):
         stored = capture.stored()
         if rule.stores(stored.status):
             return self._end(Returned(stored))
-        return self._end(LOST if self.lease_lost else Declined(stored))
+        return self._end(STOPPED if self.lease_lost else Declined(stored))
 
     def handler_raised(
         self, error: BaseException, framework: Framework, *, superseded: bool = False
@@ -309,11 +317,11 @@ class Lifecycle(Generic[A]):
         """End the attempt if this error decides how. Returns the error that is left, or the status of the refusal."""
         attempt = self.attempt
         if superseded:
-            yield from self._end(LOST)
+            yield from self._end(STOPPED)
             return LeaseLost.status
         if isinstance(error, PreconditionError):
             if attempt is not None:
-                yield from self._end(LOST if self.lease_lost else Declined(None))
+                yield from self._end(STOPPED if self.lease_lost else Declined(None))
             self.answer = self.answer or self.exchange.refusal(error, self.rule)
             return error.status
         if attempt is None:
@@ -328,7 +336,7 @@ class Lifecycle(Generic[A]):
             return error.status
         return error
 
-    def _end(self, how: Returned | Declined | Lost | Raised, *, refuse: bool = True) -> EndpointFlow[None]:
+    def _end(self, how: Returned | Declined | Stopped | Raised, *, refuse: bool = True) -> EndpointFlow[None]:
         """End the attempt. The answer is another one if somebody else took over, or nothing could be stored.
 
         :param refuse: answer with an error of the store; if not, it is raised.

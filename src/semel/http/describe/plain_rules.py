@@ -14,13 +14,13 @@ from semel.core.ops import FOREVER
 from semel.core.policy import Policy, wait
 from semel.core.states import Takeover
 from semel.errors import ConfigurationError
-from semel.http.contract.rules import Action, Conditional, Exempt, Natural, Rule
+from semel.http.contract.rules import Conditional, Exempt, Idempotent, Natural, Rule
 
 __all__ = ["EXTENSION", "duration_text", "plain_rule", "rule_from_plain"]
 
 EXTENSION: Final = "x-idempotency"
 
-_CLASSES: Final[dict[str, type[Action]]] = {"action": Action, "conditional": Conditional}
+_KEYED: Final[dict[str, type[Idempotent]]] = {"action": Idempotent, "conditional": Conditional}
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 _TAKEOVERS: Final = {Takeover.RETRY: "retry", Takeover.REJECT: "reject", Takeover.RECOVER: "recover"}
 _SETTINGS: Final = (
@@ -103,10 +103,10 @@ def rule_from_plain(plain: Any, where: str = EXTENSION) -> Rule:
         if kind == "exempt":
             return Exempt(**settings)
         if kind == "natural":
-            return Natural(**{name: frozenset(each) for name, each in settings.items()})
-        if kind not in _CLASSES:
+            return Natural().changed({name: frozenset(each) for name, each in settings.items()})
+        if kind not in _KEYED:
             raise ConfigurationError(f"class is one of action, conditional, natural, exempt, not {kind!r}")
-        return _CLASSES[kind].declared(**_settings(settings))
+        return _KEYED[kind]().changed(_settings(settings))
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from error
     except (TypeError, ValueError, AttributeError) as error:

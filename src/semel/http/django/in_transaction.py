@@ -3,7 +3,7 @@
 ::
 
     @require_POST
-    @action(transaction="default")             # one of DATABASES; the guard's store is in the same database
+    @idempotent(transaction="default")             # one of DATABASES; the guard's store is in the same database
     def pay(request, op: Operation):
         Payment.objects.create(key=op.key)     # committed together with the answer, before that is sent
         return JsonResponse({"paid": True}, status=201)
@@ -22,14 +22,14 @@ from typing import Any, Final, TypeVar, cast
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
+from semel.core.call import Call, Outcome
 from semel.core.ops import Op
-from semel.core.outcomes import Call, Outcome
 from semel.engine.drive.attempts import AsyncAttempt, Attempt
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.asgi.endpoints import ThreadedResponder
 from semel.http.asgi.middleware import current_responder
-from semel.http.contract.rules import Action, Conditional, Rule
+from semel.http.contract.rules import Conditional, Idempotent, Rule
 from semel.http.django.handling import current
 from semel.http.wsgi.transaction import open_transaction
 
@@ -43,7 +43,7 @@ _ADVICE: Final = 'transaction= is the name of one of DATABASES, such as "default
 
 def on_django(rule: RuleT) -> RuleT:
     """The rule with its transaction on Django's own connection."""
-    said = rule.transaction if isinstance(rule, Action) else None
+    said = rule.transaction if isinstance(rule, Idempotent) else None
     if said is None or isinstance(said, OnConnection):
         return rule
     name: object = said
@@ -51,7 +51,7 @@ def on_django(rule: RuleT) -> RuleT:
         name = DEFAULT_DB_ALIAS
     if not isinstance(name, str):
         raise PolicyError(f"{_ADVICE}. It is not {said!r}")
-    return cast(RuleT, replace(cast("Action | Conditional", rule), transaction=OnConnection(name)))
+    return cast(RuleT, replace(cast("Idempotent | Conditional", rule), transaction=OnConnection(name)))
 
 
 class OnConnection:
@@ -131,6 +131,6 @@ async def _awaited(work: Awaitable[T]) -> T:
 
 def leave_transactions_to_us(view: Callable[..., Any], rule: Rule) -> None:
     """ATOMIC_REQUESTS opens no transaction around a view that has its own."""
-    if isinstance(rule, Action) and isinstance(rule.transaction, OnConnection):
+    if isinstance(rule, Idempotent) and isinstance(rule.transaction, OnConnection):
         known: set[str] = getattr(view, "_non_atomic_requests", set())
         view._non_atomic_requests = {*known, rule.transaction.alias}  # type: ignore[attr-defined]

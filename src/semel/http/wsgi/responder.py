@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from semel.core.call import Declined, Pause, Raised, Returned
 from semel.core.encoding.snapshot import StoredResponse
-from semel.core.requests import Declined, Pause, Raised, Returned
 from semel.engine.drive.attempts import Attempt
 from semel.engine.operation.operation import Operation, running
 from semel.errors import BodyTooLarge, ConfigurationError
@@ -43,7 +43,7 @@ from semel.http.wsgi.transaction import open_transaction
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
-    from semel.http.wsgi.middleware import Idempotency
+    from semel.http.wsgi.middleware import WSGIMiddleware
 
 __all__ = ["App", "Environ", "Responder"]
 
@@ -57,7 +57,7 @@ _INCOMPLETE: Final = StoredResponse(400, [(b"content-length", b"0")], b"")
 class Responder:
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
-    def __init__(self, middleware: Idempotency, environ: Environ, start_response: StartResponse) -> None:
+    def __init__(self, middleware: WSGIMiddleware, environ: Environ, start_response: StartResponse) -> None:
         self.life: Lifecycle[Attempt] = Lifecycle(middleware, environ, _make_exchange)
         self.longest_body: int | None = None
         """Bytes of a request that the application itself accepts, if that is fewer than the rule allows."""
@@ -227,7 +227,9 @@ class Responder:
         return True
 
     def _find_tenant(self) -> str:
-        tenant: str | None = self._middleware.tenant(self._environ)
+        resolve, request = self._middleware.tenant, self._middleware.request
+        assert resolve is not None
+        tenant: str | None = resolve(self._environ if request is None else request(self._environ))
         if not tenant:
             raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")
         return tenant

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from semel.core.outcomes import Call, Outcome
+from semel.core.call import Call, Outcome
 from semel.engine.drive.attempts import Attempt
 from semel.engine.transaction.attempts import TransactionAttempt, begin
 from semel.http.in_transaction import MISTAKES, not_opened

@@ -1,1 +1,1 @@
-"""Ops of concurrent callers that share a round trip."""
+"""Concurrent calls share round trips to the store: the combiners, their limits, and how a batch is retried."""

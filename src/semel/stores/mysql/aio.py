@@ -15,8 +15,8 @@ from semel.sql.connections.mysql_errors import unreachable
 from semel.sql.dialects import mysql as dialect
 from semel.sql.program import run_async
 from semel.sql.units import AsyncUnit, adopt_unit
-from semel.stores.batching.combining import AsyncCombiner
-from semel.stores.batching.trips import AsyncTripLane
+from semel.stores.batching.aio_combiner import AsyncCombiner
+from semel.stores.batching.aio_connection import AsyncRetryingConnection
 from semel.stores.mysql.settings import CONNECT_TIMEOUT, LANES, PATIENCE, TIMEOUT, Settings
 
 if TYPE_CHECKING:
@@ -81,19 +81,18 @@ async def check_async(url: str) -> None:
         await _drop(connection.raw)
 
 
-class _Lane(AsyncTripLane):
+class _AsyncMySQLSender:
     """One connection, opened when first needed and opened again when lost."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings.patience)
         self._settings = settings
         self._connection: AsyncmyConnection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def _is_open(self) -> bool:
+    def is_open(self) -> bool:
         return self._connection is not None
 
-    async def _once(self, ops: Sequence[Op[Any]], found: list[Any]) -> None:
+    async def send(self, ops: Sequence[Op[Any]], answers: list[Any]) -> None:
         loop = asyncio.get_running_loop()
         if self._connection is None or self._loop is not loop:
             self._connection, self._loop = await connect(self._settings), loop
@@ -101,7 +100,7 @@ class _Lane(AsyncTripLane):
         keep = False
         try:
             async with asyncio.timeout(self._settings.timeout + 1.0):
-                await run_async(dialect.program(ops, found, returning=connection.returning), connection)
+                await run_async(dialect.program(ops, answers, returning=connection.returning), connection)
             keep = True
         except TimeoutError as error:
             raise StoreUncertain(f"MySQL did not answer within {self._settings.timeout:g} s") from error
@@ -127,6 +126,7 @@ class AsyncMySQLStore:
     wakes = False
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,
@@ -140,7 +140,9 @@ class AsyncMySQLStore:
         """As of ``MySQLStore``."""
         settings = Settings(url, lanes, timeout, connect_timeout, patience)
         _require_asyncmy()
-        self._combiner = AsyncCombiner([_Lane(settings) for _ in range(lanes)])
+        self._combiner = AsyncCombiner(
+            [AsyncRetryingConnection(_AsyncMySQLSender(settings), settings.patience) for _ in range(lanes)]
+        )
 
     async def execute(self, op: Op[R]) -> R:
         return cast(R, await self._combiner.execute(op))

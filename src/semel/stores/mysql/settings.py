@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigurationError, StoreURLError
-from semel.stores.batching.trips import CONTENTION_TRIES
+from semel.stores.batching.retries import CONTENTION_TRIES
 
 __all__ = ["CONNECT_TIMEOUT", "LANES", "PATIENCE", "TIMEOUT", "Settings"]
 

@@ -19,8 +19,8 @@ from semel.sql.connections.mysql_errors import unreachable
 from semel.sql.dialects import mysql as dialect
 from semel.sql.program import run
 from semel.sql.units import Unit, adopt_unit
-from semel.stores.batching.combining import Combiner
-from semel.stores.batching.trips import TripLane
+from semel.stores.batching.combiner import Combiner
+from semel.stores.batching.connection import RetryingConnection
 from semel.stores.mysql.settings import CONNECT_TIMEOUT, LANES, PATIENCE, TIMEOUT, Settings
 
 if TYPE_CHECKING:
@@ -86,11 +86,10 @@ def check(url: str) -> None:
         _drop(connection.raw)
 
 
-class _Lane(TripLane):
+class _MySQLSender:
     """One connection, opened when first needed, opened again when lost, and by a forked child."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings.patience)
         self._settings = settings
         self._connection: PyMySQLConnection | None = None
         self._left_behind: list[Any] = []
@@ -101,15 +100,15 @@ class _Lane(TripLane):
         self._left_behind.append(self._connection)
         self._connection = None
 
-    def _is_open(self) -> bool:
+    def is_open(self) -> bool:
         return self._connection is not None
 
-    def _once(self, ops: Sequence[Op[Any]], found: list[Any]) -> None:
+    def send(self, ops: Sequence[Op[Any]], answers: list[Any]) -> None:
         if self._connection is None:
             self._connection = connect(self._settings)
         connection = self._connection
         try:
-            run(dialect.program(ops, found, returning=connection.returning), connection)
+            run(dialect.program(ops, answers, returning=connection.returning), connection)
         except SemelError:
             raise
         except BaseException:  # interrupted in mid-statement: the connection still waits for that answer
@@ -131,6 +130,7 @@ class MySQLStore:
     wakes = False
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class MySQLStore:
         """
         settings = Settings(url, lanes, timeout, connect_timeout, patience)
         _require_pymysql()
-        self._combiner = Combiner([_Lane(settings) for _ in range(lanes)])
+        self._combiner = Combiner([RetryingConnection(_MySQLSender(settings), settings.patience) for _ in range(lanes)])
 
     def execute(self, op: Op[R]) -> R:
         return cast(R, self._combiner.execute(op))

@@ -14,8 +14,8 @@ from semel.sql import migrations
 from semel.sql.dialects import postgres as dialect
 from semel.sql.program import run_async
 from semel.sql.units import AsyncUnit, adopt_unit
-from semel.stores.batching.aio_combining import AsyncCombiner
-from semel.stores.batching.trips import AsyncTripLane
+from semel.stores.batching.aio_combiner import AsyncCombiner
+from semel.stores.batching.aio_connection import AsyncRetryingConnection
 from semel.stores.postgres.drivers import Driver, DriverName, driver_named
 from semel.stores.postgres.settings import (
     CONNECT_TIMEOUT,
@@ -51,26 +51,25 @@ async def check_async(url: str, *, driver: DriverName | None = None) -> None:
         await chosen.close(connection)
 
 
-class _Lane(AsyncTripLane):
+class _AsyncPostgresSender:
     """One connection, opened when first needed and opened again when lost."""
 
     def __init__(self, settings: Settings, driver: Driver) -> None:
-        super().__init__(settings.patience)
         self._settings = settings
         self._driver = driver
         self._connection: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def _is_open(self) -> bool:
+    def is_open(self) -> bool:
         return self._connection is not None
 
-    async def _once(self, ops: Sequence[Op[Any]], found: list[Any]) -> None:
+    async def send(self, ops: Sequence[Op[Any]], answers: list[Any]) -> None:
         loop = asyncio.get_running_loop()
         if self._connection is None or self._loop is not loop:
             self._connection, self._loop = await self._driver.connect(self._settings), loop
         try:
             async with asyncio.timeout(self._settings.timeout + 1.0):
-                await run_async(dialect.program(ops, found), self._connection)
+                await run_async(dialect.program(ops, answers), self._connection)
         except TimeoutError as error:
             self._driver.abort(self._connection)
             raise StoreUncertain(f"PostgreSQL did not answer within {self._settings.timeout:g} s") from error
@@ -159,6 +158,7 @@ class AsyncPostgresStore:
 
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,
@@ -179,7 +179,9 @@ class AsyncPostgresStore:
         chosen = driver_named(driver)
         self.wakes = listen
         self._listener = _Listener(settings, chosen)
-        self._combiner = AsyncCombiner([_Lane(settings, chosen) for _ in range(lanes)])
+        self._combiner = AsyncCombiner(
+            [AsyncRetryingConnection(_AsyncPostgresSender(settings, chosen), settings.patience) for _ in range(lanes)]
+        )
 
     async def execute(self, op: Op[R]) -> R:
         return cast(R, await self._combiner.execute(op))

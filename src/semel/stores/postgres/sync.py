@@ -20,8 +20,8 @@ from semel.sql import migrations
 from semel.sql.dialects import postgres as dialect
 from semel.sql.program import run
 from semel.sql.units import Unit, adopt_unit
-from semel.stores.batching.combining import Combiner
-from semel.stores.batching.trips import TripLane
+from semel.stores.batching.combiner import Combiner
+from semel.stores.batching.connection import RetryingConnection
 from semel.stores.postgres.settings import (
     CONNECT_TIMEOUT,
     LANES,
@@ -74,11 +74,10 @@ def check(url: str) -> None:
         connection.raw.close()
 
 
-class _Lane(TripLane):
+class _PostgresSender:
     """One connection, opened when first needed, opened again when lost, and by a forked child."""
 
     def __init__(self, settings: Settings, watchdog: Watchdog) -> None:
-        super().__init__(settings.patience)
         self._settings = settings
         self._watchdog = watchdog
         self._connection: PsycopgConnection | None = None
@@ -92,15 +91,15 @@ class _Lane(TripLane):
         self._connection = None
         self.overdue_at = float("inf")  # the trip in hand is the parent's
 
-    def _is_open(self) -> bool:
+    def is_open(self) -> bool:
         return self._connection is not None
 
-    def _once(self, ops: Sequence[Op[Any]], found: list[Any]) -> None:
+    def send(self, ops: Sequence[Op[Any]], answers: list[Any]) -> None:
         connection = self._open()
         self.overdue_at = time.monotonic() + self._settings.timeout + 1.0
         self._watchdog.watch(self)
         try:
-            run(dialect.program(ops, found), connection)
+            run(dialect.program(ops, answers), connection)
         except SemelError:
             raise
         except BaseException:  # interrupted in mid-statement: the connection still waits for that answer
@@ -134,6 +133,7 @@ class PostgresStore:
 
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,
@@ -157,7 +157,9 @@ class PostgresStore:
         self.wakes = listen
         self._watchdog = Watchdog()
         self._listener = Listener(settings, lambda: connect(settings).raw)
-        self._combiner = Combiner([_Lane(settings, self._watchdog) for _ in range(lanes)])
+        self._combiner = Combiner(
+            [RetryingConnection(_PostgresSender(settings, self._watchdog), settings.patience) for _ in range(lanes)]
+        )
 
     def execute(self, op: Op[R]) -> R:
         return cast(R, self._combiner.execute(op))

@@ -36,6 +36,11 @@ R = TypeVar("R")
 class AsyncRedisStore:
     """A store in Redis 7 or newer, or Valkey, for one event loop. Connections are opened when first needed."""
 
+    counts = False
+    resumes = False
+    adopt = None
+    accept = None
+
     def __init__(
         self,
         url: str,

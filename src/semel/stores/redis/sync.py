@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, cast
 from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep
 from semel.core.policy import Duration
 from semel.errors import StoreError, StoreUncertain
-from semel.stores.batching.combining import Combiner
+from semel.stores.batching.combiner import Combiner
 from semel.stores.redis.lanes import HandedOn, Lane
 from semel.stores.redis.link import require_redis
 from semel.stores.redis.programs import Programs, Watch
@@ -34,6 +34,11 @@ _NEVER_WAIT: Final = frozenset({Renew, Release})
 
 class RedisStore:
     """A store in Redis 7 or newer, or Valkey, for threads. Connections are opened when first needed."""
+
+    counts = False
+    resumes = False
+    adopt = None
+    accept = None
 
     def __init__(
         self,

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from semel.core.ops import Claim, Op
 from semel.core.policy import Duration
-from semel.engine.ports import AsyncStore, AsyncUnit
-from semel.errors import ConfigurationError, SemelError
+from semel.engine.ports import AsyncStore
+from semel.errors import SemelError
 from semel.observe import events
 from semel.stores.tiered.parts import check
 from semel.stores.tiered.ports import AsyncCache, Tally
@@ -40,9 +40,10 @@ class AsyncTieredStore:
         self.truth = truth
         self.cache = cache
         self.wakes = truth.wakes
-        self.counts: bool = getattr(truth, "counts", False)
-        self.resumes: bool = getattr(truth, "resumes", False)
-        self.accept = getattr(truth, "accept", None)
+        self.counts = truth.counts
+        self.resumes = truth.resumes
+        self.adopt = truth.adopt
+        self.accept = truth.accept
         self._rules = Rules(cache.tally, **limits(keep, mark_for, mark_after, largest))
         cache.on_change = telling(on_event)
 
@@ -92,14 +93,6 @@ class AsyncTieredStore:
 
     async def wait(self, id: bytes, seconds: float) -> None:
         await self.truth.wait(id, seconds)
-
-    def adopt(self, conn: object) -> AsyncUnit:
-        """The caller's connection as a unit of work of the truth; the cache has no part in it."""
-        adopt = getattr(self.truth, "adopt", None)
-        if adopt is None:
-            raise ConfigurationError(f"{type(self.truth).__name__} keeps no records in the caller's transaction")
-        unit: AsyncUnit = adopt(conn)
-        return unit
 
     async def close(self) -> None:
         await self.cache.close()

@@ -16,7 +16,7 @@ from semel.core.policy import Duration
 from semel.core.values import value
 from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreError, StoreUncertain
-from semel.stores.batching.combining import Combiner
+from semel.stores.batching.combiner import Combiner
 from semel.stores.redis.link import Link
 from semel.stores.redis.replies import Moved, NotMaster, Unreachable
 from semel.stores.redis.scripts import Command
@@ -84,7 +84,7 @@ class RedisCache:
         self._times: dict[Address, ServerTime] = {}
         self._forked()
         survive_forks(self._forked)
-        self._combiner = Combiner([_Reading(self)], queue_patience=0.0)
+        self._combiner = Combiner([_Reading(self)], queue_timeout=0.0)
         self._writer = Writer(self._deliver, self._tend, self.tally)
 
     def _forked(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 from semel.core.ops import Claim, Op
 from semel.core.policy import Duration, seconds
 from semel.engine.forking import survive_forks
-from semel.engine.ports import Store, Unit
+from semel.engine.ports import Store
 from semel.errors import ConfigurationError, SemelError
 from semel.observe import events
 from semel.stores.tiered.parts import check
@@ -52,9 +52,10 @@ class TieredStore:
         self.truth = truth
         self.cache = cache
         self.wakes = truth.wakes
-        self.counts: bool = getattr(truth, "counts", False)
-        self.resumes: bool = getattr(truth, "resumes", False)
-        self.accept = getattr(truth, "accept", None)
+        self.counts = truth.counts
+        self.resumes = truth.resumes
+        self.adopt = truth.adopt
+        self.accept = truth.accept
         self._rules = Rules(cache.tally, **limits(keep, mark_for, mark_after, largest))
         cache.on_change = telling(on_event)
         survive_forks(self._forked)
@@ -108,14 +109,6 @@ class TieredStore:
 
     def wait(self, id: bytes, seconds: float) -> None:
         self.truth.wait(id, seconds)
-
-    def adopt(self, conn: object) -> Unit:
-        """The caller's connection as a unit of work of the truth; the cache has no part in it."""
-        adopt = getattr(self.truth, "adopt", None)
-        if adopt is None:
-            raise ConfigurationError(f"{type(self.truth).__name__} keeps no records in the caller's transaction")
-        unit: Unit = adopt(conn)
-        return unit
 
     def close(self) -> None:
         self.cache.close()

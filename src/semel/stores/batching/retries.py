@@ -1,0 +1,104 @@
+"""How a batch is retried: which of its Ops are sent again, when, and which error the others get. Does no I/O.
+
+::
+
+    first try    [A B C]   A answered, then the connection is lost
+    20 ms later    [B C]   refused: one of them is bad
+    one by one     [B]     answered
+                     [C]   refused: only C gets the error
+
+Knows the errors of our own tree and what they mean for another try, but no server and no driver. ``connection.py`` and
+``aio_connection.py`` do the sending and the waiting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from semel.core.ops import Op, Resolve
+from semel.errors import RecordTooLarge, SemelError, StoreUnavailable, StoreUncertain
+from semel.sql.batches import PENDING
+from semel.sql.connections.refusals import Contended, Refused, Unreachable
+
+__all__ = ["CONTENTION_TRIES", "BatchRetry"]
+
+FIRST_PAUSE: Final = 0.02
+SLOWEST_PAUSE: Final = 0.25
+CONTENTION_TRIES: Final = 5
+"""How often a batch is sent that fails because of other transactions: a deadlock, a lock timeout."""
+
+
+class BatchRetry:
+    """The state of one batch: the answers so far, and what is left to send.
+
+    A batch is several statements, each committed by itself. So answers count as soon as they arrive, and only the rest
+    is sent again. After a lost connection the rest is sent again until ``retry_for`` seconds are over; Ops may be sent
+    twice. Contention, such as a deadlock, is retried immediately, a few times. If a batch of several Ops is refused,
+    each is sent alone, so that one bad Op does not fail the others.
+    """
+
+    __slots__ = ("_contention", "_left", "_ops", "_pause", "_sent", "_until", "answers", "try_answers")
+
+    def __init__(self, ops: Sequence[Op[Any]], retry_for: float) -> None:
+        self._ops = ops
+        self._until = time.monotonic() + retry_for
+        self._pause = FIRST_PAUSE
+        self._contention = 0
+        self._sent = False
+        self._left: list[int] = []
+        self.answers: list[Any] = [PENDING] * len(ops)
+        self.try_answers: list[Any] = []
+        """The answers to the current try; the sender fills them in as they arrive."""
+
+    def next_try(self) -> list[Op[Any]]:
+        """Return the Ops to send now: those without an answer. Empty when the batch is finished."""
+        for i, answer in zip(self._left, self.try_answers, strict=True):
+            self.answers[i] = answer
+        self._left = [i for i, answer in enumerate(self.answers) if answer is PENDING]
+        self.try_answers = [PENDING] * len(self._left)
+        return [self._ops[i] for i in self._left]
+
+    def unanswered(self) -> list[tuple[int, Op[Any]]]:
+        """Return the Ops of the current try that have no answer, with their positions in ``try_answers``."""
+        return [(at, self._ops[i]) for at, i in enumerate(self._left) if self.try_answers[at] is PENDING]
+
+    def send_one_by_one(self, error: SemelError) -> bool:
+        """Whether to send each Op alone, to find the one that is refused."""
+        return isinstance(error, Refused) and len(self._ops) > 1
+
+    def pause_after(self, error: SemelError) -> float | None:
+        """Return the seconds to wait before the next try, or None to give up.
+
+        In that case every Op that is left has been answered with the error.
+        """
+        pause = self._next_pause(error)
+        if isinstance(error, StoreUncertain) and any(type(op) is Resolve for _, op in self.unanswered()):
+            pause = None  # a Resolve must not be sent twice: by then the record may belong to another owner
+        if pause is None:
+            public: type[SemelError] = type(error)
+            if isinstance(error, RecordTooLarge):
+                public = RecordTooLarge  # it was too large in earlier tries, too, so nothing was stored
+            elif self._sent:
+                public = StoreUncertain  # an earlier try may have been stored
+            elif isinstance(error, StoreUnavailable):
+                public = StoreUnavailable
+            for at, _ in self.unanswered():
+                self.try_answers[at] = public(str(error))
+                self.try_answers[at].__cause__ = error.__cause__
+        return pause
+
+    def _next_pause(self, error: SemelError) -> float | None:
+        if isinstance(error, Contended):
+            self._contention += 1
+            return 0.0 if self._contention < CONTENTION_TRIES else None
+        if isinstance(error, StoreUncertain):
+            self._sent = True
+        elif not isinstance(error, Unreachable):
+            return None
+        pause = self._pause
+        if time.monotonic() + pause > self._until:
+            return None
+        self._pause = min(pause * 2, SLOWEST_PAUSE)
+        return pause
