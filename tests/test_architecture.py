@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "semel"
 # Each layer imports from layers above it in this table and from itself; parts on one line do not import each other.
 LAYERS = (
     ("core",),
+    ("codec",),
     ("engine",),
     ("sql",),
     ("stores",),

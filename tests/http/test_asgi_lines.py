@@ -34,7 +34,7 @@ def test_a_content_type_counts_in_whatever_case_its_name_came() -> None:
 
 def test_a_length_that_is_too_much_is_refused_before_the_body_is_read() -> None:
     guard = AsyncSemel(AsyncMemoryStore())
-    app = ASGIMiddleware(Counting(), guard=guard, tenant=whose, routes={"POST /pay": idempotent(longest_body=3)})
+    app = ASGIMiddleware(Counting(), guard=guard, tenant=whose, routes={"POST /pay": idempotent(max_request_body=3)})
 
     async def unread() -> Any:
         raise AssertionError("nothing is to be read")

@@ -113,10 +113,12 @@ def test_rules_for_methods_that_change_nothing_are_refused() -> None:
     [
         {"reused_status": 418},
         {"scope": "planet"},
-        {"replayed_headers": frozenset({b"set-cookie"})},
-        {"replayed_headers": frozenset({b"ETag"})},
-        {"body_limit": -1},
-        {"only": ("a",), "without": ("b",)},
+        {"replay_headers": frozenset({"Set-Cookie"})},
+        {"replay_headers": frozenset({b"etag"})},
+        {"replay_headers": frozenset({"e tag"})},
+        {"replay_marker": "date"},
+        {"max_stored_body": -1},
+        {"include": ("a",), "exclude": ("b",)},
         {"ttl": "soon"},
         {"retries": 3},
         {"key_format": "telephone"},
@@ -125,6 +127,13 @@ def test_rules_for_methods_that_change_nothing_are_refused() -> None:
 def test_a_rule_that_cannot_be_meant_is_refused_when_it_is_declared(settings: dict[str, Any]) -> None:
     with pytest.raises(PolicyError):
         idempotent(**settings)
+
+
+def test_names_of_header_lines_are_taken_in_any_case() -> None:
+    rule = idempotent(replay_headers=frozenset({"ETag", "Location"}), replay_marker="X-Again")
+    assert rule == idempotent(replay_headers=frozenset({"etag", "location"}), replay_marker="x-again")
+    assert rule.replay_header_names == {b"etag", b"location"}
+    assert rule.replay_marker_name == b"x-again"
 
 
 def test_a_generator_and_the_wrong_handle_are_refused_when_declared() -> None:

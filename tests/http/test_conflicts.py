@@ -118,7 +118,7 @@ def fastapi_with(handler: Stubborn, path: str, **settings: Any) -> Any:
         handler.run(len(body))
         return Response(status_code=201)
 
-    app.post("/pay")(idempotent(transaction=async_sessionmaker(engine), into="session")(work))
+    app.post("/pay")(idempotent(connection=async_sessionmaker(engine), connection_parameter="session")(work))
 
     @app.middleware("http")
     async def limited(request: Request, call_next: Any) -> Response:
@@ -209,7 +209,7 @@ def test_an_answer_of_which_a_part_was_sent_is_not_made_again(tmp_path: Path, li
         async def receive() -> Any:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        rule = idempotent(transaction=async_sessionmaker(engine, class_=AtTheEnd), body_limit=limit)
+        rule = idempotent(connection=async_sessionmaker(engine, class_=AtTheEnd), max_stored_body=limit)
         async with AsyncSemel(AsyncSQLiteStore(path), sweep_every=None) as guard:
             guarded = ASGIMiddleware(app, guard=guard, tenant=whose, routes={"POST /pay": rule})
             try:
@@ -240,7 +240,7 @@ def test_in_flask_the_same(tmp_path: Path) -> None:
         flask_install(app, guard=guard, tenant=lambda request: "alice")
 
         @app.post("/pay")
-        @flask_idempotent(transaction=engine.connect)
+        @flask_idempotent(connection=engine.connect)
         def pay(op: Operation) -> Any:
             handlers[op.key].run(len(b"".join(iter(lambda: flask.request.stream.read(9999), b""))))
             return "", 201
@@ -291,7 +291,7 @@ def test_in_django_the_body_is_read_again_however_the_view_reads_it(tmp_path: Pa
     url, handler = str(tmp_path / "shop.db"), Stubborn(2)
     alias = database(url)
 
-    @django_idempotent(transaction=alias)
+    @django_idempotent(connection=alias)
     def pay(request: Any) -> HttpResponse:
         handler.run(READS[read](request))
         return HttpResponse(status=201)

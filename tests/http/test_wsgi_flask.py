@@ -337,7 +337,7 @@ def test_a_failure_that_the_policy_remembers_is_replayed_as_the_500_it_was(app: 
 
 
 def test_an_app_has_one_guard_and_views_have_rules_of_the_house(guard: Semel, runs: list[Any]) -> None:
-    house = idempotent(replayed_header=b"x-again")
+    house = idempotent(replay_marker="x-again")
     blueprint = flask.Blueprint("payments", __name__, url_prefix="/payments")
 
     @blueprint.post("/")

@@ -25,7 +25,7 @@ from semel.http.contract.endpoint import Framework
 from semel.http.contract.inventory import Endpoint, declared_rule
 from semel.http.contract.middleware import check_installation
 from semel.http.contract.routes import RouteTable
-from semel.http.contract.rules import LONGEST_BODY, Decorators, Rule
+from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Rule
 from semel.http.describe.openapi import wrap_fastapi
 
 try:
@@ -54,7 +54,7 @@ def install(
     tenant: TenantResolver | None = None,
     routes: RouteTable | None = None,
     docs: str | None = None,
-    longest_body: int = LONGEST_BODY,
+    max_request_body: int = MAX_REQUEST_BODY,
 ) -> None:
     """Protect the app, and describe its declared endpoints in the OpenAPI document that FastAPI generates.
 
@@ -62,11 +62,11 @@ def install(
         dependencies, and may be async.
     :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
     :param docs: the URL of a page that explains the errors; they link to it.
-    :param longest_body: the longest request body in bytes; a longer one is refused with 413.
+    :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
     """
-    check_installation(guard, AsyncSemel, tenant, longest_body)  # Starlette makes the middleware later
+    check_installation(guard, AsyncSemel, tenant, max_request_body)  # Starlette makes the middleware later
     app.add_middleware(
-        ASGIMiddleware, guard=guard, tenant=tenant, routes=routes, docs=docs, longest_body=longest_body,
+        ASGIMiddleware, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
         request=Request, endpoints=lambda: endpoints(app),
     )  # fmt: skip
     if hasattr(app, "openapi"):

@@ -32,7 +32,7 @@ from semel.http.contract.endpoint import Framework
 from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
 from semel.http.contract.rerun import RunAgain
 from semel.http.contract.routes import RouteTable
-from semel.http.contract.rules import LONGEST_BODY, Decorators, Exempt, Rule
+from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
 from semel.http.handlers import sync_endpoint
 from semel.http.in_transaction import connected
 from semel.http.wsgi.middleware import Responder, WSGIMiddleware, current_responder
@@ -62,7 +62,7 @@ def install(
     tenant: TenantResolver | None = None,
     routes: RouteTable | None = None,
     docs: str | None = None,
-    longest_body: int = LONGEST_BODY,
+    max_request_body: int = MAX_REQUEST_BODY,
 ) -> None:
     """Protect the app. Call it once, in the application factory if there is one.
 
@@ -70,13 +70,13 @@ def install(
         ``before_request`` functions.
     :param routes: rules of views that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
     :param docs: the URL of a page that explains the errors; they link to it.
-    :param longest_body: the longest request body in bytes; a longer one is refused with 413, as is one above Flask's
-        own ``MAX_CONTENT_LENGTH``.
+    :param max_request_body: the longest request body in bytes; a longer one is refused with 413, as is one above
+        Flask's own ``MAX_CONTENT_LENGTH``.
     """
     if NAME in app.extensions:
         raise ConfigurationError("install() was called for this app already: one guard for one app")
     middleware = WSGIMiddleware(
-        app.wsgi_app, guard=guard, tenant=tenant, routes=routes, docs=docs, longest_body=longest_body,
+        app.wsgi_app, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
         request=lambda environ: flask.request, endpoints=lambda: endpoints(app),
     )  # fmt: skip
     app.extensions[NAME] = middleware
@@ -112,7 +112,7 @@ def _run_async(view: Callable[..., Any]) -> Callable[..., Any]:
 def _find_responder() -> Responder | None:
     responder = current_responder()
     if responder is not None:
-        responder.longest_body = flask.request.max_content_length
+        responder.max_request_body = flask.request.max_content_length
     return responder
 
 

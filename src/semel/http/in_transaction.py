@@ -3,7 +3,7 @@
 ::
 
     @app.post("/payments", status_code=201)
-    @idempotent(transaction=sessions, into="session")      # sessions = async_sessionmaker(engine)
+    @idempotent(connection=sessions, connection_parameter="session")   # sessions = async_sessionmaker(engine)
     async def pay(payment: Payment, session: AsyncSession):
         session.add(Row(...))                              # no commit: Semel commits, before the answer is sent
         return {...}
@@ -35,37 +35,42 @@ MISTAKES: Final = (SemelError, TypeError, AttributeError)
 
 def connected(function: F, rule: Rule) -> F:
     """Return the handler with its connection filled in, if the rule names a parameter for it."""
-    if isinstance(rule, Idempotent) and rule.transaction is not None and not callable(rule.transaction):
+    if isinstance(rule, Idempotent) and rule.connection is not None and not callable(rule.connection):
         raise PolicyError(
-            f"transaction= is a function that opens a connection or session, such as engine.connect, not "
-            f"{rule.transaction!r}"
+            f"connection= is a function that opens a connection or session, such as engine.connect, not "
+            f"{rule.connection!r}"
         )
-    into = rule.into if isinstance(rule, Idempotent) else None
-    if into is None:
+    parameter = rule.connection_parameter if isinstance(rule, Idempotent) else None
+    if parameter is None:
         return function
     signature = inspect.signature(function)
-    if into not in signature.parameters:
-        raise PolicyError(f"into={into!r} names no parameter; there are: {', '.join(signature.parameters) or 'none'}")
+    if parameter not in signature.parameters:
+        raise PolicyError(
+            f"connection_parameter={parameter!r} names no parameter; there are: "
+            f"{', '.join(signature.parameters) or 'none'}"
+        )
     inner: Any
     if inspect.iscoroutinefunction(function):
 
         async def inner(*args: Any, **kwargs: Any) -> Any:
-            return await function(*args, **{**kwargs, into: _connection()})
+            return await function(*args, **{**kwargs, parameter: _connection()})
 
     else:
 
         def inner(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **{**kwargs, into: _connection()})
+            return function(*args, **{**kwargs, parameter: _connection()})
 
     functools.update_wrapper(inner, function)
-    inner.__signature__ = signature.replace(parameters=[p for p in signature.parameters.values() if p.name != into])
-    inner.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name != into}
+    inner.__signature__ = signature.replace(
+        parameters=[p for p in signature.parameters.values() if p.name != parameter]
+    )
+    inner.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name != parameter}
     return cast(F, inner)
 
 
 def _connection() -> Any:
     operation = current_operation()
-    return None if operation is None else operation.connection  # None for a GET of the same endpoint
+    return None if operation is None else operation.connection  # None: a GET of the same endpoint
 
 
 def not_opened(error: Exception) -> StoreUnavailable:

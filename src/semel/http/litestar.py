@@ -28,7 +28,7 @@ from semel.http.asgi.middleware import ASGIMiddleware, current_responder
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
 from semel.http.contract.inventory import Endpoint, declared_rule
-from semel.http.contract.rules import LONGEST_BODY, Decorators, Exempt, Idempotent, Rule
+from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Idempotent, Rule
 from semel.http.describe.litestar import document_litestar
 
 try:
@@ -61,16 +61,16 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         guard: AsyncSemel,
         tenant: TenantResolver | None = None,
         docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
     ) -> None:
         """
         :param tenant: a function of the request that returns its tenant, which scopes the keys. It is called after
             guards and dependencies, and may be async.
         :param docs: the URL of a page that explains the errors; they link to it.
-        :param longest_body: the longest request body in bytes; a longer one is refused with 413.
+        :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
         """
         self.middleware = ASGIMiddleware(
-            _nothing, guard=guard, tenant=tenant, docs=docs, longest_body=longest_body, request=Request
+            _nothing, guard=guard, tenant=tenant, docs=docs, max_request_body=max_request_body, request=Request
         )
         self._exposed: list[str] = []
 
@@ -98,7 +98,7 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
                 self.middleware.keep(rule)
                 if handler.cache:
                     raise ConfigurationError(f"{handler}: cache= answers without a claim; leave it out")
-                if (name := rule.replayed_header.decode("latin-1").title()) not in self._exposed:
+                if (name := rule.replay_marker.title()) not in self._exposed:
                     self._exposed.append(name)
             _let_answers_pass(handler)
 

@@ -22,7 +22,7 @@ from semel.http.asgi.responder import Responder
 from semel.http.contract.inventory import Endpoint
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import RouteTable
-from semel.http.contract.rules import LONGEST_BODY, SAFE_METHODS
+from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 
 __all__ = ["ASGIMiddleware", "Responder", "current_responder"]
 
@@ -57,7 +57,7 @@ class ASGIMiddleware(Middleware[App, AsyncSemel]):
         tenant: TenantResolver | None = None,
         routes: RouteTable | None = None,
         docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
     ) -> None:
@@ -66,13 +66,13 @@ class ASGIMiddleware(Middleware[App, AsyncSemel]):
             It is called after authentication, and may be async.
         :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
         :param docs: the URL of a page that explains the errors; they link to it.
-        :param longest_body: the longest request body in bytes; a longer one is refused with 413.
+        :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
         :param request: makes the framework's own request from the scope, for ``tenant``.
         :param endpoints: lists the application's endpoints, for the report at start-up.
         """
         super().__init__(
-            app, guard, AsyncSemel, tenant=tenant, routes=routes, docs=docs, longest_body=longest_body, request=request,
-            endpoints=endpoints,
+            app, guard, AsyncSemel, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+            request=request, endpoints=endpoints,
         )  # fmt: skip
         self._left: set[asyncio.Task[None]] = set()
         """Handlers that finish without a client; the event loop itself would let go of them."""

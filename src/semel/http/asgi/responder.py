@@ -252,8 +252,8 @@ class Responder:
         if request is READ_BODY:
             assert self._body is not None
             assert life.rule is not None
-            assert life.rule.longest_body is not None  # the middleware's, if the route has none
-            complete = await self._body.read_all(life.rule.longest_body)
+            assert life.rule.max_request_body is not None  # the middleware's, if the route has none
+            complete = await self._body.read_all(life.rule.max_request_body)
             self._client_left = not complete
             return complete
         if isinstance(request, Begin):

@@ -1,5 +1,5 @@
 # Twin: ../wsgi/transaction.py is generated from this file by make twins.
-"""Attempts of ``transaction=`` routes: the connection is opened for the request, and closed when the attempt ends."""
+"""Attempts of ``connection=`` routes: the connection is opened for the request, and closed when the attempt ends."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class AsyncInTransaction:
 # async only
 @runtime_checkable
 class OpensInLoop(Protocol):
-    """A ``transaction=`` on a sync connection that is to be opened from an event loop."""
+    """A ``connection=`` on a sync connection that is to be opened from an event loop."""
 
     async def open_in_loop(self, call: Call) -> AsyncAttempt | Outcome[Any]: ...
 

@@ -104,7 +104,7 @@ class Begin:
 
 @value
 class OpenTransaction:
-    """Open the connection of a ``transaction=`` route and lock the key in it. Answered like ``Begin``."""
+    """Open the connection of a ``connection=`` route and lock the key in it. Answered like ``Begin``."""
 
     call: Call
     connect: Callable[[], Any]
@@ -216,16 +216,16 @@ class Lifecycle(Generic[A]):
             if key is None:
                 exchange.tell_unprotected(middleware.guard, rule)
                 return True
-            if not rule.reads_json and rule.transaction is None:
+            if not rule.reads_json and rule.connection is None:
                 exchange.body = None
             if not (yield READ_BODY):
                 return False
             tenant = None if middleware.tenant is None else (yield FIND_TENANT)
             call = exchange.call(middleware.guard, rule, key, tenant)
-            if rule.transaction is None:
+            if rule.connection is None:
                 begun = yield Begin(call)
             else:
-                begun = yield from self._open_transaction(call, rule.transaction)
+                begun = yield from self._open_transaction(call, rule.connection)
         except ConfigurationError:
             raise  # a mistake of the service: it belongs into its logs, and is no answer to a client
         except SemelError as error:

@@ -12,7 +12,7 @@ from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint, report
 from semel.http.contract.rerun import Kept
 from semel.http.contract.routes import Routes, RouteTable
-from semel.http.contract.rules import LONGEST_BODY, Idempotent, Rule, check_longest_body
+from semel.http.contract.rules import MAX_REQUEST_BODY, Idempotent, Rule, check_max_request_body
 
 __all__ = ["Middleware", "check_installation"]
 
@@ -34,12 +34,12 @@ class Middleware(Generic[App, G]):
         tenant: Callable[[Any], Any] | None,
         routes: RouteTable | None,
         docs: str | None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
         level: int = 3,
     ) -> None:
-        check_installation(guard, wanted, tenant, longest_body)
+        check_installation(guard, wanted, tenant, max_request_body)
         if tenant is None and not guard.tenant:
             warnings.warn(
                 "tenant= is missing: all callers share one space of keys, so one may get another's answer",
@@ -49,7 +49,7 @@ class Middleware(Generic[App, G]):
         self.guard = guard
         self.tenant = tenant
         self.docs = docs
-        self.longest_body = longest_body
+        self.max_request_body = max_request_body
         self.routes = Routes(routes)
         self.request = request
         """Makes the framework's own request, which ``tenant`` receives."""
@@ -74,8 +74,8 @@ class Middleware(Generic[App, G]):
                 self._rules.clear()
             effective = declared.under(self.guard.policy)
             self.keep(declared)
-            if effective.longest_body is None:
-                effective = replace(effective, longest_body=self.longest_body)
+            if effective.max_request_body is None:
+                effective = replace(effective, max_request_body=self.max_request_body)
             known = self._rules[id(declared)] = (declared, effective)
         return known[1]
 
@@ -93,12 +93,12 @@ class Middleware(Generic[App, G]):
     def keep(self, *rules: Rule | None) -> None:
         """Buffer requests from now on if one of the rules has a transaction: a conflict runs its request again."""
         for rule in rules:
-            if isinstance(rule, Idempotent) and rule.transaction is not None:
+            if isinstance(rule, Idempotent) and rule.connection is not None:
                 rule.under(self.guard.policy)  # raises where the policy and a transaction exclude each other
                 self.kept.wanted = True
 
 
-def check_installation(guard: object, wanted: type[Guard], tenant: object, longest_body: object) -> None:
+def check_installation(guard: object, wanted: type[Guard], tenant: object, max_request_body: object) -> None:
     """Raise ConfigurationError for a guard of the other kind, or for a setting that cannot be used."""
     if not isinstance(guard, wanted):
         article = "an" if wanted.__name__[0] in "AEIOU" else "a"
@@ -108,4 +108,4 @@ def check_installation(guard: object, wanted: type[Guard], tenant: object, longe
             f"tenant= is a function of the request that returns its tenant, not {tenant!r}. To use one tenant for all "
             "requests, set it on the guard: Semel(store, tenant=…)"
         )
-    check_longest_body(longest_body)
+    check_max_request_body(max_request_body)

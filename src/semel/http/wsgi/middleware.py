@@ -17,7 +17,7 @@ from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import RouteTable
-from semel.http.contract.rules import LONGEST_BODY, SAFE_METHODS
+from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 from semel.http.wsgi.answers import Peeked
 from semel.http.wsgi.lines import path_text
 from semel.http.wsgi.responder import App, Environ, Responder
@@ -56,7 +56,7 @@ class WSGIMiddleware(Middleware[App, Semel]):
         tenant: TenantResolver | None = None,
         routes: RouteTable | None = None,
         docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
     ) -> None:
@@ -65,13 +65,13 @@ class WSGIMiddleware(Middleware[App, Semel]):
             keys. It is called after authentication.
         :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
         :param docs: the URL of a page that explains the errors; they link to it.
-        :param longest_body: the longest request body in bytes; a longer one is refused with 413.
+        :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
         :param request: makes the framework's own request from the environ, for ``tenant``.
         :param endpoints: lists the application's endpoints, for the report at start-up.
         """
         super().__init__(
-            app, guard, Semel, tenant=tenant, routes=routes, docs=docs, longest_body=longest_body, request=request,
-            endpoints=endpoints,
+            app, guard, Semel, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+            request=request, endpoints=endpoints,
         )  # fmt: skip
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:

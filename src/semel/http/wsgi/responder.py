@@ -59,7 +59,7 @@ class Responder:
 
     def __init__(self, middleware: WSGIMiddleware, environ: Environ, start_response: StartResponse) -> None:
         self.life: Lifecycle[Attempt] = Lifecycle(middleware, environ, _make_exchange)
-        self.longest_body: int | None = None
+        self.max_request_body: int | None = None
         """Bytes of a request that the application itself accepts, if that is fewer than the rule allows."""
         self._middleware = middleware
         self._environ = environ
@@ -215,10 +215,14 @@ class Responder:
     def _read_body(self) -> bool:
         body, rule = self._body, self.life.rule
         assert rule is not None
-        assert rule.longest_body is not None  # the middleware's, if the route has none
+        assert rule.max_request_body is not None  # the middleware's, if the route has none
         if body is None:  # an application outside of us has put the key into the environ
             return True
-        longest = rule.longest_body if self.longest_body is None else min(rule.longest_body, self.longest_body)
+        longest = (
+            rule.max_request_body
+            if self.max_request_body is None
+            else min(rule.max_request_body, self.max_request_body)
+        )
         if not body.spool(longest):
             raise BodyTooLarge
         if body.cut:
