@@ -12,8 +12,8 @@ from bench import guarded, job
 from bench.contest import BARE_FIRST, BARE_REPLAY, Contestant, Match
 from bench.turns import Turn, tasks, threads
 from semel import AsyncPostgresStore, PostgresStore
+from semel.stores.bounds import CONNECTIONS
 from semel.stores.postgres import migrate
-from semel.stores.postgres.settings import LANES
 
 __all__ = ["matches"]
 
@@ -31,7 +31,7 @@ _Pool: TypeAlias = "asyncio.Queue[Callable[..., Awaitable[Any]]]"
 
 
 @contextmanager
-def matches(url: str, callers: int, lanes: int = LANES) -> Iterator[list[Match]]:
+def matches(url: str, callers: int, lanes: int = CONNECTIONS) -> Iterator[list[Match]]:
     """On a database that may be filled."""
     migrate(url)
     with ExitStack() as stack:
