@@ -24,7 +24,9 @@ pytestmark = [pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def payments(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Payments]:
+def payments(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, starts_process: None
+) -> Iterator[Payments]:
     store = None
     if request.param == "postgres":
         store = request.getfixturevalue("postgres").create_database()

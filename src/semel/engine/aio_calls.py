@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, TypeVar, Unpack, overload
 
-from semel.core.outcomes import Call, Outcome
+from semel.core.call import Call, Outcome
 from semel.engine.declare.handlers import with_handle
 from semel.engine.guard import PolicyChanges
 from semel.engine.operation.operation import AsyncOperation
@@ -68,7 +68,7 @@ class AsyncCalls(AsyncTransactions):
         return outcome.value
 
     @overload
-    async def outcome(
+    async def run_outcome(
         self,
         operation: str,
         *,
@@ -81,7 +81,7 @@ class AsyncCalls(AsyncTransactions):
     ) -> Outcome[T]: ...
 
     @overload
-    async def outcome(
+    async def run_outcome(
         self,
         operation: str,
         *,
@@ -93,7 +93,7 @@ class AsyncCalls(AsyncTransactions):
         **changes: Unpack[PolicyChanges],
     ) -> Outcome[T]: ...
 
-    async def outcome(
+    async def run_outcome(
         self,
         operation: str,
         *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, Unpack, overload
 
-from semel.core.outcomes import Call, Outcome
+from semel.core.call import Call, Outcome
 from semel.engine.declare.handlers import with_handle
 from semel.engine.guard import PolicyChanges
 from semel.engine.operation.operation import Operation
@@ -68,7 +68,7 @@ class Calls(Transactions):
         return outcome.value
 
     @overload
-    def outcome(
+    def run_outcome(
         self,
         operation: str,
         *,
@@ -81,7 +81,7 @@ class Calls(Transactions):
     ) -> Outcome[T]: ...
 
     @overload
-    def outcome(
+    def run_outcome(
         self,
         operation: str,
         *,
@@ -93,7 +93,7 @@ class Calls(Transactions):
         **changes: Unpack[PolicyChanges],
     ) -> Outcome[T]: ...
 
-    def outcome(
+    def run_outcome(
         self,
         operation: str,
         *,

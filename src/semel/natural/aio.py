@@ -12,8 +12,8 @@
     payment, new = await insert_once(connection, "payment", {"order_id": 7, "amount": 5}, key="order_id")
     await transition(connection, "orders", {"id": 7}, "status", "new", "paid")
 
-Every function runs in whatever transaction the connection has, on any connection that ``guard.transaction`` accepts:
-aiosqlite, psycopg, asyncpg, asyncmy or SQLAlchemy.
+Every function runs in whatever transaction the connection has, on any connection that
+``guard.run_in_transaction`` accepts: aiosqlite, psycopg, asyncpg, asyncmy or SQLAlchemy.
 ``insert_once`` and ``compare_and_set`` also accept a DynamoDB client of aiobotocore.
 For sync connections use ``semel.natural``.
 """

@@ -6,8 +6,8 @@
     payment, new = insert_once(connection, "payment", {"order_id": 7, "amount": 5}, key="order_id")
     transition(connection, "orders", {"id": 7}, "status", "new", "paid")
 
-Every function runs in whatever transaction the connection has, on any connection that ``guard.transaction`` accepts:
-sqlite3, psycopg, PyMySQL, SQLAlchemy or Django.
+Every function runs in whatever transaction the connection has, on any connection that
+``guard.run_in_transaction`` accepts: sqlite3, psycopg, PyMySQL, SQLAlchemy or Django.
 ``insert_once`` and ``compare_and_set`` also accept a DynamoDB client of boto3.
 For async connections use ``semel.natural.aio``.
 """

@@ -168,6 +168,7 @@ class SQLiteStore:
     wakes = False
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,
@@ -195,9 +196,9 @@ class SQLiteStore:
         """The engine polls and never calls this."""
         time.sleep(min(seconds, 0.05))
 
-    def adopt(self, conn: object) -> sync.SQLUnit:
+    def adopt(self, connection: object) -> sync.SQLUnit:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""
-        return sync.adopt_unit(conn, "sqlite")
+        return sync.adopt_unit(connection, "sqlite")
 
     def close(self) -> None:
         self._combiner.close()
@@ -228,6 +229,7 @@ class AsyncSQLiteStore:
     wakes = False
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,
@@ -251,9 +253,9 @@ class AsyncSQLiteStore:
         """The engine polls and never calls this."""
         await asyncio.sleep(min(seconds, 0.05))
 
-    def adopt(self, conn: object) -> aio.AsyncSQLUnit:
+    def adopt(self, connection: object) -> aio.AsyncSQLUnit:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""
-        return aio.adopt_unit_async(conn, "sqlite")
+        return aio.adopt_unit_async(connection, "sqlite")
 
     async def close(self) -> None:
         await self._combiner.close()

@@ -27,7 +27,7 @@ from semel.errors import (
 from semel.http.contract.conditional import IF_MATCH, Preconditions, etag, preconditions
 from semel.http.contract.exchange import KEY, Exchange
 from semel.http.contract.problems import problem
-from semel.http.contract.rules import Action, Conditional, Rule
+from semel.http.contract.rules import Conditional, Idempotent, Rule
 
 __all__ = ["Refusal", "example_key", "refusals"]
 
@@ -63,7 +63,7 @@ class Refusal:
         return found
 
 
-def example_key(rule: Action) -> str | None:
+def example_key(rule: Idempotent) -> str | None:
     """A key that the route accepts; None where only its author knows one."""
     key = _KEYS.get(rule.key_format.name)
     return key if key is None or len(key) <= rule.key_format.max_length else None
@@ -78,7 +78,7 @@ def refusals(
     :param quota: whether the guard has one.
     :param path: of the request in the examples.
     """
-    if not isinstance(rule, Action):
+    if not isinstance(rule, Idempotent):
         return []
     rule = rule.under(policy or Policy())
     found: list[Refusal] = []
@@ -97,7 +97,7 @@ def refusals(
     add(InProgress(""), _in_progress(rule))
     add(BodyTooLarge(), "the body is longer than this route takes")
     add(KeyReused(), "the Idempotency-Key came before with another request", rule.reused_status)
-    if rule.policy.refuse_seconds:
+    if rule.policy.reject_seconds:
         add(KeyExpired(), "the Idempotency-Key was used so long ago that its answer is forgotten")
     if quota:
         add(TooManyKeys(""), "the caller holds as many live keys as it may")
@@ -108,14 +108,14 @@ def refusals(
             add(_raised(lambda: preconditions([], required=True)), "no precondition was sent")
     if rule.policy.takeover is not Takeover.RETRY:
         add(OutcomeUnknown(), "an attempt ended without a word, and may have happened")
-    if rule.transaction is not None:
+    if rule.connection is not None:
         add(TransactionConflict(), "the request met others that change the same, as often as it was run")
     if not rule.policy.fails_open:
         add(StoreUnavailable(), "the store of the records cannot be reached")
     return sorted(found, key=lambda each: each.status)
 
 
-def _in_progress(rule: Action) -> str:
+def _in_progress(rule: Idempotent) -> str:
     text = "the first request with this key is still being processed"
     waits = rule.policy.wait_seconds
     return f"{text}, and was for the {waits:g} s that this one has waited" if waits else text

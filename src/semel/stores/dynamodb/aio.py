@@ -14,8 +14,8 @@ from semel.errors import SemelError, StoreError, StoreUnavailable
 from semel.stores.dynamodb.programs import Call, Programs, Reply
 from semel.stores.dynamodb.settings import (
     CONNECT_TIMEOUT,
-    PATIENCE,
     READS,
+    RETRY_FOR,
     TIMEOUT,
     Settings,
     Tries,
@@ -41,6 +41,9 @@ class AsyncDynamoDBStore:
     """A store in a DynamoDB table, for one event loop. The client is made when first needed."""
 
     wakes = False
+    counts = False
+    resumes = False
+    adopt = None
     accept = staticmethod(accept)
 
     def __init__(
@@ -49,11 +52,11 @@ class AsyncDynamoDBStore:
         *,
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
-        patience: Duration = PATIENCE,
+        retry_for: Duration = RETRY_FOR,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """As of ``DynamoDBStore``."""
-        self._settings = Settings(url, timeout, connect_timeout, patience, clock)
+        self._settings = Settings(url, timeout, connect_timeout, retry_for, clock)
         require("aiobotocore.session", "aiobotocore")
         self._programs = Programs(self._settings.table, self._settings.clock)
         self._client: Any = None
@@ -81,7 +84,7 @@ class AsyncDynamoDBStore:
 
     async def _run(self, op: Op[R]) -> R:
         program = self._programs.of(op)
-        tries = Tries(self._settings.patience)
+        tries = Tries(self._settings.retry_for)
         try:
             call = next(program)
             while True:

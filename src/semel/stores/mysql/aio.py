@@ -55,28 +55,29 @@ class AsyncMySQLStore:
     wakes = False
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,
         url: str,
         *,
-        lanes: int = CONNECTIONS,
+        connections: int = CONNECTIONS,
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
-        patience: Duration = RETRY_FOR,
+        retry_for: Duration = RETRY_FOR,
     ) -> None:
         """
         :param url: ``mysql://user:password@host:3306/database``, or ``mariadb://…``; with ``?ssl=true`` or
             ``?ssl_ca=file`` over TLS.
-        :param lanes: how many connections to open. Further Ops are sent together.
+        :param connections: how many connections to open. Further Ops are sent together.
         :param timeout: how long the server may take for one statement.
         :param connect_timeout: how long opening a connection may take.
-        :param patience: how long to retry when the connection is lost, before an Op fails.
+        :param retry_for: how long to retry when the connection is lost, before an Op fails.
         """
-        settings = MySQLSettings(url, lanes, timeout, connect_timeout, patience)
+        settings = MySQLSettings(url, connections, timeout, connect_timeout, retry_for)
         require_driver()
         self._combiner = AsyncCombiner(
-            [AsyncRetryingConnection(AsyncMySQLSender(settings), settings.retry_for) for _ in range(lanes)]
+            [AsyncRetryingConnection(AsyncMySQLSender(settings), settings.retry_for) for _ in range(connections)]
         )
 
     async def execute(self, op: Op[R]) -> R:
@@ -89,9 +90,9 @@ class AsyncMySQLStore:
         """The engine polls and never calls this."""
         await asyncio.sleep(min(seconds, 0.05))
 
-    def adopt(self, conn: object) -> sql.AsyncSQLUnit:
+    def adopt(self, connection: object) -> sql.AsyncSQLUnit:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""
-        return sql.adopt_unit_async(conn, "mysql")
+        return sql.adopt_unit_async(connection, "mysql")
 
     async def close(self) -> None:
         await self._combiner.close()

@@ -62,34 +62,38 @@ class AsyncPostgresStore:
 
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,
         url: str,
         *,
         driver: DriverName | None = None,
-        lanes: int = CONNECTIONS,
+        connections: int = CONNECTIONS,
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
-        patience: Duration = RETRY_FOR,
+        retry_for: Duration = RETRY_FOR,
         listen: bool = True,
     ) -> None:
         """
         :param url: ``postgresql://user:password@host/database``, or a libpq connection string.
-        :param lanes: how many connections to open. Further Ops are sent together.
+        :param connections: how many connections to open. Further Ops are sent together.
         :param timeout: how long the server may take for one statement.
         :param connect_timeout: how long opening a connection may take.
-        :param patience: how long to retry when the connection is lost, before an Op fails.
+        :param retry_for: how long to retry when the connection is lost, before an Op fails.
         :param listen: be woken by LISTEN/NOTIFY (one more connection); False: poll, as behind PgBouncer.
         :param driver: ``"asyncpg"`` or ``"psycopg"``; by default asyncpg, where it is installed.
         """
-        settings = PostgresSettings(url, lanes, timeout, connect_timeout, patience)
+        settings = PostgresSettings(url, connections, timeout, connect_timeout, retry_for)
         chosen = driver_named(driver)  # sync: chosen = Psycopg()
         self.wakes = listen
         # sync only: self._watchdog = Watchdog()
         self._listener = AsyncPostgresListener(settings, chosen)
         self._combiner = AsyncCombiner(
-            [AsyncRetryingConnection(AsyncPostgresSender(settings, chosen), settings.retry_for) for _ in range(lanes)]
+            [
+                AsyncRetryingConnection(AsyncPostgresSender(settings, chosen), settings.retry_for)
+                for _ in range(connections)
+            ]
         )
 
     async def execute(self, op: Op[R]) -> R:
@@ -112,9 +116,9 @@ class AsyncPostgresStore:
         finally:
             self._listener.leave(id, gate)
 
-    def adopt(self, conn: object) -> sql.AsyncSQLUnit:
+    def adopt(self, connection: object) -> sql.AsyncSQLUnit:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""
-        return sql.adopt_unit_async(conn, "postgresql")
+        return sql.adopt_unit_async(connection, "postgresql")
 
     async def close(self) -> None:
         await self._listener.stop()

@@ -54,27 +54,28 @@ class PostgresStore:
 
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,
         url: str,
         *,
-        lanes: int = CONNECTIONS,
+        connections: int = CONNECTIONS,
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
-        patience: Duration = RETRY_FOR,
+        retry_for: Duration = RETRY_FOR,
         listen: bool = True,
     ) -> None:
         """
         :param url: ``postgresql://user:password@host/database``, or a libpq connection string.
-        :param lanes: how many connections to open. Further Ops are sent together.
+        :param connections: how many connections to open. Further Ops are sent together.
         :param timeout: how long the server may take for one statement.
         :param connect_timeout: how long opening a connection may take.
-        :param patience: how long to retry when the connection is lost, before an Op fails.
+        :param retry_for: how long to retry when the connection is lost, before an Op fails.
         :param listen: be woken by LISTEN/NOTIFY (one more connection); False: poll, as behind PgBouncer.
 
         """
-        settings = PostgresSettings(url, lanes, timeout, connect_timeout, patience)
+        settings = PostgresSettings(url, connections, timeout, connect_timeout, retry_for)
         chosen = Psycopg()
         self.wakes = listen
         self._watchdog = Watchdog()
@@ -82,7 +83,7 @@ class PostgresStore:
         self._combiner = Combiner(
             [
                 RetryingConnection(PostgresSender(settings, chosen, self._watchdog), settings.retry_for)
-                for _ in range(lanes)
+                for _ in range(connections)
             ]
         )
 
@@ -106,9 +107,9 @@ class PostgresStore:
         finally:
             self._listener.leave(id, gate)
 
-    def adopt(self, conn: object) -> sql.SQLUnit:
+    def adopt(self, connection: object) -> sql.SQLUnit:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""
-        return sql.adopt_unit(conn, "postgresql")
+        return sql.adopt_unit(connection, "postgresql")
 
     def close(self) -> None:
         self._listener.stop()
