@@ -675,7 +675,7 @@ def test_an_async_store_may_be_used_in_one_loop_after_another(redis_url: str) ->
         if last:
             await guard.close()
         else:  # as a program that goes on without closing, but for the warning of an open socket
-            for link in store.cache._servers._links.values():  # type: ignore[attr-defined]
+            for link in store.cache._servers._connections.values():  # type: ignore[attr-defined]
                 link.close()
             await asyncio.sleep(0)
 

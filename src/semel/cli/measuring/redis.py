@@ -79,26 +79,27 @@ def _prefix(url: str, usual: str) -> str:
 @contextmanager
 def _usage(url: str, prefix: str, sample: Sample) -> Iterator[Callable[[], float]]:
     """What a key of the sample takes, asked of each server that has some; they are removed in the end."""
-    from semel.stores.redis.link import Link
-    from semel.stores.redis.scripts import Command
+    from semel.stores.redis.commands import RedisCommand
+    from semel.stores.redis.connection import RedisConnection
+    from semel.stores.redis.programs import RedisPrograms
     from semel.stores.redis.servers import Servers
-    from semel.stores.tiered.redis_commands import programs_of, settings_of
+    from semel.stores.tiered.redis_commands import settings_of
 
     settings = settings_of(url, prefix, "5s", "5s")
-    servers = Servers(settings, programs_of(settings))
-    links: dict[Any, Link] = {}
+    servers, programs = Servers(settings), RedisPrograms(settings)
+    links: dict[Any, RedisConnection] = {}
 
     def ask(*words: bytes) -> Iterator[list[Any]]:
         """The command of each key, some keys at a time."""
         groups: dict[Any, list[bytes]] = {}
         for id in sample.ids:
-            key = servers.programs.key(id)
+            key = programs.key(id)
             groups.setdefault(servers.address_of(key), []).append(key)
         for address, keys in groups.items():
             for first in range(0, len(keys), BATCH):
                 if address not in links or links[address].closed:
-                    links[address] = Link(settings, address)
-                answers = links[address].exchange([Command((*words, key)) for key in keys[first : first + BATCH]])
+                    links[address] = RedisConnection(settings, address)
+                answers = links[address].exchange([RedisCommand((*words, key)) for key in keys[first : first + BATCH]])
                 for answer in answers:
                     if isinstance(answer, SemelError):
                         raise answer
@@ -119,7 +120,7 @@ def _usage(url: str, prefix: str, sample: Sample) -> Iterator[Callable[[], float
 
     try:
         for address in servers.masters():  # where nobody answers, nothing is written
-            links[address] = Link(settings, address)
+            links[address] = RedisConnection(settings, address)
         with sample.interrupts.place(remove, f"the keys {prefix}* (they expire within an hour)"):
             yield usage
     finally:

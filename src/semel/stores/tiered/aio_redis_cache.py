@@ -13,25 +13,18 @@ from typing import Any
 
 from semel.core.policy import Duration
 from semel.errors import SemelError, StoreUncertain
-from semel.stores.redis.aio_link import AsyncLink
+from semel.stores.redis.aio_connection import AsyncRedisConnection
 from semel.stores.redis.aio_servers import AsyncServers
-from semel.stores.redis.replies import Moved, Unreachable
-from semel.stores.redis.risks import Risk
+from semel.stores.redis.commands import RedisCommand
+from semel.stores.redis.failures import Moved, ServerUnreachable
 from semel.stores.redis.settings import Address
 from semel.stores.tiered.copies import ServerTime, unpack
 from semel.stores.tiered.outages import Outage
 from semel.stores.tiered.ports import Found, Tally, Write
-from semel.stores.tiered.redis_commands import CONNECT_TIMEOUT, TIME, TIMEOUT, command_of, programs_of, settings_of
+from semel.stores.tiered.redis_commands import CONNECT_TIMEOUT, TIME, TIMEOUT, command_of, settings_of
 from semel.stores.tiered.writer import MOST_WAITING
 
 __all__ = ["AsyncRedisCache"]
-
-
-class _Servers(AsyncServers):
-    """A cache may forget: what is a risk to records is none to copies."""
-
-    async def look_at(self, link: AsyncLink) -> list[Risk]:
-        return []
 
 
 class AsyncRedisCache:
@@ -49,8 +42,8 @@ class AsyncRedisCache:
         self.tally = Tally()
         self.on_change: Callable[[str | None], None] | None = None
         self._settings = settings_of(url, prefix, timeout, connect_timeout)
-        self._programs = programs_of(self._settings)
-        self._servers = _Servers(self._settings, self._programs.barrier)
+        # A cache may forget, so the servers are not assessed. Nothing waits for replicas either.
+        self._servers = AsyncServers(self._settings, RedisCommand(()), assess_risks=False)
         self._times: dict[Address, ServerTime] = {}
         self._asking: set[Address] = set()
         """Servers that are asked for the time right now."""
@@ -69,7 +62,7 @@ class AsyncRedisCache:
             self.tally.skipped += 1
             return None
         try:
-            reply = await link.send((b"GET", self._programs.key(id)))
+            reply = await link.send((b"GET", self._key(id)))
         except SemelError as error:
             self._refused(link, error)
             return None
@@ -108,22 +101,25 @@ class AsyncRedisCache:
             await asyncio.gather(self._seeker, return_exceptions=True)
         await self._servers.close()
 
+    def _key(self, id: bytes) -> bytes:
+        return self._settings.prefix.encode() + id.hex().encode()
+
     # -- reading and writing ---------------------------------------------------------------------------------------
 
-    def _line(self, id: bytes) -> tuple[AsyncLink | None, ServerTime | None]:
+    def _line(self, id: bytes) -> tuple[AsyncRedisConnection | None, ServerTime | None]:
         """The open line to the server that has the id, and its clock; where there is none, it is sought."""
-        link = None if self._closed else self._servers.ready(self._programs.key(id))
+        link = None if self._closed else self._servers.ready(self._key(id))
         if link is None:
             self._seek()
             return None, None
         return link, self._times.get(link.address)
 
-    def _refused(self, link: AsyncLink, error: SemelError) -> None:
+    def _refused(self, link: AsyncRedisConnection, error: SemelError) -> None:
         self.tally.failed += 1
         if isinstance(error, Moved):
             self._servers.topology.moved(error, link.address)
             self._seek()
-        elif isinstance(error, (StoreUncertain, Unreachable)) or self._outage.refused():
+        elif isinstance(error, (StoreUncertain, ServerUnreachable)) or self._outage.refused():
             self._servers.drop(link)
             if not self._outage.away:
                 self._outage.begins(error, self.on_change)
@@ -141,7 +137,7 @@ class AsyncRedisCache:
             self.tally.dropped += 1
             return
         try:
-            sent = link.send(command_of(write, self._programs.key(write.id), clock).parts)
+            sent = link.send(command_of(write, self._key(write.id), clock).parts)
         except SemelError as error:
             self._refused(link, error)
             return
@@ -163,7 +159,7 @@ class AsyncRedisCache:
 
     # -- keeping the lines -----------------------------------------------------------------------------------------
 
-    def _ask_time(self, link: AsyncLink) -> None:
+    def _ask_time(self, link: AsyncRedisConnection) -> None:
         if link.address in self._asking or link.closed:
             return
         asked = time.monotonic()
@@ -195,7 +191,7 @@ class AsyncRedisCache:
             return
 
     async def _reach(self, address: Address) -> None:
-        link = await self._servers.link(address)
+        link = await self._servers.connection(address)
         if address not in self._times or self._times[address].is_old(time.monotonic()) or self._outage.away:
             asked = time.monotonic()
             answer = await link.send(TIME.parts)

@@ -17,15 +17,15 @@ from semel.core.values import value
 from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreError, StoreUncertain
 from semel.stores.batching.combiner import Combiner
-from semel.stores.redis.link import Link
-from semel.stores.redis.replies import Moved, NotMaster, Unreachable
-from semel.stores.redis.scripts import Command
+from semel.stores.redis.commands import RedisCommand
+from semel.stores.redis.connection import RedisConnection
+from semel.stores.redis.failures import Moved, NotMaster, ServerUnreachable
 from semel.stores.redis.servers import Servers
 from semel.stores.redis.settings import Address
 from semel.stores.tiered.copies import OLD, ServerTime, unpack
 from semel.stores.tiered.outages import Outage
 from semel.stores.tiered.ports import Found, Tally, Write
-from semel.stores.tiered.redis_commands import CONNECT_TIMEOUT, TIME, TIMEOUT, command_of, programs_of, settings_of
+from semel.stores.tiered.redis_commands import CONNECT_TIMEOUT, TIME, TIMEOUT, command_of, settings_of
 from semel.stores.tiered.writer import Writer
 
 __all__ = ["RedisCache"]
@@ -40,8 +40,8 @@ class _Lines:
     """The open lines of one user: the lane that reads, or the thread that writes. Only that one closes them."""
 
     def __init__(self) -> None:
-        self.open: dict[Address, Link] = {}
-        self._lost: list[Link] = []
+        self.open: dict[Address, RedisConnection] = {}
+        self._lost: list[RedisConnection] = []
 
     def lose(self, address: Address) -> None:
         """Nobody uses it from here on; it may be in use right now, by another thread."""
@@ -80,7 +80,7 @@ class RedisCache:
         self.tally = Tally()
         self.on_change: Callable[[str | None], None] | None = None
         self._settings = settings_of(url, prefix, timeout, connect_timeout)
-        self._servers = Servers(self._settings, programs_of(self._settings))
+        self._servers = Servers(self._settings)
         self._times: dict[Address, ServerTime] = {}
         self._forked()
         survive_forks(self._forked)
@@ -144,7 +144,7 @@ class RedisCache:
             if link is None:
                 self.tally.skipped += len(places)
                 continue
-            replies = link.exchange([Command((b"GET", self._key(ids[i]))) for i in places])
+            replies = link.exchange([RedisCommand((b"GET", self._key(ids[i]))) for i in places])
             clock, now = self._times[address], time.monotonic()
             for i, reply in zip(places, replies, strict=True):
                 if isinstance(reply, SemelError):
@@ -160,14 +160,14 @@ class RedisCache:
         return self._servers.topology.address_of(self._key(id))
 
     def _key(self, id: bytes) -> bytes:
-        return self._servers.programs.key(id)
+        return self._settings.prefix.encode() + id.hex().encode()
 
-    def _usable(self, lines: _Lines, address: Address) -> Link | None:
+    def _usable(self, lines: _Lines, address: Address) -> RedisConnection | None:
         link = lines.open.get(address)
         if (
             link is not None and link.closed
         ):  # its user was interrupted; redis-py would open it again, and wait for that
-            self._lose(address, Unreachable(f"the connection to Redis at {address} was interrupted"))
+            self._lose(address, ServerUnreachable(f"the connection to Redis at {address} was interrupted"))
             return None
         return link
 
@@ -176,7 +176,7 @@ class RedisCache:
         if isinstance(error, Moved):
             self._servers.topology.moved(error, address)
             self._writer.wake()
-        elif isinstance(error, (StoreUncertain, Unreachable)) or self._outage.refused():
+        elif isinstance(error, (StoreUncertain, ServerUnreachable)) or self._outage.refused():
             self._lose(address, error)
 
     def _lose(self, address: Address, error: SemelError) -> None:
@@ -216,10 +216,10 @@ class RedisCache:
     def _reach(self, address: Address) -> None:
         self._reading.lose(address)
         self._writing.lose(address)
-        made: list[Link] = []
+        made: list[RedisConnection] = []
         try:
             for _ in range(2):
-                made.append(Link(self._settings, address))
+                made.append(RedisConnection(self._settings, address))
             self._ask_time(address, made[0])
         except BaseException:
             for link in made:
@@ -228,7 +228,7 @@ class RedisCache:
             raise
         self._writing.open[address], self._reading.open[address] = made
 
-    def _ask_time(self, address: Address, link: Link) -> None:
+    def _ask_time(self, address: Address, link: RedisConnection) -> None:
         asked = time.monotonic()
         (answer,) = link.exchange([TIME])
         if isinstance(answer, SemelError):
@@ -237,7 +237,7 @@ class RedisCache:
         self._times[address] = ServerTime(asked, time.monotonic(), answer)
 
     def _deliver(self, writes: list[Write]) -> None:
-        groups: dict[Address, list[Command]] = {}
+        groups: dict[Address, list[RedisCommand]] = {}
         for write in writes:
             address = self._address_of(write.id)
             if address is None or address not in self._writing.open:
