@@ -15,7 +15,7 @@ from fastapi import Depends, FastAPI, HTTPException, Path, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, Field
 
-from semel import AsyncSemel, AsyncSQLiteStore, Operation, wait
+from semel import AsyncSemel, AsyncSQLiteStore, Operation, Wait
 from semel.errors import PreconditionFailed
 from semel.http.fastapi import action, check_match, conditional, etag, install, natural
 
@@ -151,7 +151,7 @@ def forget(id: Id, tenant: Tenant, db: Database) -> None:
 
 
 @app.post("/refunds", status_code=201)
-@action(on_duplicate=wait("5s"))
+@action(on_duplicate=Wait("5s"))
 def refund(refund: NewRefund, tenant: Tenant, db: Database, op: Operation) -> dict[str, Any]:
     find(db, refund.payment, tenant)
     id = "ref_" + op.derive("refund")

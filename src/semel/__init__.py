@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from semel.core.outcomes import Outcome as Outcome
     from semel.core.outcomes import Recovered as Recovered
     from semel.core.policy import Policy as Policy
-    from semel.core.policy import wait as wait
+    from semel.core.policy import Wait as wait
     from semel.core.quota import Quota as Quota
-    from semel.core.resume import Recovery as Recovery
+    from semel.core.resume import ResumeReport as ResumeReport
     from semel.core.states import State as State
-    from semel.engine.aio_recovery import AsyncRecoverer as AsyncRecoverer
-    from semel.engine.compression import make_codec as make_codec
+    from semel.engine.aio_recovery import AsyncResumer as AsyncResumer
+    from semel.engine.compression import Codec as Codec
     from semel.engine.encryption import KeyRing as KeyRing
     from semel.engine.operation.handle import INJECTED as INJECTED
     from semel.engine.operation.operation import AsyncOperation as AsyncOperation
     from semel.engine.operation.operation import Operation as Operation
     from semel.engine.operation.operation import current_operation as current_operation
-    from semel.engine.operation.propagation import current_key as current_key
+    from semel.engine.operation.propagation import derive_key as derive_key
     from semel.engine.operation.propagation import in_context as in_context
     from semel.engine.operation.propagation import outgoing_headers as outgoing_headers
     from semel.engine.operation.propagation import outgoing_key as outgoing_key
     from semel.engine.operation.propagation import outgoing_metadata as outgoing_metadata
     from semel.engine.ports import AsyncStore as AsyncStore
     from semel.engine.ports import Store as Store
-    from semel.engine.recovery import Recoverer as Recoverer
+    from semel.engine.recovery import Resumer as Resumer
     from semel.observe.logs import log_events as log_events
     from semel.stores.aio_guard import AsyncSemel as AsyncSemel
     from semel.stores.dynamodb import AsyncDynamoDBStore as AsyncDynamoDBStore
@@ -73,7 +73,7 @@ _HOMES = {
     "AsyncOperation": "semel.engine.operation.operation",
     "AsyncPostgresStore": "semel.stores.postgres",
     "AsyncRedisCache": "semel.stores.tiered",
-    "AsyncRecoverer": "semel.engine.aio_recovery",
+    "AsyncResumer": "semel.engine.aio_recovery",
     "AsyncRedisStore": "semel.stores.redis",
     "AsyncSQLiteStore": "semel.stores.sqlite",
     "AsyncSemel": "semel.stores.aio_guard",
@@ -95,8 +95,8 @@ _HOMES = {
     "Quota": "semel.core.quota",
     "Record": "semel.core.ops",
     "Recovered": "semel.core.outcomes",
-    "Recoverer": "semel.engine.recovery",
-    "Recovery": "semel.core.resume",
+    "Resumer": "semel.engine.recovery",
+    "ResumeReport": "semel.core.resume",
     "RedisCache": "semel.stores.tiered",
     "RedisStore": "semel.stores.redis",
     "SQLiteStore": "semel.stores.sqlite",
@@ -106,18 +106,18 @@ _HOMES = {
     "Store": "semel.engine.ports",
     "Swept": "semel.core.ops",
     "TieredStore": "semel.stores.tiered",
-    "current_key": "semel.engine.operation.propagation",
+    "derive_key": "semel.engine.operation.propagation",
     "current_operation": "semel.engine.operation.operation",
     "in_context": "semel.engine.operation.propagation",
     "log_events": "semel.observe.logs",
-    "make_codec": "semel.engine.compression",
+    "Codec": "semel.engine.compression",
     "migrate_store": "semel.stores.urls",
     "open_async_store": "semel.stores.urls",
     "open_store": "semel.stores.urls",
     "outgoing_headers": "semel.engine.operation.propagation",
     "outgoing_key": "semel.engine.operation.propagation",
     "outgoing_metadata": "semel.engine.operation.propagation",
-    "wait": "semel.core.policy",
+    "Wait": "semel.core.policy",
 }
 
 __all__ = [*_errors, *_HOMES]  # noqa: PLE0604

@@ -26,7 +26,7 @@ def whose(request):
     return "alice"
 
 guard = Semel(MemoryStore(), policy=Policy(ttl="7d"), secret=b"a secret of sixteen bytes or more")
-async_guard = AsyncSemel(AsyncMemoryStore(), policy=Policy(ttl="7d"), quota=Quota(live_keys=500), keep_keys=False)
+async_guard = AsyncSemel(AsyncMemoryStore(), policy=Policy(ttl="7d"), quota=Quota(live_keys=500), readable_keys=False)
 """
 
 FASTAPI = """
@@ -44,7 +44,7 @@ async def pay(): ...
 app.include_router(router)
 
 @app.patch("/payments/{id}")
-@conditional(on_duplicate=wait("5s"))
+@conditional(on_duplicate=Wait("5s"))
 async def change(id: int): ...
 
 @app.delete("/payments/{id}")

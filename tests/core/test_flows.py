@@ -11,7 +11,7 @@ from semel.core.flows import perform
 from semel.core.keys import identity
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Record, Release
 from semel.core.outcomes import NOT_DONE, Call, Failed, Recovered
-from semel.core.policy import Policy, wait
+from semel.core.policy import Policy, Wait
 from semel.core.requests import Await, Lost, NotRun, Pause, Raised, Recover, Returned, Run
 from semel.core.states import State, Takeover
 from semel.errors import (
@@ -95,7 +95,7 @@ def test_a_done_record_is_replayed_at_once() -> None:
 
 @pytest.mark.parametrize("state", [State.RUNNING, State.DONE, State.UNKNOWN, State.ABANDONED])
 def test_another_requests_record_is_refused_in_every_state(state: State) -> None:
-    flow = Driven(b"a" * 16, on_duplicate=wait(5))
+    flow = Driven(b"a" * 16, on_duplicate=Wait(5))
     with pytest.raises(KeyReused):
         flow.answer(record(state, fingerprint=b"b" * 16))
 
@@ -108,7 +108,7 @@ def test_where_one_side_has_no_fingerprint_it_is_the_same_request(mine: bytes, t
 
 def test_an_unknown_record_is_told_as_such() -> None:
     with pytest.raises(OutcomeUnknown, match="attempt 1"):
-        Driven(on_duplicate=wait(5)).answer(record(State.UNKNOWN))
+        Driven(on_duplicate=Wait(5)).answer(record(State.UNKNOWN))
 
 
 @pytest.mark.parametrize(("left", "retry_after"), [(0.1, 1.0), (3.0, 3.0), (100.0, 5.0), (-1.0, 1.0)])
@@ -119,7 +119,7 @@ def test_a_running_record_turns_away_with_a_hint(left: float, retry_after: float
 
 
 def test_a_waiter_waits_no_longer_than_its_patience_and_no_longer_than_the_lease() -> None:
-    flow = Driven(on_duplicate=wait(5)).answer(record(State.RUNNING, lease_left=2.0))
+    flow = Driven(on_duplicate=Wait(5)).answer(record(State.RUNNING, lease_left=2.0))
     assert flow.next == Await(ID, 2.0, 0.005)
     flow.answer(2.0)
     assert isinstance(flow.next, Claim), "it claims again, and does not look and then act"
@@ -132,7 +132,7 @@ def test_a_waiter_waits_no_longer_than_its_patience_and_no_longer_than_the_lease
 
 
 def test_polls_become_slower_up_to_a_bound() -> None:
-    flow = Driven(on_duplicate=wait(1000))
+    flow = Driven(on_duplicate=Wait(1000))
     intervals = []
     for _ in range(12):
         flow.answer(record(State.RUNNING, lease_left=30.0))
@@ -144,14 +144,14 @@ def test_polls_become_slower_up_to_a_bound() -> None:
 
 
 def test_every_claim_of_one_call_has_the_same_nonce() -> None:
-    flow = Driven(on_duplicate=wait(5))
+    flow = Driven(on_duplicate=Wait(5))
     first = flow.next
     flow.answer(record(State.RUNNING)).answer(0.1)
     assert flow.next == first
 
 
 def test_a_wait_for_a_lease_that_has_ended_is_short_and_not_zero() -> None:
-    flow = Driven(on_duplicate=wait(5)).answer(record(State.RUNNING, lease_left=-3.0))
+    flow = Driven(on_duplicate=Wait(5)).answer(record(State.RUNNING, lease_left=-3.0))
     assert flow.next == Await(ID, 0.005, 0.005)
 
 
@@ -166,7 +166,7 @@ def offer(flow: Driven, pauses: list[float]) -> None:
 
 
 def test_settling_pauses_between_tries_and_stops_in_time() -> None:
-    flow = Driven(settle_for=1.0).answer(Claimed(1, 1)).answer(Returned("x"))
+    flow = Driven(completion_timeout=1.0).answer(Claimed(1, 1)).answer(Returned("x"))
     pauses: list[float] = []
     with pytest.raises(StoreUnavailable) as raised:
         offer(flow, pauses)
@@ -176,7 +176,7 @@ def test_settling_pauses_between_tries_and_stops_in_time() -> None:
 
 
 def test_settling_goes_on_at_the_slowest_pace_for_as_long_as_it_may() -> None:
-    flow = Driven(settle_for=3.0).answer(Claimed(1, 1)).answer(Returned("x"))
+    flow = Driven(completion_timeout=3.0).answer(Claimed(1, 1)).answer(Returned("x"))
     pauses: list[float] = []
     with pytest.raises(StoreUnavailable):
         offer(flow, pauses)
@@ -223,7 +223,7 @@ def test_what_did_not_run_keeps_the_steps_of_earlier_attempts() -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), GeneratorExit(), BaseException("x")], ids=repr)
 @pytest.mark.parametrize("remember", [None, "all"])
 def test_an_interruption_is_never_an_answer(error: BaseException, remember: Any) -> None:
-    flow = Driven(remember=remember).answer(Claimed(1, 1)).answer(Raised(error))
+    flow = Driven(remember_errors=remember).answer(Claimed(1, 1)).answer(Raised(error))
     assert flow.next == Release(ID, 1, State.ABSENT)
     with pytest.raises(type(error)):
         flow.answer(True)
@@ -313,7 +313,9 @@ def test_an_open_policy_runs_nothing_in_the_place_of_an_answer_that_is_there() -
 
 
 def test_a_remembered_failure_that_is_too_large_is_remembered_without_its_words() -> None:
-    flow = Driven(remember=(Boom,)).answer(Claimed(1, 1)).answer(Raised(Boom("long"))).fail(RecordTooLarge("full"))
+    flow = (
+        Driven(remember_errors=(Boom,)).answer(Claimed(1, 1)).answer(Raised(Boom("long"))).fail(RecordTooLarge("full"))
+    )
     snapshot = Codec().open(flow.next.snapshot, ID)
     assert (snapshot.kind, snapshot.reason) == (Kind.EMPTY, "Boom, full")
     with pytest.raises(Boom):

@@ -90,7 +90,7 @@ class AsyncTill(Till):
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://till")
 
     async def _guarded(self, url: str) -> AsyncSemel:
-        return AsyncSemel(AsyncPostgresStore(url, lanes=1), sweep_every=None)
+        return AsyncSemel(AsyncPostgresStore(url, connections=1), sweep_every=None)
 
     @property
     def sessions(self) -> Any:
@@ -151,7 +151,9 @@ class FastAPITill(AsyncTill):
                 tasks.add_task(self.after.append, amount)
                 await self.work(session, path, amount)
 
-            app.post(path, status_code=201)(for_fastapi.action(transaction=self.sessions, into="session")(pay))
+            app.post(path, status_code=201)(
+                for_fastapi.action(connection=self.sessions, connection_parameter="session")(pay)
+            )
         return app
 
     def made(self) -> Any:
@@ -178,7 +180,7 @@ class LitestarTill(AsyncTill):
             async def pay(data: JSONBody[dict[str, int]], session: Any) -> None:
                 await self.work(session, path, data["amount"])
 
-            return post(path)(for_litestar.action(transaction=self.sessions, into="session")(pay))
+            return post(path)(for_litestar.action(connection=self.sessions, connection_parameter="session")(pay))
 
         plugin = for_litestar.SemelPlugin(guard=self.guard, tenant=whose)
         return Litestar([handler(path) for path in PATHS], plugins=[plugin], openapi_config=None)
@@ -193,7 +195,7 @@ class EdgeTill(AsyncTill):
             await send({"type": "http.response.start", "status": 201, "headers": []})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        routes = {("POST", path): Action(transaction=self.sessions) for path in PATHS}
+        routes = {("POST", path): Action(connection=self.sessions) for path in PATHS}
         return Idempotency(app, guard=self.guard, tenant=whose, routes=routes)
 
 
@@ -202,7 +204,7 @@ class SyncTill(Till):
         super().__init__()
         spoken = url.replace("postgresql:", "postgresql+psycopg:")
         self.engine = sa.create_engine(spoken, isolation_level="SERIALIZABLE", poolclass=sa.NullPool)
-        self.guard = Semel(PostgresStore(url, lanes=1), sweep_every=None)
+        self.guard = Semel(PostgresStore(url, connections=1), sweep_every=None)
         self.meeting = threading.Barrier(2, timeout=20)
         self._count = threading.Lock()
         self.app: Any = self.made()
@@ -258,7 +260,7 @@ class FlaskTill(SyncTill):
                 self.work(on_connection(conn), path, flask.request.get_json()["amount"])
                 return "", 201
 
-            view = for_flask.action(transaction=self.engine.connect, into="conn")(pay)
+            view = for_flask.action(connection=self.engine.connect, connection_parameter="conn")(pay)
             app.add_url_rule(path, path, view, methods=["POST"])
         return app
 
@@ -272,7 +274,7 @@ class WSGIEdgeTill(SyncTill):
             start_response("201 Created", [])
             return [b""]
 
-        routes = {("POST", path): Action(transaction=self.engine.connect) for path in PATHS}
+        routes = {("POST", path): Action(connection=self.engine.connect) for path in PATHS}
         return WSGIIdempotency(app, guard=self.guard, tenant=whose, routes=routes)
 
 
@@ -292,7 +294,7 @@ class DjangoTill(SyncTill):
 
     def made(self) -> Any:
         def by_function(path: str) -> Any:
-            @for_django.action(transaction=self.alias)
+            @for_django.action(connection=self.alias)
             def pay(request: Any) -> JsonResponse:
                 self.work(self.execute, path, json.loads(request.body)["amount"])
                 return JsonResponse({}, status=201)
@@ -301,7 +303,7 @@ class DjangoTill(SyncTill):
 
         def by_rest(path: str) -> Any:
             class Pay(APIView):  # type: ignore[misc]
-                @for_django.action(transaction=self.alias)
+                @for_django.action(connection=self.alias)
                 def post(this, request: Any) -> Response:
                     self.work(self.execute, path, request.data["amount"])
                     return Response({}, status=201)

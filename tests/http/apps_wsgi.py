@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from semel import Semel, SQLiteStore, wait
+from semel import Semel, SQLiteStore, Wait
 from semel.engine.operation.operation import Operation, current_operation, running
 from semel.errors import StoreUnavailable
 from semel.http.contract.rules import Action
@@ -189,11 +189,11 @@ ROUTES: dict[tuple[str, str], tuple[Action, Callable[[Asked], Answer]]] = {
     ("POST", "/optional"): (Action(required=False), handle),
     ("POST", "/external/status"): (Action(external_effects=True), status),
     ("POST", "/external/broken"): (Action(external_effects=True), broken),
-    ("POST", "/waiting"): (Action.declared(on_duplicate=wait(30)), pay),
+    ("POST", "/waiting"): (Action.declared(on_duplicate=Wait(30)), pay),
     ("POST", "/retrying"): (Action.declared(lease=1), pay),
     ("POST", "/rejecting"): (Action.declared(lease=0.3, on_abandoned="reject"), pay),
     ("POST", "/expiring"): (Action.declared(ttl=0.5), pay),
-    ("POST", "/no-return"): (Action.declared(ttl=0.2, refuse_expired="1h"), pay),
+    ("POST", "/no-return"): (Action.declared(ttl=0.2, reject_expired_for="1h"), pay),
     ("POST", "/tenant/a"): (Action(scope="tenant"), pay),
     ("POST", "/tenant/b"): (Action(scope="tenant"), pay),
     ("POST", "/reused409"): (Action(reused_status=409), pay),
@@ -202,7 +202,7 @@ ROUTES: dict[tuple[str, str], tuple[Action, Callable[[Asked], Answer]]] = {
     ("POST", "/once/broken"): (Action.declared(guarantee="at_most_once"), broken),
     ("POST", "/once/pay"): (Action.declared(guarantee="at_most_once", lease=0.3), pay),
     ("POST", "/canonical"): (Action(canonical_json=True), pay),
-    ("POST", "/without"): (Action(without=("note",)), pay),
+    ("POST", "/without"): (Action(exclude=("note",)), pay),
     ("POST", "/headed"): (Action(fingerprint_headers=("X-Currency",)), pay),
     ("POST", "/strict"): (Action(key_mode="strict"), pay),
     ("POST", "/verbatim"): (Action(key_mode="raw"), pay),
@@ -210,8 +210,8 @@ ROUTES: dict[tuple[str, str], tuple[Action, Callable[[Asked], Answer]]] = {
     ("POST", "/secret"): (Action(keep_body=False), pay),
     ("POST", "/open"): (Action.declared(on_store_error="open"), status),
     ("PUT", "/change"): (Action(), change),
-    ("POST", "/bounded"): (Action(longest_body=5000), digest),
-    ("POST", "/named"): (Action(replayed_header=b"x-again"), pay),
+    ("POST", "/bounded"): (Action(max_request_body=5000), digest),
+    ("POST", "/named"): (Action(replay_marker=b"x-again"), pay),
 }
 OPEN: dict[tuple[str, str], Callable[[Asked], Answer]] = {
     ("GET", "/pay"): pay,

@@ -33,7 +33,7 @@ def test_a_content_type_counts_in_whatever_case_its_name_came() -> None:
 
 def test_a_length_that_is_too_much_is_refused_before_the_body_is_read() -> None:
     guard = AsyncSemel(AsyncMemoryStore())
-    app = Idempotency(Counting(), guard=guard, tenant=whose, routes={("POST", "/pay"): Action(longest_body=3)})
+    app = Idempotency(Counting(), guard=guard, tenant=whose, routes={("POST", "/pay"): Action(max_request_body=3)})
 
     async def unread() -> Any:
         raise AssertionError("nothing is to be read")

@@ -175,7 +175,7 @@ def test_an_answer_let_through_that_cannot_be_stored_is_cut_short() -> None:
     async def receive() -> Any:
         return {"type": "http.request"}
 
-    guarded = at_the_edge(app, AsyncSemel(store), Action(body_limit=10, policy=Policy(settle_for=0)))
+    guarded = at_the_edge(app, AsyncSemel(store), Action(max_stored_body=10, policy=Policy(completion_timeout=0)))
     with pytest.raises(ConnectionError):
         asyncio.run(guarded(scope_of(), receive, send))
     assert sent[-1]["more_body"] is True
@@ -194,7 +194,7 @@ def test_a_server_that_says_that_the_client_has_gone_does_not_stop_a_large_answe
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def run() -> None:
-        served = at_the_edge(app, rule=Action(body_limit=500))
+        served = at_the_edge(app, rule=Action(max_stored_body=500))
         left = sends
 
         async def receive() -> Any:

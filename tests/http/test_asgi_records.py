@@ -245,7 +245,7 @@ def test_an_error_that_the_policy_remembers_is_an_answer_of_500_and_replayed() -
             raise Refused("the provider says no")
 
     app = Refusing()
-    guarded = at_the_edge(app, rule=Action.declared(remember=Refused))
+    guarded = at_the_edge(app, rule=Action.declared(remember_errors=Refused))
 
     async def run() -> None:
         sent: list[Any] = []

@@ -117,7 +117,7 @@ def fastapi_with(handler: Stubborn, path: str, **settings: Any) -> Any:
         handler.run(len(body))
         return Response(status_code=201)
 
-    app.post("/pay")(action(transaction=async_sessionmaker(engine), into="session")(work))
+    app.post("/pay")(action(connection=async_sessionmaker(engine), connection_parameter="session")(work))
 
     @app.middleware("http")
     async def limited(request: Request, call_next: Any) -> Response:
@@ -208,7 +208,7 @@ def test_an_answer_of_which_a_part_was_sent_is_not_made_again(tmp_path: Path, li
         async def receive() -> Any:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        rule = Action(transaction=async_sessionmaker(engine, class_=AtTheEnd), body_limit=limit)
+        rule = Action(connection=async_sessionmaker(engine, class_=AtTheEnd), max_stored_body=limit)
         async with AsyncSemel(AsyncSQLiteStore(path), sweep_every=None) as guard:
             guarded = Idempotency(app, guard=guard, tenant=whose, routes={("POST", "/pay"): rule})
             try:
@@ -239,7 +239,7 @@ def test_in_flask_the_same(tmp_path: Path) -> None:
         SemelFlask(app, guard=guard, tenant=lambda request: "alice")
 
         @app.post("/pay")
-        @flask_action(transaction=engine.connect)
+        @flask_action(connection=engine.connect)
         def pay(op: Operation) -> Any:
             handlers[op.key].run(len(b"".join(iter(lambda: flask.request.stream.read(9999), b""))))
             return "", 201
@@ -290,7 +290,7 @@ def test_in_django_the_body_is_read_again_however_the_view_reads_it(tmp_path: Pa
     url, handler = str(tmp_path / "shop.db"), Stubborn(2)
     alias = database(url)
 
-    @django_action(transaction=alias)
+    @django_action(connection=alias)
     def pay(request: Any) -> HttpResponse:
         handler.run(READS[read](request))
         return HttpResponse(status=201)

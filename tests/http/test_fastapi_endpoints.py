@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
-from semel import AsyncMemoryStore, AsyncOperation, AsyncSemel, Operation, current_operation, wait
+from semel import AsyncMemoryStore, AsyncOperation, AsyncSemel, Operation, Wait, current_operation
 from semel.core.ops import SaveStep
 from semel.http.asgi.held_body import HeldBody
 from semel.http.fastapi import Idempotency, action
@@ -248,7 +248,7 @@ def test_equal_requests_that_wait_leave_the_winner_a_thread_to_finish_in(threads
         await asyncio.to_thread(open_up.wait, 10)
         return Receipt(number=7)
 
-    app.post("/pay")(action(on_duplicate=wait("3s"))(pay if threads else apay))
+    app.post("/pay")(action(on_duplicate=Wait("3s"))(pay if threads else apay))
     begun = asyncio.Event()
     guard = AsyncSemel(AsyncMemoryStore(), on_event=lambda event: begun.set())
     served = Idempotency(app, guard=guard, tenant=whose)

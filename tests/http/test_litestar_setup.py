@@ -119,7 +119,7 @@ def test_problems_name_the_page_that_explains_them() -> None:
 
 def test_scripts_of_other_origins_may_read_our_headers() -> None:
     @post("/marked")
-    @action(replayed_header=b"x-again")
+    @action(replay_marker=b"x-again")
     async def marked() -> None: ...
 
     config = CORSConfig(allow_origins=["https://shop.example"], expose_headers=["X-Request-Id", "Link"])

@@ -110,7 +110,7 @@ def test_in_litestar_a_run_may_be_refused_after_one_that_was_answered(
     runs: list[State] = []
 
     @post("/pay")
-    @action(transaction=async_sessionmaker(served.engine, class_=MeetsAtTheCommit))
+    @action(connection=async_sessionmaker(served.engine, class_=MeetsAtTheCommit))
     async def pay(state: State) -> str:
         runs.append(state)
         if len(runs) == 2:
@@ -126,7 +126,7 @@ def test_in_litestar_an_upload_is_read_again(served: Served) -> None:
     seen: list[int] = []
 
     @post("/pay")
-    @action(transaction=served.sessions)
+    @action(connection=served.sessions)
     async def pay(data: MultipartBody[UploadFile]) -> str:
         seen.append(len(await data.read()))
         if len(seen) < 3:
@@ -155,7 +155,7 @@ def test_in_litestar_all_that_a_run_has_opened_is_closed(served: Served) -> None
     runs: list[int] = []
 
     @post("/pay", dependencies={"first": Provide(first), "second": Provide(second)})
-    @action(transaction=served.sessions)
+    @action(connection=served.sessions)
     async def pay(first: NamedDependency[int], second: NamedDependency[int]) -> str:
         runs.append(first + second)
         if len(runs) == 1:
@@ -181,7 +181,7 @@ def test_what_a_run_did_to_the_session_is_forgotten(served: Served) -> None:
         return answer
 
     @app.post("/pay")
-    @fastapi_action(transaction=served.sessions)
+    @fastapi_action(connection=served.sessions)
     async def pay(request: Request) -> dict[str, int]:
         runs.append(1)
         assert request.state.seen == "outside"
@@ -221,7 +221,7 @@ def test_in_flask_a_failure_that_cannot_be_kept_is_run_again(path: str, monkeypa
         SemelFlask(app, guard=guard, tenant=lambda request: "alice")
 
         @app.post("/pay")
-        @flask_action(transaction=engine.connect, remember=LookupError)
+        @flask_action(connection=engine.connect, remember_errors=LookupError)
         def pay() -> Any:
             runs.append(1)
             if len(runs) == 1:
@@ -242,7 +242,7 @@ def test_in_asgi_a_failure_that_cannot_be_kept_is_run_again(served: Served, monk
     install(app, guard=served.guard, tenant=whose)
 
     @app.post("/pay", status_code=201)
-    @fastapi_action(transaction=served.sessions, remember=LookupError)
+    @fastapi_action(connection=served.sessions, remember_errors=LookupError)
     async def pay() -> None:
         runs.append(1)
         if len(runs) == 1:
@@ -264,7 +264,7 @@ def test_a_client_that_hangs_up_in_the_pause_stops_nothing(served: Served, monke
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def main() -> None:
-        routes = {("POST", "/pay"): Action(transaction=served.sessions)}
+        routes = {("POST", "/pay"): Action(connection=served.sessions)}
         guarded = Idempotency(app, guard=served.guard, tenant=whose, routes=routes)
         task = asyncio.ensure_future(ask(guarded, scope_of()))
 
@@ -294,7 +294,7 @@ class Django:
         self.loop = asyncio.Runner()
         self.guard = Semel(SQLiteStore(path), sweep_every=None)
         self.project = Project(self.guard)
-        declared = django_action(transaction=self.alias)(view)
+        declared = django_action(connection=self.alias)(view)
         self.project.serve(route("pay", declared), middleware=(*middleware, MIDDLEWARE))
 
     def ask(self, **sent: Any) -> Any:

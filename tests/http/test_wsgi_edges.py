@@ -134,7 +134,7 @@ def test_too_much_is_written(protect: Callable[..., Idempotency]) -> None:
             write(chunk)
         return [b"gh"]
 
-    served = protect(app, body_limit=3)
+    served = protect(app, max_stored_body=3)
     first, again = serve(served), serve(served)
     assert first.body == b"abcdefgh"
     assert (again.body, again.header("etag"), again.header("idempotent-replayed")) == (b"", '"e"', "omitted")
@@ -148,7 +148,7 @@ def test_an_error_after_too_much_was_written_is_told_to_the_server_alone(
         start("200 OK", [])(b"too much")
         raise RuntimeError("broke")
 
-    served = protect(app, body_limit=3, external_effects=external)
+    served = protect(app, max_stored_body=3, external_effects=external)
     first, again = serve(served), serve(served)
     assert isinstance(first.error, RuntimeError)
     assert (first.status, first.body) == ("200 OK", b"too much")
@@ -164,7 +164,7 @@ def test_the_last_chunk_of_a_large_answer_waits_until_it_is_stored(
         return chunks
 
     states = []
-    answer = iter(protect(app, body_limit=3)(environ(), lambda *_: None))
+    answer = iter(protect(app, max_stored_body=3)(environ(), lambda *_: None))
     for _ in answer:
         record = guard.lookup("POST /x", "k")
         assert record is not None
@@ -183,7 +183,7 @@ def test_a_large_answer_is_run_to_its_end_when_the_client_goes_away(protect: Cal
             assert current_operation() is not None  # in the context of its request, to the end
             done.append(n)
 
-    served = protect(app, body_limit=3)
+    served = protect(app, max_stored_body=3)
     serve(served, take=1)
     assert done == [0, 1, 2, 3, 4]
     assert serve(served).header("idempotent-replayed") == "omitted"
@@ -202,7 +202,7 @@ def test_a_large_answer_that_breaks_leaves_the_key_free(protect: Callable[..., I
         answers.append(Closing(chunks()))
         return answers[-1]
 
-    served = protect(app, body_limit=3)
+    served = protect(app, max_stored_body=3)
     for _ in range(2):
         assert isinstance(serve(served).error, RuntimeError)
     assert [answer.closed for answer in answers] == [1, 1]
@@ -216,7 +216,7 @@ def test_an_answer_is_closed_once(protect: Callable[..., Idempotency], limit: in
         start("200 OK", [])
         return answer
 
-    assert serve(protect(app, body_limit=limit)).body == b"abcdef"
+    assert serve(protect(app, max_stored_body=limit)).body == b"abcdef"
     assert answer.closed == 1
 
 
@@ -234,7 +234,7 @@ def test_a_close_that_raises_is_a_handler_that_raises(protect: Callable[..., Ide
         start("200 OK", [])
         return runs[-1]
 
-    served = protect(app, body_limit=limit)
+    served = protect(app, max_stored_body=limit)
     for _ in range(2):
         assert isinstance(serve(served).error, RuntimeError)
     assert [answer.closed for answer in runs] == [1, 1]
@@ -350,7 +350,7 @@ def test_an_error_that_the_policy_remembers_is_replayed_as_the_answer_it_was(
         raise errors.pop()
 
     errors: list[Exception] = [KeyError("other"), ValueError("remembered"), KeyError("not remembered")]
-    served = protect(app, remember=(ValueError,))
+    served = protect(app, remember_errors=(ValueError,))
     assert isinstance(serve(served).error, KeyError)
     first, again = serve(served), serve(served)
     assert isinstance(first.error, ValueError)
@@ -366,7 +366,7 @@ def test_a_large_answer_that_cannot_be_stored_has_no_end(protect: Callable[..., 
         guard.release("POST /x", "k", force=True)
         yield b"end"
 
-    seen = serve(protect(app, body_limit=3))
+    seen = serve(protect(app, max_stored_body=3))
     assert isinstance(seen.error, ConnectionError)
     assert seen.body == b"large"
 
@@ -694,7 +694,7 @@ def test_nothing_of_a_request_waits_for_the_garbage_collector(
     guard: Semel, edge: bool, status: int, size: int, settings: Any
 ) -> None:
     left: list[weakref.ref[Any]] = []
-    rule = Action(body_limit=1000, **settings)
+    rule = Action(max_stored_body=1000, **settings)
 
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         responder = current_responder()

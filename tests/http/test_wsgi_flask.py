@@ -337,7 +337,7 @@ def test_a_failure_that_the_policy_remembers_is_replayed_as_the_500_it_was(app: 
 
 
 def test_the_app_may_come_later_and_have_rules_of_the_house(guard: Semel, runs: list[Any]) -> None:
-    house = Action(replayed_header=b"x-again")
+    house = Action(replay_marker=b"x-again")
     extension = SemelFlask(guard=guard, tenant=lambda request: "alice", docs="https://docs.example")
     blueprint = flask.Blueprint("payments", __name__, url_prefix="/payments")
 

@@ -54,7 +54,7 @@ def test_stored_answers_are_sealed_where_the_guard_has_a_cipher(tmp_path: Path, 
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_keys_are_kept_as_hashes_where_the_guard_says_so(tmp_path: Path, kept: bool) -> None:
-    client, guard = service(tmp_path, keep_keys=kept)
+    client, guard = service(tmp_path, readable_keys=kept)
     first, again = ask(client), ask(client)
     assert again.data == first.data
     assert again.headers["Idempotency-Key"] == KEY

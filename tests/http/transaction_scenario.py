@@ -55,7 +55,7 @@ async def _asked(folder: str) -> httpx.Response:
     install(app, guard=guard, tenant=lambda scope: "alice")
 
     @app.post("/pay", status_code=201)
-    @action(transaction=async_sessionmaker(engine), into="session")
+    @action(connection=async_sessionmaker(engine), connection_parameter="session")
     async def handler(session: AsyncSession, op: AsyncOperation) -> str:
         await session.execute(sa.text("INSERT INTO payment VALUES (:key)"), {"key": op.key})
         return "paid"

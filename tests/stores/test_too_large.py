@@ -96,7 +96,7 @@ def test_over_http_the_client_gets_its_answer_and_a_replay_says_that_the_body_is
             install(app, guard=guard, tenant=lambda scope: "acme")
 
             @app.post("/reports", status_code=201)
-            @action(body_limit=LARGE[kind])
+            @action(max_stored_body=LARGE[kind])
             async def report() -> Response:
                 return Response(runs_of(runs, LARGE[kind])(), status_code=201, media_type="application/pdf")
 

@@ -15,7 +15,7 @@ from semel.cli.exits import FAILED, OK
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from semel.core.resume import Recovery
+    from semel.core.resume import ResumeReport
 
 NAME = "recover"
 HELP = "Resume abandoned operations of a service's resumable functions, until it is stopped."
@@ -74,7 +74,7 @@ class _Rounds:
         if not self.once:
             print(f"recovering {self.operations}; Ctrl-C stops it", flush=True)
 
-    def add(self, recovery: Recovery) -> None:
+    def add(self, recovery: ResumeReport) -> None:
         self.resumed += recovery.resumed
         self.failed += recovery.failed
         self.given_up = recovery.given_up
@@ -104,10 +104,10 @@ def _telling(hook: Any) -> Any:
 
 
 def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
-    from semel.engine.recovery import Recoverer
+    from semel.engine.recovery import Resumer
 
-    class Telling(Recoverer):
-        def recover(self) -> Recovery:
+    class Telling(Resumer):
+        def recover(self) -> ResumeReport:
             recovery = super().recover()
             rounds.add(recovery)
             return recovery
@@ -123,13 +123,13 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
 
     def work() -> None:
         try:
-            recoverer.recover() if rounds.once else recoverer._keep_on()
+            resumer.recover() if rounds.once else resumer._keep_on()
         except BaseException as error:
             failure.append(error)
 
     with guard:
-        recoverer = Telling(guard, **settings)
-        recoverer._refuse_async()
+        resumer = Telling(guard, **settings)
+        resumer._refuse_async()
         before = [(number, signal.signal(number, stop)) for number in SIGNALS]
         try:
             rounds.begin()
@@ -138,7 +138,7 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
             while thread.is_alive():
                 thread.join(LOOK)
                 if stopped:
-                    recoverer.stop()
+                    resumer.stop()
         finally:
             for number, handler in before:
                 signal.signal(number, handler)
@@ -149,16 +149,16 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
 async def _in_loop(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
     import asyncio
 
-    from semel.engine.aio_recovery import AsyncRecoverer
+    from semel.engine.aio_recovery import AsyncResumer
 
-    class Telling(AsyncRecoverer):
-        async def recover(self) -> Recovery:
+    class Telling(AsyncResumer):
+        async def recover(self) -> ResumeReport:
             recovery = await super().recover()
             rounds.add(recovery)
             return recovery
 
     async with guard:
-        recoverer = Telling(guard, **settings)
+        resumer = Telling(guard, **settings)
         loop = asyncio.get_running_loop()
         signalled = asyncio.Event()
         for number in SIGNALS:
@@ -166,15 +166,15 @@ async def _in_loop(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> Non
         try:
             rounds.begin()
             if not rounds.once:
-                recoverer.start()
+                resumer.start()
                 await signalled.wait()
-                await recoverer.stop()
+                await resumer.stop()
                 return
-            work = asyncio.ensure_future(recoverer.recover())
+            work = asyncio.ensure_future(resumer.recover())
             waiting = asyncio.ensure_future(signalled.wait())
             await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
-            await recoverer.stop()
+            await resumer.stop()
             await work
         finally:
             for number in SIGNALS:

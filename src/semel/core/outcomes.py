@@ -116,7 +116,7 @@ class Call:
         self.input: bytes | None = None
         """What the function was called with, where that is to be kept."""
         self.resumption = False
-        """Made by a recoverer: it goes on with what was abandoned, and begins nothing."""
+        """Made by a resumer: it goes on with what was abandoned, and begins nothing."""
         self.accept: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None = None
         """How the store takes the handler's own writes; None where it takes none."""
         self.writes: tuple[Any, ...] | None = ()

@@ -11,12 +11,12 @@ from typing import Any, Literal
 from semel.core.encoding.snapshot import COMPRESS_ABOVE, SIZE_LIMIT, ZLIB, Cipher, Codec, Compressor, SnapshotUnreadable
 from semel.errors import MissingDependency, PolicyError
 
-__all__ = ["Compression", "Zstd", "make_codec"]
+__all__ = ["Codec", "Compression", "Zstd"]
 
 Compression = Literal["zlib", "zstd"] | None
 
 
-def make_codec(
+def Codec(
     *,
     cipher: Cipher | None = None,
     compression: Compression = "zlib",

@@ -24,7 +24,7 @@ class Store(Protocol):
     """Whether ``wait`` is woken by a change made elsewhere; if not, the engine polls and never calls it.
 
     A store that also answers ``Count`` says so by ``counts = True``; a guard with a quota takes no other.
-    One that answers ``Resumable`` says ``resumes = True``; a recoverer takes no other.
+    One that answers ``Resumable`` says ``resumes = True``; a resumer takes no other.
     One that answers ``CompleteWith`` has ``accept(kept, new)``: a handler's new writes joined to those it has asked for
     before, or a ConfigurationError that says what is wrong with them.
     """

@@ -22,7 +22,7 @@ from semel.http.asgi.endpoints import protect
 from semel.http.asgi.middleware import Idempotency, TenantResolver
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.inventory import Endpoint, declared_rule, exempted
-from semel.http.contract.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule
+from semel.http.contract.rules import MAX_REQUEST_BODY, Action, Conditional, Exempt, Natural, Rule
 
 try:
     from starlette.concurrency import run_in_threadpool
@@ -49,15 +49,15 @@ def install(
     guard: AsyncSemel,
     tenant: TenantResolver | None = None,
     docs: str | None = None,
-    longest_body: int = LONGEST_BODY,
+    max_request_body: int = MAX_REQUEST_BODY,
 ) -> None:
     """Protect the app: its middleware, and for FastAPI the key and its errors in the generated OpenAPI document.
 
     :param tenant: whose request it is, from the ASGI scope, after authentication; its result scopes the keys.
     :param docs: a page that explains the errors; linked from them.
-    :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
+    :param max_request_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
     """
-    app.add_middleware(Idempotency, guard=guard, tenant=tenant, docs=docs, longest_body=longest_body)
+    app.add_middleware(Idempotency, guard=guard, tenant=tenant, docs=docs, max_request_body=max_request_body)
     if hasattr(app, "openapi"):
         from semel.http.describe.openapi import wrap_fastapi
 

@@ -38,7 +38,15 @@ from semel.http.contract.conditional import check_match, etag, hold, let_go
 from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
 from semel.http.contract.middleware import check_tenant
 from semel.http.contract.rerun import RunAgain
-from semel.http.contract.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule, check_longest_body
+from semel.http.contract.rules import (
+    MAX_REQUEST_BODY,
+    Action,
+    Conditional,
+    Exempt,
+    Natural,
+    Rule,
+    check_max_request_body,
+)
 from semel.http.in_transaction import connected
 from semel.http.wsgi.middleware import Idempotency, current_responder
 from semel.http.wsgi.responder import Environ
@@ -71,21 +79,21 @@ class SemelFlask:
         guard: Semel,
         tenant: TenantResolver | None = None,
         docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
     ) -> None:
         """
         :param tenant: whose request it is, from Flask's request, when ``before_request`` functions have run; its
             result scopes the keys.
         :param docs: a page that explains the errors; linked from them.
-        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413, as is one
+        :param max_request_body: bytes of a request's body that a claim takes; a longer one is refused with 413, as is one
             above Flask's own ``MAX_CONTENT_LENGTH``.
         """
         check_tenant(tenant)
-        check_longest_body(longest_body)
+        check_max_request_body(max_request_body)
         self.guard = guard
         self.tenant = tenant
         self.docs = docs
-        self.longest_body = longest_body
+        self.max_request_body = max_request_body
         if app is not None:
             self.init_app(app)
 
@@ -99,7 +107,7 @@ class SemelFlask:
             guard=self.guard,
             tenant=self.tenant and self._tenant,
             docs=self.docs,
-            longest_body=self.longest_body,
+            max_request_body=self.max_request_body,
         )
         middleware.known = lambda: endpoints(app)
         self.middleware = middleware
@@ -150,7 +158,7 @@ def _declare(rule: Rule) -> Callable[[F], F]:
             responder = current_responder()
             operation = preconditions = None
             if responder is not None:
-                responder.longest_body = flask.request.max_content_length
+                responder.max_request_body = flask.request.max_content_length
                 if not responder.claim(rule):
                     return flask.Response(status=204)  # it takes the view's place; the middleware sends the real one
                 preconditions = responder.preconditions

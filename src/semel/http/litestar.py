@@ -28,7 +28,7 @@ from semel.http.asgi.middleware import Idempotency, current_responder
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.inventory import Endpoint, declared_rule, exempted
 from semel.http.contract.middleware import check_tenant
-from semel.http.contract.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule
+from semel.http.contract.rules import MAX_REQUEST_BODY, Action, Conditional, Exempt, Natural, Rule
 from semel.http.describe.litestar import document_litestar
 
 try:
@@ -63,18 +63,18 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         guard: AsyncSemel,
         tenant: TenantResolver | None = None,
         docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
     ) -> None:
         """
         :param tenant: whose request it is, from Litestar's request, when guards and dependencies have run; its result
             scopes the keys. It may be an ``async def``.
         :param docs: a page that explains the errors; linked from them.
-        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
+        :param max_request_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
         """
         check_tenant(tenant)
         self.tenant = tenant
         self.middleware = Idempotency(
-            _nothing, guard=guard, tenant=tenant and self._tenant, docs=docs, longest_body=longest_body
+            _nothing, guard=guard, tenant=tenant and self._tenant, docs=docs, max_request_body=max_request_body
         )
         self._exposed: list[str] = []
 
@@ -102,7 +102,7 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
                 self.middleware.keep(rule)
                 if handler.cache:
                     raise ConfigurationError(f"{handler}: cache= answers without a claim; leave it out")
-                if (name := rule.replayed_header.decode("latin-1").title()) not in self._exposed:
+                if (name := rule.replay_marker.decode("latin-1").title()) not in self._exposed:
                     self._exposed.append(name)
             _let_answers_pass(handler)
 

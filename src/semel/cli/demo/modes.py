@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from semel.cli.demo.rows import Rows
 from semel.cli.demo.till import DYING, FAILING, LEASE, OPERATION, SLOW, Declined, Till, key_of
-from semel.core.policy import wait
+from semel.core.policy import Wait
 from semel.engine.operation.operation import INJECTED, Operation
 from semel.errors import StoreError
 
@@ -31,9 +31,9 @@ class TransactionalTill(Till):
         def way(what: Any) -> Callable[[int, int], Any]:
             def ask(payment: int, amount: int) -> Any:
                 try:
-                    return self._guard.transaction(
+                    return self._guard.run_in_transaction(
                         self._rows.connection(), OPERATION, key=key_of(self._config.run, payment),
-                        call=lambda op: self.charge(payment, amount, op), begin=True, ttl="1h", on_duplicate=what,
+                        call=lambda op: self.charge(payment, amount, op), own_transaction=True, ttl="1h", on_duplicate=what,
                     )  # fmt: skip
                 except StoreError:
                     self._rows.drop()
@@ -41,7 +41,7 @@ class TransactionalTill(Till):
 
             return ask
 
-        return [way("raise"), way(wait("300ms"))]
+        return [way("raise"), way(Wait("300ms"))]
 
     def charge(self, payment: int, amount: int, op: Operation = INJECTED) -> dict[str, int]:
         """The handler: one row."""

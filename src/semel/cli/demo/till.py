@@ -18,7 +18,7 @@ from typing import Any, Final
 from semel.cli.demo.ledger import Fenced, Ledger
 from semel.cli.demo.sightings import Sightings
 from semel.core.outcomes import NOT_DONE, Recovered, Verdict
-from semel.core.policy import wait
+from semel.core.policy import Wait
 from semel.engine.operation.operation import INJECTED, Operation, current_operation
 from semel.engine.sync import Semel
 from semel.errors import InProgress, LeaseLost, StoreError
@@ -91,7 +91,7 @@ class Till:
             "lease": LEASE,
             "ttl": "1h",
         }
-        return [self._guard.once(**settings, on_duplicate=what)(self.charge) for what in ("raise", wait("300ms"))]
+        return [self._guard.once(**settings, on_duplicate=what)(self.charge) for what in ("raise", Wait("300ms"))]
 
     def _unprotected(self, payment: int, amount: int, op: Operation) -> dict[str, int]:
         return self.charge(payment, amount, op)

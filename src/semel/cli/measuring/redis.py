@@ -40,11 +40,11 @@ def copies(url: str, sample: Sample) -> list[Measured]:
     """What the cache of a tiered store takes: of a large answer nothing, for it makes no copies of those."""
     from semel.stores.memory import MemoryStore
     from semel.stores.tiered import RedisCache, TieredStore
-    from semel.stores.tiered.redis_commands import PREFIX
-    from semel.stores.tiered.sync import KEEP, LARGEST
+    from semel.stores.tiered.copies import PREFIX
+    from semel.stores.tiered.rules import KEEP, MAX_COPY_BYTES
 
-    if sample.stored() > LARGEST:
-        how = f"no copies are made of answers above {LARGEST // 1024} KiB (largest=)"
+    if sample.stored() > MAX_COPY_BYTES:
+        how = f"no copies are made of answers above {MAX_COPY_BYTES // 1024} KiB (max_copy_bytes=)"
         return [Measured("cache in redis", "memory", 0, 0.0, None, how, 0.0, (Work("commands", first=1, again=1),))]
     prefix = _prefix(url, PREFIX)
     cache = RedisCache(url, prefix=prefix, timeout="5s")
@@ -67,10 +67,10 @@ def copies(url: str, sample: Sample) -> list[Measured]:
 
 def _prefix(url: str, usual: str) -> str:
     """Another than that of the user's keys, and as long, for that is measured, too; but never less than ``size-:``."""
-    from semel.stores.tiered.redis_commands import settings_of
+    from semel.stores.tiered.copies import cache_settings
 
     asked = "prefix=" in url.partition("?")[2]
-    users = settings_of(url, None if asked else usual, "5s", "5s").prefix
+    users = cache_settings(url, None if asked else usual, "5s", "5s").prefix
     length = max(len("size-:"), len(users.encode()))
     beginning = f"size-{secrets.token_hex(length)}"[: length - 1]
     return f"{beginning}." if users == f"{beginning}:" else f"{beginning}:"
@@ -83,9 +83,9 @@ def _usage(url: str, prefix: str, sample: Sample) -> Iterator[Callable[[], float
     from semel.stores.redis.connection import RedisConnection
     from semel.stores.redis.programs import RedisPrograms
     from semel.stores.redis.servers import Servers
-    from semel.stores.tiered.redis_commands import settings_of
+    from semel.stores.tiered.copies import cache_settings
 
-    settings = settings_of(url, prefix, "5s", "5s")
+    settings = cache_settings(url, prefix, "5s", "5s")
     servers, programs = Servers(settings), RedisPrograms(settings)
     links: dict[Any, RedisConnection] = {}
 

@@ -200,17 +200,19 @@ class AsyncTransactionAttempt:
         return step
 
 
-def begin(guard: Transactions, conn: object, call: Call) -> TransactionAttempt | Outcome[Any]:
-    """Open a transaction on ``conn`` and take the key in it: an attempt, or an outcome that is known."""
-    unit = unit_of(guard.store, conn)
+def begin(guard: Transactions, connection: object, call: Call) -> TransactionAttempt | Outcome[Any]:
+    """Open a transaction on ``connection`` and take the key in it: an attempt, or an outcome that is known."""
+    unit = unit_of(guard.store, connection)
     unit.require(True)
     attempt = TransactionAttempt(guard, unit, transact(call, True, TRIES), call)
     return attempt.begin() or attempt
 
 
-async def begin_async(guard: AsyncTransactions, conn: object, call: Call) -> AsyncTransactionAttempt | Outcome[Any]:
+async def begin_async(
+    guard: AsyncTransactions, connection: object, call: Call
+) -> AsyncTransactionAttempt | Outcome[Any]:
     """The same, awaited."""
-    unit = unit_of(guard.store, conn)
+    unit = unit_of(guard.store, connection)
     unit.require(True)
     attempt = AsyncTransactionAttempt(guard, unit, transact(call, True, TRIES), call)
     return await attempt.begin() or attempt

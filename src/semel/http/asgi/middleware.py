@@ -21,7 +21,7 @@ from semel.errors import ConfigurationError
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.responder import Responder
 from semel.http.contract.middleware import Middleware
-from semel.http.contract.rules import LONGEST_BODY, SAFE_METHODS, Rule
+from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Rule
 
 __all__ = ["Idempotency", "Responder", "current_responder"]
 
@@ -56,16 +56,18 @@ class Idempotency(Middleware[App, AsyncSemel]):
         tenant: TenantResolver | None = None,
         routes: Mapping[tuple[str, str], Rule] | None = None,
         docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
     ) -> None:
         """
         :param tenant: whose request it is, from the ASGI scope, after authentication; its result scopes the keys.
         :param routes: rules by (method, path) that are claimed here, for endpoints that are not decorated; a path may
             have parts, like ``/orders/{id}``.
         :param docs: a page that explains the errors; linked from them.
-        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
+        :param max_request_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
         """
-        super().__init__(app, guard, AsyncSemel, tenant=tenant, routes=routes, docs=docs, longest_body=longest_body)
+        super().__init__(
+            app, guard, AsyncSemel, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body
+        )
         self._left: set[asyncio.Task[None]] = set()
         """Handlers that finish without a client; the event loop itself would let go of them."""
 

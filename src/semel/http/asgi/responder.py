@@ -180,9 +180,9 @@ class Responder(Outgoing):
             if key is None:
                 exchange.tell_unprotected(guard, rule)
                 return True
-            longest = rule.longest_body
+            longest = rule.max_request_body
             assert longest is not None  # the middleware's, where the route has none
-            if not rule.reads_json and rule.transaction is None:
+            if not rule.reads_json and rule.connection is None:
                 exchange.body = None
             if not await self._read_to_its_end(longest):  # half a request is none
                 self._silent = True
@@ -191,12 +191,12 @@ class Responder(Outgoing):
             if tenant is not None and not isinstance(tenant, str):
                 tenant = await tenant
             call = exchange.call(guard, rule, key, tenant)
-            if rule.transaction is None:
+            if rule.connection is None:
                 begun = await guard.begin(call)
             else:
                 if self._rerun is not None:
                     self._rerun.body = exchange.body
-                opening = open_async_transaction(guard, rule.transaction, call, self._rerun)
+                opening = open_async_transaction(guard, rule.connection, call, self._rerun)
                 begun = await opening
         except ConfigurationError:
             raise  # the service's mistake: for its logs, and no answer of ours

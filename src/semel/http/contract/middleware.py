@@ -12,7 +12,7 @@ from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint, report
 from semel.http.contract.rerun import Kept
 from semel.http.contract.routes import Routes
-from semel.http.contract.rules import LONGEST_BODY, Action, Rule, check_longest_body
+from semel.http.contract.rules import MAX_REQUEST_BODY, Action, Rule, check_max_request_body
 
 __all__ = ["Middleware", "check_tenant"]
 
@@ -34,13 +34,13 @@ class Middleware(Generic[App, G]):
         tenant: Any,
         routes: Mapping[tuple[str, str], Rule] | None,
         docs: str | None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
         level: int = 3,
     ) -> None:
         if not isinstance(guard, wanted):
             raise ConfigurationError(f"guard= takes {_a(wanted.__name__)} here, not {type(guard).__name__}")
         check_tenant(tenant)
-        check_longest_body(longest_body)
+        check_max_request_body(max_request_body)
         if tenant is None and not guard.tenant:
             warnings.warn(
                 "Idempotency has no tenant=: all callers share one space of keys, so one may be given another's answer",
@@ -50,7 +50,7 @@ class Middleware(Generic[App, G]):
         self.guard = guard
         self.tenant = tenant
         self.docs = docs
-        self.longest_body = longest_body
+        self.max_request_body = max_request_body
         self.routes = Routes(routes)
         self.known: Callable[[], list[Endpoint]] | None = None
         """Lists the application's endpoints, where the framework's glue can."""
@@ -73,8 +73,8 @@ class Middleware(Generic[App, G]):
                 self._rules.clear()
             made = declared.under(self.guard.policy)
             self.keep(declared)
-            if made.longest_body is None:
-                made = replace(made, longest_body=self.longest_body)
+            if made.max_request_body is None:
+                made = replace(made, max_request_body=self.max_request_body)
             known = self._rules[id(declared)] = (declared, made)
         return known[1]
 
@@ -98,7 +98,7 @@ class Middleware(Generic[App, G]):
     def keep(self, *rules: Rule | None) -> None:
         """Keep requests as they come from now on, where a rule has a transaction: they may have to be run again."""
         for rule in rules:
-            if isinstance(rule, Action) and rule.transaction is not None:
+            if isinstance(rule, Action) and rule.connection is not None:
                 rule.under(self.guard.policy)  # which may be one that a transaction cannot keep
                 self.kept.wanted = True
 

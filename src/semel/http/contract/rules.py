@@ -16,8 +16,8 @@ from semel.core.policy import Policy
 from semel.errors import PolicyError
 
 __all__ = [
-    "LONGEST_BODY", "RELEASED", "REPLAYED_HEADERS", "SAFE_METHODS", "Action", "Conditional", "Exempt", "Natural",
-    "Rule", "check_longest_body",
+    "MAX_REQUEST_BODY", "RELEASED", "REPLAY_HEADERS", "SAFE_METHODS", "Action", "Conditional", "Exempt", "Natural",
+    "Rule", "check_max_request_body",
 ]  # fmt: skip
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -26,7 +26,7 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 RELEASED: Final = frozenset({401, 403, 408, 409, 412, 423, 425, 428, 429})
 """Refusals that say nothing about the request itself: the same key may be used again."""
 
-REPLAYED_HEADERS: Final = frozenset(
+REPLAY_HEADERS: Final = frozenset(
     {
         b"content-type",
         b"content-language",
@@ -42,8 +42,8 @@ REPLAYED_HEADERS: Final = frozenset(
 """Header lines that belong to the answer; all others belong to the exchange that carried it."""
 
 _NEVER: Final = frozenset({b"set-cookie", b"www-authenticate", b"date"})
-BODY_LIMIT: Final = 1024 * 1024
-LONGEST_BODY: Final = 64 * 1024 * 1024
+MAX_STORED_BODY: Final = 1024 * 1024
+MAX_REQUEST_BODY: Final = 64 * 1024 * 1024
 """Bytes of a request's body that a claim takes, unless the route or the middleware says otherwise."""
 _GUARDS: Final = Policy()
 """Stands for "as the guard's policy says"; known by its identity."""
@@ -71,27 +71,27 @@ class Action:
     external_effects: bool = False
     """The handler changes things outside of the database, so a 5xx answer is an answer: stored, and not run again."""
     released: frozenset[int] = RELEASED
-    replayed_headers: frozenset[bytes] = REPLAYED_HEADERS
-    replayed_header: bytes = b"idempotent-replayed"
+    replay_headers: frozenset[bytes] = REPLAY_HEADERS
+    replay_marker: bytes = b"idempotent-replayed"
     """The name of the header line that marks a replay."""
     fingerprint_headers: tuple[str, ...] = ()
     """Header lines that make it another request, beside Content-Type and the preconditions."""
     canonical_json: bool = False
     """Compare JSON bodies by what they say (RFC 8785), not by their bytes."""
-    only: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
     """Fields of a JSON body that count, by dotted path; empty: all."""
-    without: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     """Fields of a JSON body that do not count."""
-    body_limit: int = BODY_LIMIT
+    max_stored_body: int = MAX_STORED_BODY
     """Bytes of an answer's body that are kept; a larger one is remembered without it."""
-    longest_body: int | None = None
+    max_request_body: int | None = None
     """Bytes of a request's body; a longer one is refused with 413, and nothing is run. None: as the middleware says."""
     keep_body: bool = True
     """False for routes that issue secrets: the answer is remembered without its body."""
-    transaction: Callable[[], Any] | None = None
+    connection: Callable[[], Any] | None = None
     """Opens the connection or session (a context manager) that the handler writes its rows to: they and the answer are
     committed together, before the answer is sent. See ``semel.http.in_transaction``."""
-    into: str | None = None
+    connection_parameter: str | None = None
     """The handler's parameter that is given this connection; ``op.connection`` has it as well."""
 
     def __post_init__(self) -> None:
@@ -99,35 +99,37 @@ class Action:
             raise PolicyError(f"reused_status is 422, 409 or 400, not {self.reused_status!r}")
         if self.scope not in ("operation", "tenant"):
             raise PolicyError(f'scope is "operation" or "tenant", not {self.scope!r}')
-        if any(name != name.lower() for name in self.replayed_headers) or self.replayed_header.lower() in _NEVER:
-            raise PolicyError("replayed_headers are names in lower case, as bytes")
-        if self.replayed_headers & _NEVER:
+        if any(name != name.lower() for name in self.replay_headers) or self.replay_marker.lower() in _NEVER:
+            raise PolicyError("replay_headers are names in lower case, as bytes")
+        if self.replay_headers & _NEVER:
             raise PolicyError("Set-Cookie, WWW-Authenticate and Date are never replayed: leave them out")
-        if self.body_limit < 0:
-            raise PolicyError("body_limit is a number of bytes, 0 or more")
-        if self.longest_body is not None:
-            check_longest_body(self.longest_body)
+        if self.max_stored_body < 0:
+            raise PolicyError("max_stored_body is a number of bytes, 0 or more")
+        if self.max_request_body is not None:
+            check_max_request_body(self.max_request_body)
         if self.policy.resumable:
             raise PolicyError("resumable= is said of a function whose arguments can be kept: @guard.once(…)")
-        if self.transaction is not None and not self.required:
-            raise PolicyError("transaction= needs a key on every request: required=True")
-        if self.transaction is not None and self.stores(500):
+        if self.connection is not None and not self.required:
+            raise PolicyError("connection= needs a key on every request: required=True")
+        if self.connection is not None and self.stores(500):
             # Whatever undoes the transaction undoes all that would remember what was done outside of it.
             said = "external_effects=True" if self.external_effects else 'guarantee="at_most_once"'
             raise PolicyError(
-                f"transaction= and {said} exclude each other: of a transaction that is rolled back nothing is left, so "
-                "what the handler did outside of the database would be done again. Leave transaction= out, and it is "
-                "not; or, where all that it does is rows, which happen once by themselves, say only transaction= "
+                f"connection= and {said} exclude each other: of a transaction that is rolled back nothing is left, so "
+                "what the handler did outside of the database would be done again. Leave connection= out, and it is "
+                "not; or, where all that it does is rows, which happen once by themselves, say only connection= "
                 '(guarantee="effectively_once")'
             )
-        if self.into is not None and self.transaction is None:
-            raise PolicyError("into= names the parameter for the connection of transaction=, which is not given")
-        if self.only and self.without:
-            raise PolicyError("name the fields that count (only=) or those that do not (without=), not both")
+        if self.connection_parameter is not None and self.connection is None:
+            raise PolicyError(
+                "connection_parameter= names the parameter for the connection of connection=, which is not given"
+            )
+        if self.include and self.exclude:
+            raise PolicyError("name the fields that count (include=) or those that do not (exclude=), not both")
 
     @cached_property
     def reads_json(self) -> bool:
-        return self.canonical_json or bool(self.only or self.without)
+        return self.canonical_json or bool(self.include or self.exclude)
 
     def stores(self, status: int) -> bool:
         """Whether an answer of this status is the answer, to be replayed; else the key is free again."""
@@ -137,10 +139,10 @@ class Action:
 
     def under(self, policy: Policy) -> Self:
         """This rule under a guard's policy: that one, changed as the route says, unless the rule brings its own."""
-        made = self.policy if self._brings_its_own else policy.but(**dict(self.changes))
+        made = self.policy if self._brings_its_own else policy.replace(**dict(self.changes))
         if self.external_effects and made.on_interrupted is None:
             # What was cut short may have had its effect: that is like a crash, and not as if nothing had happened.
-            made = made.but(on_interrupted="abandon")
+            made = made.replace(on_interrupted="abandon")
         return self if made is self.policy else replace(self, policy=made, changes=())
 
     @property
@@ -160,10 +162,10 @@ class Action:
             own["key_format"] = KeyFormat.named(own["key_format"])
         start = base or cls()
         if "policy" in own or start._brings_its_own:
-            own["policy"] = own.get("policy", start.policy).but(**settings)
+            own["policy"] = own.get("policy", start.policy).replace(**settings)
             return replace(start, **{**own, "changes": ()})
         changes = {**dict(start.changes), **settings}
-        return replace(start, **{**own, "policy": _GUARDS.but(**changes), "changes": tuple(changes.items())})
+        return replace(start, **{**own, "policy": _GUARDS.replace(**changes), "changes": tuple(changes.items())})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,10 +217,10 @@ class Exempt:
         _check_reason(self.reason)
 
 
-def check_longest_body(longest: object) -> None:
+def check_max_request_body(longest: object) -> None:
     """Refuse what is no number of bytes, when it is declared."""
     if type(longest) is not int or longest < 0:
-        raise PolicyError(f"longest_body is a number of bytes, 0 or more, not {longest!r}")
+        raise PolicyError(f"max_request_body is a number of bytes, 0 or more, not {longest!r}")
 
 
 def _check_reason(reason: object) -> None:

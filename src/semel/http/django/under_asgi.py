@@ -48,7 +48,7 @@ class UnderASGI:
                 guard=guard,
                 tenant=self._configuration.tenant and _tenant,
                 docs=self._configuration.docs,
-                longest_body=self._configuration.longest_body,
+                max_request_body=self._configuration.max_request_body,
             )
         made.keep(*self._rules)
         return made

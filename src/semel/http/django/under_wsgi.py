@@ -45,7 +45,7 @@ class UnderWSGI:
                 guard=configuration.guard,
                 tenant=configuration.tenant and _tenant,
                 docs=configuration.docs,
-                longest_body=configuration.longest_body,
+                max_request_body=configuration.max_request_body,
             )
 
     def expect(self, rules: list[Rule | None]) -> None:

@@ -64,7 +64,7 @@ def exempt(reason: str) -> Callable[[F], F]:
 
 def _declare(declared: Rule) -> Callable[[F], F]:
     rule = on_django(declared)
-    transactional = isinstance(rule, Action) and rule.transaction is not None
+    transactional = isinstance(rule, Action) and rule.connection is not None
 
     def decorate(view: F) -> F:
         check_declarable(view)
@@ -73,7 +73,7 @@ def _declare(declared: Rule) -> Callable[[F], F]:
         awaits = iscoroutinefunction(view)
         if awaits and transactional:
             raise PolicyError(
-                f"{view.__qualname__}: Django has no async transactions, so with transaction= it is a plain def, which "
+                f"{view.__qualname__}: Django has no async transactions, so with connection= it is a plain def, which "
                 "ASGI serves as well, in a thread. What it must await can be called with async_to_sync()"
             )
         view = connected(view, rule)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError
 from semel.http.contract.middleware import Middleware
-from semel.http.contract.rules import LONGEST_BODY, SAFE_METHODS, Rule
+from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Rule
 from semel.http.wsgi.answers import Peeked
 from semel.http.wsgi.lines import path_text
 from semel.http.wsgi.responder import App, Environ, Responder
@@ -54,16 +54,16 @@ class Idempotency(Middleware[App, Semel]):
         tenant: TenantResolver | None = None,
         routes: Mapping[tuple[str, str], Rule] | None = None,
         docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
     ) -> None:
         """
         :param tenant: whose request it is, from the WSGI environ, after authentication; its result scopes the keys.
         :param routes: rules by (method, path) that are claimed here, for endpoints that are not decorated; a path may
             have parts, like ``/orders/{id}``.
         :param docs: a page that explains the errors; linked from them.
-        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
+        :param max_request_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
         """
-        super().__init__(app, guard, Semel, tenant=tenant, routes=routes, docs=docs, longest_body=longest_body)
+        super().__init__(app, guard, Semel, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         if not self._reported:

@@ -69,7 +69,7 @@ class Responder(Rerunning):
         self._natural: Natural | None = None
         self.attempt: Attempt | None = None
         self.preconditions: Preconditions | None = None
-        self.longest_body: int | None = None
+        self.max_request_body: int | None = None
         """Bytes of a request that the application itself takes, where that is fewer than the rule allows."""
 
     @property
@@ -181,7 +181,7 @@ class Responder(Rerunning):
             if key is None:
                 exchange.tell_unprotected(guard, rule)
                 return True
-            if not rule.reads_json and rule.transaction is None:
+            if not rule.reads_json and rule.connection is None:
                 exchange.body = None
             if self._body is not None:
                 if not self._body.spool(self._longest(rule)):
@@ -190,12 +190,12 @@ class Responder(Rerunning):
                     self._answer = _CUT
                     return False
             call = exchange.call(guard, rule, key, self._tenant())
-            if rule.transaction is None:
+            if rule.connection is None:
                 begun = guard.begin(call)
             else:
                 if self._rerun is not None:
                     self._rerun.body = exchange.body
-                begun = open_transaction(guard, rule.transaction, call, self._rerun)
+                begun = open_transaction(guard, rule.connection, call, self._rerun)
         except ConfigurationError:
             raise  # the service's mistake: for its logs, and no answer of ours
         except SemelError as error:
@@ -227,8 +227,12 @@ class Responder(Rerunning):
 
     def _longest(self, rule: Action) -> int:
         """The middleware's bound, where the route has none of its own; or the application's, if that is lower."""
-        assert rule.longest_body is not None
-        return rule.longest_body if self.longest_body is None else min(rule.longest_body, self.longest_body)
+        assert rule.max_request_body is not None
+        return (
+            rule.max_request_body
+            if self.max_request_body is None
+            else min(rule.max_request_body, self.max_request_body)
+        )
 
     def _tenant(self) -> str | None:
         resolve = self._middleware.tenant

@@ -31,7 +31,7 @@ from semel.stores.redis.risks import Risk
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     LISTEN_AGAIN,
-    PATIENCE,
+    RETRY_FOR,
     TIMEOUT,
     Address,
     RedisSettings,
@@ -52,7 +52,7 @@ class AsyncRedisStore:
         prefix: str | None = None,
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
-        patience: Duration = PATIENCE,
+        retry_for: Duration = RETRY_FOR,
         listen: bool = True,
         wait_replicas: int | None = None,
         wait_aof: bool | None = None,
@@ -61,7 +61,7 @@ class AsyncRedisStore:
         """Same parameters as ``RedisStore``, without ``lanes``: one connection to each server serves all tasks."""
         require_redis()
         settings = RedisSettings(
-            url, prefix=prefix, lanes=1, timeout=timeout, connect_timeout=connect_timeout, patience=patience,
+            url, prefix=prefix, connections=1, timeout=timeout, connect_timeout=connect_timeout, retry_for=retry_for,
             wait_replicas=wait_replicas, wait_aof=wait_aof, wait_timeout=wait_timeout,
         )  # fmt: skip
         self.wakes = listen
@@ -117,7 +117,7 @@ class AsyncRedisStore:
                 if connection is not None:
                     where = connection.address
                 if retry is None:
-                    retry = OpRetry(op, 0.0 if where in servers.down else self._settings.patience)
+                    retry = OpRetry(op, 0.0 if where in servers.down else self._settings.retry_for)
                 pause = retry.pause_after(error)
                 if connection is not None and isinstance(error, (NotMaster, ConnectionLost)):
                     servers.drop(durable or connection)

@@ -42,9 +42,9 @@ from semel.stores.redis.risks import Risk
 from semel.stores.redis.servers import Servers
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
-    LANES,
+    CONNECTIONS,
     LISTEN_AGAIN,
-    PATIENCE,
+    RETRY_FOR,
     TIMEOUT,
     Address,
     RedisSettings,
@@ -69,10 +69,10 @@ class RedisStore:
         url: str,
         *,
         prefix: str | None = None,
-        lanes: int = LANES,
+        connections: int = CONNECTIONS,
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
-        patience: Duration = PATIENCE,
+        retry_for: Duration = RETRY_FOR,
         listen: bool = True,
         wait_replicas: int | None = None,
         wait_aof: bool | None = None,
@@ -82,9 +82,9 @@ class RedisStore:
         :param url: ``redis://[user:password@]host:port/db``, ``rediss://…``, ``redis+sentinel://host,host/service/db``,
             ``redis+cluster://host,host`` or ``unix:///path``.
         :param prefix: what the store's keys begin with; ``semel:`` by default.
-        :param lanes: connections to each server; while all are busy, Ops wait and are then sent together.
+        :param connections: connections to each server; while all are busy, Ops wait and are then sent together.
         :param timeout: how long the server may take to reply.
-        :param patience: how long an Op is retried while a server, or its successor, cannot be reached.
+        :param retry_for: how long an Op is retried while a server, or its successor, cannot be reached.
         :param listen: be woken by publish/subscribe when waiting (one more connection); False polls.
         :param wait_replicas: how many replicas must confirm a claim, a result, a step; fewer raise StoreUncertain.
         :param wait_aof: whether the server must have it on disk as well (``WAITAOF``, Redis 7.2).
@@ -92,16 +92,18 @@ class RedisStore:
         """
         require_redis()
         settings = RedisSettings(
-            url, prefix=prefix, lanes=lanes, timeout=timeout, connect_timeout=connect_timeout, patience=patience,
+            url, prefix=prefix, connections=connections, timeout=timeout, connect_timeout=connect_timeout, retry_for=retry_for,
             wait_replicas=wait_replicas, wait_aof=wait_aof, wait_timeout=wait_timeout,
         )  # fmt: skip
         self.wakes = listen
         self._programs = programs = RedisPrograms(settings)
         self._servers = servers = Servers(settings)
         self._listener = RedisListener(settings, programs.channel, servers.masters)
-        self._durable = self._combiner = Combiner([RedisBatchConnection(servers, programs) for _ in range(lanes)])
+        self._durable = self._combiner = Combiner([RedisBatchConnection(servers, programs) for _ in range(connections)])
         if programs.durable:
-            self._combiner = Combiner([RedisBatchConnection(servers, programs, waits=False) for _ in range(lanes)])
+            self._combiner = Combiner(
+                [RedisBatchConnection(servers, programs, waits=False) for _ in range(connections)]
+            )
 
     def execute(self, op: Op[R]) -> R:
         if type(op) in _ALWAYS_DURABLE:
@@ -242,7 +244,7 @@ class RedisBatchConnection:
                     down.discard(where)
                     continue
                 if at not in retries:
-                    retries[at] = OpRetry(ops[at], 0.0 if where in down else self._servers.settings.patience)
+                    retries[at] = OpRetry(ops[at], 0.0 if where in down else self._servers.settings.retry_for)
                 op = ops[at]
                 if isinstance(outcome, NotMaster) and isinstance(op, ResumedOp):
                     op.connection.stale = True  # it leads to the old master, which still has the lost claim

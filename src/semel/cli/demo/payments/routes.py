@@ -31,7 +31,7 @@ from semel.cli.demo.payments.schemas import (
 )
 from semel.cli.demo.payments.simulate import Fate
 from semel.cli.demo.payments.stats import BooksOfService, began, found_done
-from semel.core.policy import wait
+from semel.core.policy import Wait
 from semel.engine.operation.operation import AsyncOperation
 from semel.errors import PreconditionFailed
 from semel.http.fastapi import action, check_match, conditional, etag, natural
@@ -157,7 +157,7 @@ async def forget(id: PaymentId, tenant: Tenant, books: BooksOfService) -> None:
 
 
 @router.post("/refunds", status_code=201, response_model=Refund, responses={**WRITES, **NOT_FOUND, **CONFLICT})
-@action(on_duplicate=wait("5s"))
+@action(on_duplicate=Wait("5s"))
 async def refund(refund: NewRefund, tenant: Tenant, books: BooksOfService, op: AsyncOperation) -> dict[str, Any]:
     """Give money back. A duplicate waits for the first one's answer instead of being turned away."""
     await began(books, op)
