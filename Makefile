@@ -1,28 +1,39 @@
 # Every target sets up what it needs; `make` alone lists them. PYTHON=python3.13 chooses another interpreter.
 
 PYTHON ?= python3
-VENV := .venv
+# Another interpreter gets a folder of its own: packages built for one version do not run on the next.
+VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
 BIN := $(VENV)/bin
 WORKERS ?= 2
+QUICK := "not server and not process and not faults and not slow"
 TYPED := src tests/servers tests/conftest.py $(wildcard tests/test_*.py tests/typing)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test cover quick check twins format bench docs servers clean
+.PHONY: help run test cover quick everywhere check twins format bench docs servers clean
+
+# pytest rewrites the asserts of each test module. Without the compiled files every worker does that again in every run.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 run: $(VENV)/.demo ## the demo service on 127.0.0.1:8080; ARGS="..." goes to it
 	$(BIN)/semel demo $(ARGS)
 
 test: check servers ## lint, types, all tests on real servers, coverage; WORKERS=1: one after the other
-	PYTHONHASHSEED=0 $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --cov --cov-report=term $(ARGS)
+	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --cov --cov-report=term $(ARGS)
 
 cover: servers ## all tests, and the coverage of their child processes as well: slower
-	PYTHONHASHSEED=0 $(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --cov --cov-config=tools/cover_children.ini --cov-report=term $(ARGS)
+	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --cov --cov-config=tools/cover_children.ini --cov-report=term $(ARGS)
 
-quick: $(VENV)/.dev ## the tests that need no server: seconds
-	$(BIN)/pytest -m "not server and not faults and not slow" $(ARGS)
+quick: $(VENV)/.test ## the tests that start no server and no service: seconds
+	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal -m $(QUICK) $(ARGS)
+
+everywhere: ## the quick tests on every other Python from 3.12 on that is found here
+	@tools/pythons.sh $(PYTHON) | { found=; while read -r version python; do found=1; \
+	  echo "== quick tests on Python $$version ($$python)"; \
+	  $(MAKE) --no-print-directory quick PYTHON="$$python" < /dev/null || exit 1; \
+	done; test "$$found" || echo "== no other Python from 3.12 on was found: the quick tests ran on none"; }
 
 check: $(VENV)/.dev ## lint, format, twins and types, nothing changed
 	$(BIN)/ruff check .
@@ -47,7 +58,7 @@ servers: $(VENV)/.dev ## install the servers the tests want, where we may
 	$(BIN)/python -m tests.servers
 
 clean: ## remove all that was made here
-	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
+	rm -rf .venv .venv-* build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # A stamp for each set of packages, so that nothing waits for more than it needs.
@@ -64,9 +75,13 @@ $(VENV)/.demo: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.core
+$(VENV)/.test: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[all]' --group test
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	$(BIN)/python -m pip install --quiet --group dev
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev

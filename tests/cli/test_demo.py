@@ -22,10 +22,9 @@ from typing import Any
 import pytest
 
 from semel.cli.app import main
-from semel.cli.demo.command import MODES
-from semel.cli.demo.modes import TILLS
-from semel.cli.demo.storm import RATE
-from semel.cli.demo.till import DYING
+from semel.cli.demo import MODES
+from semel.demo.direct.storm import RATE
+from semel.demo.direct.till import DYING, TILLS
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def shop(tmp_path_factory: pytest.TempPathFactory, starts_process: None) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("example")
     command = [sys.executable, "-m", "uvicorn", "--app-dir", str(FOLDER), "app:app", "--port", "0"]
     env = {**os.environ, "PAYMENTS_DB": str(folder / "payments.db")}

@@ -306,7 +306,7 @@ class TestSelectFields:
         with pytest.raises(PolicyError, match="no path"):
             select_fields({}, include=[path])
 
-    @pytest.mark.parametrize("option", ["only", "without"])
+    @pytest.mark.parametrize("option", ["include", "exclude"])
     def test_a_choice_of_nothing_or_of_letters_is_a_policy_error(self, option: Any) -> None:
         with pytest.raises(PolicyError, match="names no field"):
             select_fields({}, **{option: ()})

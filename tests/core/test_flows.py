@@ -4,15 +4,27 @@ from typing import Any
 
 import pytest
 
+from semel.core.call import (
+    NOT_DONE,
+    Await,
+    Call,
+    Failed,
+    NotRun,
+    Pause,
+    Raised,
+    Recover,
+    Recovered,
+    Returned,
+    Run,
+    Stopped,
+)
 from semel.core.encoding.serializers import PLAIN
-from semel.core.encoding.snapshot import Codec, Kind
+from semel.core.encoding.snapshot import Envelope, Kind
 from semel.core.endings import SETTLE_PAUSES
 from semel.core.flows import perform
 from semel.core.keys import identity
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Record, Release
-from semel.core.outcomes import NOT_DONE, Call, Failed, Recovered
 from semel.core.policy import Policy, Wait
-from semel.core.requests import Await, Lost, NotRun, Pause, Raised, Recover, Returned, Run
 from semel.core.states import State, Takeover
 from semel.errors import (
     InProgress,
@@ -38,7 +50,9 @@ class Driven:
 
     def __init__(self, fingerprint: bytes = b"", **policy: Any) -> None:
         self.events: list[Event] = []
-        self.call = Call(ID, "t", "op", "k", "k", fingerprint, 7, Policy(**policy), PLAIN, Codec(), self.events.append)
+        self.call = Call(
+            ID, "t", "op", "k", "k", fingerprint, 7, Policy(**policy), PLAIN, Envelope(), self.events.append
+        )
         self.flow = perform(self.call)
         self.next: Any = next(self.flow)
 
@@ -201,7 +215,7 @@ def test_a_completion_found_stale_while_settling_is_superseded() -> None:
 
 @pytest.mark.parametrize("found", [None, record(State.RUNNING).record, record(State.UNKNOWN).record], ids=str)
 def test_a_superseded_attempt_without_an_answer_to_hand_on_is_lost(found: Any) -> None:
-    flow = Driven().answer(Claimed(1, 1)).answer(Lost())
+    flow = Driven().answer(Claimed(1, 1)).answer(Stopped())
     assert flow.next == Lookup(ID)
     with pytest.raises(LeaseLost):
         flow.answer(found)
@@ -244,7 +258,7 @@ def test_recover_comes_before_run_and_only_for_a_take_over() -> None:
 
 
 def test_a_recovery_whose_lease_was_lost_hands_on_the_new_owners_answer() -> None:
-    flow = Driven(recover=lambda: None).answer(Claimed(2, 2)).answer(Lost())
+    flow = Driven(recover=lambda: None).answer(Claimed(2, 2)).answer(Stopped())
     assert flow.next == Lookup(ID)
     theirs = record(State.DONE, snapshot=flow.call.seal_value("theirs")).record
     assert flow.ends(theirs).value == "theirs"
@@ -261,7 +275,7 @@ def test_a_result_that_cannot_be_kept_is_completed_all_the_same() -> None:
 def test_an_outcome_that_the_store_cannot_hold_is_remembered_as_done_without_its_result() -> None:
     flow = Driven().answer(Claimed(1, 1)).answer(Returned("x" * 1000)).fail(RecordTooLarge("400 KB at most"))
     assert isinstance(flow.next, Complete), "sent again, it would be refused again"
-    snapshot = Codec().open(flow.next.snapshot, ID)
+    snapshot = Envelope().open(flow.next.snapshot, ID)
     assert (snapshot.kind, snapshot.reason) == (Kind.EMPTY, "400 KB at most")
     with pytest.raises(ResultNotStored, match="will not run again") as raised:
         flow.answer(True)
@@ -273,10 +287,10 @@ def test_that_an_outcome_is_too_large_may_be_learned_while_settling() -> None:
     flow = Driven().answer(Claimed(1, 1)).answer(Returned("x")).fail(StoreUnavailable("down")).answer(None)
     flow.fail(RecordTooLarge("400 KB at most"))
     assert isinstance(flow.next, Complete)
-    assert Codec().open(flow.next.snapshot, ID).kind is Kind.EMPTY
+    assert Envelope().open(flow.next.snapshot, ID).kind is Kind.EMPTY
     flow.fail(StoreUnavailable("down again"))
     assert isinstance(flow.next, Pause)
-    assert Codec().open(flow.answer(None).next.snapshot, ID).kind is Kind.EMPTY
+    assert Envelope().open(flow.answer(None).next.snapshot, ID).kind is Kind.EMPTY
     with pytest.raises(ResultNotStored):
         flow.answer(True)
 
@@ -316,7 +330,7 @@ def test_a_remembered_failure_that_is_too_large_is_remembered_without_its_words(
     flow = (
         Driven(remember_errors=(Boom,)).answer(Claimed(1, 1)).answer(Raised(Boom("long"))).fail(RecordTooLarge("full"))
     )
-    snapshot = Codec().open(flow.next.snapshot, ID)
+    snapshot = Envelope().open(flow.next.snapshot, ID)
     assert (snapshot.kind, snapshot.reason) == (Kind.EMPTY, "Boom, full")
     with pytest.raises(Boom):
         flow.answer(True)
@@ -338,7 +352,7 @@ def test_without_a_hook_no_event_is_made(monkeypatch: pytest.MonkeyPatch) -> Non
 
     for event in events.EVENTS:
         monkeypatch.setattr(event, "__init__", explode)
-    call = Call(ID, "t", "op", "k", "k", b"", 7, Policy(), PLAIN, Codec(), None)
+    call = Call(ID, "t", "op", "k", "k", b"", 7, Policy(), PLAIN, Envelope(), None)
     flow = perform(call)
     next(flow)
     flow.send(Claimed(1, 1))

@@ -123,7 +123,7 @@ def test_every_combination_is_either_meant_or_refused(combination: Any) -> None:
         ({"guarantee": None}, "guarantee"),
         ({"on_abandoned": "recover"}, 'on_abandoned is one of "retry", "reject"'),
         ({"on_store_error": "ignore"}, 'on_store_error is one of "closed", "open"'),
-        ({"on_duplicate": "wait"}, r'on_duplicate is "raise" or wait\(seconds\)'),
+        ({"on_duplicate": "wait"}, r'on_duplicate is "raise" or Wait\(seconds\)'),
         ({"on_duplicate": 5}, "on_duplicate"),
         ({"recover": "find_out"}, "recover is a function"),
         ({"lease": 0}, "lease must be longer than 0 s"),
@@ -160,7 +160,9 @@ def test_a_policy_may_be_changed_into_another_and_stays_what_it_was() -> None:
     assert other.takeover is Takeover.REJECT
     assert policy.takeover is Takeover.RETRY
     assert policy.replace() is policy
-    with pytest.raises(PolicyError, match=r"unknown policy leese; there are: guarantee, lease"):
+    with pytest.raises(
+        PolicyError, match=r"unknown policy leese; there are: completion_timeout, guarantee, lease, on_abandoned"
+    ):
         policy.replace(leese=1)
     with pytest.raises(AttributeError):
         policy.lease = 5  # type: ignore[misc]

@@ -80,7 +80,7 @@ def test_what_is_no_function_is_refused(guard: Any, thing: Any) -> None:
         ({"recover": "later"}, "recover"),
         ({"recover": lambda: None, "on_abandoned": "retry"}, "recover"),
         ({"recover": lambda key, nope: None}, "nope"),
-        ({"patience": 3}, "there are: guarantee"),
+        ({"patience": 3}, "there are: completion_timeout, guarantee"),
     ],
     ids=lambda value: str(value).partition(" at 0x")[0][:40],
 )

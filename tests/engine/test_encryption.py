@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.encoding.snapshot import Codec, Kind, SnapshotUnreadable
-from semel.engine.compression import Codec
-from semel.engine.encryption import KEY_BYTES, KeyRing
+from semel.codec import KEY_BYTES, Codec, KeyRing
+from semel.core.encoding.snapshot import Kind, SnapshotUnreadable
 from semel.errors import ConfigurationError, MissingDependency, PolicyError
 
 pytest.importorskip("cryptography")

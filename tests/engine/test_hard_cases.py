@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from semel import AsyncMemoryStore, AsyncSemel, AsyncSQLiteStore, MemoryStore, Semel, Wait
-from semel.core.encoding.snapshot import Codec
+from semel.codec import Codec
 from semel.core.ops import Claim, Lookup, Renew, Sweep
 from semel.errors import InProgress, StoreUncertain
 
@@ -23,7 +23,8 @@ class Watched:
 
     def __init__(self, inner: Any, before: Any = None, after: Any = None) -> None:
         self.inner, self.before, self.after, self.ops = inner, before, after, []
-        self.wakes = inner.wakes
+        self.wakes, self.counts, self.resumes = inner.wakes, inner.counts, inner.resumes
+        self.adopt, self.accept = inner.adopt, inner.accept
 
     def execute(self, op: Any) -> Any:
         self.ops.append(op)
@@ -46,7 +47,8 @@ class Watched:
 class AsyncWatched:
     def __init__(self, inner: Any, before: Any = None, after: Any = None) -> None:
         self.inner, self.before, self.after, self.ops = inner, before, after, []
-        self.wakes = inner.wakes
+        self.wakes, self.counts, self.resumes = inner.wakes, inner.counts, inner.resumes
+        self.adopt, self.accept = inner.adopt, inner.accept
 
     async def execute(self, op: Any) -> Any:
         self.ops.append(op)

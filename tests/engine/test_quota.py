@@ -240,7 +240,8 @@ def test_an_async_def_under_a_sync_guard_has_the_quota_too() -> None:
 
 
 class Uncounting:
-    wakes = False
+    wakes = counts = resumes = False
+    adopt = accept = None
 
     def execute(self, op: Any) -> Any:
         raise NotImplementedError

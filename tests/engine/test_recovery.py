@@ -50,7 +50,7 @@ def resumer(engine: Engine, functions: Any = (), guard: Any = None, **settings: 
 
 
 def recover(engine: Engine, *args: Any, **settings: Any) -> ResumeReport:
-    found: ResumeReport = engine.do(resumer(engine, *args, **settings).recover)
+    found: ResumeReport = engine.do(resumer(engine, *args, **settings).resume)
     return found
 
 
@@ -77,7 +77,7 @@ def between_look_and_claim(engine: Engine) -> Iterator["concurrent.futures.Futur
     rule = engine.script.on(Resumable, hold_after=gate)
     one = resumer(engine)
     one._round = lambda declared: look_through(tuple(declared), b"", one._rules)
-    future = engine.start(one.recover)
+    future = engine.start(one.resume)
     rule.took_effect.wait()
     yield future
     gate.open()
@@ -327,7 +327,7 @@ def test_giving_up_is_told_once_by_each_recoverer(engine: Engine) -> None:
     failing(engine)
     one = resumer(engine, tries=1)
     for _ in range(3):
-        assert engine.do(one.recover) == ResumeReport(given_up=1)
+        assert engine.do(one.resume) == ResumeReport(given_up=1)
     assert engine.names().count("recovery_given_up") == 1
     recover(engine, tries=1)
     assert engine.names().count("recovery_given_up") == 2
@@ -519,7 +519,7 @@ def test_several_recoverers_share_the_work() -> None:
 
     def work() -> ResumeReport:
         together.wait(PATIENCE)
-        return Resumer(made(), limit=5).recover()
+        return Resumer(made(), limit=5).resume()
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         rounds = [each.result(PATIENCE) for each in [pool.submit(work) for _ in range(4)]]
@@ -532,9 +532,12 @@ def test_several_recoverers_share_the_work() -> None:
 
 def test_a_store_that_cannot_list_is_refused() -> None:
     class Plain:
-        wakes = False
+        wakes = counts = resumes = False
+        adopt = accept = None
 
         def execute(self, op: Any) -> Any: ...
+
+        execute_many = wait = close = execute
 
     with pytest.raises(ConfigurationError, match="Plain does not: use MemoryStore"):
         Resumer(Semel(Plain(), sweep_every=None))  # type: ignore[arg-type]
@@ -547,7 +550,7 @@ def test_async_functions_of_a_sync_guard_are_refused() -> None:
     async def ship(key: str) -> None: ...
 
     with pytest.raises(PolicyError, match="op is async: use an AsyncSemel"):
-        Resumer(guard).recover()
+        Resumer(guard).resume()
 
 
 @pytest.mark.parametrize("settings", [{"every": 0}, {"limit": 0}, {"tries": 0}, {"every": "soon"}, {"pause": -1}])

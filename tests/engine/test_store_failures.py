@@ -58,8 +58,9 @@ class Deaf:
 
     def __init__(self, engine: Engine, error: BaseException) -> None:
         self.inner, self.engine, self.error = engine.store, engine, error
-        self.wakes = self.counts = True
-        self.execute, self.execute_many = self.inner.execute, self.inner.execute_many
+        self.wakes = self.counts = self.resumes = True
+        self.adopt = self.accept = None
+        self.execute, self.execute_many, self.close = self.inner.execute, self.inner.execute_many, self.inner.close
         self.waits = 0
         self.wait = self.wait_async if engine.is_async else self.wait_sync
 

@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "payment_provider"
 
 
 @pytest.fixture
-def provider() -> Iterator[str]:
+def provider(starts_process: None) -> Iterator[str]:
     command = [sys.executable, FOLDER / "provider.py"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

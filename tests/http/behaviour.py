@@ -18,8 +18,8 @@ from semel import AsyncSemel, Codec, KeyRing, Policy, Wait
 from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Op
 from semel.errors import StoreUnavailable
-from semel.http.contract.exchange import HTTPCall
-from semel.http.contract.rules import Action
+from semel.http.contract.exchange import RESPONSES
+from semel.http.contract.rules import Idempotent, idempotent
 
 RULES: dict[str, dict[str, Any]] = {
     "/plain": {},
@@ -47,7 +47,7 @@ RULES: dict[str, dict[str, Any]] = {
     "/leased": {"lease": "600ms"},
     "/abandoned": {"lease": "500ms"},
     "/rejected": {"lease": "500ms", "on_abandoned": "reject"},
-    "/marked": {"replay_marker": b"x-again"},
+    "/marked": {"replay_marker": "x-again"},
     "/raw": {},
     "/bounded": {"max_request_body": 5000},
     "/parsed": {"max_request_body": 5000},
@@ -58,10 +58,10 @@ UNPARSED = ("/raw", "/bounded")
 """Routes whose handlers read the body themselves, and answer with its length."""
 
 
-def table() -> dict[tuple[str, str], Action]:
-    return {("POST", path): Action.declared(**settings) for path, settings in RULES.items()} | {
-        ("PUT", "/plain"): Action(),
-        ("DELETE", "/plain"): Action(),
+def table() -> dict[str, Idempotent]:
+    return {f"POST {path}": idempotent(**settings) for path, settings in RULES.items()} | {
+        "PUT /plain": idempotent(),
+        "DELETE /plain": idempotent(),
     }
 
 
@@ -90,7 +90,8 @@ class Switchable:
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self.wakes = store.wakes
+        self.wakes, self.counts, self.resumes = store.wakes, store.counts, store.resumes
+        self.adopt, self.accept = store.adopt, store.accept
         self.down = False
 
     async def execute(self, op: Op[Any]) -> Any:
@@ -241,6 +242,6 @@ class Admin:
         await guard.release(operation, key, tenant="alice", force=True)
         if text is not None:
             other = AsyncSemel(self.service.store)
-            call = other.make_call(operation, key, "alice", record.fingerprint, Policy(), kind=HTTPCall)
+            call = other.make_call(operation, key, "alice", record.fingerprint, Policy(), serializer=RESPONSES)
             attempt = await other.begin(call)
             await attempt.complete(StoredResponse(202, [], text.encode()))  # type: ignore[union-attr]

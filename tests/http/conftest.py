@@ -111,7 +111,7 @@ def request_bytes(path: str, body: bytes = b"{}", *lines: str, key: str | None =
 
 
 @pytest.fixture(scope="session")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Served]]:
+def serving(tmp_path_factory: pytest.TempPathFactory, starts_process: None) -> Iterator[Callable[..., Served]]:
     """Start a service, or give the one that runs already; all are stopped at the end."""
     folder = tmp_path_factory.mktemp("http")
     running: dict[str, Served] = {}
@@ -127,7 +127,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+def own(tmp_path: Path, starts_process: None) -> Iterator[Callable[..., Served]]:
     """Start a service for this test alone, with its own store."""
     started: list[Served] = []
 

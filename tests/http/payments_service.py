@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from semel.cli.demo.payments.data import prepare
-from semel.cli.demo.service import Service
+from semel.demo.http.service import Service
+from semel.demo.payments.data import prepare
 from semel.stores.urls import migrate_store
 
 ALICE = {"Authorization": "Bearer sk_alice"}
@@ -53,7 +53,7 @@ class Payments:
                     return answer
             except httpx.TransportError:
                 pass
-            assert time.monotonic() < end, self.service.last_words()
+            assert time.monotonic() < end, self.service.last_lines()
             time.sleep(0.05)
 
     def stats(self) -> dict[str, int]:

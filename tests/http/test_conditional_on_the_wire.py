@@ -58,7 +58,7 @@ class Documents:
 
 
 @pytest.fixture(scope="module", params=[*ASGI, *WSGI])
-def served(request: pytest.FixtureRequest) -> Iterator[Documents]:
+def served(request: pytest.FixtureRequest, starts_process: None) -> Iterator[Documents]:
     served = Documents(request.param)
     yield served
     served.stop()

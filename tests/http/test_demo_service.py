@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from semel.cli.demo.payments import data
-from semel.cli.demo.payments.data import Books
-from semel.cli.demo.serving import welcome
+from semel.demo.http.run import welcome
+from semel.demo.payments import data
+from semel.demo.payments.data import Books
 from semel.sql.program import Program, Query
 from tests.http.payments_service import BOB, Payments, new_key, order, serving
 
@@ -24,7 +24,9 @@ pytestmark = [pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def payments(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Payments]:
+def payments(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, starts_process: None
+) -> Iterator[Payments]:
     store = None
     if request.param == "postgres":
         store = request.getfixturevalue("postgres").create_database()
@@ -139,7 +141,7 @@ def test_of_changes_to_the_same_version_one_is_made(payments: Payments) -> None:
 
 def test_the_write_itself_compares_versions_and_finds_what_was_inserted(payments: Payments) -> None:
     """What two workers that meet between look and write rely on."""
-    books = Books(payments.service._config["books"])
+    books = Books(payments.service.settings["books"])
     try:
         id = f"pay_{uuid.uuid4().hex}"
         row, new = books.run(data.insert_payment(id, "alice", 100, "EUR", "ada"))
@@ -306,7 +308,7 @@ def lose_record(payments: Payments, key: str) -> None:
     def lose() -> Program[int]:
         return len((yield query(key=key)))
 
-    books = Books(payments.service._config["books"])
+    books = Books(payments.service.settings["books"])
     assert books.run(lose()) == 1
     books.close()
 
@@ -314,7 +316,7 @@ def lose_record(payments: Payments, key: str) -> None:
 @pytest.mark.faults
 def test_the_port_outlives_all_processes(payments: Payments) -> None:
     made = payments.pay()
-    for process in payments.service._running:
+    for process in payments.service.workers.running:
         process.kill()
         process.wait()
     found = payments.until_answered(lambda: payments.ask("GET", made.headers["Location"]))

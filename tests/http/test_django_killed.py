@@ -25,7 +25,7 @@ from tests.http.test_wsgi_races import (  # noqa: F401 (these tests, and their f
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(tmp_path_factory: pytest.TempPathFactory, starts_process: None) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service")
     with closing(sqlite3.connect(folder / "django.db")) as raw:
         raw.execute("CREATE TABLE ledger (tag TEXT)")

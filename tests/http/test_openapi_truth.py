@@ -17,7 +17,7 @@ from semel import AsyncMemoryStore, AsyncSemel, Policy
 from semel.core.quota import Quota
 from semel.http.contract.conditional import check_match, etag
 from semel.http.describe.openapi import document
-from semel.http.fastapi import action, conditional, install
+from semel.http.fastapi import conditional, idempotent, install
 from tests.http.apps_asgi import DOCS
 from tests.http.behaviour import table
 from tests.http.conftest import Served
@@ -25,7 +25,7 @@ from tests.http.conftest import Served
 
 def documented_service() -> dict[str, Any]:
     paths: dict[str, Any] = {}
-    for method, path in table():
+    for method, path in map(str.split, table()):
         paths.setdefault(path, {})[method.lower()] = {"responses": {"201": {"description": "Made."}}}
     spec = {"openapi": "3.1.0", "info": {"title": "Test", "version": "1"}, "paths": paths}
     return document(spec, table(), policy=Policy(completion_timeout="100ms"), docs=DOCS, strict=True)
@@ -130,7 +130,7 @@ def _let_down(served: Served, path: str, key: str) -> None:
 def test_preconditions_quotas_and_expired_keys() -> None:
     app = FastAPI()
     guard = AsyncSemel(AsyncMemoryStore(), quota=Quota(live_keys=2))
-    install(app, guard=guard, tenant=lambda scope: "alice")
+    install(app, guard=guard, tenant=lambda request: "alice")
 
     @app.patch("/orders/{id}")
     @conditional()
@@ -138,7 +138,7 @@ def test_preconditions_quotas_and_expired_keys() -> None:
         check_match(etag(8))
 
     @app.post("/orders")
-    @action(ttl="1ms", reject_expired_for="1h")
+    @idempotent(ttl="1ms", reject_expired_for="1h")
     async def order() -> None: ...
 
     async def ask(method: str, path: str, **headers: str) -> httpx.Response:

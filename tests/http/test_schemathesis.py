@@ -57,7 +57,7 @@ BOUNDED = settings(
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Payments]:
+def service(tmp_path_factory: pytest.TempPathFactory, starts_process: None) -> Iterator[Payments]:
     with serving(tmp_path_factory.mktemp("schemathesis")) as running:
         yield running
 

@@ -30,7 +30,9 @@ from tests.servers.freezing import freeze
         pytest.param(("tests.http.apps_django class",), id="django-classes-on-asgi"),
     ],
 )
-def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, starts_process: None
+) -> Iterator[Service]:
     app, *options = request.param
     service = Service(app, tmp_path_factory.mktemp("service"), *options)
     yield service

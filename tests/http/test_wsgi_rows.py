@@ -38,7 +38,9 @@ DJANGO = [
         *DJANGO,
     ],
 )
-def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, starts_process: None
+) -> Iterator[Service]:
     app, *options = request.param
     service = Service(app, tmp_path_factory.mktemp("service"), *options)
     yield service

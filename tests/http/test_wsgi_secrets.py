@@ -9,7 +9,7 @@ import flask
 import pytest
 
 from semel import Codec, KeyRing, Quota, Semel, SQLiteStore
-from semel.http.flask import SemelFlask, action
+from semel.http.flask import idempotent, install
 
 KEY = "a-key-that-nobody-may-read-0123456789"
 SECRET = "card 4242 4242 4242 4242"
@@ -18,15 +18,15 @@ SECRET = "card 4242 4242 4242 4242"
 def service(path: Path, **settings: Any) -> tuple[Any, Semel]:
     app = flask.Flask("secrets")
     guard = Semel(SQLiteStore(path / "records.db"), **settings)
-    SemelFlask(app, guard=guard, tenant=lambda request: request.headers["X-User"])
+    install(app, guard=guard, tenant=lambda request: request.headers["X-User"])
 
     @app.post("/cards")
-    @action()
+    @idempotent()
     def card() -> Any:
         return {"card": SECRET}
 
     @app.post("/tokens")
-    @action(keep_body=False)
+    @idempotent(keep_body=False)
     def token() -> Any:
         return flask.Response(SECRET, 201, {"Location": "/tokens/1"})
 

@@ -29,7 +29,7 @@ from semel.core.ops import Claim, Release, Renew
 from semel.core.quota import Meter
 from semel.errors import NotUndone
 from semel.http.contract.exchange import Exchange
-from semel.http.contract.rules import Action
+from semel.http.contract.rules import idempotent
 from semel.observe import events
 from semel.observe.events import EVENTS, Event
 from tests.engine.driving import Engine
@@ -206,7 +206,7 @@ def unprotected(engine: Engine) -> Found:
 
 
 def unkeyed(engine: Engine) -> Found:
-    Exchange("POST", "/pay", b"", []).tell_unprotected(engine.guard, Action(required=False))
+    Exchange("POST", "/pay", b"", []).tell_unprotected(engine.guard, idempotent(required=False))
     return {"operation": "POST /pay", "tenant": "", "key": ""}
 
 

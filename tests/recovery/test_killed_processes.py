@@ -129,6 +129,7 @@ def test_what_killed_processes_left_is_finished_on_postgres(module: str, postgre
 # The command
 
 
+@pytest.mark.process
 def test_one_round_says_what_it_did_and_what_failed(tmp_path: Path, effects: Path) -> None:
     store = f"sqlite:///{tmp_path}/records.db"
     migrate_store(store)

@@ -2,6 +2,8 @@
 
 A test that uses a fixture named after a kind (`postgres`, or one built on it), or `private_<kind>`, gets the markers
 `<kind>` and `server` by itself. A test that picks its fixture at run time is marked by hand: `@pytest.mark.postgres`.
+A fixture that starts a service in a process of its own (gunicorn, uvicorn …) asks for `starts_process`, and each
+test that uses it gets the marker `process`.
 Only kinds that the selected tests use are started, all at once, while the first tests run. The log of a server is
 shown with the failure of a test that used it.
 
@@ -60,9 +62,15 @@ def private_server(request: pytest.FixtureRequest, servers: ServerPool) -> Itera
         yield start
 
 
+@pytest.fixture(scope="session")
+def starts_process() -> None:
+    """Requested by the fixtures that start a service in another process. It does nothing but mark their tests."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_pool] = ServerPool()
     config.addinivalue_line("markers", "server: needs a real server; added to every test that uses one")
+    config.addinivalue_line("markers", "process: asks a service in a process of its own; added by `starts_process`")
     for name in KINDS:
         config.addinivalue_line("markers", f"{name}: needs a {name} server")
 
@@ -80,6 +88,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(name)
         if "private_server" in fixtures or _kinds(item):
             item.add_marker("server")
+        if "starts_process" in fixtures:
+            item.add_marker("process")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -68,7 +68,7 @@ class _OnPostgres:
 
     wakes = True
     counts = PostgresStore.counts
-    resumes = getattr(PostgresStore, "resumes", False)
+    resumes = PostgresStore.resumes
 
 
 class TestTieredStoreThatMarksAtOnce(_OnPostgres, conformance.StoreSuite):
@@ -87,7 +87,7 @@ class TestAsyncTieredStoreThatMarksAtOnce(_OnPostgres, conformance.AsyncStoreSui
 
 class _OnSQLite:
     counts = SQLiteStore.counts
-    resumes = getattr(SQLiteStore, "resumes", False)
+    resumes = SQLiteStore.resumes
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:

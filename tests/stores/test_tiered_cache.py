@@ -703,8 +703,13 @@ def test_settings_that_cannot_be_meant_are_refused(redis_url: str) -> None:
 
 
 def test_a_truth_outside_of_sql_has_no_units_of_work(redis_url: str) -> None:
-    with pytest.raises(ConfigurationError, match="MemoryStore keeps no records in the caller's transaction"):
-        TieredStore(MemoryStore(), RedisCache(redis_url)).adopt(object())
+    store = TieredStore(MemoryStore(), RedisCache(redis_url))
+    assert store.adopt is None
+    with (
+        Semel(store, sweep_every=None) as guard,
+        pytest.raises(ConfigurationError, match="a transaction needs a guard whose store is in the same database"),
+    ):
+        guard.run_in_transaction(object(), "op", key="k", call=lambda: None)
 
 
 def test_many_threads_share_one_line(redis_url: str) -> None:

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Response
 
 from semel import AsyncOperation, AsyncSemel, Operation, Semel
 from semel.errors import RecordTooLarge, ResultNotStored, StepMismatch
-from semel.http.fastapi import action, install
+from semel.http.fastapi import idempotent, install
 from semel.stores import dynamodb, mysql
 from tests.servers import DynamoDBServer
 
@@ -93,15 +93,15 @@ def test_over_http_the_client_gets_its_answer_and_a_replay_says_that_the_body_is
     async def run() -> None:
         async with AsyncSemel(url) as guard:
             app = FastAPI()
-            install(app, guard=guard, tenant=lambda scope: "acme")
+            install(app, guard=guard, tenant=lambda request: "acme")
 
             @app.post("/reports", status_code=201)
-            @action(max_stored_body=LARGE[kind])
+            @idempotent(max_stored_body=LARGE[kind])
             async def report() -> Response:
                 return Response(runs_of(runs, LARGE[kind])(), status_code=201, media_type="application/pdf")
 
             @app.post("/links", status_code=201)
-            @action()
+            @idempotent()
             async def links() -> Response:
                 runs_of(runs, 0)()
                 return Response(

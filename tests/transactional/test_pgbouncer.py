@@ -55,8 +55,8 @@ def test_clients_that_share_sessions_pay_each_key_once(urls: tuple[str, str], ow
                         opened = nullcontext() if own_transaction else conn.transaction()
                         with opened:
                             guard.run_in_transaction(
-                                conn, "pay", key=key, call=lambda op: pay(conn, op.key), own_transaction=own_transaction,
-                                on_duplicate=Wait("30s"),
+                                conn, "pay", key=key, call=lambda op: pay(conn, op.key),
+                                own_transaction=own_transaction, on_duplicate=Wait("30s"),
                             )  # fmt: skip
             except BaseException as failure:
                 failures.append(failure)

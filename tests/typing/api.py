@@ -240,13 +240,13 @@ def resumable(order: Order, op: Operation = INJECTED) -> int:
     return 1
 
 
-assert_type(Resumer(guard, [resumable], every="5s").recover(), ResumeReport)
+assert_type(Resumer(guard, [resumable], every="5s").resume(), ResumeReport)
 Resumer(async_guard)  # type: ignore[arg-type]
 
 
 async def use_recovery() -> None:
     async with AsyncResumer(async_guard, [ship], tries=3) as resumer:
-        assert_type(await resumer.recover(), ResumeReport)
+        assert_type(await resumer.resume(), ResumeReport)
 
 
 op = current_operation()

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import os
 import sys
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
-from difflib import get_close_matches
 from typing import Any
 
 from semel.cli.exits import OK
-from semel.errors import ConfigurationError, SemelError
 
 NAME = "describe"
 HELP = "Print what a service promises: routes, keys, store, replay contract, errors, an example."
-DEFAULTS = ("app", "application")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.cli.design_page import page
+    from semel.cli.targets import load
     from semel.http.describe.design import design_of
     from semel.http.describe.installed import installed_in
 
@@ -40,45 +36,169 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def load(target: str, folder: str = ".") -> Any:
-    """The object that ``module:attribute`` names; called, if ``()`` follows."""
-    name, _, path = target.partition(":")
-    if not name or any(not part.isidentifier() for part in name.split(".")):
-        raise ConfigurationError(f"{target!r} names no application: write module:attribute, like shop.main:app")
-    called = path.endswith("()")
-    path = path.removesuffix("()")
-    module = _imported(name, folder)
-    if not path:
-        path = next((each for each in DEFAULTS if hasattr(module, each)), "")
-        if not path:
-            raise ConfigurationError(f"the module {name} has neither {' nor '.join(DEFAULTS)}: write {name}:attribute")
-    found: Any = module
-    for part in path.split("."):
-        if not hasattr(found, part):
-            near = get_close_matches(part, dir(found), 1)
-            raise ConfigurationError(f"{name} has no {path}" + (f": did you mean {near[0]}?" if near else ""))
-        found = getattr(found, part)
-    return _made(target, found) if called else found
+def page(design: dict[str, Any]) -> str:
+    """The section, from its heading on."""
+    parts = [
+        _head(design),
+        *_routes(design["routes"]),
+        _undeclared(design["undeclared"]),
+        *_keys(design),
+        *_store(design["store"], design["records"]),
+        *_replay(design),
+        *_errors(design["errors"]),
+        *_example(design["example"]),
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
-def _imported(name: str, folder: str) -> Any:
-    sys.path.insert(0, os.path.abspath(folder))
-    try:
-        return importlib.import_module(name)
-    except SemelError:
-        raise
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ConfigurationError(f"there is no module {error.name} in {os.path.abspath(folder)}") from error
-        raise ConfigurationError(f"{name} cannot be imported: {error}") from error
-    except Exception as error:
-        raise ConfigurationError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+def _head(design: dict[str, Any]) -> str:
+    text = f"## Idempotency\n\nOf `{design['application']}` ({design['framework']})."
+    return f"{text} Errors are explained at <{design['docs']}>." if design["docs"] else text
 
 
-def _made(target: str, factory: Any) -> Any:
-    try:
-        return factory()
-    except SemelError:
-        raise
-    except Exception as error:
-        raise ConfigurationError(f"{target} failed: {type(error).__name__}: {error}") from error
+def _routes(routes: Sequence[dict[str, Any]]) -> list[str]:
+    found = ["### Routes"]
+    claimed = [route for route in routes if "key_source" in route]
+    if claimed:
+        head = ("route", "class", "key", "scope", "window", "lease", "duplicate", "abandoned", "store down", "5xx")
+        found.append(_table(head, (_claimed(route) for route in claimed)))
+    others = [route for route in routes if "key_source" not in route]
+    if others:
+        found.append(_table(("route", "class", "why it may be repeated"), (_other(route) for route in others)))
+    if not routes:
+        found.append("No route is declared.")
+    return found
+
+
+def _claimed(route: dict[str, Any]) -> Iterable[str]:
+    waits = route["on_duplicate"]
+    yield _place(route)
+    needs = route["class"] == "conditional" and route.get("precondition_required", True)
+    yield f"{route['class']}, {route['guarantee'].replace('_', ' ')}" + (", needs `If-Match`" if needs else "")
+    yield f"{route['key_source']}, {_format(route['key_format'])}, {'required' if route['required'] else 'optional'}"
+    yield "one request in the service" if route["scope"] == "tenant" else "this method and path"
+    window = route["ttl"] or "for ever"
+    yield f"{window}, then refused for {route['reject_expired_for']}" if "reject_expired_for" in route else window
+    yield route["lease"]
+    yield "409" if waits == "raise" else f"waits {waits['wait']}, then 409"
+    yield {"retry": "runs again", "reject": "500 until resolved", "recover": "the recover hook decides"}[
+        route["on_abandoned"]
+    ]
+    yield "runs unprotected" if route["on_store_error"] == "open" else "503, not run"
+    yield "an answer: replayed" if route["failures"] == "remembered" else "frees the key"
+
+
+def _other(route: dict[str, Any]) -> Iterable[str]:
+    yield _place(route)
+    yield route["class"]
+    if route["class"] == "exempt":
+        yield route["reason"]
+    else:
+        gone = ", ".join(str(status) for status in route["absent"])
+        deleted = f"; {gone} becomes 204" if route["method"] == "DELETE" and gone else ""
+        yield f"it says how things shall be{deleted}"
+
+
+def _undeclared(routes: Sequence[dict[str, Any]]) -> str:
+    if not routes:
+        return ""
+    lines = [f"- {_place(route)}" + (f" ({route['name']})" if route["name"] else "") for route in routes]
+    return "\n".join(["**Not declared**, so a retry happens again:", "", *lines])
+
+
+def _keys(design: dict[str, Any]) -> list[str]:
+    tenant = design["tenant"]
+    if tenant is None:
+        whose = "**No tenant is set**: all callers share one space of keys, so one may be given another's answer."
+    elif "fixed" in tenant:
+        whose = f"All callers are one tenant, `{tenant['fixed']}`."
+    else:
+        whose = f"Keys are scoped by tenant, found by `{tenant['found_by']}`: equal keys of two tenants never meet."
+    return [
+        "### Keys",
+        "The client makes the key, one for each new request, and sends it as `Idempotency-Key` with the request and "
+        f"with each retry of it. {whose}",
+    ]
+
+
+def _store(store: dict[str, Any], records: dict[str, Any]) -> list[str]:
+    wakes = "is woken when the first ends" if store["wakes"] else "looks again and again, with growing pauses"
+    lines = [
+        f"- `{store['kind']}`. {store['about']}".rstrip(),
+        "- The claim is one atomic write, made before the handler runs. Its owner holds a lease, renewed while it "
+        "runs; an owner that comes back late is fenced off by its token.",
+        f"- A duplicate that waits {wakes}.",
+        f"- Keys are stored {'as sent' if records['keys'] == 'readable' else 'hashed only'}; the request is remembered "
+        f"as {records['fingerprint']}; answers are {'encrypted' if records['encrypted'] else 'not encrypted'}.",
+        f"- Expired records are removed every {records['sweep_every']}."
+        if records["sweep_every"]
+        else "- Expired records are removed by `semel sweep` only.",
+    ]
+    if records["quota"] is not None:
+        lines.append(f"- A tenant may hold {records['quota']} live keys.")
+    return ["### Store", "\n".join(lines)]
+
+
+def _replay(design: dict[str, Any]) -> list[str]:
+    marks = sorted({route["replay_marker"] for route in design["routes"] if "replay_marker" in route})
+    if not marks:
+        return []
+    limits = sorted({route["max_stored_body"] for route in design["routes"] if "max_stored_body" in route})
+    replay = design["replay"]
+    lines = [
+        f"- The first answer again: status, body bytes, and these headers: {_listed(replay['headers'])}. "
+        f"Never {_listed(replay['never'])}.",
+        *(
+            f"- {_place(route)}: these headers only: {_listed(route['replay_headers'])}."
+            for route in design["routes"]
+            if "replay_headers" in route
+        ),
+        f"- Marked {_listed(f'{mark}: true' for mark in marks)}; `omitted` where the body was not kept, because it is "
+        f"larger than the route's limit ({', '.join(map(str, limits))} bytes).",
+        "- A replay travels as a first request does: what stands before the claim sees it too, authentication first.",
+        "- The same request is one of the same method, path, query, content type, preconditions and body.",
+    ]
+    return ["### Replays", "\n".join(lines)]
+
+
+def _errors(errors: Sequence[dict[str, Any]]) -> list[str]:
+    if not errors:
+        return []
+    rows = (
+        (str(each["status"]), f"`{each['code']}`", "yes" if each["retryable"] else "no", each["when"])
+        for each in errors
+    )
+    return [
+        "### Errors",
+        "As `application/problem+json` (RFC 9457).",
+        _table(("status", "code", "retry", "when"), rows),
+    ]
+
+
+def _example(steps: Sequence[dict[str, str]]) -> list[str]:
+    if not steps:
+        return []
+    found = ["### Example", "What the handler says is made up; all the rest is as the service answers."]
+    for step in steps:
+        found += [f"{step['title']}:", f"```http\n{step['request']}\n```", f"```http\n{step['answer']}\n```"]
+    return found
+
+
+def _place(route: dict[str, Any]) -> str:
+    return f"`{route['method']} {route['path']}`"
+
+
+def _format(format: Any) -> str:
+    if isinstance(format, str):
+        return "any text" if format == "any" else format.upper()
+    named = f"`{format['pattern']}`" if "pattern" in format else format["name"]
+    return f"{named} of at most {format['max_length']} characters"
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def _table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)

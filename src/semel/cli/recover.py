@@ -5,22 +5,21 @@ finish the operation in hand.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import threading
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from semel.cli.exits import FAILED, OK
+from semel.cli.signals import SIGNALS, stop_on_signals
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from semel.core.resume import ResumeReport
+    from semel.observe.events import Event
 
 NAME = "recover"
 HELP = "Resume abandoned operations of a service's resumable functions, until it is stopped."
 
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 LOOK: Final = 0.2
 """How soon a signal is noticed, in seconds."""
 
@@ -38,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.cli.describe import load
+    from semel.cli.targets import load
     from semel.engine.aio import AsyncSemel
     from semel.engine.sync import Semel
 
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if not guard._resumable:
         raise ConfigurationError(f"{args.guard} has no resumable function: decorate one with once(…, resumable=True)")
     settings = {"every": args.every, "limit": args.limit, "tries": args.tries, "pause": args.pause}
-    guard._hook = _telling(guard._hook)
+    guard.add_event_hook(_print_failure)
     rounds = _Rounds(args.once, ", ".join(sorted(guard._resumable)))
     if isinstance(guard, AsyncSemel):
         import asyncio
@@ -74,13 +73,13 @@ class _Rounds:
         if not self.once:
             print(f"recovering {self.operations}; Ctrl-C stops it", flush=True)
 
-    def add(self, recovery: ResumeReport) -> None:
-        self.resumed += recovery.resumed
-        self.failed += recovery.failed
-        self.given_up = recovery.given_up
-        if not self.once and (recovery.resumed or recovery.failed):
-            resting = f", {recovery.resting} resting" if recovery.resting else ""
-            print(f"resumed {recovery.resumed}, {recovery.failed} failed{resting}", flush=True)
+    def add(self, report: ResumeReport) -> None:
+        self.resumed += report.resumed
+        self.failed += report.failed
+        self.given_up = report.given_up
+        if not self.once and (report.resumed or report.failed):
+            resting = f", {report.resting} resting" if report.resting else ""
+            print(f"resumed {report.resumed}, {report.failed} failed{resting}", flush=True)
 
     def finished(self) -> int:
         left = f", {self.given_up} given up" if self.given_up else ""
@@ -88,60 +87,44 @@ class _Rounds:
         return FAILED if self.once and (self.failed or self.given_up) else OK
 
 
-def _telling(hook: Any) -> Any:
-    """The guard's own hook, and failures on the screen."""
-    from semel.observe.events import Event, RecoveryFailed, RecoveryGivenUp
+def _print_failure(event: Event) -> None:
+    """Show the failures that need attention on the screen."""
+    from semel.observe.events import RecoveryFailed, RecoveryGivenUp
 
-    def tell(event: Event) -> None:
-        if isinstance(event, RecoveryFailed):
-            print(f"{event.operation}[{event.key}]: attempt {event.attempt} failed: {event.error}", file=sys.stderr)
-        elif isinstance(event, RecoveryGivenUp):
-            print(f"{event.operation}[{event.key}]: given up after {event.attempt} attempts", file=sys.stderr)
-        if hook is not None:
-            hook(event)
-
-    return tell
+    if isinstance(event, RecoveryFailed):
+        print(f"{event.operation}[{event.key}]: attempt {event.attempt} failed: {event.error}", file=sys.stderr)
+    elif isinstance(event, RecoveryGivenUp):
+        print(f"{event.operation}[{event.key}]: given up after {event.attempt} attempts", file=sys.stderr)
 
 
 def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
-    from semel.engine.recovery import Resumer
+    from semel.engine.resumer import Resumer
 
     class Telling(Resumer):
-        def recover(self) -> ResumeReport:
-            recovery = super().recover()
-            rounds.add(recovery)
-            return recovery
+        def resume(self) -> ResumeReport:
+            report = super().resume()
+            rounds.add(report)
+            return report
 
-    stopped = False
     failure: list[BaseException] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal stopped
-        if stopped:
-            raise KeyboardInterrupt
-        stopped = True  # nothing more: a lock taken here could be one that the interrupted code holds
 
     def work() -> None:
         try:
-            resumer.recover() if rounds.once else resumer._keep_on()
+            resumer.resume() if rounds.once else resumer._keep_on()
         except BaseException as error:
             failure.append(error)
 
     with guard:
         resumer = Telling(guard, **settings)
         resumer._refuse_async()
-        before = [(number, signal.signal(number, stop)) for number in SIGNALS]
-        try:
+        with stop_on_signals() as stopping:
             rounds.begin()
             thread = threading.Thread(target=work, name="semel-recoverer", daemon=True)
             thread.start()
             while thread.is_alive():
                 thread.join(LOOK)
-                if stopped:
+                if stopping.is_set():
                     resumer.stop()
-        finally:
-            for number, handler in before:
-                signal.signal(number, handler)
     if failure:
         raise failure[0]
 
@@ -149,13 +132,13 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
 async def _in_loop(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
     import asyncio
 
-    from semel.engine.aio_recovery import AsyncResumer
+    from semel.engine.aio_resumer import AsyncResumer
 
     class Telling(AsyncResumer):
-        async def recover(self) -> ResumeReport:
-            recovery = await super().recover()
-            rounds.add(recovery)
-            return recovery
+        async def resume(self) -> ResumeReport:
+            report = await super().resume()
+            rounds.add(report)
+            return report
 
     async with guard:
         resumer = Telling(guard, **settings)
@@ -170,7 +153,7 @@ async def _in_loop(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> Non
                 await signalled.wait()
                 await resumer.stop()
                 return
-            work = asyncio.ensure_future(resumer.recover())
+            work = asyncio.ensure_future(resumer.resume())
             waiting = asyncio.ensure_future(signalled.wait())
             await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()

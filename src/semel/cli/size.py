@@ -12,7 +12,7 @@ from semel.cli.exits import FAILED, OK
 from semel.errors import PolicyError
 
 if TYPE_CHECKING:
-    from semel.cli.sizing import Measured
+    from semel.cli.measuring.sizing import Measured
 
 NAME = "size"
 HELP = "Size the window: keys, bytes and work of a store, measured there; and how long it must be."
@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from semel.cli.measuring import Interrupts, Sample, measure
-    from semel.cli.sizing import DEFAULT_WINDOW, Needs, recommended
+    from semel.cli.measuring.sizing import DEFAULT_WINDOW, Needs, recommended
     from semel.core.policy import seconds
 
     def given(name: str) -> float | None:
@@ -128,7 +128,7 @@ def _tell(line: str) -> None:
 
 
 def _show(found: dict[str, Any], measured: list[Measured]) -> None:
-    from semel.cli.sizing import MARGIN, duration, size
+    from semel.cli.measuring.sizing import MARGIN, duration, size
 
     qps, writes, removed = (f"{found[name]:,.12g}" for name in ("qps", "writes_per_second", "removed_per_second"))
     print(f"{qps} new keys each second, kept for {duration(found['window_seconds'])}: {found['keys']:,} keys")
@@ -176,7 +176,7 @@ def _worked(work: dict[str, Any], which: str) -> str:
 
 
 def _answer(args: argparse.Namespace) -> bytes:
-    from semel.cli.sizing import bytes_in, size
+    from semel.cli.measuring.sizing import bytes_in, size
 
     if args.sample is None:
         import secrets
@@ -196,7 +196,7 @@ def _answer(args: argparse.Namespace) -> bytes:
 
 
 def _records(asked: int | None, length: int) -> int:
-    from semel.cli.sizing import size
+    from semel.cli.measuring.sizing import size
 
     if asked is None:
         return max(1, min(RECORDS, MUCH // max(1, length)))

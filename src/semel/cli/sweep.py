@@ -1,13 +1,12 @@
-"""``semel sweep``: remove expired records now, in bounded steps. Ctrl-C and SIGTERM finish the step in hand."""
+"""``semel sweep``: remove expired records now, in bounded steps. Ctrl-C and SIGTERM let the current step finish."""
 
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-from types import FrameType
 
 from semel.cli.exits import INTERRUPTED, OK
+from semel.cli.signals import stop_on_signals
 
 NAME = "sweep"
 HELP = "Remove expired records, a bounded batch or all of them."
@@ -26,17 +25,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from semel.cli.targets import open_guard
 
-    stopped = False
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal stopped
-        stopped = True
-
     removed = unknown = 0
-    with open_guard(args.url) as guard:
-        before = [(number, signal.signal(number, stop)) for number in (signal.SIGINT, signal.SIGTERM)]
+    with open_guard(args.url) as guard, stop_on_signals() as stopping:
         try:
-            while not stopped:
+            while not stopping.is_set():
                 swept = guard.sweep(args.limit)
                 removed += swept.removed
                 unknown += swept.unknown
@@ -45,13 +37,11 @@ def run(args: argparse.Namespace) -> int:
                 if not args.all or swept.removed + swept.unknown < args.limit:
                     break
         finally:
-            for number, handler in before:
-                signal.signal(number, handler)
             if args.all and sys.stderr.isatty():
                 print(file=sys.stderr)
     records = "record" if removed == 1 else "records"
     print(f"removed {removed} expired {records}" + (f"; {unknown} became unknown" if unknown else ""))
-    return INTERRUPTED if stopped else OK
+    return INTERRUPTED if stopping.is_set() else OK
 
 
 def _positive(text: str) -> int:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sqlite3
+import sys
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from semel.engine.sync import Semel
-from semel.errors import NotMigrated, StoreUnavailable
+from semel.errors import ConfigurationError, NotMigrated, SemelError, StoreUnavailable
 from semel.sql.connections.sqlite import named_error
 from semel.sql.migrations import SQLITE
 from semel.stores.urls import open_store, sqlite_path, tiers
 
-__all__ = ["URLS", "add_record", "add_url", "open_guard", "sqlite_file"]
+__all__ = ["URLS", "add_record", "add_url", "load", "open_guard", "sqlite_file"]
 
 URLS: Final = (
     "sqlite:///app.db, postgresql://…, mysql://… or mariadb://…, redis://… (rediss:// with TLS, redis+sentinel://…, "
     "redis+cluster://…, unix:///path), dynamodb://region/table, tiered:postgresql://…,redis://…, memory:"
 )
 """What a store's URL may be, for the help."""
+DEFAULTS: Final = ("app", "application")
+"""Where ``load`` looks when only a module is named."""
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
@@ -60,3 +65,47 @@ class sqlite_file:
         self._raw.close()
         if isinstance(error, sqlite3.Error):
             raise named_error(error, os.fspath(self._path)) from error
+
+
+def load(target: str, folder: str = ".") -> Any:
+    """The object that ``module:attribute`` names; called, if ``()`` follows."""
+    name, _, path = target.partition(":")
+    if not name or any(not part.isidentifier() for part in name.split(".")):
+        raise ConfigurationError(f"{target!r} names no application: write module:attribute, like shop.main:app")
+    called = path.endswith("()")
+    path = path.removesuffix("()")
+    module = _imported(name, folder)
+    if not path:
+        path = next((each for each in DEFAULTS if hasattr(module, each)), "")
+        if not path:
+            raise ConfigurationError(f"the module {name} has neither {' nor '.join(DEFAULTS)}: write {name}:attribute")
+    found: Any = module
+    for part in path.split("."):
+        if not hasattr(found, part):
+            near = get_close_matches(part, dir(found), 1)
+            raise ConfigurationError(f"{name} has no {path}" + (f": did you mean {near[0]}?" if near else ""))
+        found = getattr(found, part)
+    return _made(target, found) if called else found
+
+
+def _imported(name: str, folder: str) -> Any:
+    sys.path.insert(0, os.path.abspath(folder))
+    try:
+        return importlib.import_module(name)
+    except SemelError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigurationError(f"there is no module {error.name} in {os.path.abspath(folder)}") from error
+        raise ConfigurationError(f"{name} cannot be imported: {error}") from error
+    except Exception as error:
+        raise ConfigurationError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _made(target: str, factory: Any) -> Any:
+    try:
+        return factory()
+    except SemelError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"{target} failed: {type(error).__name__}: {error}") from error

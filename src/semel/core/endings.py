@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
+from semel.core.call import Call, Failed, Flow, Outcome, Pause, Request, describe_error
 from semel.core.encoding.serializers import NotSerializable
 from semel.core.ops import Claimed, Complete, Lookup, NotWritten, Record, Release
-from semel.core.outcomes import Call, Failed, Outcome, shown
-from semel.core.requests import Flow, Pause, Request
 from semel.core.states import State
 from semel.errors import LeaseLost, NotUndone, RecordTooLarge, ResultNotStored, StoreError
 from semel.observe import events
@@ -71,7 +70,7 @@ def failed(call: Call, claimed: Claimed, error: BaseException) -> Flow:
         except StoreError:
             held = None  # the lease will end by itself; the handler's own error matters more to the caller
         if held:
-            call.tell(events.FailureRemembered, claimed.attempt, shown(error))
+            call.tell(events.FailureRemembered, claimed.attempt, describe_error(error))
         elif held is False:
             call.tell(events.LeaseLost, claimed.attempt, claimed.token)
         return Failed(error)
@@ -92,7 +91,9 @@ def release(call: Call, claimed: Claimed, error: BaseException | None, *, to: St
     if held:
         if to is State.ABSENT and call.quota is not None:
             call.quota.released(call.tenant)
-        call.tell(events.Released, claimed.attempt, "" if error is None else shown(error), to is State.ABANDONED)
+        call.tell(
+            events.Released, claimed.attempt, "" if error is None else describe_error(error), to is State.ABANDONED
+        )
     else:
         call.tell(events.LeaseLost, claimed.attempt, claimed.token)
 
@@ -109,7 +110,7 @@ def _offer_again(
     except RecordTooLarge as too_large:
         error = too_large
     reason = f"{about}{error}"
-    for less, lost in call.shortened(op, result, reason):
+    for less, lost in call.shorter_completions(op, result, reason):
         if lost is None:
             call.tell(events.ResultDropped, reason)
         try:

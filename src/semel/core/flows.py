@@ -10,12 +10,27 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
+from semel.core.call import (
+    CANNOT_TELL,
+    NOT_DONE,
+    Await,
+    Call,
+    Declined,
+    Failed,
+    Flow,
+    NotRun,
+    Outcome,
+    Recover,
+    Recovered,
+    Request,
+    Returned,
+    Run,
+    Stopped,
+)
 from semel.core.encoding.serializers import NotSerializable
 from semel.core.endings import complete, failed, release, replay, superseded
 from semel.core.ops import INPUT, Claim, Claimed, Record, SaveStep
-from semel.core.outcomes import CANNOT_TELL, NOT_DONE, Call, Failed, Outcome, Recovered
 from semel.core.quota import admit
-from semel.core.requests import Await, Declined, Flow, Lost, NotRun, Recover, Request, Returned, Run
 from semel.core.states import DONE, State
 from semel.errors import (
     InProgress,
@@ -115,7 +130,7 @@ def _execute(call: Call, claimed: Claimed) -> Flow:
     if kind is Returned:
         return (yield from complete(call, claimed, outcome.value))
     call.writes = None
-    if kind is Lost:
+    if kind is Stopped:
         return (yield from superseded(call, claimed))
     if kind is Declined:
         to = State.ABANDONED if call.has_steps else State.ABSENT
@@ -131,7 +146,7 @@ def _execute(call: Call, claimed: Claimed) -> Flow:
 def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[Any] | Failed | None]:
     """Ask the hook what the abandoned attempt did. None: it did nothing, so run."""
     outcome = yield Recover(claimed)
-    if type(outcome) is Lost:
+    if type(outcome) is Stopped:
         return (yield from superseded(call, claimed))
     if type(outcome) is not Returned:
         # The hook failed, so nothing is known yet: leave the attempt abandoned, for the next call to ask again.
@@ -155,7 +170,7 @@ def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[An
     raise error
 
 
-def _keep_input(call: Call, claimed: Claimed) -> Generator[Request, Any, NotRun | Lost | None]:
+def _keep_input(call: Call, claimed: Claimed) -> Generator[Request, Any, NotRun | Stopped | None]:
     """Where the input is to be kept, before the handler runs. What came in the handler's place, or None."""
     if any(name == INPUT for name, _ in claimed.steps):
         return None
@@ -166,7 +181,7 @@ def _keep_input(call: Call, claimed: Claimed) -> Generator[Request, Any, NotRun 
         return None if call.policy.fails_open else NotRun(error)
     except NotSerializable as error:
         return NotRun(PolicyError(f"{call}: its input cannot be sealed, so nothing was run: {error}"))
-    return None if held else Lost()
+    return None if held else Stopped()
 
 
 def _unprotected() -> Flow:

@@ -66,13 +66,6 @@ class Existing:
     record: Record
 
 
-class Answer:
-    """What an owner's move is told: DONE, or STALE because the token is no longer the newest."""
-
-    DONE: Final = True
-    STALE: Final = False
-
-
 @value
 class Claim(Op["Claimed | Existing"]):
     """Win the right to run, take over an abandoned attempt, or see what is there."""

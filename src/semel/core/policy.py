@@ -71,16 +71,17 @@ def _finite(number: float) -> float:
         return float("inf")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Wait:
-    """Wait for the winner up to so many seconds, then its answer, or InProgress."""
+    """``on_duplicate=Wait("5s")``: a duplicate waits for the first call's answer instead of being turned away.
+
+    It returns that answer, or raises InProgress when the time is over.
+    """
 
     seconds: float
 
-
-def wait(duration: Duration) -> Wait:
-    """``on_duplicate=Wait("5s")``: a duplicate waits for the first call's answer instead of being turned away."""
-    return Wait(seconds(duration, "Wait"))
+    def __init__(self, duration: Duration) -> None:
+        object.__setattr__(self, "seconds", seconds(duration, "Wait"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from semel.errors import PolicyError, StoreError, TooManyKeys
 from semel.observe import events
 
 if TYPE_CHECKING:
-    from semel.core.outcomes import Call
+    from semel.core.call import Call
 
 __all__ = ["Meter", "Quota", "admit"]
 

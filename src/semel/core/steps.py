@@ -15,12 +15,12 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final
 
+from semel.core.call import Call
 from semel.core.encoding.canonical import encode_value
 from semel.core.encoding.serializers import PLAIN, NotSerializable, Serializer, decode_result
 from semel.core.encoding.snapshot import Kind
 from semel.core.keys import normalize_key
 from semel.core.ops import SaveStep
-from semel.core.outcomes import Call
 from semel.errors import PolicyError, RequestError, SnapshotUnreadable, StepMismatch
 
 __all__ = ["Journal", "Undo", "digest_of", "label", "mark_of"]

@@ -15,13 +15,24 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
+from semel.core.call import (
+    CANNOT_TELL,
+    NOT_DONE,
+    Call,
+    Failed,
+    Outcome,
+    Pause,
+    Recover,
+    Recovered,
+    Returned,
+    Run,
+    describe_error,
+)
 from semel.core.encoding.serializers import NotSerializable
 from semel.core.endings import replay
 from semel.core.flows import FIRST_POLL, SLOWEST_POLL, check_same_request, expired, turned_away
 from semel.core.ops import Claimed, Op, Record
-from semel.core.outcomes import CANNOT_TELL, NOT_DONE, Call, Failed, Outcome, Recovered, shown
 from semel.core.quota import admit
-from semel.core.requests import Pause, Recover, Returned, Run
 from semel.core.semantics import Row, may_take_over, same_request, show, state_of
 from semel.core.states import State, Takeover
 from semel.core.values import value
@@ -38,7 +49,16 @@ from semel.errors import (
 from semel.observe import events
 
 __all__ = [
-    "Conflicted", "Flow", "HandlersFault", "Keep", "Lock", "Occupied", "Refused", "Rollback", "pause_after", "transact",
+    "Flow",
+    "HandlerConflict",
+    "HandlersFault",
+    "Keep",
+    "Lock",
+    "Occupied",
+    "Rejected",
+    "Rollback",
+    "pause_after",
+    "transact",
 ]  # fmt: skip
 
 FIRST_PAUSE: Final = 0.004
@@ -93,14 +113,14 @@ class Rollback:
 
 
 @value
-class Refused:
+class Rejected:
     """The handler answered this, and that it will not do what was asked: its rows go, and the answer is remembered."""
 
     value: Any
 
 
 @value
-class Conflicted:
+class HandlerConflict:
     """The handler was stopped by the database for the sake of others: running it again is the cure."""
 
     error: BaseException
@@ -222,12 +242,12 @@ def _execute(call: Call, own: bool, row: Row | None, claimed: Claimed) -> Flow:
     kind = type(outcome)
     if kind is Returned:
         return (yield from _complete(call, own, row, claimed, outcome.value))
-    if kind is Refused:
+    if kind is Rejected:
         return (yield from _refused(call, row, claimed, outcome.value))
-    if kind is Conflicted:
+    if kind is HandlerConflict:
         if own:
             raise TransactionConflict(
-                f"{call}: the handler met another transaction ({shown(outcome.error)}); nothing was stored"
+                f"{call}: the handler met another transaction ({describe_error(outcome.error)}); nothing was stored"
             ) from outcome.error
         _not_kept(call, claimed)
         return Failed(outcome.error)
@@ -321,14 +341,14 @@ def _failed(call: Call, own: bool, row: Row | None, claimed: Claimed, error: Bas
         if own:
             yield Rollback()
     else:
-        call.tell(events.FailureRemembered, claimed.attempt, shown(error))
+        call.tell(events.FailureRemembered, claimed.attempt, describe_error(error))
     return Failed(error)
 
 
 def _freed(call: Call, claimed: Claimed, error: BaseException) -> Failed:
     """Nothing is left of the run, and the key is free again."""
     _not_kept(call, claimed)
-    call.tell(events.Released, claimed.attempt, shown(error), False)
+    call.tell(events.Released, claimed.attempt, describe_error(error), False)
     return Failed(error)
 
 

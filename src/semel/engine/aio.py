@@ -14,14 +14,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, Unpack, cast
 
+from semel.codec import Codec
+from semel.core.call import Await, Call, Failed, NotRun, Outcome, Pause, Raised, Recover, Returned, Run, Stopped
 from semel.core.encoding.serializers import Serializer
-from semel.core.encoding.snapshot import Codec
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claim, Claimed, Complete, Count, Existing, Lookup, Op, Record, Release, Resolve, Sweep, Swept
-from semel.core.outcomes import Call, Failed, Outcome
 from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
-from semel.core.requests import Await, Lost, NotRun, Pause, Raised, Recover, Returned, Run
 from semel.engine.aio_calls import AsyncCalls
 from semel.engine.declare.brackets import with_brackets
 from semel.engine.declare.declaration import AsyncOnce, Declaration, Selector
@@ -311,7 +310,7 @@ class AsyncSemel(AsyncCalls):
             del self._flights[id]
         flight.land()
 
-    async def _run(self, drive: Drive, claimed: Claimed | None, work: Handler) -> Returned | Raised | Lost:
+    async def _run(self, drive: Drive, claimed: Claimed | None, work: Handler) -> Returned | Raised | Stopped:
         """Run the handler in this task; its lease is kept alive until the call is settled, and if lost, cancels it."""
         lease = drive.hold(claimed)
         op = AsyncOperation(drive.call, lease, claimed, self.store.execute, self.store)
@@ -335,7 +334,7 @@ class AsyncSemel(AsyncCalls):
             return late.outcome
         except asyncio.CancelledError as error:
             if lease is not None and lease.lost and task is not None and task.cancelling() == cancels + 1:
-                return Lost()  # our own doing, and nobody else's
+                return Stopped()  # our own doing, and nobody else's
             return Raised(error)
         except BaseException as error:
             return Raised(await op.compensate(error))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, Unpack, overload
 
-from semel.core.outcomes import Call, Outcome
+from semel.core.call import Call, Outcome
 from semel.engine.declare.handlers import with_handle
 from semel.engine.guard import PolicyChanges
 from semel.engine.operation.operation import Operation

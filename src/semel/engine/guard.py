@@ -8,16 +8,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, TypedDict
 
+from semel.codec import Codec
+from semel.core.call import Call
 from semel.core.encoding.fingerprint import Arguments
-from semel.core.encoding.serializers import PLAIN, NotSerializable, Serializer, serializer_for
-from semel.core.encoding.snapshot import Codec
+from semel.core.encoding.serializers import PLAIN, NotSerializable, ResultSerializer, Serializer, serializer_for
 from semel.core.keys import KeyFormat, identity, normalize_key
 from semel.core.ops import Resolve
-from semel.core.outcomes import Call
 from semel.core.policy import Duration, Guarantee, OnAbandoned, OnInterrupted, OnStoreError, Policy, Remember, seconds
 from semel.core.quota import Meter, Quota
 from semel.core.states import State
 from semel.engine.declare.declaration import Declaration, Selector, check_name
+from semel.engine.ports import AsyncStore, Store
 from semel.errors import ConfigurationError, NotResolvable, PolicyError
 from semel.observe import events
 from semel.observe.events import Event, EventHook
@@ -50,6 +51,7 @@ class Guard:
     """Base of ``Semel`` and ``AsyncSemel``."""
 
     _awaited: ClassVar[bool] = False
+    store: Store | AsyncStore
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class Guard:
         self._data = Arguments(lambda fingerprint: None, "all", secret=secret)
         self._readable_keys = readable_keys
         self._sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
-        self._serializers: dict[Any, Serializer] = {}
+        self._serializers: dict[Any, ResultSerializer] = {}
         self._operations: set[str] = set()
         """Names that were checked; begun anew when there are many, for a program may make them as it runs."""
         self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
@@ -95,6 +97,12 @@ class Guard:
     def policy(self) -> Policy:
         """The policy of operations that do not say otherwise."""
         return self._policy
+
+    def add_event_hook(self, hook: EventHook) -> None:
+        """Also call ``hook`` with every event, after the hooks that are there already."""
+        first = self._hook
+        self._hook = _harmless(hook) if first is None else _both(first, _harmless(hook))
+        self._settings["on_event"] = self._hook
 
     def _declare(
         self,
@@ -162,11 +170,10 @@ class Guard:
         tenant: str,
         fingerprint: bytes,
         policy: Policy,
-        serializer: Serializer = PLAIN,
-        kind: type[Call] = Call,
+        serializer: ResultSerializer = PLAIN,
     ) -> Call:
         """A call under this guard's settings, for adapters; its parts are checked by whoever asks."""
-        return kind(
+        return Call(
             identity(tenant, operation, key),
             tenant,
             operation,
@@ -220,7 +227,7 @@ class Guard:
         if self._hook is not None:
             self._hook(events.Swept("", "", "", removed, unknown))
 
-    def _serializer(self, returns: Any) -> Serializer:
+    def _serializer(self, returns: Any) -> ResultSerializer:
         known = self._serializers.get(returns)
         if known is None:
             if len(self._serializers) >= REMEMBERED:
@@ -244,6 +251,14 @@ def checked_tenant(value: object) -> str:
 def _check_kind(name: str, given: object, wanted: type, example: str) -> None:
     if given is not None and not isinstance(given, wanted):
         raise ConfigurationError(f"{name}= is {example} or the like, not {type(given).__name__}")
+
+
+def _both(first: EventHook, second: EventHook) -> EventHook:
+    def call(event: Event) -> None:
+        first(event)
+        second(event)
+
+    return call
 
 
 def _harmless(hook: EventHook) -> EventHook:

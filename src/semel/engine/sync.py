@@ -15,14 +15,13 @@ from collections.abc import Callable
 from types import CoroutineType, TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
+from semel.codec import Codec
+from semel.core.call import Await, Call, Failed, NotRun, Outcome, Pause, Raised, Recover, Returned, Run
 from semel.core.encoding.serializers import Serializer
-from semel.core.encoding.snapshot import Codec
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Record, Resolve, Sweep, Swept
-from semel.core.outcomes import Call, Failed, Outcome
 from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
-from semel.core.requests import Await, NotRun, Pause, Raised, Recover, Returned, Run
 from semel.engine.calls import Calls
 from semel.engine.declare.brackets import with_brackets
 from semel.engine.declare.declaration import Declaration, Selector

@@ -1,15 +1,15 @@
-"""Flask: an extension that installs the middleware, and ``@action()`` on a view, below the route's own decorator.
+"""Flask: ``install`` protects an app, and ``@idempotent()`` declares a view, below the decorator of its route.
 
 ::
 
-    SemelFlask(app, guard=guard, tenant=lambda request: request.authorization.username)
+    install(app, guard=guard, tenant=lambda request: g.user.id)
 
     @app.post("/payments")
-    @action(ttl="24h")
+    @idempotent(ttl="24h")
     def pay(op: Operation): ...
 
-The claim is made just before the view runs: after ``before_request`` functions, so what they turn away is not claimed,
-and a replay is authorised as any request is.
+The claim is made just before the view runs. ``before_request`` functions run first: a request that they refuse is not
+claimed, and a replay is authorised like any other request.
 """
 
 from __future__ import annotations
@@ -36,20 +36,11 @@ from semel.errors import (
 )
 from semel.http.contract.conditional import check_match, etag, hold, let_go
 from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
-from semel.http.contract.middleware import check_tenant
 from semel.http.contract.rerun import RunAgain
-from semel.http.contract.rules import (
-    MAX_REQUEST_BODY,
-    Action,
-    Conditional,
-    Exempt,
-    Natural,
-    Rule,
-    check_max_request_body,
-)
+from semel.http.contract.routes import RouteTable
+from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
 from semel.http.in_transaction import connected
-from semel.http.wsgi.middleware import Idempotency, current_responder
-from semel.http.wsgi.responder import Environ
+from semel.http.wsgi.middleware import WSGIMiddleware, current_responder
 
 try:
     import flask
@@ -60,8 +51,7 @@ if TYPE_CHECKING:
     from flask import Flask, Request
 
 __all__ = [
-    "Action", "Conditional", "Natural", "SemelFlask", "action", "check_match", "conditional", "endpoints", "etag",
-    "exempt", "natural",
+    "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "install", "natural",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,135 +59,92 @@ TenantResolver: TypeAlias = "Callable[[Request], str | None]"
 NAME = "semel"
 
 
-class SemelFlask:
-    """``SemelFlask(app, guard=guard, tenant=…)``, or without an app, and ``init_app(app)`` later."""
+def install(
+    app: Flask,
+    *,
+    guard: Semel,
+    tenant: TenantResolver | None = None,
+    routes: RouteTable | None = None,
+    docs: str | None = None,
+    max_request_body: int = MAX_REQUEST_BODY,
+) -> None:
+    """Protect the app. Call it once, in the application factory if there is one.
 
-    def __init__(
-        self,
-        app: Flask | None = None,
-        *,
-        guard: Semel,
-        tenant: TenantResolver | None = None,
-        docs: str | None = None,
-        max_request_body: int = MAX_REQUEST_BODY,
-    ) -> None:
-        """
-        :param tenant: whose request it is, from Flask's request, when ``before_request`` functions have run; its
-            result scopes the keys.
-        :param docs: a page that explains the errors; linked from them.
-        :param max_request_body: bytes of a request's body that a claim takes; a longer one is refused with 413, as is one
-            above Flask's own ``MAX_CONTENT_LENGTH``.
-        """
-        check_tenant(tenant)
-        check_max_request_body(max_request_body)
-        self.guard = guard
-        self.tenant = tenant
-        self.docs = docs
-        self.max_request_body = max_request_body
-        if app is not None:
-            self.init_app(app)
-
-    def init_app(self, app: Flask) -> None:
-        """Install the middleware. Once for an app; other middlewares may be put around it, or be there already."""
-        if NAME in app.extensions:
-            raise ConfigurationError("SemelFlask is installed in this app already: one guard for one app")
-        app.extensions[NAME] = self
-        middleware = Idempotency(
-            app.wsgi_app,
-            guard=self.guard,
-            tenant=self.tenant and self._tenant,
-            docs=self.docs,
-            max_request_body=self.max_request_body,
-        )
-        middleware.known = lambda: endpoints(app)
-        self.middleware = middleware
-        app.wsgi_app = middleware  # type: ignore[method-assign]
-
-    def _tenant(self, environ: Environ) -> str | None:
-        return self.tenant(flask.request) if self.tenant is not None else None
-
-
-def action(base: Action | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a view that needs a key and happens once for it. Settings of ``Action`` and of ``Policy``.
-
-    GET, HEAD and OPTIONS of the same view are not concerned. A parameter annotated ``Operation`` is given the handle;
-    None, where the key is optional and was left out, or the method is one of those.
+    :param tenant: a function of the request that returns its tenant, which scopes the keys. It is called after the
+        ``before_request`` functions.
+    :param routes: rules of views that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
+    :param docs: the URL of a page that explains the errors; they link to it.
+    :param max_request_body: the longest request body in bytes; a longer one is refused with 413, as is one above
+        Flask's own ``MAX_CONTENT_LENGTH``.
     """
-    return _declare(Action.declared(base, **settings))
+    if NAME in app.extensions:
+        raise ConfigurationError("install() was called for this app already: one guard for one app")
+    middleware = WSGIMiddleware(
+        app.wsgi_app, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+        request=lambda environ: flask.request, endpoints=lambda: endpoints(app),
+    )  # fmt: skip
+    app.extensions[NAME] = middleware
+    app.wsgi_app = middleware  # type: ignore[method-assign]
 
 
-def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a view that changes only what is as the caller knows it (If-Match): see ``check_match``."""
-    return _declare(Conditional.declared(base, **settings))
+def _protect(view: F, rule: Rule) -> F:
+    if isinstance(rule, Exempt):
+        return exempted(view, rule)
+    check_declarable(view)
+    view = connected(view, rule)
+    hints = _hints(view)
+    handle = handle_parameter(hints)
+    if handle is not None and AsyncOperation in (typing.get_args(hints[handle]) or (hints[handle],)):
+        raise PolicyError(f"{view.__qualname__}: annotate {handle} with Operation: the guard of a Flask app is sync")
+
+    @functools.wraps(view)
+    def endpoint(*args: Any, **kwargs: Any) -> Any:
+        responder = current_responder()
+        operation = preconditions = None
+        if responder is not None:
+            responder.max_request_body = flask.request.max_content_length
+            if not responder.claim(rule):
+                return flask.Response(status=204)  # it takes the view's place; the middleware sends the real one
+            preconditions = responder.preconditions
+            if responder.attempt is not None:
+                operation = responder.attempt.operation
+        if handle is not None:
+            kwargs[handle] = operation
+        token, held = running.set(operation), hold(preconditions)
+        try:
+            result = flask.current_app.ensure_sync(view)(*args, **kwargs)
+            if operation is not None:
+                operation.leave()
+            return result
+        except PreconditionError as error:
+            if responder is None:
+                raise
+            responder.refuse(error)
+            flask.abort(error.status)  # for teardown functions; the middleware sends the real answer
+        except Exception as error:
+            if responder is not None and responder.conflicts(error):
+                if responder.give_way(error):
+                    raise RunAgain from error
+                flask.abort(TransactionConflict.status)
+            raised = error if operation is None else operation.compensate(error)
+            if responder is not None and isinstance(raised, NotUndone):
+                responder.refuse(raised)
+                flask.abort(raised.status)
+            if raised is error:
+                raise
+            raise raised from error
+        finally:
+            running.reset(token)
+            let_go(held)
+
+    endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
+    replaced(view)
+    return cast(F, endpoint)
 
 
-def natural(base: Natural | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a view whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
-    return _declare(Natural.declared(base, **settings))
-
-
-def exempt(reason: str) -> Callable[[F], F]:
-    """Declare that a view is left alone, and why: only the report at start-up is silenced."""
-    rule = Exempt(reason)
-    return lambda view: exempted(view, rule)
-
-
-def _declare(rule: Rule) -> Callable[[F], F]:
-    def decorate(view: F) -> F:
-        check_declarable(view)
-        view = connected(view, rule)
-        hints = _hints(view)
-        handle = handle_parameter(hints)
-        if handle is not None and AsyncOperation in (typing.get_args(hints[handle]) or (hints[handle],)):
-            raise PolicyError(
-                f"{view.__qualname__}: annotate {handle} with Operation: the guard of a Flask app is sync"
-            )
-
-        @functools.wraps(view)
-        def endpoint(*args: Any, **kwargs: Any) -> Any:
-            responder = current_responder()
-            operation = preconditions = None
-            if responder is not None:
-                responder.max_request_body = flask.request.max_content_length
-                if not responder.claim(rule):
-                    return flask.Response(status=204)  # it takes the view's place; the middleware sends the real one
-                preconditions = responder.preconditions
-                if responder.attempt is not None:
-                    operation = responder.attempt.operation
-            if handle is not None:
-                kwargs[handle] = operation
-            token, held = running.set(operation), hold(preconditions)
-            try:
-                result = flask.current_app.ensure_sync(view)(*args, **kwargs)
-                if operation is not None:
-                    operation.leave()
-                return result
-            except PreconditionError as error:
-                if responder is None:
-                    raise
-                responder.refuse(error)
-                flask.abort(error.status)  # for teardown functions; the middleware sends the real answer
-            except Exception as error:
-                if responder is not None and responder.conflicts(error):
-                    if responder.give_way(error):
-                        raise RunAgain from error
-                    flask.abort(TransactionConflict.status)
-                raised = error if operation is None else operation.compensate(error)
-                if responder is not None and isinstance(raised, NotUndone):
-                    responder.refuse(raised)
-                    flask.abort(raised.status)
-                if raised is error:
-                    raise
-                raise raised from error
-            finally:
-                running.reset(token)
-                let_go(held)
-
-        endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
-        replaced(view)
-        return cast(F, endpoint)
-
-    return decorate
+_declare = Decorators(_protect)
+idempotent, conditional = _declare.idempotent, _declare.conditional
+natural, exempt = _declare.natural, _declare.exempt
 
 
 def endpoints(app: Flask) -> list[Endpoint]:

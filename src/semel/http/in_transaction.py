@@ -3,7 +3,7 @@
 ::
 
     @app.post("/payments", status_code=201)
-    @action(connection=sessions, connection_parameter="session")          # sessions = async_sessionmaker(engine)
+    @idempotent(connection=sessions, connection_parameter="session")   # sessions = async_sessionmaker(engine)
     async def pay(payment: Payment, session: AsyncSession):
         session.add(Row(...))                              # no commit: Semel commits, before the answer leaves
         return {...}
@@ -25,13 +25,13 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
-from semel.core.outcomes import Call, Outcome
+from semel.core.call import Call, Outcome
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.operation.operation import current_operation
 from semel.engine.transaction.attempts import AsyncTransactionAttempt, TransactionAttempt, begin, begin_async
 from semel.errors import PolicyError, SemelError, StoreUnavailable, TransactionConflict
 from semel.http.contract.rerun import Rerun
-from semel.http.contract.rules import Action, Rule
+from semel.http.contract.rules import Idempotent, Rule
 
 if TYPE_CHECKING:
     from semel.engine.aio import AsyncSemel
@@ -148,18 +148,19 @@ class OpensInLoop(Protocol):
 
 def connected(function: F, rule: Rule) -> F:
     """The handler with its connection filled in, where the rule names a parameter for it."""
-    if isinstance(rule, Action) and rule.connection is not None and not callable(rule.connection):
+    if isinstance(rule, Idempotent) and rule.connection is not None and not callable(rule.connection):
         raise PolicyError(
             f"connection= is a function that opens a connection or session, such as engine.connect, not "
-            f"{rule.transaction!r}"
+            f"{rule.connection!r}"
         )
-    parameter = rule.connection_parameter if isinstance(rule, Action) else None
+    parameter = rule.connection_parameter if isinstance(rule, Idempotent) else None
     if parameter is None:
         return function
     signature = inspect.signature(function)
     if parameter not in signature.parameters:
         raise PolicyError(
-            f"connection_parameter={parameter!r} names no parameter; there are: {', '.join(signature.parameters) or 'none'}"
+            f"connection_parameter={parameter!r} names no parameter; there are: "
+            f"{', '.join(signature.parameters) or 'none'}"
         )
     inner: Any
     if inspect.iscoroutinefunction(function):

@@ -1,11 +1,11 @@
-"""Litestar: a plugin that installs the middleware, and ``@action()`` on a handler, below the route's own decorator.
+"""Litestar: a plugin that installs the middleware, and ``@idempotent()`` on a handler, below the route's own decorator.
 
 ::
 
     app = Litestar([pay], plugins=[SemelPlugin(guard=guard, tenant=lambda request: request.user.id)])
 
     @post("/payments")
-    @action(ttl="24h")
+    @idempotent(ttl="24h")
     async def pay(data: Payment, op: AsyncOperation) -> Receipt: ...
 
 The claim is made after guards, dependencies and the validation of the data, just before the function runs.
@@ -17,18 +17,17 @@ import copy
 import dataclasses
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, cast
 from urllib.parse import unquote
 
 from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError, MissingDependency, PolicyError
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.messages import App, Receive, Scope, Send
-from semel.http.asgi.middleware import Idempotency, current_responder
+from semel.http.asgi.middleware import ASGIMiddleware, current_responder
 from semel.http.contract.conditional import check_match, etag
-from semel.http.contract.inventory import Endpoint, declared_rule, exempted
-from semel.http.contract.middleware import check_tenant
-from semel.http.contract.rules import MAX_REQUEST_BODY, Action, Conditional, Exempt, Natural, Rule
+from semel.http.contract.inventory import Endpoint, declared_rule
+from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Idempotent, Rule
 from semel.http.describe.litestar import document_litestar
 
 try:
@@ -45,11 +44,9 @@ except ImportError as error:
     raise MissingDependency("litestar", "litestar") from error
 
 __all__ = [
-    "Action", "Conditional", "Natural", "SemelPlugin", "action", "check_match", "conditional", "endpoints", "etag",
-    "exempt", "natural",
+    "SemelPlugin", "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "natural",
 ]  # fmt: skip
 
-F = TypeVar("F", bound=Callable[..., Any])
 TenantResolver: TypeAlias = "Callable[[Request[Any, Any, Any]], str | Awaitable[str | None] | None]"
 _EXPOSED: Final = ("Idempotency-Key", "Idempotent-Replayed", "Retry-After", "Link")
 
@@ -66,15 +63,13 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         max_request_body: int = MAX_REQUEST_BODY,
     ) -> None:
         """
-        :param tenant: whose request it is, from Litestar's request, when guards and dependencies have run; its result
-            scopes the keys. It may be an ``async def``.
-        :param docs: a page that explains the errors; linked from them.
-        :param max_request_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
+        :param tenant: a function of the request that returns its tenant, which scopes the keys. It is called after
+            guards and dependencies, and may be async.
+        :param docs: the URL of a page that explains the errors; they link to it.
+        :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
         """
-        check_tenant(tenant)
-        self.tenant = tenant
-        self.middleware = Idempotency(
-            _nothing, guard=guard, tenant=tenant and self._tenant, docs=docs, max_request_body=max_request_body
+        self.middleware = ASGIMiddleware(
+            _nothing, guard=guard, tenant=tenant, docs=docs, max_request_body=max_request_body, request=Request
         )
         self._exposed: list[str] = []
 
@@ -98,15 +93,15 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
                 continue
             if handler.has_sync_callable:
                 raise ConfigurationError(f"{handler}: a plain def would block the event loop; add sync_to_thread=True")
-            if isinstance(rule, Action):
+            if isinstance(rule, Idempotent):
                 self.middleware.keep(rule)
                 if handler.cache:
                     raise ConfigurationError(f"{handler}: cache= answers without a claim; leave it out")
-                if (name := rule.replay_marker.decode("latin-1").title()) not in self._exposed:
+                if (name := rule.replay_marker.title()) not in self._exposed:
                     self._exposed.append(name)
             _let_answers_pass(handler)
 
-    def _around(self, app: App) -> Idempotency:
+    def _around(self, app: App) -> ASGIMiddleware:
         """The middleware around one route; they share all but that."""
         around = copy.copy(self.middleware)
         around._reported = True  # the hook at start-up does it, for all of them
@@ -122,32 +117,8 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         return around
 
     def _report(self, app: Litestar) -> None:
-        self.middleware.known = lambda: endpoints(app)
+        self.middleware.list_endpoints = lambda: endpoints(app)
         self.middleware.report()
-
-    def _tenant(self, scope: Any) -> str | Awaitable[str | None] | None:
-        return self.tenant(Request(scope)) if self.tenant is not None else None
-
-
-def action(base: Action | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a handler that needs a key and happens once for it. Settings of ``Action`` and of ``Policy``."""
-    return _declare(Action.declared(base, **settings))
-
-
-def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a handler that changes only what is as the caller knows it (If-Match): see ``check_match``."""
-    return _declare(Conditional.declared(base, **settings))
-
-
-def natural(base: Natural | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a handler whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
-    return _declare(Natural.declared(base, **settings))
-
-
-def exempt(reason: str) -> Callable[[F], F]:
-    """Declare that a handler is left alone, and why: only the report at start-up is silenced."""
-    rule = Exempt(reason)
-    return lambda function: exempted(_below_the_route(function), rule)
 
 
 def endpoints(app: Litestar) -> list[Endpoint]:
@@ -161,14 +132,15 @@ def endpoints(app: Litestar) -> list[Endpoint]:
     ]
 
 
-def _declare(rule: Rule) -> Callable[[F], F]:
-    return lambda function: protect(_below_the_route(function), rule, _Blank, _refused)
-
-
-def _below_the_route(function: F) -> F:
+def _protect(function: Any, rule: Rule) -> Any:
     if isinstance(function, BaseRouteHandler):
         raise PolicyError(f"{function}: put the route's decorator on top, @post(…), and this one below it")
-    return function
+    return protect(function, rule, _Blank, _refused)
+
+
+_declare = Decorators(_protect)
+idempotent, conditional = _declare.idempotent, _declare.conditional
+natural, exempt = _declare.natural, _declare.exempt
 
 
 class _Blank(Response[None]):

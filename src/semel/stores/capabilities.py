@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
-__all__ = ["STORES", "TRAITS", "Capabilities"]
+__all__ = ["STORES", "TRAITS", "StoreKind"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capabilities:
+class StoreKind:
     """One kind of store."""
 
     name: str
@@ -50,16 +50,16 @@ class Capabilities:
             store = self.store()
             declared = {
                 "wakes": self.wakes,
-                "transactions": hasattr(store, "adopt"),
-                "writes": hasattr(store, "accept"),
-                "counts": bool(getattr(store, "counts", False)),
-                "resumes": bool(getattr(store, "resumes", False)),
+                "transactions": store.adopt is not None,
+                "writes": store.accept is not None,
+                "counts": store.counts,
+                "resumes": store.resumes,
             }
         told = {**vars(self), **declared}
         return {name: told[name] for name in TRAITS}
 
 
-BEHIND: Final = "as the truth"
+BEHIND: Final = "as the primary"
 """Said of a tiered store: the store behind its cache decides."""
 TRAITS: Final = {
     "extra": "extra to install",
@@ -77,31 +77,31 @@ TRAITS: Final = {
 """What is compared, in words."""
 
 STORES: Final = (
-    Capabilities(
+    StoreKind(
         name="memory", example="memory:", schemes=("memory",), extra="none",
         sync="semel.stores.memory:MemoryStore", aio="semel.stores.memory:AsyncMemoryStore",
         shared_by="one process", survives="nothing", clock="the process's",
         wakes=True, expiry="by sweeps", atomic_by="lock",
     ),
-    Capabilities(
+    StoreKind(
         name="SQLite", example="sqlite:///…", schemes=("sqlite",), extra="none",
         sync="semel.stores.sqlite:SQLiteStore", aio="semel.stores.sqlite:AsyncSQLiteStore",
         shared_by="one machine", survives="power cuts", clock="the machine's",
         wakes=False, expiry="by sweeps", atomic_by="transaction",
     ),
-    Capabilities(
+    StoreKind(
         name="PostgreSQL", example="postgresql://…", schemes=("postgresql", "postgres"), extra="postgres, asyncpg",
         sync="semel.stores.postgres:PostgresStore", aio="semel.stores.postgres:AsyncPostgresStore",
         shared_by="all machines", survives="as the server", clock="the server's",
         wakes=True, expiry="by sweeps", atomic_by="statement",
     ),
-    Capabilities(
+    StoreKind(
         name="MySQL", example="mysql://…", schemes=("mysql", "mariadb"), extra="mysql, asyncmy",
         sync="semel.stores.mysql:MySQLStore", aio="semel.stores.mysql:AsyncMySQLStore",
         shared_by="all machines", survives="as the server", clock="the server's",
         wakes=False, expiry="by sweeps", atomic_by="transaction",
     ),
-    Capabilities(
+    StoreKind(
         name="Redis", example="redis://…",
         schemes=("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster",
                  "unix"),
@@ -109,16 +109,16 @@ STORES: Final = (
         shared_by="all machines", survives="as it is set up", clock="the server's",
         wakes=True, expiry="by themselves", atomic_by="script",
     ),
-    Capabilities(
+    StoreKind(
         name="DynamoDB", example="dynamodb://region/table", schemes=("dynamodb",), extra="dynamodb, aiobotocore",
         sync="semel.stores.dynamodb:DynamoDBStore", aio="semel.stores.dynamodb:AsyncDynamoDBStore",
         shared_by="all machines", survives="as the service", clock="the service's",
         wakes=False, expiry="by themselves", atomic_by="conditional write",
     ),
-    Capabilities(
+    StoreKind(
         name="tiered", example="tiered:…,redis://…", schemes=("tiered",), extra="redis",
         sync="semel.stores.tiered:TieredStore", aio="semel.stores.tiered:AsyncTieredStore",
-        shared_by=BEHIND, survives=BEHIND, clock="the truth's",
+        shared_by=BEHIND, survives=BEHIND, clock="the primary's",
         wakes=None, expiry=BEHIND, atomic_by=BEHIND,
     ),
 )  # fmt: skip

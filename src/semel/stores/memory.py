@@ -131,6 +131,8 @@ class MemoryStore:
     wakes = True
     counts = True
     resumes = True
+    adopt = None
+    accept = None
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, max_records: int = MAX_RECORDS) -> None:
         """
@@ -168,6 +170,8 @@ class AsyncMemoryStore:
     wakes = True
     counts = True
     resumes = True
+    adopt = None
+    accept = None
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, max_records: int = MAX_RECORDS) -> None:
         """As of ``MemoryStore``."""

@@ -165,6 +165,7 @@ class SQLiteStore:
     wakes = False
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,
@@ -225,6 +226,7 @@ class AsyncSQLiteStore:
     wakes = False
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,

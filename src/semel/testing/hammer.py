@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-from semel.core.outcomes import NOT_DONE, Recovered, Verdict
+from semel.core.call import NOT_DONE, Recovered, Verdict
 from semel.engine.operation.operation import INJECTED, Operation, OperationHandle, current_operation
 from semel.engine.ports import Store
 from semel.engine.sync import Semel

@@ -10,8 +10,8 @@ from semel.cli.measuring.dynamodb import dynamodb
 from semel.cli.measuring.local import memory, sqlite
 from semel.cli.measuring.redis import copies, redis
 from semel.cli.measuring.samples import Sample
+from semel.cli.measuring.sizing import Measured
 from semel.cli.measuring.sql import mysql, postgres
-from semel.cli.sizing import Measured
 from semel.errors import StoreURLError
 from semel.stores.urls import tiers
 
@@ -30,10 +30,10 @@ def measure(url: str, sample: Sample) -> list[Measured]:
 
 
 def _tiered(url: str, sample: Sample) -> list[Measured]:
-    from semel.stores.tiered.redis_commands import settings_of
+    from semel.stores.tiered.copies import cache_settings
 
     primary, cache = tiers(url)
-    settings_of(cache, None, "5s", "5s")  # refused before anything is written
+    cache_settings(cache, None, "5s", "5s")  # refused before anything is written
     measured, cached = measure(primary, sample), copies(cache, sample.again())
     if any(each.records for each in cached):
         seldom = "each retry that the cache has no copy of"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from semel.cli.measuring.samples import Sample
-from semel.cli.sizing import Measured, Work, in_pages
+from semel.cli.measuring.sizing import Measured, Work, in_pages
 from semel.errors import StoreUnavailable
 from semel.stores.urls import sqlite_path
 

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 from typing import Any, Final
 
 from semel.cli.measuring.samples import Sample
-from semel.cli.sizing import Measured, Work
+from semel.cli.measuring.sizing import Measured, Work
 from semel.core.policy import seconds
 from semel.errors import SemelError, StoreUnavailable
 

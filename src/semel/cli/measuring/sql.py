@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 from typing import Final
 
 from semel.cli.measuring.samples import Sample
-from semel.cli.sizing import Measured, Work, in_pages
+from semel.cli.measuring.sizing import Measured, Work, in_pages
 from semel.errors import StoreUnavailable, StoreUncertain
 
 __all__ = ["mysql", "postgres"]

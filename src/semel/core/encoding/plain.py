@@ -1,13 +1,13 @@
-"""Plain data ↔ bytes: JSON, and tagged JSON for what JSON has no word for.
+"""The serializer of plain data: JSON, with tags for the types that JSON lacks.
 
-Every value comes back exactly as it was, with its type: ``1``, ``True`` and ``1.0`` stay apart, a tuple is no list.
-What is only JSON (None, bool, int, float, str, list, dict with str keys; exact types) is written as JSON. Anything
-else plain is written as ``+`` and JSON in which an object with the single key ``$name`` is a tag: ``{"$tuple": [1]}``.
-In that form a dict of the user's with a key that starts with ``$`` is written as tagged pairs, so no value can be
-taken for a tag.
+Every value comes back exactly as it was, with its type: ``1``, ``True`` and ``1.0`` stay apart, and a tuple does not
+become a list. A value that JSON can express (None, bool, int, float, str, list, dict with str keys; exact types) is
+written as JSON. Other plain data is written as ``+`` followed by JSON in which an object with a single key ``$name`` is
+a tag: ``{"$tuple": [1]}``. In that form a user's dict with a key that starts with ``$`` is written as tagged pairs, so
+no value can be mistaken for a tag.
 
-A subclass (an IntEnum, a named tuple, a defaultdict) or any other object is refused: it would come back as something
-else. ``structural.py`` builds on the rules here for values whose annotation says what they are.
+A subclass (an IntEnum, a named tuple, a defaultdict) or any other object is refused, because it would come back as
+something else. ``typed.py`` builds on these rules for values whose class an annotation names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from semel.core.encoding.snapshot import NotSerializable, SnapshotUnreadable
+from semel.core.encoding.snapshot import Kind, NotSerializable, SnapshotUnreadable
 
 __all__ = [
     "MAX_DEPTH",
@@ -30,6 +30,7 @@ __all__ = [
     "Lift",
     "Lower",
     "PlainSerializer",
+    "ValueSerializer",
     "decode_tree",
     "encode_tree",
     "lift",
@@ -40,25 +41,27 @@ __all__ = [
 ]
 
 MAX_DEPTH = 100
-"""Levels of nesting that are stored. A recursive structure runs into it, long before Python's own recursion limit."""
+"""How many levels of nesting are stored. A structure that contains itself is refused here, long before Python's own
+recursion limit.
+"""
 
 Lower = Callable[[Any, int], Any]
-"""(value, levels left) → a tree that JSON can write; raises :class:`NotSerializable`."""
+"""(value, levels left) → a tree that JSON can write. Raises :class:`NotSerializable`."""
 Lift = Callable[[Any], Any]
-"""The tree → the value; any exception means that the tree was not written by the matching :data:`Lower`."""
+"""tree → value. Any exception means that the tree was not written by the matching :data:`Lower`."""
 
 
 # Beyond this, int ↔ decimal text may be refused (sys.set_int_max_str_digits goes down to 640 digits): hex is not.
 _BIG: Final = 10**600
 
-# Circles are caught by the walk, which also bounds the depth.
+# No check for circular references: the walk over the value bounds the depth.
 _encoder: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
 
 
 def _make_encode() -> Callable[[Any], str]:
-    """JSONEncoder makes its C encoder anew for every value, at half the price of a small one: make it once."""
+    """Return a function that encodes JSON with one C encoder. JSONEncoder would create one for every value."""
     make = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:  # another Python than CPython
+    if make is None:  # not CPython
         return _encoder.encode
     chunks = make(None, _encoder.default, json.encoder.encode_basestring, None, ":", ",", False, False, False)
     return lambda value: "".join(chunks(value, 0))
@@ -74,7 +77,23 @@ def _no_constant(name: str) -> Any:
 _decode: Final = json.JSONDecoder(parse_constant=_no_constant).raw_decode
 
 
-class PlainSerializer:
+class ValueSerializer:
+    """The part of ``ResultSerializer`` that is the same for all results of functions."""
+
+    kind = Kind.VALUE
+
+    def shorten(self, value: Any) -> None:
+        """There is no smaller version of a function's result."""
+        return
+
+    def has_effect(self, value: Any) -> bool:
+        return True
+
+    def convert(self, value: Any) -> Any:
+        return value
+
+
+class PlainSerializer(ValueSerializer):
     """The serializer of functions whose return annotation names no class to rebuild."""
 
     name = "json"
@@ -86,33 +105,33 @@ class PlainSerializer:
             if _only_json((value,), MAX_DEPTH):
                 return _encode(value).encode("utf-8", "surrogatepass")
         except (ValueError, RecursionError):
-            pass  # a NaN or an infinity, which get a tag; or little stack left, which is refused below
+            pass  # a NaN or an infinity, which gets a tag; or too little stack is left, which is refused below
         return encode_tree(lower, value)
 
     def decode(self, payload: bytes) -> Any:
         return decode_tree(lift, payload)
 
 
-def encode_tree(lowered: Lower, value: Any) -> bytes:
-    """The tagged form of a value, by the rule given."""
+def encode_tree(lower_value: Lower, value: Any) -> bytes:
+    """Return the tagged form of a value. ``lower_value`` turns the value into a tree."""
     try:
-        return b"+" + _encode(lowered(value, MAX_DEPTH)).encode("utf-8", "surrogatepass")
+        return b"+" + _encode(lower_value(value, MAX_DEPTH)).encode("utf-8", "surrogatepass")
     except RecursionError as exc:
         raise NotSerializable("the result is nested too deeply for the stack that is left here") from exc
 
 
-def decode_tree(lifted: Lift, payload: bytes) -> Any:
-    """The value that was written: as JSON, or in tagged form by the rule that ``lifted`` undoes."""
+def decode_tree(lift_tree: Lift, payload: bytes) -> Any:
+    """Return the value of a payload: plain JSON, or the tagged form, whose tree ``lift_tree`` turns into a value."""
     try:
         text = str(payload, "utf-8", "surrogatepass")
         tagged = text[:1] == "+"
         tree, end = _decode(text, 1 if tagged else 0)
         if end != len(text):
             raise ValueError("there is text after the value")
-        return lifted(tree) if tagged else tree
+        return lift_tree(tree) if tagged else tree
     except SnapshotUnreadable:
         raise
-    except Exception as exc:  # whatever the bytes are, the reader gets one kind of error
+    except Exception as exc:  # the reader gets one kind of error, whatever the bytes are
         raise SnapshotUnreadable(f"the stored result is corrupt ({type(exc).__name__} while decoding it)") from exc
 
 
@@ -122,7 +141,7 @@ _ATOMS: Final = frozenset((NoneType, bool, str, float))
 
 
 def _only_json(values: Iterable[Any], depth: int) -> bool:
-    """Whether JSON alone brings these back. Exact types; NaN and infinities are left to the encoder to find."""
+    """Whether JSON can express these values. Only exact types count. The encoder finds NaN and infinities."""
     for value in values:
         kind = type(value)
         if kind in _ATOMS:
@@ -144,7 +163,7 @@ def _only_json(values: Iterable[Any], depth: int) -> bool:
 
 
 def lower(value: Any, depth: int) -> Any:
-    """The tagged tree of a plain value."""
+    """Return the tagged tree of a plain value."""
     rule = _LOWER.get(type(value))
     if rule is None:
         raise NotSerializable(
@@ -158,7 +177,7 @@ def lower(value: Any, depth: int) -> Any:
 
 
 def lift(tree: Any) -> Any:
-    """The value of a tagged tree."""
+    """Return the value of a tagged tree."""
     if type(tree) is list:
         return [lift(item) for item in tree]
     if type(tree) is not dict:
@@ -176,7 +195,7 @@ def lift(tree: Any) -> Any:
 
 
 def tag_of(tree: Any) -> tuple[str, Any]:
-    """The tag of a tree and its body; ``("", None)`` where it has none."""
+    """Return the tag of a tree and its body, or ``("", None)`` if it has no tag."""
     if type(tree) is dict and len(tree) == 1:
         ((tag, body),) = tree.items()
         if tag[:1] == "$":

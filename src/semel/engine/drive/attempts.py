@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from semel.core.outcomes import Outcome
-from semel.core.requests import Declined, Lost, Raised, Returned
+from semel.core.call import Declined, Outcome, Raised, Returned, Stopped
 
 if TYPE_CHECKING:
+    from semel.core.call import Call
     from semel.core.ops import Claimed, Op
-    from semel.core.outcomes import Call
     from semel.engine.aio import AsyncSemel
     from semel.engine.drive.drive import Drive
     from semel.engine.drive.leases import Lease
@@ -148,7 +147,7 @@ class LeasedAttempt:
         return self._guard._end(self._drive, Declined(value))
 
     def lost(self) -> Outcome[Any]:
-        return self._guard._end(self._drive, Lost())
+        return self._guard._end(self._drive, Stopped())
 
     def conflicts(self, error: BaseException) -> bool:
         return False
@@ -193,7 +192,7 @@ class AsyncLeasedAttempt:
         return self._guard._end(self._drive, Declined(value))
 
     def lost(self) -> Awaitable[Outcome[Any]]:
-        return self._guard._end(self._drive, Lost())
+        return self._guard._end(self._drive, Stopped())
 
     def conflicts(self, error: BaseException) -> bool:
         return False

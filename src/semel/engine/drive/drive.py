@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from semel.core.call import Call, Flow
 from semel.core.flows import perform
 from semel.core.ops import Claimed
-from semel.core.outcomes import Call
-from semel.core.requests import Flow
 from semel.engine.drive.flights import Flight
 from semel.engine.drive.leases import Lease
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from semel.core.call import Call
 from semel.core.ops import Renew
-from semel.core.outcomes import Call
 from semel.observe import events
 
 __all__ = ["Lease", "Leases"]

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
-from semel.core.requests import Raised, Returned
+from semel.core.call import Raised, Returned
 from semel.engine.drive.drive import Drive
 from semel.engine.drive.flights import Flight
 

@@ -11,11 +11,11 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Final
 
+from semel.core.call import Call, describe_error
 from semel.core.encoding.serializers import PLAIN, Serializer, serializer_for
 from semel.core.endings import SETTLE_PAUSES
 from semel.core.keys import derive
 from semel.core.ops import Claimed, Op, SaveStep
-from semel.core.outcomes import Call, shown
 from semel.core.policy import Policy
 from semel.core.steps import Journal, label
 from semel.engine.drive.leases import Lease
@@ -65,7 +65,7 @@ class OperationHandle:
         self._journal: Journal | None = None
         self._store = store
         if store is not None:
-            call.accept = getattr(store, "accept", None)
+            call.accept = store.accept
         self._made: dict[Any, Any] = {}
         self.connection: Any = None
         """Where the handler's own rows go, in a route whose transaction Semel opens and commits."""
@@ -191,8 +191,8 @@ class OperationHandle:
             return None
         if self._store is None:
             raise ConfigurationError(
-                f"{self._call}: connection= needs a handler of its guard's own kind, a def under Semel or an async def under "
-                "AsyncSemel: this one is bridged to a guard of the other kind"
+                f"{self._call}: connection= needs a handler of its guard's own kind, a def under Semel or an async "
+                "def under AsyncSemel: this one is bridged to a guard of the other kind"
             )
         from semel.engine.transaction.sync import unit_of
 
@@ -253,7 +253,7 @@ class OperationHandle:
             return error
         names = ", ".join(f"{name!r} ({why})" for name, why in failed)
         left = NotUndone(
-            f"{self._call} failed with {shown(error)}, and could not be undone: {names}. "
+            f"{self._call} failed with {describe_error(error)}, and could not be undone: {names}. "
             "See to these by hand, then release() it",
             tuple(name for name, _ in failed),
         )

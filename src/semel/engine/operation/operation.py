@@ -14,9 +14,9 @@ from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from typing import Any, TypeVar, overload
 
+from semel.core.call import describe_error
 from semel.core.flows import claim_of
 from semel.core.ops import SaveStep
-from semel.core.outcomes import shown
 from semel.core.steps import Undo, digest_of, mark_of
 from semel.engine.operation.handle import (
     INJECTED,
@@ -64,8 +64,8 @@ class Operation(OperationHandle):
 
         :param args: for the function; a re-run that gives it others is refused.
         :param undo: called with what the step returned, when the operation fails later on.
-        :param connection: the connection or session, in a transaction, that the function writes its rows on. The step is
-            remembered in that transaction: when you commit it both are there, when you roll it back neither is.
+        :param connection: the connection or session, in a transaction, that the function writes its rows on. The step
+            is remembered in that transaction: a commit keeps both, a rollback undoes both.
         """
         self._alone(name)
         with self._one_at_a_time():
@@ -129,9 +129,9 @@ class Operation(OperationHandle):
                 what.function(what.value)
                 break
             except Exception as error:
-                self._call.tell(events.UndoFailed, what.name, shown(error))
+                self._call.tell(events.UndoFailed, what.name, describe_error(error))
                 if pause is None:
-                    return shown(error)
+                    return describe_error(error)
             time.sleep(pause)
         self._keep(self.journal.undone, what.name)
         return None
@@ -217,8 +217,8 @@ class AsyncOperation(OperationHandle):
         :param function: an ``async def``, or a plain function that does not block.
         :param args: for the function; a re-run that gives it others is refused.
         :param undo: called with what the step returned, when the operation fails later on.
-        :param connection: the connection or session, in a transaction, that the function writes its rows on. The step is
-            remembered in that transaction: when you commit it both are there, when you roll it back neither is.
+        :param connection: the connection or session, in a transaction, that the function writes its rows on. The step
+            is remembered in that transaction: a commit keeps both, a rollback undoes both.
         """
         self._alone(name)
         async with self._one_at_a_time():
@@ -290,9 +290,9 @@ class AsyncOperation(OperationHandle):
                     await given
                 break
             except Exception as error:
-                self._call.tell(events.UndoFailed, what.name, shown(error))
+                self._call.tell(events.UndoFailed, what.name, describe_error(error))
                 if pause is None:
-                    return shown(error)
+                    return describe_error(error)
             await sleep(pause)
         await self._keep(self.journal.undone, what.name)
         return None

@@ -8,12 +8,11 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
+from semel.core.call import Call, Failed, Outcome, Pause, Raised, Recover, Returned, Run
 from semel.core.encoding.serializers import Serializer
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claimed
-from semel.core.outcomes import Call, Failed, Outcome
-from semel.core.requests import Pause, Raised, Recover, Returned, Run
-from semel.core.transactional import Conflicted, Flow, Keep, Lock, Rollback, transact
+from semel.core.transactional import Flow, HandlerConflict, Keep, Lock, Rollback, transact
 from semel.engine.declare.brackets import with_brackets
 from semel.engine.declare.declaration import Selector
 from semel.engine.declare.handlers import with_handle
@@ -188,7 +187,7 @@ class AsyncTransactions(Guard):
 
     async def _work(
         self, unit: AsyncUnit, call: Call, claimed: Claimed | None, work: Callable[[AsyncOperation], Any]
-    ) -> Returned | Raised | Conflicted:
+    ) -> Returned | Raised | HandlerConflict:
         op = AsyncOperation(call, None, claimed, self.store.execute)
         outer = running.get()
         try:
@@ -198,7 +197,7 @@ class AsyncTransactions(Guard):
                 result = await result
             await unit.finish()
         except Exception as error:
-            return Conflicted(error) if unit.conflicts(error) else Raised(error)
+            return HandlerConflict(error) if unit.conflicts(error) else Raised(error)
         except BaseException as error:
             return Raised(error)
         finally:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeVar
 
+from semel.core.call import Call, Outcome, Raised, Recover, Returned, Run
 from semel.core.ops import Claimed, Op
-from semel.core.outcomes import Call, Outcome
-from semel.core.requests import Raised, Recover, Returned, Run
-from semel.core.transactional import Conflicted, Flow, Refused, transact
+from semel.core.transactional import Flow, HandlerConflict, Rejected, transact
 from semel.engine.drive.drive import ignoring
 from semel.engine.operation.operation import AsyncOperation, Operation
 from semel.engine.transaction.aio import AsyncTransactions
@@ -78,12 +77,12 @@ class TransactionAttempt:
         try:
             self._unit.finish()
         except Exception as error:
-            return self._outcome(Conflicted(error) if self._unit.conflicts(error) else Raised(error))
+            return self._outcome(HandlerConflict(error) if self._unit.conflicts(error) else Raised(error))
         return self._outcome(Returned(value))
 
     def refuse(self, value: Any) -> Outcome[Any]:
         """It was refused, with this answer, which is remembered; the handler's rows are not."""
-        return self._outcome(Refused(value))
+        return self._outcome(Rejected(value))
 
     def decline(self, value: Any) -> Outcome[Any]:
         """It was answered, and nothing happened: rolled back, and the key is free again."""
@@ -100,9 +99,9 @@ class TransactionAttempt:
 
     def fail(self, error: BaseException) -> None:
         """Roll back; the policy decides if the error is stored. Raises TransactionConflict if ``conflicts(error)``."""
-        self._rolled_back(Conflicted(error) if self.conflicts(error) else Raised(error))
+        self._rolled_back(HandlerConflict(error) if self.conflicts(error) else Raised(error))
 
-    def _rolled_back(self, ending: Raised | Conflicted) -> None:
+    def _rolled_back(self, ending: Raised | HandlerConflict) -> None:
         try:
             self._advance(ending)
         except BaseException as raised:
@@ -163,12 +162,12 @@ class AsyncTransactionAttempt:
         try:
             await self._unit.finish()
         except Exception as error:
-            return await self._outcome(Conflicted(error) if self._unit.conflicts(error) else Raised(error))
+            return await self._outcome(HandlerConflict(error) if self._unit.conflicts(error) else Raised(error))
         return await self._outcome(Returned(value))
 
     async def refuse(self, value: Any) -> Outcome[Any]:
         """It was refused, with this answer, which is remembered; the handler's rows are not."""
-        return await self._outcome(Refused(value))
+        return await self._outcome(Rejected(value))
 
     async def decline(self, value: Any) -> Outcome[Any]:
         """It was answered, and nothing happened: rolled back, and the key is free again."""
@@ -185,9 +184,9 @@ class AsyncTransactionAttempt:
 
     async def fail(self, error: BaseException) -> None:
         """Roll back; the policy decides if the error is stored. Raises TransactionConflict if ``conflicts(error)``."""
-        await self._rolled_back(Conflicted(error) if self.conflicts(error) else Raised(error))
+        await self._rolled_back(HandlerConflict(error) if self.conflicts(error) else Raised(error))
 
-    async def _rolled_back(self, ending: Raised | Conflicted) -> None:
+    async def _rolled_back(self, ending: Raised | HandlerConflict) -> None:
         try:
             await self._advance(ending)
         except BaseException as raised:

@@ -13,12 +13,11 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import Any, Final, ParamSpec, TypeVar, Unpack
 
+from semel.core.call import Call, Failed, Outcome, Pause, Raised, Recover, Returned, Run
 from semel.core.encoding.serializers import Serializer
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claimed
-from semel.core.outcomes import Call, Failed, Outcome
-from semel.core.requests import Pause, Raised, Recover, Returned, Run
-from semel.core.transactional import Conflicted, Flow, Keep, Lock, Rollback, transact
+from semel.core.transactional import Flow, HandlerConflict, Keep, Lock, Rollback, transact
 from semel.engine.declare.brackets import with_brackets
 from semel.engine.declare.declaration import Declaration, Pick, Selector, select
 from semel.engine.declare.handlers import with_handle
@@ -62,7 +61,7 @@ class Transactions(Guard):
         :param connection: the connection or session that ``call`` uses, of a database that the guard's store is in. Its
             transaction is open, and is yours to commit.
         :param call: a function without arguments, or of the operation's handle.
-        :param own_transaction: open the transaction here and commit it; a conflict with another one runs ``call`` again.
+        :param own_transaction: open and commit the transaction here; run ``call`` again after a conflict with another.
         :param tries: how often it is run at most, with ``own_transaction``; 10 unless told.
         """
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
@@ -107,7 +106,7 @@ class Transactions(Guard):
         tries: int | None = None,
         **changes: Unpack[PolicyChanges],
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-        """Decorate a function that is handed its connection or session: ``@guard.once_in_transaction(connection="session")``.
+        """Decorate a function that takes a connection or session: ``@guard.once_in_transaction(connection="session")``.
 
         :param connection: the parameter that is the connection, by name or as a function of the arguments.
         """
@@ -188,7 +187,7 @@ class Transactions(Guard):
 
     def _work(
         self, unit: Unit, call: Call, claimed: Claimed | None, work: Callable[[Operation], Any]
-    ) -> Returned | Raised | Conflicted:
+    ) -> Returned | Raised | HandlerConflict:
         op = Operation(call, None, claimed, self.store.execute)
         outer = running.get()
         try:
@@ -199,7 +198,7 @@ class Transactions(Guard):
                 raise PolicyError(f"{call}: the handler is async; use AsyncSemel")
             unit.finish()
         except Exception as error:
-            return Conflicted(error) if unit.conflicts(error) else Raised(error)
+            return HandlerConflict(error) if unit.conflicts(error) else Raised(error)
         except BaseException as error:
             return Raised(error)
         finally:
@@ -215,13 +214,12 @@ class Transactions(Guard):
 
 def unit_of(store: Any, connection: object) -> Any:
     """The caller's connection as a unit of work; stores outside of SQL have none."""
-    adopt = getattr(store, "adopt", None)
-    if adopt is None:
+    if store.adopt is None:
         raise ConfigurationError(
             f"a transaction needs a guard whose store is in the same database, and {type(store).__name__} is in none: "
             "use SQLiteStore, PostgresStore or MySQLStore (Async… with AsyncSemel)"
         )
-    return adopt(connection)
+    return store.adopt(connection)
 
 
 def outcome_of(step: Any) -> Any:

@@ -16,8 +16,8 @@ from semel.engine.operation.operation import AsyncOperation, Operation, running
 from semel.errors import ConfigurationError, NotUndone, PolicyError, PreconditionError
 from semel.http.asgi.middleware import Responder, current_responder
 from semel.http.contract.conditional import hold, let_go
-from semel.http.contract.inventory import check_declarable, replaced
-from semel.http.contract.rules import Action, Rule
+from semel.http.contract.inventory import check_declarable, exempted, replaced
+from semel.http.contract.rules import Exempt, Idempotent, Rule
 from semel.http.in_transaction import connected
 
 __all__ = ["protect"]
@@ -42,6 +42,8 @@ def protect(
         handler, such as a database session, sees that it failed; here too the middleware sends the real answer.
     :param threads: runs a plain function in a thread of the framework's; left out: the framework does so itself.
     """
+    if isinstance(rule, Exempt):
+        return exempted(function, rule)
     check_declarable(function)
     refuse_generators(function)
     declared, function = function, connected(function, rule)
@@ -53,7 +55,7 @@ def protect(
     ):
         wanted = "AsyncOperation" if awaits else "Operation"
         raise PolicyError(f"{function.__qualname__}: annotate {handle} with {wanted}")
-    if not awaits and isinstance(rule, Action) and rule.connection is not None:
+    if not awaits and isinstance(rule, Idempotent) and rule.connection is not None:
         raise PolicyError(f"{function.__qualname__}: with connection= it is an async def, as its connection is async")
     if awaits or threads is None:
         wrapper = (_async if awaits else _sync)(function, rule, blank, abort, handle)

@@ -9,13 +9,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from semel.core.call import Outcome
 from semel.core.encoding.snapshot import StoredResponse
-from semel.core.outcomes import Outcome
 from semel.errors import SemelError, TransactionConflict
 from semel.http.asgi.incoming import Incoming
 from semel.http.asgi.messages import Receive, Scope
 from semel.http.contract.rerun import Rerun, RunAgain
-from semel.http.contract.rules import Action, Rule
+from semel.http.contract.rules import Idempotent, Rule
 
 __all__ = ["Rerunning"]
 
@@ -26,7 +26,7 @@ class Rerunning(Incoming):
     def __init__(self, scope: Scope, receive: Receive) -> None:
         Incoming.__init__(self, receive)
         self._scope = scope
-        self._rule: Action | None = None
+        self._rule: Idempotent | None = None
         self._rerun: Rerun | None = None
         self._answer: StoredResponse | None = None
         self._silent = False

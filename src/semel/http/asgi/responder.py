@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
-from semel.core.outcomes import Outcome
+from semel.core.call import Outcome
 from semel.engine.drive.tasks import started
 from semel.engine.operation.operation import running
 from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError
@@ -19,11 +19,11 @@ from semel.http.contract.capture import Capture
 from semel.http.contract.conditional import Preconditions, hold, let_go
 from semel.http.contract.exchange import CLAIMED, FAILED, Exchange
 from semel.http.contract.rerun import Rerun, RunAgain
-from semel.http.contract.rules import Action, Natural, Rule
+from semel.http.contract.rules import Idempotent, Natural, Rule
 from semel.http.in_transaction import open_async_transaction
 
 if TYPE_CHECKING:
-    from semel.http.asgi.middleware import Idempotency
+    from semel.http.asgi.middleware import ASGIMiddleware
 
 __all__ = ["Responder"]
 
@@ -31,7 +31,7 @@ __all__ = ["Responder"]
 class Responder(Outgoing):
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
-    def __init__(self, middleware: Idempotency, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, middleware: ASGIMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
         Outgoing.__init__(self, scope, receive, send)  # super() would cost as much as all of this
         self._middleware = middleware
         self._over: asyncio.Future[None] | None = None
@@ -167,9 +167,9 @@ class Responder(Outgoing):
         """Claim the request's key; whether the handler is to run. If not, what to answer is known."""
         if self._rule is not None or self._natural is not None or CLAIMED in self._scope:
             raise ConfigurationError(
-                "this request was claimed already: one rule for one request, and one Idempotency middleware"
+                "this request was claimed already: one rule for one request, and one middleware of Semel"
             )
-        if not isinstance(declared, Action):
+        if not isinstance(declared, Idempotent):
             self._natural = declared if isinstance(declared, Natural) else None
             return True
         rule = self._rule = self._middleware.rule(declared)

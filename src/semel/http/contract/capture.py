@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from semel.core.encoding.snapshot import StoredResponse
 from semel.http.contract.exchange import KEY
-from semel.http.contract.rules import Action
+from semel.http.contract.rules import Idempotent
 
 __all__ = ["Capture", "cut_off"]
 
@@ -16,7 +16,7 @@ class Capture:
 
     __slots__ = ("_chunks", "_kept", "_rule", "_size", "headers", "overflowed", "status")
 
-    def __init__(self, rule: Action) -> None:
+    def __init__(self, rule: Idempotent) -> None:
         self._rule = rule
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
@@ -29,7 +29,7 @@ class Capture:
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.status = status
         self.headers, self._kept = [], []
-        wanted, mark = self._rule.replay_headers, self._rule.replay_marker
+        wanted, mark = self._rule.replay_header_names, self._rule.replay_marker_name
         for name, value in headers:
             line = bytes(name).lower(), bytes(value)
             if line[0] == KEY or line[0] == mark:

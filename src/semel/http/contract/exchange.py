@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
 from typing import Any, Final
 from urllib.parse import quote
 
+from semel.core.call import Call
 from semel.core.encoding.canonical import canonical_json, parse_json, select_fields
 from semel.core.encoding.serializers import NotSerializable
 from semel.core.encoding.snapshot import Kind, StoredResponse, decode_response, encode_response
 from semel.core.keys import header_value, parse_header
-from semel.core.ops import Complete
-from semel.core.outcomes import Call
 from semel.engine.guard import Guard, checked_tenant
 from semel.errors import (
     ConfigurationError,
@@ -32,17 +30,16 @@ from semel.errors import (
     KeyReused,
     LeaseLost,
     RequestError,
-    ResultNotStored,
     SemelError,
     StoreError,
 )
 from semel.http.contract.conditional import Preconditions, preconditions
 from semel.http.contract.problems import problem
 from semel.http.contract.request_hash import RequestHash
-from semel.http.contract.rules import Action, Conditional
+from semel.http.contract.rules import Conditional, Idempotent
 from semel.observe import events
 
-__all__ = ["CLAIMED", "FAILED", "KEY", "SETTLED", "Exchange", "HTTPCall"]
+__all__ = ["CLAIMED", "FAILED", "KEY", "RESPONSES", "SETTLED", "Exchange", "ResponseSerializer"]
 
 KEY: Final = b"idempotency-key"
 CLAIMED: Final = "semel.claimed"
@@ -59,58 +56,9 @@ _READ: Final = _PRECONDITIONS | {KEY, b"content-length", b"origin"}
 _EXPOSED: Final = ("Idempotency-Key", "Retry-After", "Link")
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"content-type", b"trailer", KEY})
 """Lines that belong to one body; those of an answer that only stands for another are left out."""
-_ANSWER: Final = Kind.RESPONSE
-"""Looked up in every call, and Python 3.11 takes its time to find a member."""
 _LONGEST_PATH: Final = 200
 _log = logging.getLogger("semel.http")
 _name = itemgetter(0)
-
-
-class HTTPCall(Call):
-    """A call whose result is an HTTP answer."""
-
-    __slots__ = ()
-
-    def seal_value(self, result: Any) -> bytes:
-        response = as_response(result)
-        try:
-            return self._seal(response)
-        except NotSerializable:  # larger than the codec takes: like an answer above the limit
-            return self._seal(response._replace(body=b"", body_omitted=True))
-
-    def shortened(self, op: Complete, result: Any, reason: str) -> Iterator[tuple[Complete, NotSerializable | None]]:
-        """First like an answer above the limit: its client gets it whole, and a replay says that a body is left out."""
-        try:
-            response = as_response(result)
-            if response.body:
-                yield replace(op, snapshot=self._seal(response._replace(body=b"", body_omitted=True))), None
-        except NotSerializable:  # an exception that is remembered, or a cipher that fails
-            pass
-        yield from super().shortened(op, result, reason)
-
-    def keeps_writes(self, result: Any) -> bool:
-        """An error answer is kept without the handler's writes, as without its rows in a transaction."""
-        return as_response(result).status < 400
-
-    def _seal(self, response: StoredResponse) -> bytes:
-        status, headers, body, omitted = response
-        try:
-            payload = encode_response(status, headers, body, body_omitted=omitted)
-        except ValueError as error:
-            raise NotSerializable(str(error)) from error
-        return self._sealed(_ANSWER, "", payload)
-
-    def open_snapshot(self, blob: bytes | None) -> Any:
-        snapshot = self.codec.open(blob or b"", self.id)
-        if snapshot.kind is _ANSWER:
-            return decode_response(snapshot.payload)
-        try:  # said by guard.resolve(), in plain data
-            value = super().open_snapshot(blob)
-        except SemelError:
-            raise
-        except Exception as error:  # a remembered failure, from before this route was served over HTTP
-            raise ResultNotStored(f"{self} is done, but what is stored is no HTTP answer") from error
-        return as_response(value)
 
 
 def as_response(value: Any) -> StoredResponse:
@@ -126,6 +74,38 @@ def as_response(value: Any) -> StoredResponse:
             f"an HTTP answer is a StoredResponse or plain data, not {type(value).__name__}"
         ) from error
     return StoredResponse(200, [(b"content-type", b"application/json")], body)
+
+
+class ResponseSerializer:
+    """Stores results that are HTTP responses. See ``semel.core.encoding.serializers.ResultSerializer``."""
+
+    name: Final = ""
+    kind: Final = Kind.RESPONSE
+
+    def encode(self, value: Any) -> bytes:
+        status, headers, body, omitted = as_response(value)
+        try:
+            return encode_response(status, headers, body, body_omitted=omitted)
+        except ValueError as error:
+            raise NotSerializable(str(error)) from error
+
+    def shorten(self, value: Any) -> StoredResponse | None:
+        """Return the response without its body. The client gets all of it; a replay says that the body is missing."""
+        try:
+            response = as_response(value)
+        except NotSerializable:  # an exception that is remembered
+            return None
+        return response._replace(body=b"", body_omitted=True) if response.body else None
+
+    def has_effect(self, value: Any) -> bool:
+        """An error response is stored without the handler's writes, as it is without its rows in a transaction."""
+        return as_response(value).status < 400
+
+    decode = staticmethod(decode_response)
+    convert = staticmethod(as_response)
+
+
+RESPONSES: Final = ResponseSerializer()
 
 
 class Exchange:
@@ -196,7 +176,7 @@ class Exchange:
             if self._body_size > DOCUMENT_LIMIT:
                 self.body = None
 
-    def read_key(self, rule: Action) -> str | None:
+    def read_key(self, rule: Idempotent) -> str | None:
         """The key, or None where the route may go without. Raises KeyMissing or KeyInvalid."""
         lines = self._keys
         if not lines:
@@ -214,7 +194,7 @@ class Exchange:
         self._echoed = [(KEY, lines[0])] if key == text else None  # a bare key is said as it was sent
         return key
 
-    def operation(self, rule: Action) -> str:
+    def operation(self, rule: Idempotent) -> str:
         """What scopes the key, beside the tenant."""
         if rule.scope == "tenant":
             return "*"
@@ -224,7 +204,7 @@ class Exchange:
             path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
         return f"{self.method} {path}"
 
-    def fingerprint(self, rule: Action) -> bytes:
+    def fingerprint(self, rule: Idempotent) -> bytes:
         """Of all that makes this request this request; asked once the body is through."""
         lines = self._counted
         if rule.fingerprint_headers:
@@ -235,7 +215,7 @@ class Exchange:
         document = self._document(rule) if rule.reads_json else None
         return self._hash.digest(self.method, self.path, self._query, lines, document)
 
-    def call(self, guard: Guard, rule: Action, key: str, tenant: str | None) -> Call:
+    def call(self, guard: Guard, rule: Idempotent, key: str, tenant: str | None) -> Call:
         """The call to claim, once the body is through."""
         try:
             whose = guard.tenant if tenant is None else checked_tenant(tenant)
@@ -247,22 +227,22 @@ class Exchange:
             whose,
             self.fingerprint(rule),
             rule.policy,
-            kind=HTTPCall,
+            RESPONSES,
         )
 
-    def preconditions(self, rule: Action) -> Preconditions | None:
+    def preconditions(self, rule: Idempotent) -> Preconditions | None:
         """What the request asks of the resource, where the route is conditional. Raises PreconditionError."""
         if not isinstance(rule, Conditional):
             return None
         return preconditions(self.headers, required=rule.precondition_required)
 
-    def tell_unprotected(self, guard: Guard, rule: Action) -> None:
+    def tell_unprotected(self, guard: Guard, rule: Idempotent) -> None:
         """A route whose key is optional runs without one. A conditional one is protected by its precondition."""
         if isinstance(rule, Conditional):
             return
         guard.make_call(self.operation(rule), "", guard.tenant, b"", rule.policy).tell(events.Unkeyed)
 
-    def _document(self, rule: Action) -> bytes | None:
+    def _document(self, rule: Idempotent) -> bytes | None:
         """The body as canonical JSON, where the rule asks for that; None where it is no JSON: then its bytes count."""
         if self.body is None:
             return None
@@ -276,7 +256,7 @@ class Exchange:
 
     # -- answers
 
-    def refusal(self, error: SemelError, rule: Action | None) -> StoredResponse:
+    def refusal(self, error: SemelError, rule: Idempotent | None) -> StoredResponse:
         """The answer to a request that is not run, or whose outcome is not known."""
         if isinstance(error, LeaseLost):  # for a client there is one thing to know: another attempt is on its way
             error = InProgress(str(error), retry_after=error.retry_after)
@@ -288,12 +268,12 @@ class Exchange:
         length = (b"content-length", str(len(answer.body)).encode())
         return answer._replace(headers=[*answer.headers, length, *self._echo()])
 
-    def replay(self, stored: StoredResponse, rule: Action) -> StoredResponse:
+    def replay(self, stored: StoredResponse, rule: Idempotent) -> StoredResponse:
         """The first answer again, marked as such."""
         status, lines, body, omitted = as_response(stored)
         if omitted:  # nothing is left to be decoded
             lines = [line for line in lines if line[0] != b"content-encoding"]
-        headers = [*lines, (rule.replay_marker, b"omitted" if omitted else b"true"), *self._echo()]
+        headers = [*lines, (rule.replay_marker_name, b"omitted" if omitted else b"true"), *self._echo()]
         if status not in (204, 304):
             headers.append((b"content-length", b"%d" % len(body)))
         return StoredResponse(status, headers, body, omitted)
@@ -308,17 +288,17 @@ class Exchange:
         return FAILED._replace(headers=self.first([*FAILED.headers, length]))
 
     def carried(
-        self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Action | None = None
+        self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Idempotent | None = None
     ) -> list[tuple[bytes, bytes]]:
         """The lines of an answer, with those that belong to the exchange that carries it, such as CORS's."""
         if not carrier:
             return answer
-        left_out = _FRAMING if rule is None else _not_carried(rule.replay_headers)
+        left_out = _FRAMING if rule is None else _not_carried(rule.replay_header_names)
         has = {name for name, _ in answer}
         lines = [(bytes(name).lower(), bytes(value)) for name, value in carrier]
         return answer + [line for line in lines if line[0] not in left_out and line[0] not in has]
 
-    def exposed(self, headers: list[tuple[bytes, bytes]], rule: Action | None = None) -> list[tuple[bytes, bytes]]:
+    def exposed(self, headers: list[tuple[bytes, bytes]], rule: Idempotent | None = None) -> list[tuple[bytes, bytes]]:
         """The same lines; where a script may be given the answer (CORS), it may read ours as well.
 
         What allows it is often added outside of us, so it is enough that a script of some origin asks.
@@ -327,7 +307,7 @@ class Exchange:
             return headers
         name = b"access-control-expose-headers"
         said = [v.strip() for n, value in headers if n == name for v in value.decode("latin-1").split(",") if v.strip()]
-        mark = (rule.replay_marker if rule is not None else b"idempotent-replayed").decode("latin-1").title()
+        mark = (rule.replay_marker if rule is not None else "idempotent-replayed").title()
         known = {word.lower() for word in said}
         missing = [word for word in (*_EXPOSED, mark) if word.lower() not in known]
         if not missing:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from semel.core.values import value
 from semel.errors import ConfigurationError, PolicyError
-from semel.http.contract.rules import SAFE_METHODS, Action, Exempt, Rule
+from semel.http.contract.rules import SAFE_METHODS, Exempt, Idempotent, Rule
 
 __all__ = [
     "Endpoint", "check_declarable", "declared_rule", "exempted", "never_claimed", "replaced", "report", "undeclared",
@@ -57,7 +57,7 @@ def check_declarable(function: Any) -> None:
         raise PolicyError(f"decorate the method, such as post, of {name_of(function)}, not the class")
     rule: Rule | None = getattr(function, "__semel_rule__", None)
     if rule is not None:
-        raise PolicyError(f"{name_of(function)} is declared @{rule.kind}() already: one rule for one endpoint")
+        raise PolicyError(f"{name_of(function)} is declared @{rule.decorator}() already: one rule for one endpoint")
 
 
 def replaced(function: Any) -> None:
@@ -87,7 +87,7 @@ def report(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
     found = undeclared(endpoints)
     if found:
         _log.warning(
-            "%d route%s can be repeated by a client and will then happen again: %s. Declare each @action(), "
+            "%d route%s can be repeated by a client and will then happen again: %s. Declare each @idempotent(), "
             '@conditional() or @natural(), or @exempt("why") where a repetition does no harm.',
             len(found),
             "" if len(found) == 1 else "s",
@@ -95,7 +95,8 @@ def report(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
         )
     if vain := never_claimed(endpoints):
         _log.warning(
-            "%s declared @action(), and a GET is never claimed: it runs each time. Make it a POST, or leave that out.",
+            "%s declared @idempotent(), but a GET is never claimed: it runs each time. Make it a POST, or remove the "
+            "decorator.",
             ", ".join(str(each) for each in vain) + (" is" if len(vain) == 1 else " are"),
         )
     return found
@@ -103,6 +104,6 @@ def report(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
 
 def never_claimed(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
     """Those that need a key and answer to a GET alone."""
-    declared = [each for each in endpoints if isinstance(each.rule, Action)]
+    declared = [each for each in endpoints if isinstance(each.rule, Idempotent)]
     claimed = {(each.path, each.name) for each in declared if each.method not in SAFE_METHODS}
     return [each for each in declared if each.method == "GET" and (each.path, each.name) not in claimed]

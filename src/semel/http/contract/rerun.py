@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
-from semel.core.outcomes import Call
+from semel.core.call import Call
 from semel.core.transactional import pause_after
 from semel.engine.transaction.sync import TRIES
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from semel.core.policy import Policy
 from semel.engine.guard import Guard
 from semel.http.contract.inventory import Endpoint, undeclared
-from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Action
+from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Idempotent
 from semel.http.describe.example_exchange import chosen, example_exchange
 from semel.http.describe.installed import Installed
 from semel.http.describe.paths import example_path
@@ -17,7 +17,7 @@ from semel.http.describe.refusals import refusals
 
 __all__ = ["design_of"]
 
-_SPELLED: Final = {b"etag": "ETag"}
+_SPELLED: Final = {"etag": "ETag"}
 _NEVER: Final = ("Set-Cookie", "WWW-Authenticate", "Date")
 
 
@@ -61,23 +61,23 @@ def _route(endpoint: Endpoint, policy: Policy) -> dict[str, Any]:
     rule = endpoint.rule
     assert rule is not None
     route = {**_place(endpoint), **plain_rule(rule, policy)}
-    if isinstance(rule, Action):
+    if isinstance(rule, Idempotent):
         under = rule.under(policy)
         route["key_source"] = "Idempotency-Key"
         route["failures"] = "remembered" if under.stores(500) else "run again"
-        route["replay_marker"] = under.replay_marker.decode("latin-1").title()
+        route["replay_marker"] = under.replay_marker.title()
         route["max_stored_body"] = under.max_stored_body if under.keep_body else 0
     return route
 
 
 def _store(guard: Guard) -> dict[str, Any]:
-    store = guard.store  # type: ignore[attr-defined]  # both guards have one
+    store = guard.store
     about = (inspect.getdoc(type(store)) or "").partition("\n\n")[0].replace("\n", " ")
     return {
         "kind": type(store).__name__,
         "about": about,
-        "wakes": bool(getattr(store, "wakes", False)),
-        "counts": bool(getattr(store, "counts", False)),
+        "wakes": store.wakes,
+        "counts": store.counts,
     }
 
 
@@ -97,7 +97,7 @@ def _records(guard: Guard) -> dict[str, Any]:
 
 def _replay() -> dict[str, Any]:
     return {
-        "headers": sorted(_SPELLED.get(name, name.decode("latin-1").title()) for name in REPLAY_HEADERS),
+        "headers": sorted(_SPELLED.get(name, name.title()) for name in REPLAY_HEADERS),
         "never": list(_NEVER),
     }
 

@@ -18,10 +18,10 @@ from semel.core.values import value
 from semel.engine.sync import Semel
 from semel.http.contract.conditional import etag
 from semel.http.contract.inventory import Endpoint
-from semel.http.contract.rules import Action, Conditional
+from semel.http.contract.rules import Conditional, Idempotent
 from semel.http.describe.paths import example_path
 from semel.http.describe.refusals import example_key
-from semel.http.wsgi.middleware import Idempotency
+from semel.http.wsgi.middleware import WSGIMiddleware
 from semel.stores.memory import MemoryStore
 
 __all__ = ["Step", "chosen", "example_exchange"]
@@ -42,13 +42,13 @@ class Step:
 
 def chosen(endpoints: Iterable[Endpoint]) -> Endpoint | None:
     """The route to show: one that needs a key, if there is one whose key we can make up."""
-    fit = [each for each in endpoints if isinstance(each.rule, Action) and example_key(each.rule) is not None]
-    return min(fit, key=lambda each: not isinstance(each.rule, Action) or not each.rule.required, default=None)
+    fit = [each for each in endpoints if isinstance(each.rule, Idempotent) and example_key(each.rule) is not None]
+    return min(fit, key=lambda each: not isinstance(each.rule, Idempotent) or not each.rule.required, default=None)
 
 
 def example_exchange(endpoint: Endpoint, policy: Policy | None = None, docs: str | None = None) -> list[Step]:
     """First answer, a duplicate that comes too early, the replay, and the same key with another request."""
-    assert isinstance(endpoint.rule, Action)
+    assert isinstance(endpoint.rule, Idempotent)
     rule = endpoint.rule.under(policy or Policy())
     # Nobody is there to be waited for, nothing expires before the page is written, and there is no database.
     rule = replace(
@@ -66,8 +66,8 @@ def example_exchange(endpoint: Endpoint, policy: Policy | None = None, docs: str
         return _asked(protected, title, endpoint, rule, json.dumps(body).encode())
 
     with Semel(MemoryStore(), tenant="example", sweep_every=None) as guard:
-        routes = {(endpoint.method, example_path(endpoint.path)): rule}
-        protected = Idempotency(handler, guard=guard, routes=routes, docs=docs)
+        routes = {f"{endpoint.method} {example_path(endpoint.path)}": rule}
+        protected = WSGIMiddleware(handler, guard=guard, routes=routes, docs=docs)
         steps = [ask("The first request", _SENT), *early]
         steps.append(ask("A retry after that: the same key, the same request", _SENT))
         if not rule.include and "amount" not in rule.exclude:  # else it may count as the same
@@ -75,7 +75,7 @@ def example_exchange(endpoint: Endpoint, policy: Policy | None = None, docs: str
         return steps
 
 
-def _asked(app: Any, title: str, endpoint: Endpoint, rule: Action, body: bytes) -> Step:
+def _asked(app: Any, title: str, endpoint: Endpoint, rule: Idempotent, body: bytes) -> Step:
     lines = [("Host", "api.example"), ("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
     key = example_key(rule)
     if key is not None:

@@ -3,7 +3,7 @@
 ::
 
     spec = document(app.openapi(), endpoints(app), guard=guard)
-    middleware = Idempotency(app, guard=guard, routes=rules_by_operation(spec, {"createPayment": Action()}))
+    middleware = WSGIMiddleware(app, guard=guard, routes=rules_by_operation(spec, {"createPayment": idempotent()}))
 
 FastAPI, Litestar and Django REST framework have their own small glue, which calls ``document`` by itself.
 """
@@ -19,7 +19,7 @@ from semel.core.policy import Policy
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint
-from semel.http.contract.rules import SAFE_METHODS, Action, Rule
+from semel.http.contract.rules import SAFE_METHODS, Idempotent, Rule
 from semel.http.describe.operations import add_components, describe_operation
 from semel.http.describe.paths import Declared, Matching, Operation, check_version, operations
 from semel.http.describe.plain_rules import EXTENSION, rule_from_plain
@@ -63,7 +63,7 @@ def document(
     if answers:
         add_components(result)
     if strict:
-        _refuse_left([each for each in matching.left() if isinstance(each.rule, Action)])
+        _refuse_left([each for each in matching.left() if isinstance(each.rule, Idempotent)])
     return result
 
 
@@ -87,7 +87,7 @@ def wrap_fastapi(
 
 def rules_by_operation(
     spec: Mapping[str, Any], rules: Mapping[str, Rule] | None = None, *, prefix: str = ""
-) -> dict[tuple[str, str], Rule]:
+) -> dict[str, Rule]:
     """Rules for the ``routes=`` of a middleware, by operationId and from each operation's own ``x-idempotency``.
 
     :param rules: by operationId; what is said here wins over what the document says.
@@ -97,7 +97,7 @@ def rules_by_operation(
     found = list(operations(spec))
     wanted = dict(rules or {})
     _refuse_unknown(wanted, found)
-    table: dict[tuple[str, str], Rule] = {}
+    table: dict[str, Rule] = {}
     for operation in found:
         if operation.id in wanted:
             rule = wanted[operation.id]
@@ -109,7 +109,7 @@ def rules_by_operation(
             raise ConfigurationError(
                 f"{operation.id or operation} is a {operation.method}: it changes nothing and is never claimed"
             )
-        table[operation.method, _PART.sub(_plain_part, prefix + operation.path)] = rule
+        table[f"{operation.method} {_PART.sub(_plain_part, prefix + operation.path)}"] = rule
     return table
 
 

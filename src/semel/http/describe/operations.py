@@ -14,7 +14,7 @@ from semel.core.keys import header_value
 from semel.core.policy import Policy
 from semel.errors import ConfigurationError
 from semel.http.contract.conditional import etag
-from semel.http.contract.rules import Action, Conditional, Natural, Rule
+from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
 from semel.http.describe.paths import Operation, example_path
 from semel.http.describe.plain_rules import EXTENSION, duration_text, plain_rule
 from semel.http.describe.problem_schemas import PROBLEM, PROBLEM_NAME, key_schema, tags_schema
@@ -38,7 +38,7 @@ def describe_operation(
         if operation.method == "DELETE" and rule.absent:
             _responses(content).setdefault("204", {"description": _ABSENT})
         return False
-    if not isinstance(rule, Action):
+    if not isinstance(rule, Idempotent):
         return False
     rule = rule.under(policy or Policy())
     for parameter in _parameters(operation, rule):
@@ -65,7 +65,7 @@ def add_components(spec: JSON) -> None:
 # -- the request
 
 
-def _parameters(operation: Operation, rule: Action) -> list[JSON]:
+def _parameters(operation: Operation, rule: Idempotent) -> list[JSON]:
     found = [_key_parameter(rule)]
     if isinstance(rule, Conditional):
         created = operation.method == "PUT"  # the one that can make a thing: If-None-Match: *
@@ -75,7 +75,7 @@ def _parameters(operation: Operation, rule: Action) -> list[JSON]:
     return found
 
 
-def _key_parameter(rule: Action) -> JSON:
+def _key_parameter(rule: Idempotent) -> JSON:
     window = duration_text(rule.policy.ttl_seconds)
     text = "Names this request: one new key for each new request, and the same key for each retry of it. "
     text += "The first answer is remembered " + (f"for {window}" if window else "for ever") + ", and given again. "
@@ -166,8 +166,8 @@ def _part(holder: JSON, name: str) -> JSON:
     return found
 
 
-def _marks(rule: Action) -> JSON:
-    mark = rule.replay_marker.decode("latin-1").title()
+def _marks(rule: Idempotent) -> JSON:
+    mark = rule.replay_marker.title()
     values = ["true", "omitted"]
     text = (
         "Only on an answer that was given before. `omitted`: its body was too large to be kept, or is not kept at all."

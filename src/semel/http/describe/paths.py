@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 from semel.core.values import value
 from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint
-from semel.http.contract.rules import Rule
+from semel.http.contract.routes import RouteTable, by_method_and_path
 
 __all__ = ["Declared", "Matching", "Operation", "check_version", "example_path", "operations"]
 
-Declared: TypeAlias = Iterable[Endpoint] | Mapping[tuple[str, str], Rule]
+Declared: TypeAlias = Iterable[Endpoint] | RouteTable
 """What an application declares: the endpoints of a framework, or the ``routes=`` of a middleware."""
 Template: TypeAlias = tuple[str, str]
 
@@ -79,7 +79,7 @@ def example_path(path: str) -> str:
 def as_endpoints(declared: Declared) -> list[Endpoint]:
     """Endpoints, also from a table of routes."""
     if isinstance(declared, Mapping):
-        return [Endpoint(method, path, rule) for (method, path), rule in declared.items()]
+        return [Endpoint(method, path, rule) for (method, path), rule in by_method_and_path(declared).items()]
     return list(declared)
 
 

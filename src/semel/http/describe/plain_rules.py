@@ -14,13 +14,13 @@ from semel.core.ops import FOREVER
 from semel.core.policy import Policy, Wait
 from semel.core.states import Takeover
 from semel.errors import ConfigurationError
-from semel.http.contract.rules import Action, Conditional, Exempt, Natural, Rule
+from semel.http.contract.rules import Conditional, Exempt, Idempotent, Natural, Rule
 
 __all__ = ["EXTENSION", "duration_text", "plain_rule", "rule_from_plain"]
 
 EXTENSION: Final = "x-idempotency"
 
-_CLASSES: Final[dict[str, type[Action]]] = {"action": Action, "conditional": Conditional}
+_KEYED: Final[dict[str, type[Idempotent]]] = {"action": Idempotent, "conditional": Conditional}
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 _TAKEOVERS: Final = {Takeover.RETRY: "retry", Takeover.REJECT: "reject", Takeover.RECOVER: "recover"}
 _SETTINGS: Final = (
@@ -85,9 +85,9 @@ def plain_rule(rule: Rule, policy: Policy | None = None) -> dict[str, Any]:
     if rule.released != default.released:
         plain["released"] = sorted(rule.released)
     if rule.replay_headers != default.replay_headers:
-        plain["replay_headers"] = sorted(name.decode("latin-1") for name in rule.replay_headers)
+        plain["replay_headers"] = sorted(rule.replay_headers)
     if rule.replay_marker != default.replay_marker:
-        plain["replay_marker"] = rule.replay_marker.decode("latin-1")
+        plain["replay_marker"] = rule.replay_marker
     return plain
 
 
@@ -103,10 +103,10 @@ def rule_from_plain(plain: Any, where: str = EXTENSION) -> Rule:
         if kind == "exempt":
             return Exempt(**settings)
         if kind == "natural":
-            return Natural(**{name: frozenset(each) for name, each in settings.items()})
-        if kind not in _CLASSES:
+            return Natural().changed({name: frozenset(each) for name, each in settings.items()})
+        if kind not in _KEYED:
             raise ConfigurationError(f"class is one of action, conditional, natural, exempt, not {kind!r}")
-        return _CLASSES[kind].declared(**_settings(settings))
+        return _KEYED[kind]().changed(_settings(settings))
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from error
     except (TypeError, ValueError, AttributeError) as error:
@@ -132,9 +132,7 @@ def _settings(plain: dict[str, Any]) -> dict[str, Any]:
     if "released" in settings:
         settings["released"] = frozenset(settings["released"])
     if "replay_headers" in settings:
-        settings["replay_headers"] = frozenset(name.lower().encode("latin-1") for name in settings["replay_headers"])
-    if "replay_marker" in settings:
-        settings["replay_marker"] = settings["replay_marker"].lower().encode("latin-1")
+        settings["replay_headers"] = frozenset(settings["replay_headers"])
     return settings
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from semel import errors
 from semel.errors import ConfigurationError, SemelError
-from semel.http.contract.rules import Action
+from semel.http.contract.rules import Idempotent
 
 __all__ = ["PROBLEM", "PROBLEM_NAME", "key_schema", "tags_schema"]
 
@@ -60,7 +60,7 @@ PROBLEM: Final[dict[str, Any]] = {
 }
 
 
-def key_schema(rule: Action) -> dict[str, Any]:
+def key_schema(rule: Idempotent) -> dict[str, Any]:
     """Of the Idempotency-Key header's value, as the route reads it."""
     format, mode = rule.key_format, rule.key_mode
     inside = None if format.pattern is None else _portable(format.pattern)

@@ -27,7 +27,7 @@ from semel.errors import (
 from semel.http.contract.conditional import IF_MATCH, Preconditions, etag, preconditions
 from semel.http.contract.exchange import KEY, Exchange
 from semel.http.contract.problems import problem
-from semel.http.contract.rules import Action, Conditional, Rule
+from semel.http.contract.rules import Conditional, Idempotent, Rule
 
 __all__ = ["Refusal", "example_key", "refusals"]
 
@@ -63,7 +63,7 @@ class Refusal:
         return found
 
 
-def example_key(rule: Action) -> str | None:
+def example_key(rule: Idempotent) -> str | None:
     """A key that the route accepts; None where only its author knows one."""
     key = _KEYS.get(rule.key_format.name)
     return key if key is None or len(key) <= rule.key_format.max_length else None
@@ -78,7 +78,7 @@ def refusals(
     :param quota: whether the guard has one.
     :param path: of the request in the examples.
     """
-    if not isinstance(rule, Action):
+    if not isinstance(rule, Idempotent):
         return []
     rule = rule.under(policy or Policy())
     found: list[Refusal] = []
@@ -115,7 +115,7 @@ def refusals(
     return sorted(found, key=lambda each: each.status)
 
 
-def _in_progress(rule: Action) -> str:
+def _in_progress(rule: Idempotent) -> str:
     text = "the first request with this key is still being processed"
     waits = rule.policy.wait_seconds
     return f"{text}, and was for the {waits:g} s that this one has waited" if waits else text

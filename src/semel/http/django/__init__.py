@@ -6,7 +6,7 @@
     SEMEL = {"GUARD": "shop.once.guard", "TENANT": "semel.http.django.user"}
 
     @require_POST
-    @action(ttl="24h")
+    @idempotent(ttl="24h")
     def pay(request, op: Operation): ...
 
 The middleware is to the responders of WSGI and ASGI what a server is: it hands them the request, lets Django answer,
@@ -24,13 +24,12 @@ except ImportError as _error:
     raise MissingDependency("django", "django") from _error
 
 from semel.http.contract.conditional import check_match, etag
-from semel.http.contract.rules import Action, Conditional, Natural
 from semel.http.django.configuration import user
 from semel.http.django.middleware import IdempotencyMiddleware
 from semel.http.django.urls import endpoints
-from semel.http.django.views import action, conditional, exempt, natural
+from semel.http.django.views import conditional, exempt, idempotent, natural
 
 __all__ = [
-    "Action", "Conditional", "IdempotencyMiddleware", "Natural", "action", "check_match", "conditional", "endpoints",
-    "etag", "exempt", "natural", "user",
+    "IdempotencyMiddleware", "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "natural",
+    "user",
 ]  # fmt: skip

@@ -69,7 +69,7 @@ def check_views(**asked: Any) -> list[CheckMessage]:
     return [
         Warning(
             f"{each} can be repeated by a client, and will then happen again",
-            hint='Declare it @action(), @conditional() or @natural(), or @exempt("why") where that does no harm.',
+            hint='Declare it @idempotent(), @conditional() or @natural(), or @exempt("why") where that does no harm.',
             id="semel.W002",
         )
         for each in undeclared(listed)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
-from semel.http.contract.rules import SAFE_METHODS, Action, Rule
+from semel.http.contract.rules import SAFE_METHODS, Idempotent, Rule
 from semel.http.django.configuration import Configuration
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Handling:
     def _asks(self, rule: Rule) -> bool:
         """Whether a claim will be made, and so whose request it is must be known."""
         request = self.request
-        self.declared = isinstance(rule, Action) and request.method not in SAFE_METHODS
+        self.declared = isinstance(rule, Idempotent) and request.method not in SAFE_METHODS
         return self.declared and self._configuration.tenant is not None and "HTTP_IDEMPOTENCY_KEY" in request.META
 
     def prepare(self, rule: Rule) -> None:

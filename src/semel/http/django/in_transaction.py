@@ -3,7 +3,7 @@
 ::
 
     @require_POST
-    @action(connection="default")             # one of DATABASES; the guard's store is in the same database
+    @idempotent(connection="default")             # one of DATABASES; the guard's store is in the same database
     def pay(request, op: Operation):
         Payment.objects.create(key=op.key)     # committed together with the answer, before that is sent
         return JsonResponse({"paid": True}, status=201)
@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
+from semel.core.call import Call, Outcome
 from semel.core.ops import Op
-from semel.core.outcomes import Call, Outcome
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, NotUndone, PolicyError, PreconditionError
-from semel.http.contract.rules import Action, Conditional, Rule
+from semel.http.contract.rules import Conditional, Idempotent, Rule
 from semel.http.django.handling import current
 from semel.http.in_transaction import InTransaction, open_transaction
 
@@ -43,7 +43,7 @@ _ADVICE: Final = 'connection= is the name of one of DATABASES, such as "default"
 
 def on_django(rule: RuleT) -> RuleT:
     """The rule with its transaction on Django's own connection."""
-    said = rule.connection if isinstance(rule, Action) else None
+    said = rule.connection if isinstance(rule, Idempotent) else None
     if said is None or isinstance(said, OnConnection):
         return rule
     name: object = said
@@ -51,7 +51,7 @@ def on_django(rule: RuleT) -> RuleT:
         name = DEFAULT_DB_ALIAS
     if not isinstance(name, str):
         raise PolicyError(f"{_ADVICE}. It is not {said!r}")
-    return cast(RuleT, replace(cast("Action | Conditional", rule), connection=OnConnection(name)))
+    return cast(RuleT, replace(cast("Idempotent | Conditional", rule), connection=OnConnection(name)))
 
 
 class OnConnection:
@@ -148,6 +148,6 @@ class Bridged:
 
 def leave_transactions_to_us(view: Callable[..., Any], rule: Rule) -> None:
     """ATOMIC_REQUESTS opens no transaction around a view that has its own."""
-    if isinstance(rule, Action) and isinstance(rule.connection, OnConnection):
+    if isinstance(rule, Idempotent) and isinstance(rule.connection, OnConnection):
         known: set[str] = getattr(view, "_non_atomic_requests", set())
         view._non_atomic_requests = {*known, rule.connection.alias}  # type: ignore[attr-defined]

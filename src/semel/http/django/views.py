@@ -24,87 +24,65 @@ from semel.http.asgi.middleware import current_responder as current_in_loop
 from semel.http.contract.conditional import hold, let_go
 from semel.http.contract.inventory import check_declarable, exempted
 from semel.http.contract.rerun import RunAgain
-from semel.http.contract.rules import Action, Conditional, Exempt, Natural, Rule
+from semel.http.contract.rules import Decorators, Exempt, Idempotent, Rule
 from semel.http.django.handling import current
 from semel.http.django.in_transaction import Bridged, leave_transactions_to_us, on_django
 from semel.http.in_transaction import connected
 from semel.http.wsgi.middleware import Responder, current_responder
 
-__all__ = ["action", "conditional", "exempt", "natural"]
+__all__ = ["conditional", "exempt", "idempotent", "natural"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _AUTHORISES: Final = ("perform_authentication", "handle_no_permission")
 """Methods of REST framework's views, and of Django's LoginRequiredMixin and its like."""
 
 
-def action(base: Action | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a view that needs a key and happens once for it. Settings of ``Action`` and of ``Policy``.
-
-    GET, HEAD and OPTIONS of the same view are not concerned. A parameter annotated ``Operation`` (``AsyncOperation`` in
-    an ``async def``) is given the handle; None, where the key is optional and left out, or the method is such a one.
-    """
-    return _declare(Action.declared(base, **settings))
-
-
-def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a view that changes only what is as the caller knows it (If-Match): see ``check_match``."""
-    return _declare(Conditional.declared(base, **settings))
-
-
-def natural(base: Natural | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a view whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
-    return _declare(Natural.declared(base, **settings))
-
-
-def exempt(reason: str) -> Callable[[F], F]:
-    """Declare that a view is left alone, and why: only the report at start-up is silenced."""
-    rule = Exempt(reason)
-    return lambda view: exempted(view, rule)
-
-
-def _declare(declared: Rule) -> Callable[[F], F]:
+def _protect(view: F, declared: Rule) -> F:
+    if isinstance(declared, Exempt):
+        return exempted(view, declared)
     rule = on_django(declared)
-    transactional = isinstance(rule, Action) and rule.connection is not None
+    transactional = isinstance(rule, Idempotent) and rule.connection is not None
+    check_declarable(view)
+    _check_place(view)
+    refuse_generators(view)
+    awaits = iscoroutinefunction(view)
+    if awaits and transactional:
+        raise PolicyError(
+            f"{view.__qualname__}: Django has no async transactions, so with connection= it is a plain def, which "
+            "ASGI serves as well, in a thread. What it must await can be called with async_to_sync()"
+        )
+    view = connected(view, rule)
+    handle = _handle(view, awaits)
+    if transactional:
+        in_loop = _sync(view, rule, handle, _bridged_responder)
+    else:
+        in_loop = (under_asgi._async if awaits else under_asgi._sync)(view, rule, _blank, _abort, handle)
+    in_thread = _async(view, rule, handle) if awaits else _sync(view, rule, handle, current_responder)
+    endpoint: Callable[..., Any]
+    if awaits:
 
-    def decorate(view: F) -> F:
-        check_declarable(view)
-        _check_place(view)
-        refuse_generators(view)
-        awaits = iscoroutinefunction(view)
-        if awaits and transactional:
-            raise PolicyError(
-                f"{view.__qualname__}: Django has no async transactions, so with connection= it is a plain def, which "
-                "ASGI serves as well, in a thread. What it must await can be called with async_to_sync()"
-            )
-        view = connected(view, rule)
-        handle = _handle(view, awaits)
-        if transactional:
-            in_loop = _sync(view, rule, handle, _bridged_responder)
-        else:
-            in_loop = (under_asgi._async if awaits else under_asgi._sync)(view, rule, _blank, _abort, handle)
-        in_thread = _async(view, rule, handle) if awaits else _sync(view, rule, handle, current_responder)
-        endpoint: Callable[..., Any]
-        if awaits:
+        @functools.wraps(view)
+        async def endpoint(*args: Any, **kwargs: Any) -> Any:
+            handling = current()
+            await handling.aprepare(rule)
+            return await (in_loop if handling.in_loop else in_thread)(*args, **kwargs)
 
-            @functools.wraps(view)
-            async def endpoint(*args: Any, **kwargs: Any) -> Any:
-                handling = current()
-                await handling.aprepare(rule)
-                return await (in_loop if handling.in_loop else in_thread)(*args, **kwargs)
+    else:
 
-        else:
+        @functools.wraps(view)
+        def endpoint(*args: Any, **kwargs: Any) -> Any:
+            handling = current()
+            handling.prepare(rule)
+            return (in_loop if handling.in_loop else in_thread)(*args, **kwargs)
 
-            @functools.wraps(view)
-            def endpoint(*args: Any, **kwargs: Any) -> Any:
-                handling = current()
-                handling.prepare(rule)
-                return (in_loop if handling.in_loop else in_thread)(*args, **kwargs)
+    endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
+    leave_transactions_to_us(endpoint, rule)
+    return cast(F, endpoint)
 
-        endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
-        leave_transactions_to_us(endpoint, rule)
-        return cast(F, endpoint)
 
-    return decorate
+_declare = Decorators(_protect)
+idempotent, conditional = _declare.idempotent, _declare.conditional
+natural, exempt = _declare.natural, _declare.exempt
 
 
 def _check_place(view: Any) -> None:

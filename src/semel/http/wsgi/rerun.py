@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from semel.core.call import Outcome
 from semel.core.encoding.snapshot import StoredResponse
-from semel.core.outcomes import Outcome
 from semel.engine.drive.attempts import Attempt
 from semel.errors import SemelError, TransactionConflict
 from semel.http.contract.conditional import Preconditions
 from semel.http.contract.rerun import Rerun
-from semel.http.contract.rules import Action
+from semel.http.contract.rules import Idempotent
 from semel.http.wsgi.answers import Held
 from semel.http.wsgi.body import RequestBody
 
@@ -32,7 +32,7 @@ class Rerunning:
     preconditions: Preconditions | None
     _environ: dict[str, Any]
     _body: RequestBody | None
-    _rule: Action | None
+    _rule: Idempotent | None
     _rerun: Rerun | None = None
     _held: Held | None
     _answer: StoredResponse | None

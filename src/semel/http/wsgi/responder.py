@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from semel.core.call import Outcome
 from semel.core.encoding.snapshot import StoredResponse
-from semel.core.outcomes import Outcome
 from semel.engine.drive.attempts import Attempt
 from semel.engine.operation.operation import running
 from semel.errors import (
@@ -24,7 +24,7 @@ from semel.http.contract.capture import Capture, cut_off
 from semel.http.contract.conditional import Preconditions, hold, let_go
 from semel.http.contract.exchange import CLAIMED, FAILED, SETTLED, Exchange
 from semel.http.contract.rerun import Rerun, RunAgain
-from semel.http.contract.rules import Action, Exempt, Natural, Rule
+from semel.http.contract.rules import Exempt, Idempotent, Natural, Rule
 from semel.http.in_transaction import open_transaction
 from semel.http.wsgi.answers import ExcInfo, Held, LetThrough, Peeked, ThenRaised, Write
 from semel.http.wsgi.body import RequestBody
@@ -34,7 +34,7 @@ from semel.http.wsgi.rerun import Rerunning
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
-    from semel.http.wsgi.middleware import Idempotency
+    from semel.http.wsgi.middleware import WSGIMiddleware
 
 __all__ = ["App", "Environ", "Responder"]
 
@@ -48,13 +48,13 @@ _CUT: Final = StoredResponse(400, [(b"content-length", b"0")], b"")
 class Responder(Rerunning):
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
-    def __init__(self, middleware: Idempotency, environ: Environ, start_response: StartResponse) -> None:
+    def __init__(self, middleware: WSGIMiddleware, environ: Environ, start_response: StartResponse) -> None:
         self._middleware = middleware
         self._environ = environ
         self._server = start_response
         self._exchange: Exchange | None = None
         self._body: RequestBody | None = None
-        self._rule: Action | None = None
+        self._rule: Idempotent | None = None
         self._answer: StoredResponse | None = None
         self._carrier: list[tuple[bytes, bytes]] = []
         """The lines of what the application said in the place of an answer that is known already."""
@@ -164,7 +164,7 @@ class Responder(Rerunning):
         """Claim the request's key; whether the handler is to run. If not, what to answer is known."""
         if self._rule is not None or self._natural is not None or CLAIMED in self._environ:
             raise ConfigurationError(
-                "this request was claimed already: one rule for one request, and one Idempotency middleware"
+                "this request was claimed already: one rule for one request, and one middleware of Semel"
             )
         if self._started:
             raise ConfigurationError("the answer has begun already: the claim comes before start_response()")
@@ -225,7 +225,7 @@ class Responder(Rerunning):
         if self._answer is None:
             self._answer = self.exchange.refusal(error, self._rule)
 
-    def _longest(self, rule: Action) -> int:
+    def _longest(self, rule: Idempotent) -> int:
         """The middleware's bound, where the route has none of its own; or the application's, if that is lower."""
         assert rule.max_request_body is not None
         return (
@@ -235,10 +235,10 @@ class Responder(Rerunning):
         )
 
     def _tenant(self) -> str | None:
-        resolve = self._middleware.tenant
+        resolve, request = self._middleware.tenant, self._middleware.request
         if resolve is None:
             return None
-        tenant: str | None = resolve(self._environ)
+        tenant: str | None = resolve(self._environ if request is None else request(self._environ))
         if not tenant:
             raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")
         return tenant
@@ -255,7 +255,7 @@ class Responder(Rerunning):
             if attempt is not None and rule is not None:
                 self._failed(attempt, rule, error)
 
-    def _failed(self, attempt: Attempt, rule: Action, error: BaseException) -> None:
+    def _failed(self, attempt: Attempt, rule: Idempotent, error: BaseException) -> None:
         if attempt.lease is not None and attempt.lease.lost:
             self._settle(attempt, attempt.lost)  # the successor's answer is ours
         elif isinstance(error, PreconditionError):

@@ -41,6 +41,9 @@ class AsyncDynamoDBStore:
     """A store in a DynamoDB table, for one event loop. The client is made when first needed."""
 
     wakes = False
+    counts = False
+    resumes = False
+    adopt = None
     accept = staticmethod(accept)
 
     def __init__(

@@ -106,6 +106,9 @@ class DynamoDBStore:
     """A store in a DynamoDB table, for threads. The client is made when first needed."""
 
     wakes = False
+    counts = False
+    resumes = False
+    adopt = None
     accept = staticmethod(accept)
 
     def __init__(

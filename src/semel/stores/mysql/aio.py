@@ -126,6 +126,7 @@ class AsyncMySQLStore:
     wakes = False
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,

@@ -130,6 +130,7 @@ class MySQLStore:
     wakes = False
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,

@@ -158,6 +158,7 @@ class AsyncPostgresStore:
 
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,

@@ -133,6 +133,7 @@ class PostgresStore:
 
     counts = True
     resumes = True
+    accept = None
 
     def __init__(
         self,

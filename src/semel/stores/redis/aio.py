@@ -45,6 +45,11 @@ R = TypeVar("R")
 class AsyncRedisStore:
     """A store in Redis 7 or newer, or Valkey, for one event loop. Connections are opened when first needed."""
 
+    counts = False
+    resumes = False
+    adopt = None
+    accept = None
+
     def __init__(
         self,
         url: str,
@@ -58,7 +63,7 @@ class AsyncRedisStore:
         wait_aof: bool | None = None,
         wait_timeout: Duration | None = None,
     ) -> None:
-        """Same parameters as ``RedisStore``, without ``lanes``: one connection to each server serves all tasks."""
+        """Same parameters as ``RedisStore``, without ``connections``: one connection to each server serves all tasks."""
         require_redis()
         settings = RedisSettings(
             url, prefix=prefix, connections=1, timeout=timeout, connect_timeout=connect_timeout, retry_for=retry_for,

@@ -64,6 +64,11 @@ _Outcome: TypeAlias = tuple[int, "Address | None", Any]
 class RedisStore:
     """A store in Redis 7 or newer, or Valkey, for threads. Connections are opened when first needed."""
 
+    counts = False
+    resumes = False
+    adopt = None
+    accept = None
+
     def __init__(
         self,
         url: str,
@@ -92,8 +97,8 @@ class RedisStore:
         """
         require_redis()
         settings = RedisSettings(
-            url, prefix=prefix, connections=connections, timeout=timeout, connect_timeout=connect_timeout, retry_for=retry_for,
-            wait_replicas=wait_replicas, wait_aof=wait_aof, wait_timeout=wait_timeout,
+            url, prefix=prefix, connections=connections, timeout=timeout, connect_timeout=connect_timeout,
+            retry_for=retry_for, wait_replicas=wait_replicas, wait_aof=wait_aof, wait_timeout=wait_timeout,
         )  # fmt: skip
         self.wakes = listen
         self._programs = programs = RedisPrograms(settings)

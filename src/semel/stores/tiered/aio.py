@@ -23,8 +23,8 @@ from semel.core.ops import Claim, Op
 from semel.core.policy import Duration
 
 # sync only: from semel.engine.forking import survive_forks
-from semel.engine.ports import AsyncStore, AsyncUnit
-from semel.errors import ConfigurationError, SemelError
+from semel.engine.ports import AsyncStore
+from semel.errors import SemelError
 from semel.observe import events
 from semel.stores.tiered.cache import AsyncCache, Tally
 from semel.stores.tiered.rules import IN_PROGRESS_TTL, KEEP, MARK_AFTER, MAX_COPY_BYTES, TierRules, check_parts
@@ -61,9 +61,10 @@ class AsyncTieredStore:
         self.primary = primary
         self.cache = cache
         self.wakes = primary.wakes
-        self.counts: bool = getattr(primary, "counts", False)
-        self.resumes: bool = getattr(primary, "resumes", False)
-        self.accept = getattr(primary, "accept", None)
+        self.counts = primary.counts
+        self.resumes = primary.resumes
+        self.adopt = primary.adopt
+        self.accept = primary.accept
         self._rules = TierRules(
             cache.tally,
             keep=keep,
@@ -120,14 +121,6 @@ class AsyncTieredStore:
 
     async def wait(self, id: bytes, seconds: float) -> None:
         await self.primary.wait(id, seconds)
-
-    def adopt(self, connection: object) -> AsyncUnit:
-        """Return the caller's connection as a unit of work of the primary. The cache takes no part in it."""
-        adopt = getattr(self.primary, "adopt", None)
-        if adopt is None:
-            raise ConfigurationError(f"{type(self.truth).__name__} keeps no records in the caller's transaction")
-        unit: AsyncUnit = adopt(connection)
-        return unit
 
     async def close(self) -> None:
         await self.cache.close()

@@ -93,8 +93,8 @@ class ServerTime:
 def pack(write: Write, record: Record, time: ServerTime) -> tuple[bytes, int]:
     """Return the value of a copy, and when it ends, in ms of the server's clock.
 
-    The record's times are stored as they were when it was written. So when they are read, they can only be wrong by what
-    the two clocks drifted apart in between.
+    The record's times are stored as they were when it was written. So when they are read, they can only be wrong by
+    what the two clocks drifted apart in between.
     """
     until = max(0, time.earliest(write.until))
     tenant = record.tenant.encode("utf-8", "surrogatepass")

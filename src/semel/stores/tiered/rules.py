@@ -1,6 +1,6 @@
 """What the cache may answer, and what is written to it: decided in one place, for threads and event loops alike.
 
-The primary store is the truth. The cache may give two answers; everything else is asked of the primary.
+The primary store decides. The cache may give two answers; everything else is asked of the primary.
 
 *The operation is done, and this is its result.* A copy is only made of a record that the primary has shown, or
 confirmed, to be DONE. In the table of states (``core/states.py``) only EXPIRE leads out of DONE: nobody can release,
@@ -8,13 +8,13 @@ resolve or overwrite a finished record, not even by force. So a copy never has t
 reached any more does no harm. It only has to end before its record does (``copies.py``).
 
 *The operation was claimed a moment ago and is still running.* This can become untrue, so such a mark lives only for
-seconds: at most ``in_progress_ttl``, and always shorter than the lease, so that whoever may take over an abandoned attempt
-finds no mark in the way. It is only made for attempts that take longer than ``mark_after``. It is removed before the
-owner learns that its attempt is over, and when a person resolves or releases the operation. If it cannot be removed
-because the cache is down, or if a person overrules an attempt of another process just before it is marked, a duplicate
-may be told for ``in_progress_ttl`` to come back later; the running attempt is not affected. A mark answers a claim once: if
-the same call asks again, because its policy waits, it asks the primary. And a mark never answers the claim that it
-stands for, which is sent again if its answer was lost.
+seconds: at most ``in_progress_ttl``, and always shorter than the lease, so that whoever may take over an abandoned
+attempt finds no mark in the way. It is only made for attempts that take longer than ``mark_after``. It is removed
+before the owner learns that its attempt is over, and when a person resolves or releases the operation. If it cannot be
+removed because the cache is down, or if a person overrules an attempt of another process just before it is marked, a
+duplicate may be told for ``in_progress_ttl`` to come back later; the running attempt is not affected. A mark answers a
+claim once: if the same call asks again, because its policy waits, it asks the primary. And a mark never answers the
+claim that it stands for, which is sent again if its answer was lost.
 
 Nothing here does I/O.
 """

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from semel.core.ops import Claim, Op
 from semel.core.policy import Duration
 from semel.engine.forking import survive_forks
-from semel.engine.ports import Store, Unit
-from semel.errors import ConfigurationError, SemelError
+from semel.engine.ports import Store
+from semel.errors import SemelError
 from semel.observe import events
 from semel.stores.tiered.cache import Cache, Tally
 from semel.stores.tiered.rules import IN_PROGRESS_TTL, KEEP, MARK_AFTER, MAX_COPY_BYTES, TierRules, check_parts
@@ -58,9 +58,10 @@ class TieredStore:
         self.primary = primary
         self.cache = cache
         self.wakes = primary.wakes
-        self.counts: bool = getattr(primary, "counts", False)
-        self.resumes: bool = getattr(primary, "resumes", False)
-        self.accept = getattr(primary, "accept", None)
+        self.counts = primary.counts
+        self.resumes = primary.resumes
+        self.adopt = primary.adopt
+        self.accept = primary.accept
         self._rules = TierRules(
             cache.tally,
             keep=keep,
@@ -117,14 +118,6 @@ class TieredStore:
 
     def wait(self, id: bytes, seconds: float) -> None:
         self.primary.wait(id, seconds)
-
-    def adopt(self, connection: object) -> Unit:
-        """Return the caller's connection as a unit of work of the primary. The cache takes no part in it."""
-        adopt = getattr(self.primary, "adopt", None)
-        if adopt is None:
-            raise ConfigurationError(f"{type(self.truth).__name__} keeps no records in the caller's transaction")
-        unit: Unit = adopt(connection)
-        return unit
 
     def close(self) -> None:
         self.cache.close()

@@ -42,6 +42,10 @@ class _Bridge:
         self._runner = asyncio.Runner()
         self._store = self._runner.run(_opened(open_store))
         self.wakes = False
+        self.counts = self._store.counts
+        self.resumes = self._store.resumes
+        self.adopt = None
+        self.accept = self._store.accept
 
     def execute(self, op: Op[R]) -> R:
         return self._runner.run(self._store.execute(op))

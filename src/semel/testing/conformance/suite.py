@@ -88,7 +88,7 @@ def play_async(
 
 
 def _declared(store: Store | AsyncStore) -> tuple[bool, bool, bool]:
-    return store.wakes, getattr(store, "counts", False), getattr(store, "resumes", False)
+    return store.wakes, store.counts, store.resumes
 
 
 def _each(family: str) -> Callable[[F], F]:

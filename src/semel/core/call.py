@@ -1,0 +1,340 @@
+"""One call of an operation: what it is, what its flow asks of the engine, and what comes of it.
+
+A flow (``core/flows.py``, ``core/transactional.py``) works on a ``Call``. It yields Ops for the store
+(``core/ops.py``) and the requests below for the engine: ``Run``, ``Recover``, ``Await`` and ``Pause``. The engine
+reports what the handler did as ``Returned``, ``Raised``, ``Declined``, ``Stopped`` or ``NotRun``. In the end the flow
+returns an ``Outcome``, or ``Failed`` with the error that the engine raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
+
+from semel.core.encoding.serializers import (
+    PLAIN,
+    NotSerializable,
+    ResultSerializer,
+    decode_error,
+    decode_result,
+    encode_error,
+)
+from semel.core.encoding.snapshot import Envelope, Kind
+from semel.core.ops import Claimed, Complete, CompleteWith, Op
+from semel.core.values import value
+from semel.errors import ResultNotStored, SemelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from semel.core.policy import Policy
+    from semel.core.quota import Meter
+    from semel.observe.events import Event, EventHook
+
+__all__ = [
+    "CANNOT_TELL",
+    "NOT_DONE",
+    "Await",
+    "Call",
+    "Declined",
+    "Failed",
+    "Flow",
+    "NotRun",
+    "Outcome",
+    "Pause",
+    "Raised",
+    "Recover",
+    "Recovered",
+    "Request",
+    "Returned",
+    "Run",
+    "Stopped",
+    "Verdict",
+    "describe_error",
+]
+
+T = TypeVar("T")
+_VALUE: Final = Kind.VALUE  # a local name: finding an Enum member in its class is slow on Python 3.11
+
+
+# -- what comes of a call
+
+
+@value
+class Outcome(Generic[T]):
+    """The result of a call, and where it comes from."""
+
+    value: T
+    replayed: bool
+    """True when the handler did not run: this is the first call's result."""
+    attempt: int
+    """Which attempt produced the result; more than 1 when an abandoned attempt was taken over."""
+
+
+@value
+class Failed:
+    """The handler's own error, for the engine to raise. A flow cannot raise it: Python turns a StopIteration that
+    leaves a generator into a RuntimeError.
+    """
+
+    error: BaseException
+
+
+# -- what a flow asks of the engine
+
+
+@value
+class Run:
+    """Run the handler and keep the lease alive meanwhile. ``claimed`` is None when the store is down and the policy
+    allows running unprotected.
+    """
+
+    claimed: Claimed | None
+
+
+@value
+class Recover:
+    """Call the recover hook under the new lease."""
+
+    claimed: Claimed
+
+
+@value
+class Await:
+    """Wait until the record may have changed, for at most ``seconds``. Where nothing wakes the engine, it returns after
+    ``interval``, and the flow looks again. The answer is the number of seconds that passed.
+    """
+
+    id: bytes
+    seconds: float
+    interval: float
+
+
+@value
+class Pause:
+    """Sleep for ``seconds``."""
+
+    seconds: float
+
+
+# -- what the engine reports of the handler
+
+
+@value
+class Returned:
+    """The handler returned this value."""
+
+    value: Any
+
+
+@value
+class Raised:
+    """The handler raised this error."""
+
+    error: BaseException
+
+
+@value
+class Declined:
+    """The handler returned this value and says that nothing happened: the caller gets it, and the key is free again."""
+
+    value: Any
+
+
+@value
+class Stopped:
+    """The lease was lost, and the engine stopped the handler."""
+
+
+@value
+class NotRun:
+    """The handler was not started, for this reason. For example, the caller was cancelled first."""
+
+    error: BaseException
+
+
+Request: TypeAlias = "Op[Any] | Run | Recover | Await | Pause"
+Flow: TypeAlias = Generator[Request, Any, "Outcome[Any] | Failed"]
+
+
+# -- what a recover hook returns
+
+
+@value
+class Recovered(Generic[T]):
+    """Returned by a recover hook: the abandoned attempt had done its work, and this is the result."""
+
+    value: T
+
+
+class Verdict:
+    """Returned by a recover hook that has no result: ``NOT_DONE`` or ``CANNOT_TELL``. Compare by identity."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+NOT_DONE: Final = Verdict("NOT_DONE")
+"""The abandoned attempt had no effect: run the handler again."""
+CANNOT_TELL: Final = Verdict("CANNOT_TELL")
+"""Nobody can say what the abandoned attempt did: the operation becomes UNKNOWN until it is resolved."""
+
+
+# -- the call
+
+
+class Call:
+    """One call of one operation. An engine creates it, and a flow reads it."""
+
+    __slots__ = (
+        "accept", "codec", "fingerprint", "has_steps", "hook", "id", "input", "key", "nonce", "operation", "policy",
+        "quota", "resumption", "serializer", "stored_key", "tenant", "writes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        id: bytes,
+        tenant: str,
+        operation: str,
+        key: str,
+        stored_key: str | None,
+        fingerprint: bytes,
+        nonce: int,
+        policy: Policy,
+        serializer: ResultSerializer,
+        codec: Envelope,
+        hook: EventHook | None,
+        quota: Meter | None = None,
+    ) -> None:
+        self.id = id
+        self.tenant = tenant
+        self.operation = operation
+        self.key = key
+        self.stored_key = stored_key
+        self.fingerprint = fingerprint
+        self.nonce = nonce
+        self.policy = policy
+        self.serializer = serializer
+        self.codec = codec
+        self.hook = hook
+        self.quota = quota
+        self.has_steps = False
+        """Whether the store holds steps of this operation, so that a failed attempt must not delete the record."""
+        self.input: bytes | None = None
+        """The encoded arguments of a resumable function, to be stored before it runs."""
+        self.resumption = False
+        """Made by a resumer: it continues an abandoned operation, and starts no new one."""
+        self.accept: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None = None
+        """The store's function that checks and adds the handler's own writes; None if the store takes none."""
+        self.writes: tuple[Any, ...] | None = ()
+        """Writes to make together with the completion; None once the completion was sent."""
+
+    def __str__(self) -> str:
+        return f"{self.operation}[{self.key}]" if self.stored_key is not None else f"{self.operation}[…]"
+
+    def tell(self, event: type[Event], *details: Any) -> None:
+        """Hand an event to the hook. Without a hook no event is created."""
+        if self.hook is not None:
+            self.hook(event(self.operation, self.tenant, self.key, *details))
+
+    # What is stored
+
+    def seal_value(self, result: Any) -> bytes:
+        """Return the snapshot of a result. Raises NotSerializable whatever goes wrong: the effect has happened, and the
+        flow must go on to remember that.
+        """
+        serializer = self.serializer
+        try:
+            return self._seal(serializer.kind, serializer.name, serializer.encode(result))
+        except NotSerializable:
+            less = serializer.shorten(result)
+            if less is None:
+                raise
+        except Exception as error:  # a user's serializer may raise anything
+            raise NotSerializable(f"the serializer {serializer.name!r} failed: {describe_error(error)}") from error
+        return self._seal(serializer.kind, serializer.name, serializer.encode(less))
+
+    def seal_nothing(self, reason: str) -> bytes:
+        """Return a snapshot that says: done, but there is no result, for this reason."""
+        try:
+            return self._seal(Kind.EMPTY, "", reason.encode("utf-8", "replace")[:500])
+        except NotSerializable:
+            # The cipher fails. Store it in clear and without the reason: that it is done matters more.
+            return Envelope(compression=None).seal_empty("its result could not be sealed", self.id)
+
+    def seal_error(self, error: BaseException) -> bytes:
+        """Return the snapshot of an exception that is remembered as the answer."""
+        try:
+            return self._seal(Kind.ERROR, "", encode_error(error))
+        except NotSerializable as too_large:
+            return self.seal_nothing(f"{type(error).__qualname__}, {too_large}")
+
+    def seal_input(self) -> bytes:
+        """Return the snapshot of the arguments. Raises NotSerializable."""
+        return self._seal(_VALUE, PLAIN.name, self.input or b"")
+
+    def open_snapshot(self, blob: bytes | None) -> Any:
+        """Return the stored result, or raise the stored exception."""
+        snapshot = self.codec.open(blob or b"", self.id)
+        kind, serializer = snapshot.kind, self.serializer
+        if kind is _VALUE:
+            if serializer.kind is _VALUE:
+                return decode_result(serializer, snapshot.serializer, snapshot.payload)
+            # guard.resolve() stores plain data, whatever the operation's own results are.
+            return serializer.convert(decode_result(PLAIN, snapshot.serializer, snapshot.payload))
+        if kind is serializer.kind:
+            return serializer.decode(snapshot.payload)
+        if kind is not Kind.ERROR:
+            raise ResultNotStored(f"{self} is done, but its result was not stored: {snapshot.reason}")
+        error = decode_error(snapshot.payload, self.policy.remembered)
+        if serializer.kind is not _VALUE and not isinstance(error, SemelError):
+            # Remembered when the operation was a plain function. Whoever calls it now cannot raise the exception.
+            raise ResultNotStored(f"{self} is done, but what is stored is no HTTP response") from error
+        raise error
+
+    def completion(self, token: int, snapshot: bytes, result: Any) -> Complete:
+        """Return the Op that ends the call with this result, together with the handler's writes. Later writes are
+        refused.
+        """
+        writes, self.writes = self.writes, None
+        if not writes or not self.serializer.has_effect(result):
+            return Complete(self.id, token, snapshot, self.policy.kept_seconds)
+        return CompleteWith(self.id, token, snapshot, self.policy.kept_seconds, writes)
+
+    def shorter_completions(
+        self, op: Complete, result: Any, reason: str
+    ) -> Iterator[tuple[Complete, NotSerializable | None]]:
+        """Yield smaller versions of a completion that the store cannot hold, the last one without any result. Beside
+        each stands the error for the caller, or None where the result is still usable.
+        """
+        less = self.serializer.shorten(result)
+        if less is not None:
+            try:
+                snapshot = self._seal(self.serializer.kind, self.serializer.name, self.serializer.encode(less))
+            except NotSerializable:  # the cipher fails
+                pass
+            else:
+                yield replace(op, snapshot=snapshot), None
+        yield replace(op, snapshot=self.seal_nothing(reason)), NotSerializable(reason)
+
+    def _seal(self, kind: Kind, serializer: str, payload: bytes) -> bytes:
+        try:
+            return self.codec.seal(kind, serializer, payload, self.id)
+        except NotSerializable:
+            raise
+        except Exception as error:  # a user's cipher may raise anything; for example, its key service is down
+            raise NotSerializable(f"the result cannot be sealed: {describe_error(error)}") from error
+
+
+def describe_error(error: BaseException) -> str:
+    """Return ``repr(error)``, or the name of its class where that fails."""
+    try:
+        return repr(error)
+    except Exception:
+        return type(error).__qualname__

@@ -1,0 +1,1 @@
+"""Storms straight on the store: worker processes call a protected function and are killed."""

@@ -1,0 +1,199 @@
+"""One storm: worker processes that are killed and replaced, then everything begun is finished, then the verdict."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from semel.core.states import State
+from semel.demo.direct.ledger import Ledger
+from semel.demo.direct.rows import Rows
+from semel.demo.direct.sightings import Tally
+from semel.demo.direct.till import OPERATION, key_of
+from semel.demo.processes import Workers
+from semel.demo.screen import Stopping
+from semel.demo.verdict import Verdict, judge
+from semel.engine.sync import Semel
+from semel.errors import StoreError
+from semel.stores.urls import open_store
+
+__all__ = ["Storm"]
+
+TICK: Final = 0.1
+"""Seconds between two looks, each of which is shown."""
+THREADS: Final = 4
+RATE: Final = 100.0
+"""New payments each second; what the clients do not get to is never asked for, and not counted."""
+KILL_EVERY: Final = 0.7
+"""Seconds, on average, between the kills from here; workers die at chosen places besides."""
+GATHER: Final = 10.0
+"""Seconds that the first workers have to start."""
+CALM: Final = 10.0
+"""Seconds that the workers have to end what they are doing."""
+FINISH: Final = 30.0
+"""Seconds that the finishing worker has."""
+
+
+class Storm:
+    """Run once. It is its own view for the screen."""
+
+    def __init__(
+        self,
+        folder: Path,
+        store: str,
+        *,
+        seconds: float,
+        workers: int,
+        seed: int,
+        mode: str = "leased",
+        sabotage: str = "",
+        number: int = 1,
+    ) -> None:
+        scheme = urlsplit(store).scheme
+        self.title = (
+            f"semel demo · storm {number} · {mode} · {scheme} · {workers} workers × {THREADS} clients · seed {seed}"
+        )
+        self.phase = "storm"
+        self.effects = 0
+        self.seconds = seconds
+        self._folder = folder
+        self._store = store
+        self._workers = workers
+        self._seed = seed
+        self._mode = mode
+        self._sabotage = sabotage
+        self._run = secrets.token_hex(4)
+        self._dice = random.Random(seed)
+        self._began = time.time()
+        self._start = time.monotonic()
+        self._numbers = 0
+        self._pool = Workers("semel.demo.direct.worker", folder / "workers.log")
+        self.tally = Tally(folder)
+        self._ledger: Ledger | Rows = Ledger(str(folder / "ledger.db"))
+        if mode == "transactional":
+            self._ledger.close()
+            self._ledger = rows = Rows(store, self._run)
+            rows.prepare()
+
+    @property
+    def kills(self) -> int:
+        return self._pool.kills
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    def numbers(self) -> list[tuple[str, int]]:
+        counts = self.tally.counts
+        return [
+            ("operations", len(self.tally.answers)),
+            ("attempts", counts["attempt"]),
+            ("effects", self.effects),
+            ("replays", counts["replay"]),
+            ("refused", counts["refused"]),
+            ("kills", self.kills),
+            ("take-overs", counts["taken_over"]),
+            ("recovered", counts["recovered"]),
+        ]
+
+    def run(self, stopping: Stopping, show: Callable[[Storm], None]) -> Verdict:
+        """The storm, until its time is over or ``stopping`` is set; then calm, finish, verdict."""
+        try:
+            self._rage(stopping, show)
+            self._calm(show)
+            self._finish(show)
+            return self._judge()
+        finally:
+            self._pool.kill_all()
+            self._ledger.close()
+
+    def _rage(self, stopping: Stopping, show: Callable[[Storm], None]) -> None:
+        self._gather(stopping, show)
+        end = self._start + self.seconds
+        next_kill = self._start + min(KILL_EVERY, self.seconds / 4)
+        while time.monotonic() < end and not stopping.is_set():
+            self._pool.reap()
+            while len(self._pool) < self._workers:
+                self._spawn(finishing=False)
+            if time.monotonic() >= next_kill:
+                self._pool.kill_one(self._dice)
+                next_kill = time.monotonic() + KILL_EVERY * (0.5 + self._dice.random())
+            self._look(show)
+            stopping.wait(TICK)
+
+    def _gather(self, stopping: Stopping, show: Callable[[Storm], None]) -> None:
+        """The clock starts when the first client has asked for something."""
+        end = self._start + GATHER
+        while len(self._pool) < self._workers:
+            self._spawn(finishing=False)
+        while not self.tally.begun and time.monotonic() < end and not stopping.is_set():
+            self._look(show)
+            stopping.wait(TICK / 2)
+        self._start = time.monotonic()
+
+    def _calm(self, show: Callable[[Storm], None]) -> None:
+        """No more kills; the workers end what they are doing."""
+        self.phase = "calm"
+        self._pool.ask_to_finish()
+        self._pool.wait(CALM, lambda: self._look(show))
+
+    def _finish(self, show: Callable[[Storm], None]) -> None:
+        """Clients that come back later: every payment that was begun is asked for once more."""
+        self.phase = "finish"
+        self._look(show)
+        unfinished = self.tally.begun - self.tally.answers.keys()
+        (self._folder / "finish.json").write_text(
+            json.dumps([*sorted(self.tally.begun - unfinished), *sorted(unfinished)])
+        )
+        self._spawn(finishing=True)
+        self._pool.wait(FINISH, lambda: self._look(show))
+
+    def _judge(self) -> Verdict:
+        seconds = self.elapsed
+        self.tally.update()
+        with Semel(open_store(self._store), sweep_every=None) as guard:
+
+            def is_done(payment: int) -> bool:
+                try:
+                    record = guard.lookup(OPERATION, key_of(self._run, payment))
+                except StoreError:
+                    return False
+                return record is not None and record.state is State.DONE
+
+            return judge(
+                self.tally, self._ledger.effects(), self.kills, self._pool.crashes, seconds, is_done,
+                steps=self._mode == "steps",
+            )  # fmt: skip
+
+    def last_lines(self) -> str:
+        """The end of what the workers printed."""
+        return self._pool.last_lines()
+
+    def _spawn(self, *, finishing: bool) -> None:
+        self._numbers += 1
+        self._pool.start(
+            {
+                "folder": str(self._folder),
+                "store": self._store,
+                "run": self._run,
+                "number": self._numbers,
+                "seed": self._seed,
+                "threads": THREADS,
+                "began": self._began,
+                "rate": RATE,
+                "finishing": finishing,
+                "sabotage": self._sabotage,
+                "mode": self._mode,
+            }
+        )
+
+    def _look(self, show: Callable[[Storm], None]) -> None:
+        self.tally.update()
+        self.effects = self._ledger.count()
+        show(self)

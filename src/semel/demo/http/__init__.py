@@ -1,0 +1,1 @@
+"""Storms over HTTP, against the payments service."""

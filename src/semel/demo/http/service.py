@@ -1,0 +1,118 @@
+"""The payments service as several processes on one socket. The socket belongs to the parent, so the port outlives them.
+
+``tend`` replaces a process that has died.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib
+import random
+import socket
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from semel.demo.processes import Workers
+from semel.errors import ConfigurationError, MissingDependency
+
+__all__ = ["HOST", "Service", "require_packages"]
+
+HOST: Final = "127.0.0.1"
+BACKLOG: Final = 512
+"""Connections that wait while no process is there to take them."""
+START: Final = 30.0
+"""Seconds that the service has to answer for the first time."""
+STOP: Final = 8.0
+"""Seconds that the processes have to end what they are doing."""
+TICK: Final = 0.05
+
+
+def require_packages() -> None:
+    """Raise MissingDependency before anything is started, if a package of the ``demo`` extra is missing."""
+    for package in ("fastapi", "uvicorn", "httpx"):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise MissingDependency(package, "demo") from error
+
+
+class Service:
+    """Processes that serve; ``tend`` replaces the dead."""
+
+    def __init__(self, folder: Path, store: str, books: str, *, workers: int, port: int, mistake: str = "") -> None:
+        """
+        :param port: 0 takes a free one.
+        :param mistake: what is wrong with the service on purpose.
+        """
+        self._socket = _listen(port)
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://{HOST}:{self.port}"
+        self._count = workers
+        self.workers = Workers("semel.demo.payments.process", folder / "service.log", [self._socket.fileno()])
+        self.settings: dict[str, Any] = {
+            "descriptor": self._socket.fileno(), "store": store, "books": books, "mistake": mistake,
+        }  # fmt: skip
+
+    @property
+    def kills(self) -> int:
+        return self.workers.kills
+
+    @property
+    def crashes(self) -> int:
+        return self.workers.crashes
+
+    def start(self) -> None:
+        """Start the processes; done when one of them answers."""
+        self.tend()
+        end = time.monotonic() + START
+        while not self._answers():
+            self.workers.reap()
+            if self.crashes or time.monotonic() > end:
+                self.stop()
+                raise ConfigurationError("the demo's service does not start:\n" + self.last_lines())
+            time.sleep(TICK)
+
+    def tend(self) -> None:
+        """Replace what has died."""
+        self.workers.reap()
+        while len(self.workers) < self._count:
+            self.workers.start(self.settings)
+
+    def kill_one(self, dice: random.Random) -> None:
+        """Kill one process without a warning."""
+        self.workers.kill_one(dice)
+
+    def stop(self) -> None:
+        """Stop all processes, in order if they can, and give the port back."""
+        self.workers.ask_to_finish()
+        self.workers.wait(STOP)
+        self._socket.close()
+
+    def last_lines(self) -> str:
+        """The end of what the processes printed."""
+        return self.workers.last_lines()
+
+    def _answers(self) -> bool:
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=1.0)
+        try:
+            connection.request("GET", "/stats")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+def _listen(port: int) -> socket.socket:
+    ours = socket.socket()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        ours.bind((HOST, port))
+        ours.listen(BACKLOG)
+    except OSError as error:
+        ours.close()
+        raise ConfigurationError(
+            f"port {port} of {HOST} cannot be used ({error.strerror}): choose another with --port, or 0 for a free one"
+        ) from error
+    return ours

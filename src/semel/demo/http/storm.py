@@ -1,0 +1,238 @@
+"""A storm over HTTP: clients that ask, worker processes that are killed, then calm, a last round, and the verdict.
+
+The evidence is what the clients saw and what rows the service has. Each payment has a customer of its own, so a second
+row of it cannot hide, whatever id it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from semel.core.states import State
+from semel.demo.http.client import DECLINED, Clients
+from semel.demo.http.service import Service
+from semel.demo.payments.data import QUERIES, Books
+from semel.demo.screen import Stopping
+from semel.demo.verdict import Verdict
+from semel.engine.sync import Semel
+from semel.errors import StoreError
+from semel.sql.program import Program, Rows, Statement
+from semel.stores.urls import open_store
+
+__all__ = ["HTTPStorm"]
+
+TICK: Final = 0.1
+LOOK: Final = 0.5
+"""Seconds between two looks into the service's tables."""
+KILL_EVERY: Final = 1.5
+"""Seconds, on average, between the kills from here; requests that ask for a crash come besides."""
+ENDING: Final = 60.0
+"""Seconds that clients have to end what they began; they give a payment up after half of that."""
+OPERATION: Final = "POST /payments"
+TENANT: Final = "alice"
+
+
+class HTTPStorm:
+    """Run once. It is its own view for the screen."""
+
+    def __init__(
+        self,
+        service: Service,
+        store: str,
+        books: Books,
+        *,
+        seconds: float,
+        seed: int,
+        pace: float,
+        kill_every: float = KILL_EVERY,
+        number: int = 1,
+    ) -> None:
+        self.title = f"semel demo · storm {number} over HTTP · {store.partition(':')[0]} · seed {seed}"
+        self.phase = "storm"
+        self.seconds = seconds
+        self.effects = 0
+        self._service = service
+        self._store = store
+        self._books = books
+        self._run = f"storm-{secrets.token_hex(4)}"
+        self._dice = random.Random(seed)
+        self._kill_every = kill_every
+        self._clients = Clients(service.url, self._run, seed, pace=pace)
+        self._start = time.monotonic()
+        self._look_at = 0.0
+        self._executions: Counter[str] = Counter()
+        self._before = (service.kills, service.crashes)
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    @property
+    def kills(self) -> int:
+        return self._service.kills - self._before[0]
+
+    def numbers(self) -> list[tuple[str, int]]:
+        counts = self._clients.seen.counts
+        return [
+            ("payments", len(self._clients.seen.begun)),
+            ("requests", counts["asked"]),
+            ("rows", self.effects),
+            ("replays", counts["replay"]),
+            ("refused", counts["refused"]),
+            ("kills", self.kills),
+            ("take-overs", self._executions["taken_over"]),
+            ("found done", self._executions["found"]),
+        ]
+
+    def run(self, stopping: Stopping, show: Callable[[HTTPStorm], None]) -> Verdict:
+        """The storm, until its time is over or ``stopping`` is set; then calm, a last round, and the verdict."""
+        with _Loop(self._clients.storm()) as clients:
+            next_kill = self._start + min(self._kill_every, self.seconds / 4)
+            while self.elapsed < self.seconds and not stopping.is_set() and clients.running:
+                self._service.tend()
+                if time.monotonic() >= next_kill:
+                    self._service.kill_one(self._dice)
+                    next_kill = time.monotonic() + self._kill_every * (0.5 + self._dice.random())
+                self._look(show)
+                stopping.wait(TICK)
+            self.phase = "calm"
+            self._clients.stop()
+            self._clients.calm()
+            self._wait(clients, show)
+        self.phase = "finish"
+        with _Loop(self._clients.finish()) as clients:
+            self._wait(clients, show)
+        return self._judge()
+
+    def _wait(self, clients: _Loop, show: Callable[[HTTPStorm], None]) -> None:
+        end = time.monotonic() + ENDING
+        while clients.running and time.monotonic() < end:
+            self._service.tend()
+            self._look(show)
+            time.sleep(TICK)
+
+    def _look(self, show: Callable[[HTTPStorm], None]) -> None:
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK
+            try:
+                self.effects = self._books.run(_rows("payments_count", self._run))[0][0]
+                self._executions = _counted(self._books.run(_rows("executions_of", self._run)))
+            except StoreError:
+                pass  # the figures on the screen are a little older then
+        show(self)
+
+    def _judge(self) -> Verdict:
+        seconds, seen = self.elapsed, self._clients.seen
+        rows = self._books.run(_rows("payments_of", self._run))
+        executions = _counted(self._books.run(_rows("executions_of", self._run)))
+        per_customer = Counter(customer for customer, _, _ in rows)
+        made = {customer: {"id": id, "amount": amount} for customer, id, amount in rows}
+        lost, mismatched = set(seen.begun.keys() - seen.answers.keys()), set(seen.mismatched)
+        for number, (status, body) in seen.answers.items():
+            customer = seen.begun[number].customer
+            if (status == DECLINED) == (customer in made):
+                lost.add(number)  # acknowledged without a row, or refused with one
+            elif status != DECLINED and not _tells(body, made[customer]):
+                mismatched.add(number)
+        return Verdict(
+            operations=len(seen.begun),
+            calls=seen.counts["asked"],
+            attempts=executions["run"],
+            effects=len(rows),
+            declined=sum(status == DECLINED for status, _ in seen.answers.values()),
+            replays=seen.counts["replay"],
+            takeovers=executions["taken_over"],
+            recovered=executions["found"],
+            refused=seen.counts["refused"],
+            failures=seen.counts["broken"] + seen.counts["hung_up"],
+            store_errors=seen.counts["failed"],
+            kills=self.kills,
+            crashes=self._service.crashes - self._before[1] + seen.strange.total(),
+            duplicates=sum(count > 1 for count in per_customer.values()),
+            lost=len(lost | mismatched),
+            mismatched=len(mismatched),
+            unsettled=self._unsettled(),
+            seconds=seconds,
+        )
+
+    def _unsettled(self) -> int:
+        """How many payments Semel's own table does not show as done: asked last, to cross-check."""
+        with Semel(open_store(self._store), sweep_every=None) as guard:
+
+            def is_done(key: str) -> bool:
+                try:
+                    record = guard.lookup(OPERATION, key, tenant=TENANT)
+                except StoreError:
+                    return False
+                return record is not None and record.state is State.DONE
+
+            return sum(not is_done(order.key) for order in self._clients.seen.begun.values())
+
+
+class _Loop:
+    """An event loop in a thread, for as long as its one task runs."""
+
+    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(work)
+        self._thread = threading.Thread(target=self._go, name="demo-clients", daemon=True)
+        self._error: BaseException | None = None
+
+    def _go(self) -> None:
+        try:
+            self._loop.run_until_complete(self._task)
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def __enter__(self) -> _Loop:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.running:
+            with contextlib.suppress(RuntimeError):  # it ended at this moment
+                self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join()
+        if self._error is not None and exc[0] is None:
+            raise self._error
+
+
+def _rows(query: str, beginning: str) -> Program[Rows]:
+    statement: Statement = QUERIES[query](beginning=f"{beginning}-", length=len(beginning) + 1)
+    return (yield statement)
+
+
+def _counted(rows: Rows) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for what, attempt, count in rows:
+        found[what] += count
+        if what == "run" and attempt > 1:
+            found["taken_over"] += count
+    return found
+
+
+def _tells(body: bytes, made: dict[str, Any]) -> bool:
+    """Whether an answer speaks of this row."""
+    try:
+        content = json.loads(body)
+    except ValueError:
+        return False
+    return {name: content.get(name) for name in made} == made

@@ -1,0 +1,96 @@
+"""The service, put together: its routes, the guard, and errors that are documented whatever a client sends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, RedirectResponse
+
+from semel import __version__
+from semel.core.policy import Policy
+from semel.demo.payments import routes, stats
+from semel.demo.payments.auth import tenant_of
+from semel.demo.payments.data import Books
+from semel.demo.payments.simulate import MISTAKES, NewKeys
+from semel.engine.aio import AsyncSemel
+from semel.errors import ConfigurationError, StoreError
+from semel.http.fastapi import install
+from semel.stores.urls import open_async_store
+
+__all__ = ["LEASE", "Settings", "make_app"]
+
+LEASE: Final = 2.0
+"""Seconds for which a worker that fell silent is believed alive: short, so that a take-over can be watched."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a worker process of the service is told."""
+
+    store: str
+    """Where Semel keeps its records."""
+    books: str
+    """Where the business rows are: the same database, where that is one of SQL."""
+    mistake: str = ""
+    """One of ``simulate.MISTAKES``, to see that the verdict finds it."""
+
+
+def make_app(settings: Settings) -> FastAPI:
+    """The service. To be called in the event loop that serves it; the tables are there already."""
+    if settings.mistake and settings.mistake not in MISTAKES:
+        raise ConfigurationError(f"no mistake is called {settings.mistake!r}; there are: {', '.join(MISTAKES)}")
+    books = Books(settings.books)
+    guard = AsyncSemel(open_async_store(settings.store), policy=Policy(lease=LEASE))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await guard.close()
+        books.close()
+
+    app = FastAPI(
+        title="Semel demo: payments",
+        version=__version__,
+        description="Payments that happen once. Keys of two tenants: `sk_alice`, `sk_bob`.",
+        lifespan=lifespan,
+    )
+    app.state.books = books
+    app.state.mistake = settings.mistake
+    app.include_router(routes.router)
+    app.include_router(stats.router)
+    app.add_api_route("/", _home, include_in_schema=False)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(StoreError, _away)
+    install(app, guard=guard, tenant=tenant_of)
+    if settings.mistake == "unprotected":
+        app.add_middleware(NewKeys)
+    return app
+
+
+async def _home() -> RedirectResponse:
+    return RedirectResponse("/docs")
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    """FastAPI's own 422, without the input: NaN and lone surrogates, which JSON lets in, cannot be sent back."""
+    assert isinstance(error, RequestValidationError)
+    return JSONResponse({"detail": [_plain(each) for each in error.errors()]}, 422)
+
+
+def _plain(each: dict[str, Any]) -> dict[str, Any]:
+    place = [part if isinstance(part, int) else _sendable(part) for part in each["loc"]]
+    return {"loc": place, "msg": _sendable(each["msg"]), "type": each["type"]}
+
+
+def _sendable(text: str) -> str:
+    return str(text).encode("utf-8", "replace").decode()
+
+
+async def _away(request: Request, error: Exception) -> JSONResponse:
+    """The business rows cannot be reached. The key is free again: the same request may be sent later."""
+    return JSONResponse({"detail": "the database is away; send the same request again"}, 503, {"Retry-After": "1"})

@@ -1,0 +1,169 @@
+"""The verdict: what the ledger holds against what the clients saw. Semel's own table is asked last, to cross-check."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from semel.demo.direct.ledger import Effect
+from semel.demo.direct.sightings import Tally
+
+__all__ = ["Verdict", "headed", "judge", "one_line", "table"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a storm came to. Every number is counted from the ledger or from what the workers wrote down themselves."""
+
+    operations: int = 0
+    """Payments that a client asked for."""
+    calls: int = 0
+    attempts: int = 0
+    """Handlers that began."""
+    effects: int = 0
+    """What was done: lines in the ledger, rows of the service."""
+    declined: int = 0
+    """Payments that were refused, as asked for: an answer like any other, and no effect."""
+    replays: int = 0
+    """Answers for which no handler ran."""
+    takeovers: int = 0
+    recovered: int = 0
+    """Take-overs that found the effect done, and did not do it again."""
+    refused: int = 0
+    """Calls turned away (409) because the first still ran."""
+    failures: int = 0
+    """Calls that failed, or had no answer, and were tried again."""
+    fenced: int = 0
+    """Owners that were replaced while they were only slow."""
+    store_errors: int = 0
+    kills: int = 0
+    crashes: int = 0
+    """Workers that ended by themselves, of an error that no client should see."""
+    duplicates: int = 0
+    """Payments with more than one line in the ledger."""
+    lost: int = 0
+    """Payments that were acknowledged without a line, or never finished, or answered in two ways."""
+    mismatched: int = 0
+    """Of the lost: answered in two ways, or with a receipt that is not the ledger's."""
+    unsettled: int = 0
+    """Payments that the store does not show as done."""
+    repeated: int = 0
+    """Steps that ran again in a later attempt although they were done."""
+    disordered: int = 0
+    """Payments that were shipped before they were charged."""
+    seconds: float = 0.0
+
+    @property
+    def clean(self) -> bool:
+        wrong = (self.duplicates, self.lost, self.unsettled, self.crashes, self.repeated, self.disordered)
+        return self.operations > 0 and not any(wrong)
+
+    def __add__(self, other: Verdict) -> Verdict:
+        return Verdict(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "seconds": round(self.seconds, 2), "clean": self.clean}
+
+
+def judge(
+    tally: Tally,
+    effects: Iterable[Effect],
+    kills: int,
+    crashes: int,
+    seconds: float,
+    is_done: Callable[[int], bool],
+    *,
+    steps: bool = False,
+) -> Verdict:
+    """
+    :param is_done: whether the store shows the payment as done.
+    :param steps: each payment has two effects, a charge and then a shipment.
+    """
+    lines = list(effects)
+    per_effect = Counter((effect.payment, effect.what) for effect in lines)
+    charged = {
+        effect.payment: {"payment": effect.payment, "amount": effect.amount, "receipt": effect.receipt}
+        for effect in lines
+        if effect.what == "charge"
+    }
+    shipped = {effect.payment: effect.receipt for effect in lines if effect.what == "ship"}
+    if steps:
+        for payment in charged.keys() & shipped.keys():
+            charged[payment]["parcel"] = shipped[payment]
+    unfinished = tally.begun - tally.answers.keys()
+    without_line = tally.answers.keys() - charged.keys()
+    mismatched = tally.mismatched | {
+        payment for payment in tally.answers.keys() & charged.keys() if tally.answer(payment) != charged[payment]
+    }
+    counts = tally.counts
+    return Verdict(
+        operations=len(tally.begun),
+        calls=counts["asked"],
+        attempts=counts["attempt"],
+        effects=len(lines),
+        replays=counts["replay"],
+        takeovers=counts["taken_over"],
+        recovered=counts["recovered"],
+        refused=counts["refused"],
+        failures=counts["failed"],
+        fenced=counts["fenced"],
+        store_errors=counts["store_error"],
+        kills=kills,
+        crashes=crashes,
+        duplicates=len({payment for (payment, _), count in per_effect.items() if count > 1}),
+        lost=len(unfinished | without_line | mismatched),
+        mismatched=len(mismatched),
+        unsettled=sum(1 for payment in tally.begun if not is_done(payment)),
+        repeated=tally.repeated(),
+        disordered=sum(
+            payment not in charged or receipt < charged[payment]["receipt"] for payment, receipt in shipped.items()
+        ),
+        seconds=seconds,
+    )
+
+
+_ROWS = (
+    ("operations", "operations", "payments that clients asked for"),
+    ("calls", "calls", "how often they asked"),
+    ("attempts", "attempts", "handlers that began"),
+    ("effects", "effects", "what was done: lines in the ledger, rows of the service"),
+    ("declined", "declined", "refused as asked for, and remembered"),
+    ("replays", "replays", "answered again, nothing run"),
+    ("refused", "refused", "409: the first still ran"),
+    ("kills", "kills", "worker processes killed"),
+    ("takeovers", "take-overs", "abandoned attempts taken over"),
+    ("recovered", "recovered", "of these, found done and not done again"),
+    ("fenced", "fenced", "slow owners that were replaced"),
+    ("failures", "failures", "calls that failed and were tried again"),
+    ("store_errors", "store errors", "calls that the store failed"),
+    ("crashes", "crashes", "workers that ended of an unexpected error"),
+    ("duplicates", "duplicates", "payments charged more than once"),
+    ("lost", "lost", "acknowledged but not charged, not finished, or answered in two ways"),
+    ("unsettled", "unsettled", "payments the store does not show as done"),
+    ("repeated", "repeated", "steps that ran again although they were done"),
+    ("disordered", "disordered", "payments shipped before they were charged"),
+)
+
+
+def table(verdict: Verdict, *, color: bool) -> str:
+    """The verdict for people."""
+    lines = [f"  {name:<13}{getattr(verdict, field):>8}   {meaning}" for field, name, meaning in _ROWS]
+    word = "CLEAN" if verdict.clean else "NOT CLEAN"
+    if color:
+        word = f"\x1b[1;{32 if verdict.clean else 31}m{word}\x1b[0m"
+    return "\n".join([*lines, f"  {word}"])
+
+
+def headed(title: str, verdict: Verdict, text: str) -> str:
+    return f"{title} · {verdict.seconds:.1f} s\n{text}\n"
+
+
+def one_line(title: str, verdict: Verdict) -> str:
+    """The verdict where another storm follows."""
+    numbers = (
+        f"{verdict.operations} payments, {verdict.calls} requests, {verdict.replays} replays, {verdict.kills} kills, "
+        f"{verdict.duplicates} duplicates, {verdict.lost} lost"
+    )
+    return f"{title} · {numbers} · {'CLEAN' if verdict.clean else 'NOT CLEAN'}"
