@@ -1,4 +1,4 @@
-"""Which kind of store is measured how, by URL. Nothing of the user's is touched in any of them."""
+"""How each kind of store is measured, by URL scheme. The user's own data is never touched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MEASURES", "measure"]
 
 
 def measure(url: str, sample: Sample) -> list[Measured]:
-    """Measure in the store of a URL; of a tiered one, both tiers."""
+    """Measure in the store of this URL. A tiered store is measured in both tiers."""
     scheme, colon, _ = url.partition(":")
     if not colon:
         kinds = ", ".join(MEASURES)

@@ -1,4 +1,4 @@
-"""Measured in Redis, in keys that nobody else has: records, and the copies of a tiered store."""
+"""Measure in Redis, under a prefix of its own: records, and the copies of a tiered store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def redis(url: str, sample: Sample) -> list[Measured]:
 
 
 def copies(url: str, sample: Sample) -> list[Measured]:
-    """What the cache of a tiered store takes: of a large answer nothing, for it makes no copies of those."""
+    """Measure the cache of a tiered store. It keeps no copies of large answers, so those take nothing."""
     from semel.stores.memory import MemoryStore
     from semel.stores.tiered import RedisCache, TieredStore
     from semel.stores.tiered.copies import PREFIX
@@ -49,7 +49,7 @@ def copies(url: str, sample: Sample) -> list[Measured]:
     prefix = _prefix(url, PREFIX)
     cache = RedisCache(url, prefix=prefix, timeout="5s")
     with _usage(url, prefix, sample) as usage:
-        with closing(TieredStore(MemoryStore(), cache)) as store:  # closed first: it writes in a thread of its own
+        with closing(TieredStore(MemoryStore(), cache)) as store:  # closed before measuring: its thread writes
             ends = time.monotonic() + CONNECT_SECONDS
             while not cache.connect(0.1):
                 sample.interrupts.check()
@@ -66,7 +66,7 @@ def copies(url: str, sample: Sample) -> list[Measured]:
 
 
 def _prefix(url: str, usual: str) -> str:
-    """Another than that of the user's keys, and as long, for that is measured, too; but never less than ``size-:``."""
+    """A prefix other than the user's, of the same length (it is measured too), but at least ``size-:``."""
     from semel.stores.tiered.copies import cache_settings
 
     asked = "prefix=" in url.partition("?")[2]
@@ -78,7 +78,7 @@ def _prefix(url: str, usual: str) -> str:
 
 @contextmanager
 def _usage(url: str, prefix: str, sample: Sample) -> Iterator[Callable[[], float]]:
-    """What a key of the sample takes, asked of each server that has some; they are removed in the end."""
+    """Yield a function that returns the bytes of one key, asked from each server. The keys are removed at the end."""
     from semel.stores.redis.commands import RedisCommand
     from semel.stores.redis.connection import RedisConnection
     from semel.stores.redis.programs import RedisPrograms
@@ -90,7 +90,7 @@ def _usage(url: str, prefix: str, sample: Sample) -> Iterator[Callable[[], float
     links: dict[Any, RedisConnection] = {}
 
     def ask(*words: bytes) -> Iterator[list[Any]]:
-        """The command of each key, some keys at a time."""
+        """Send the command for each key, a batch at a time."""
         groups: dict[Any, list[bytes]] = {}
         for id in sample.ids:
             key = programs.key(id)
@@ -119,7 +119,7 @@ def _usage(url: str, prefix: str, sample: Sample) -> Iterator[Callable[[], float
             pass
 
     try:
-        for address in servers.masters():  # where nobody answers, nothing is written
+        for address in servers.masters():  # connect first: if a server is down, nothing is written
             links[address] = RedisConnection(settings, address)
         with sample.interrupts.place(remove, f"the keys {prefix}* (they expire within an hour)"):
             yield usage

@@ -1,4 +1,4 @@
-"""Measured in a database server: in a new schema of PostgreSQL, in a new database of MySQL, dropped afterwards."""
+"""Measure in a database server: in a new schema of PostgreSQL or a new database of MySQL, dropped afterwards."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class AsyncRedisStore:
         wait_aof: bool | None = None,
         wait_timeout: Duration | None = None,
     ) -> None:
-        """Same parameters as ``RedisStore``, without ``connections``: one connection to each server serves all tasks."""
+        """Same parameters as ``RedisStore``, without ``connections``: one to each server serves all tasks."""
         require_redis()
         settings = RedisSettings(
             url, prefix=prefix, connections=1, timeout=timeout, connect_timeout=connect_timeout, retry_for=retry_for,
