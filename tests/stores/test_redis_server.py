@@ -614,7 +614,7 @@ def test_the_two_stores_and_their_listeners_are_one_thing_twice() -> None:
         ]
         assert names[0] == names[1]
     settings = [list(inspect.signature(kind).parameters) for kind in (RedisStore, AsyncRedisStore)]
-    assert [name for name in settings[0] if name != "lanes"] == settings[1]
+    assert [name for name in settings[0] if name != "connections"] == settings[1]
 
 
 def test_a_closed_store_says_so(redis_url: str) -> None:

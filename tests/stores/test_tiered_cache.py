@@ -696,7 +696,7 @@ def test_a_cluster_answers_replays(open_tiers: Open, redis_cluster: RedisCluster
 
 
 def test_settings_that_cannot_be_meant_are_refused(redis_url: str) -> None:
-    with pytest.raises(ConfigurationError, match="largest is a number of bytes"):
+    with pytest.raises(ConfigurationError, match="max_copy_bytes is a number of bytes"):
         TieredStore(MemoryStore(), RedisCache(redis_url), max_copy_bytes=-1)
     with pytest.raises(ConfigurationError, match="keep: 'soon' is no duration"):
         TieredStore(MemoryStore(), RedisCache(redis_url), keep="soon")

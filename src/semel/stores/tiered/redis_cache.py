@@ -358,9 +358,12 @@ class _WriterThread:
         """Start the thread if it is not running."""
         if self._thread is None:
             with self._lock:
-                if self._thread is None and not self._stopped:
-                    self._thread = threading.Thread(target=self._run, name="semel-tier", daemon=True)
-                    self._thread.start()
+                self._start_locked()
+
+    def _start_locked(self) -> None:
+        if self._thread is None and not self._stopped:  # another thread may have started it meanwhile
+            self._thread = threading.Thread(target=self._run, name="semel-tier", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
         self._stopped = True
