@@ -14,13 +14,14 @@ The claim is made after the dependencies and the validation of the body, just be
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.engine.aio import AsyncSemel
-from semel.errors import MissingDependency
+from semel.errors import MissingDependency, TransactionConflict
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.conditional import check_match, etag
+from semel.http.contract.endpoint import Framework
 from semel.http.contract.inventory import Endpoint, declared_rule
 from semel.http.contract.middleware import check_installation
 from semel.http.contract.routes import RouteTable
@@ -73,7 +74,15 @@ def install(
 
 
 def _protect(endpoint: Any, rule: Rule) -> Any:
-    return protect(endpoint, rule, lambda: Response(status_code=204), HTTPException, run_in_threadpool)
+    return protect(endpoint, rule, _FRAMEWORK, run_in_threadpool)
+
+
+_FRAMEWORK: Final = Framework(
+    blank=lambda: Response(status_code=204),
+    abort=HTTPException,
+    # A plain Exception: dependencies roll back in "except Exception".
+    run_again=lambda: HTTPException(TransactionConflict.status),
+)
 
 
 _declare = Decorators(_protect)

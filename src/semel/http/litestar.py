@@ -21,11 +21,12 @@ from typing import Any, Final, TypeAlias, cast
 from urllib.parse import unquote
 
 from semel.engine.aio import AsyncSemel
-from semel.errors import ConfigurationError, MissingDependency, PolicyError
+from semel.errors import ConfigurationError, MissingDependency, PolicyError, TransactionConflict
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.middleware import ASGIMiddleware, current_responder
 from semel.http.contract.conditional import check_match, etag
+from semel.http.contract.endpoint import Framework
 from semel.http.contract.inventory import Endpoint, declared_rule
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Idempotent, Rule
 from semel.http.describe.litestar import document_litestar
@@ -135,7 +136,7 @@ def endpoints(app: Litestar) -> list[Endpoint]:
 def _protect(function: Any, rule: Rule) -> Any:
     if isinstance(function, BaseRouteHandler):
         raise PolicyError(f"{function}: put the route's decorator on top, @post(…), and this one below it")
-    return protect(function, rule, _Blank, _refused)
+    return protect(function, rule, _FRAMEWORK)
 
 
 _declare = Decorators(_protect)
@@ -153,6 +154,14 @@ class _Blank(Response[None]):
 
 def _refused(status: int) -> HTTPException:
     return HTTPException(status_code=status, detail=HTTPStatus(status).phrase)
+
+
+_FRAMEWORK: Final = Framework(
+    blank=_Blank,
+    abort=_refused,
+    # A plain Exception: whatever cleans up after a handler may do so in "except Exception".
+    run_again=lambda: _refused(TransactionConflict.status),
+)
 
 
 async def _nothing(*_: Any) -> None: ...
@@ -178,7 +187,7 @@ def _see_whole_path(scope: Scope) -> None:
     whole = unquote(raw.partition(b"?")[0]) if raw else path
     if whole.rstrip("/") != path.rstrip("/") and (responder := current_responder()) is not None:
         scope["path"] = whole
-        _ = responder.exchange  # which keeps the path that it is made with
+        _ = responder.life.exchange  # which keeps the path that it is made with
         scope["path"] = path
 
 
