@@ -95,17 +95,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 and a diff on a drift")
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to work on")
     options = parser.parse_args(arguments)
+    root = options.root.resolve()
     drifts = 0
-    for pair in pairs(options.root):
+    for pair in pairs(root):
         try:
-            text = twin(pair.source.read_text("utf-8"), pair, options.root)
+            text = twin(pair.source.read_text("utf-8"), pair, root)
         except (TwinError, cst.ParserSyntaxError) as error:
             print(f"{pair.source}: {error}", file=sys.stderr)
             return 1
         there = pair.target.read_text("utf-8") if pair.target.exists() else ""
         if text == there:
             continue
-        name = pair.target.relative_to(options.root)
+        name = pair.target.relative_to(root)
         if options.check:
             drifts += 1
             lines = difflib.unified_diff(there.splitlines(True), text.splitlines(True), str(name), f"{name}, generated")
@@ -126,7 +127,7 @@ def pairs(root: Path) -> Iterator[Pair]:
         with source.open(encoding="utf-8") as file:
             head = _HEAD.match(file.readline().rstrip("\n"))
         if head:
-            yield Pair(source, source.parent / head["target"])
+            yield Pair(source, (source.parent / head["target"]).resolve())
 
 
 def twin(text: str, pair: Pair, root: Path) -> str:

@@ -204,7 +204,7 @@ class SQLiteStore:
         self._combiner.close()
 
 
-class _WriterThread:
+class _SQLiteThread:
     """Runs the writer in a thread of its own, for an event loop."""
 
     def __init__(self, writer: _Writer) -> None:
@@ -241,7 +241,7 @@ class AsyncSQLiteStore:
     ) -> None:
         """Same parameters as ``SQLiteStore``."""
         writer = _Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)
-        self._combiner = AsyncCombiner([_WriterThread(writer)])
+        self._combiner = AsyncCombiner([_SQLiteThread(writer)])
 
     async def execute(self, op: Op[R]) -> R:
         return cast(R, await self._combiner.execute(op))
