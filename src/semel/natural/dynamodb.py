@@ -12,13 +12,13 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.errors import ConfigurationError, SemelError
 from semel.natural.results import Applied, Change, Inserted
-from semel.stores.dynamodb.programs import Call, Occupied
-from semel.stores.dynamodb.settings import answered, named, public
+from semel.stores.dynamodb.failures import answer_of, error_of, public_error
+from semel.stores.dynamodb.programs import ApiCall, ConditionNotMet
 
 __all__ = ["compare_and_set", "insert_once", "is_client", "run", "run_async"]
 
 R = TypeVar("R")
-Program: TypeAlias = "Generator[Call, dict[str, Any] | Occupied, R]"
+Program: TypeAlias = "Generator[ApiCall, dict[str, Any] | ConditionNotMet, R]"
 Typed: TypeAlias = dict[str, dict[str, Any]]
 
 _CLIENTS: Final = {"botocore.client.BaseClient": False, "aiobotocore.client.AioBaseClient": True}
@@ -66,9 +66,9 @@ def insert_once(
     if rest:
         params["UpdateExpression"] = "SET " + ", ".join(f"#s{at} = :s{at}" for at in range(len(rest)))
         params["ExpressionAttributeValues"] = {f":s{at}": of for at, of in enumerate(_typed(rest).values())}
-    reply = yield Call("update_item", params)
-    new = not isinstance(reply, Occupied)
-    item = _plain((reply.item if isinstance(reply, Occupied) else reply.get("Attributes")) or {})
+    reply = yield ApiCall("update_item", params)
+    new = not isinstance(reply, ConditionNotMet)
+    item = _plain((reply.item if isinstance(reply, ConditionNotMet) else reply.get("Attributes")) or {})
     wanted = tuple(values) if returning is None else (returning,) if isinstance(returning, str) else tuple(returning)
     return Inserted({name: item.get(name) for name in wanted}, new)
 
@@ -87,7 +87,7 @@ def compare_and_set(
     if column in changes:
         raise ConfigurationError(f"{column} is the version: it grows by itself, leave it out of the values")
     sets = ", ".join(f"#s{at} = :s{at}" for at in range(len(changes)))
-    reply = yield Call(
+    reply = yield ApiCall(
         "update_item",
         {
             "TableName": table,
@@ -100,7 +100,7 @@ def compare_and_set(
             **_SHOW,
         },
     )
-    if not isinstance(reply, Occupied):
+    if not isinstance(reply, ConditionNotMet):
         return Change(Applied.NOW)
     if reply.item is None:
         return Change(Applied.ABSENT)
@@ -118,7 +118,7 @@ def run(client: Any, program: Program[R]) -> R:
         call = next(program)
         while True:
             try:
-                reply: dict[str, Any] | Occupied = getattr(client, call.action)(**call.params)
+                reply: dict[str, Any] | ConditionNotMet = getattr(client, call.action)(**call.params)
             except Exception as error:
                 reply = _told(error, call)
             call = program.send(reply)
@@ -132,7 +132,7 @@ async def run_async(client: Any, program: Program[R]) -> R:
         call = next(program)
         while True:
             try:
-                reply: dict[str, Any] | Occupied = await getattr(client, call.action)(**call.params)
+                reply: dict[str, Any] | ConditionNotMet = await getattr(client, call.action)(**call.params)
             except Exception as error:
                 reply = _told(error, call)
             call = program.send(reply)
@@ -141,16 +141,16 @@ async def run_async(client: Any, program: Program[R]) -> R:
         return answer
 
 
-def _told(error: Exception, call: Call) -> Occupied:
+def _told(error: Exception, call: ApiCall) -> ConditionNotMet:
     """What a condition that did not hold shows; raises all other errors, in our words."""
-    occupied = answered(error, call)
-    if isinstance(occupied, Occupied):
+    occupied = answer_of(error, call)
+    if isinstance(occupied, ConditionNotMet):
         return occupied
     table = call.params["TableName"]
     code = (getattr(error, "response", None) or {}).get("Error", {}).get("Code")
     if code in ("ValidationException", "ResourceNotFoundException"):
         raise ConfigurationError(f"{table}: DynamoDB refused ({code}): {error}") from error
-    found: SemelError = public(named(error, table))
+    found: SemelError = public_error(error_of(error, table))
     raise found from error
 
 
