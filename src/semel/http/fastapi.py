@@ -26,7 +26,7 @@ from semel.http.contract.inventory import Endpoint, declared_rule
 from semel.http.contract.middleware import check_installation
 from semel.http.contract.routes import RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Rule
-from semel.http.describe.openapi import wrap_fastapi
+from semel.http.describe import document
 
 try:
     from starlette.concurrency import run_in_threadpool
@@ -70,7 +70,7 @@ def install(
         request=Request, endpoints=lambda: endpoints(app),
     )  # fmt: skip
     if hasattr(app, "openapi"):
-        wrap_fastapi(app, lambda: endpoints(app), guard, docs)
+        _describe(app, guard, docs)
 
 
 def _protect(endpoint: Any, rule: Rule) -> Any:
@@ -119,3 +119,19 @@ def _of(route: Route, path: str) -> list[Endpoint]:
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def _describe(app: Any, guard: AsyncSemel, docs: str | None) -> None:
+    """Have ``app.openapi()`` describe the declared endpoints, whenever FastAPI builds the document anew."""
+    build = app.openapi
+    known: dict[str, Any] | None = None
+
+    def openapi() -> dict[str, Any]:
+        nonlocal known
+        built: dict[str, Any] = build()
+        if built is not known:
+            app.openapi_schema = known = document(built, endpoints(app), guard=guard, docs=docs)
+            return known
+        return built
+
+    app.openapi = openapi

@@ -29,7 +29,7 @@ from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
 from semel.http.contract.inventory import Endpoint, declared_rule
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Idempotent, Rule
-from semel.http.describe.litestar import document_litestar
+from semel.http.describe import document
 
 try:
     from litestar import Litestar, Request, Response
@@ -38,6 +38,7 @@ try:
     from litestar.exceptions import HTTPException
     from litestar.handlers import HTTPRouteHandler
     from litestar.handlers.base import BaseRouteHandler
+    from litestar.openapi.spec import OpenAPI
     from litestar.plugins.base import InitPlugin, ReceiveRoutePlugin
     from litestar.routes import BaseRoute, HTTPRoute
     from litestar.utils.scope.state import CONNECTION_STATE_KEY, ScopeState
@@ -83,7 +84,7 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         if app_config.cors_config is not None:  # Litestar answers CORS outside of all middlewares
             self._exposed = list(dict.fromkeys([*app_config.cors_config.expose_headers, *_EXPOSED]))
             app_config.cors_config = dataclasses.replace(app_config.cors_config, expose_headers=self._exposed)
-        document_litestar(app_config, endpoints, self.middleware.guard, self.middleware.docs)
+        _describe(app_config, self.middleware.guard, self.middleware.docs)
         return app_config
 
     def receive_route(self, route: BaseRoute) -> None:
@@ -203,3 +204,36 @@ def _have_own_state(scope: Scope) -> None:
 def _name(handler: HTTPRouteHandler) -> str:
     function = getattr(handler.fn, "func", handler.fn)  # in a thread
     return handler.name or str(getattr(function, "__name__", ""))
+
+
+def _describe(app_config: AppConfig, guard: AsyncSemel, docs: str | None) -> None:
+    """Have the application's OpenAPI document describe the declared handlers.
+
+    Litestar builds its document as an object and turns it into plain data wherever it is shown or written to a file.
+    ``document`` runs at that last step: all routes are registered by then.
+    """
+    if app_config.openapi_config is None:
+        return
+    config = copy.copy(app_config.openapi_config)  # the default one is shared by all applications
+    build = config.to_openapi_schema
+
+    def to_openapi_schema() -> OpenAPI:
+        openapi = build()
+        plain = openapi.to_schema
+
+        def to_schema() -> dict[str, Any]:
+            return document(plain(), endpoints(_application(app_config)), guard=guard, docs=docs)
+
+        openapi.to_schema = to_schema  # type: ignore[method-assign]
+        return openapi
+
+    config.to_openapi_schema = to_openapi_schema  # type: ignore[method-assign]
+    app_config.openapi_config = config
+
+
+def _application(app_config: AppConfig) -> Litestar:
+    """Return the application that is made from this configuration. Litestar's own OpenAPI plugin knows it."""
+    for plugin in app_config.plugins:
+        if hasattr(plugin, "provide_openapi_schema"):
+            return cast("Litestar", getattr(plugin, "app"))  # noqa: B009 - the class is private to Litestar
+    raise LookupError("Litestar has no plugin for OpenAPI")

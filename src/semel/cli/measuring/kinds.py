@@ -30,10 +30,10 @@ def measure(url: str, sample: Sample) -> list[Measured]:
 
 
 def _tiered(url: str, sample: Sample) -> list[Measured]:
-    from semel.stores.tiered.redis_commands import settings_of
+    from semel.stores.tiered.copies import cache_settings
 
     primary, cache = tiers(url)
-    settings_of(cache, None, "5s", "5s")  # refused before anything is written
+    cache_settings(cache, None, "5s", "5s")  # refused before anything is written
     measured, cached = measure(primary, sample), copies(cache, sample.again())
     if any(each.records for each in cached):
         seldom = "each retry that the cache has no copy of"

@@ -14,7 +14,7 @@ from django.db.migrations.exceptions import IrreversibleError
 from django.db.migrations.operations.base import Operation
 from django.db.utils import NotSupportedError
 
-from semel.sql.migrations import POSTGRES, SQLITE, Schema
+from semel.sql.migrations import MYSQL, POSTGRES, SQLITE, Schema
 
 __all__ = ["Apply", "migration"]
 
@@ -85,8 +85,6 @@ def _schema_of(connection: Any) -> Schema:
     if connection.vendor == "postgresql":
         return POSTGRES
     if connection.vendor == "mysql":
-        from semel.sql.mysql_migrations import MYSQL
-
         return MYSQL
     raise NotSupportedError(
         f"there is no store for {connection.vendor}: keep the app semel off this database with a router (allow_migrate)"

@@ -1,22 +1,22 @@
-"""A record as one string: a head of fixed size, what never changes, and then the steps or the snapshot.
+"""The layout of a record, which is one Redis string: a fixed header, the fields that never change, steps or snapshot.
 
 ::
 
      1  version (1)           1   1 byte
      2  state                     1 running, 2 done, 3 unknown
      3  takeover                  0 retry, 1 reject, 2 recover
-     4  awaited                   1 when somebody waits: whoever ends the attempt publishes
-        or, when done, confirmed  how many replicas have it for sure, and 128 more when the disk has; 0: nobody asked
+     4  awaited                   1 if somebody waits: whoever ends the attempt publishes
+        or, if done, confirmed    how many replicas confirmed it, plus 128 if the disk did; 0: nobody asked
      5  token, nonce              8 bytes each
     21  attempt                   4
-    25  created                   8, microseconds of the server's clock as the claimer knew it: for people
-    33  lease_rest, ttl_rest      8 each: how many ms of the key's life are left when the lease, the ttl, ends
-    49  expires                   8, microseconds of the server's clock: for replays, whose one command has no PTTL
-    57  size                      4, of what follows: fingerprint, tenant, operation, key, each with its length
+    25  created                   8, microseconds of the server's clock as the claimer knew it: for display
+    33  lease_rest, ttl_rest      8 each: milliseconds of the key's life that are left when the lease, the ttl, ends
+    49  expires                   8, microseconds of the server's clock: for replays, whose single command has no PTTL
+    57  size                      4, of the next fields: fingerprint, tenant, operation, key, each with its length
     61  …
-        the steps (name and value, each with its length), or the snapshot when done
+        the steps (name and value, each with its length), or the snapshot if done
 
-All numbers are big-endian. The Lua files read the same layout (``lua/record.lua``). Nothing here knows connections.
+All numbers are big-endian. The Lua files read the same layout (``lua/record.lua``). This module knows no connection.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = [
     "FAR",
     "confirmation",
     "eight_bytes",
-    "finished",
-    "fresh",
     "is_confirmed",
-    "is_doubtful",
-    "may_be_doubtful",
+    "may_need_sweep",
     "milliseconds",
-    "shown",
-    "state_in",
-    "steps_in",
-    "token_in",
+    "needs_sweep",
+    "new_value",
+    "record_of",
+    "replay_record",
+    "state_of_value",
+    "steps_of",
+    "token_of",
 ]
 
 FAR: Final = 31_622_400_000_000
-"""A thousand years in ms: the extra life of a key whose record may be in doubt, as in ``lua/record.lua``."""
+"""A thousand years in ms: the extra life of a key whose outcome may be unknown, as in ``lua/record.lua``."""
 HEAD: Final = struct.Struct(">BBBBQQIQQQQI")
 _LENGTHS: Final = struct.Struct(">IIi")
 _BYTE: Final = tuple(bytes((number,)) for number in range(256))
@@ -54,48 +54,48 @@ _VERSION: Final = 1
 _EIGHT: Final = struct.Struct(">Q")
 _STATES: Final = (State.ABSENT, State.RUNNING, State.DONE, State.UNKNOWN)
 _ENDED: Final = struct.Struct(">4xQ8xIQ16xQI")
-"""Of the head: token, attempt, created, expires, size."""
+"""Reads token, attempt, created, expires and size from the header."""
 
 
 def milliseconds(seconds: float) -> int:
-    """Rounded down, for a lease must not be shown longer than it was asked for."""
+    """Convert seconds, rounded down: a lease must not look longer than requested."""
     return int(seconds * 1000)
 
 
 def eight_bytes(number: int) -> bytes:
-    """A token, a nonce or an instant, as it stands in the record."""
+    """Pack a token, a nonce or an instant as the record holds it."""
     return _EIGHT.pack(number)
 
 
-def token_in(raw: bytes) -> int:
+def token_of(raw: bytes) -> int:
     token: int = _EIGHT.unpack(raw)[0]
     return token
 
 
-def fresh(claim: Claim, token: int, now: int) -> tuple[bytes, int]:
-    """The record that a first claim writes, and the life of its key in ms."""
+def new_value(claim: Claim, token: int, now: int) -> tuple[bytes, int]:
+    """Return the value that a first claim writes, and the life of its key in ms."""
     lease, ttl = milliseconds(claim.lease), max(1, milliseconds(claim.ttl))
     life = max(lease, ttl)
     if claim.takeover is not Takeover.RETRY:
         life += FAR
     fingerprint, key = claim.fingerprint, claim.key
     tenant, operation = _bytes(claim.tenant), _bytes(claim.operation)
-    named = b"" if key is None else _bytes(key)
-    lengths = _LENGTHS.pack(len(tenant), len(operation), -1 if key is None else len(named))
-    size = 1 + len(fingerprint) + len(lengths) + len(tenant) + len(operation) + len(named)
+    key_bytes = b"" if key is None else _bytes(key)
+    lengths = _LENGTHS.pack(len(tenant), len(operation), -1 if key is None else len(key_bytes))
+    size = 1 + len(fingerprint) + len(lengths) + len(tenant) + len(operation) + len(key_bytes)
     head = HEAD.pack(_VERSION, 1, claim.takeover, 0, token, claim.nonce, 1, now, life - lease, life - ttl, 0, size)
-    return b"".join((head, _BYTE[len(fingerprint)], fingerprint, lengths, tenant, operation, named)), life
+    return b"".join((head, _BYTE[len(fingerprint)], fingerprint, lengths, tenant, operation, key_bytes)), life
 
 
 def _bytes(text: str) -> bytes:
     try:
         return text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair: kept as it is
+    except UnicodeEncodeError:  # half a surrogate pair: stored as it is
         return text.encode("utf-8", "surrogatepass")
 
 
-def state_in(value: bytes) -> State:
-    """The state as it is written, of a value that is ours."""
+def state_of_value(value: bytes) -> State:
+    """Return the stored state; raise ConfigurationError if the value is not one of our records."""
     if len(value) < HEAD.size or value[0] != _VERSION:
         raise ConfigurationError(
             "a key of the store holds something else: give Semel a prefix of its own, RedisStore(url, prefix=…)"
@@ -104,19 +104,21 @@ def state_in(value: bytes) -> State:
 
 
 def confirmation(replicas: int, aof: bool) -> int:
-    """Who has confirmed an answer, as its record says it."""
+    """Return the byte that says who has confirmed a result."""
     return min(replicas, 127) | (128 if aof else 0)
 
 
 def is_confirmed(value: bytes, by: int) -> bool:
-    """Whether an answer may be handed out where ``by`` must have confirmed it; what is no answer may be."""
+    """Whether this value may be returned when ``by`` must have confirmed it. Only results need to be confirmed."""
     return value[1] != State.DONE or (value[3] & 127 >= by & 127 and value[3] & 128 >= by & 128)
 
 
-def finished(claim: Claim, value: bytes, now: int) -> Record:
-    """The record that a claim has met, as readers see it, unless it runs: most calls that are no first ones. Tenant,
-    operation and key are the claim's own, for the identity is made of them; what is left to tell is told as ``shown``
-    does."""
+def replay_record(claim: Claim, value: bytes, now: int) -> Record:
+    """Return the record that a claim found, if it is not running: the path of every replay.
+
+    Tenant, operation and key are taken from the claim, because the identity is made of them. Everything else is the
+    same as in ``record_of``.
+    """
     token, attempt, created, expires, size = _ENDED.unpack_from(value)
     state = _STATES[value[1]]
     at = HEAD.size + 1 + value[HEAD.size]
@@ -136,9 +138,9 @@ def finished(claim: Claim, value: bytes, now: int) -> Record:
     )
 
 
-def shown(id: bytes, value: bytes, now: int, left: float, lease_left: float) -> Record:
-    """The record as readers see it. ``left`` and ``lease_left`` are seconds, by the life of the key."""
-    state = state_in(value)
+def record_of(id: bytes, value: bytes, now: int, left: float, lease_left: float) -> Record:
+    """Return the record as readers see it. ``left`` and ``lease_left`` are seconds, from the life of the key."""
+    state = state_of_value(value)
     token, attempt, created, _, size = _ENDED.unpack_from(value)
     if state is State.RUNNING and lease_left <= 0:
         state = State.ABANDONED
@@ -167,8 +169,8 @@ def shown(id: bytes, value: bytes, now: int, left: float, lease_left: float) -> 
     )
 
 
-def steps_in(raw: bytes) -> tuple[tuple[str, bytes], ...]:
-    """The steps that an attempt has saved, in order."""
+def steps_of(raw: bytes) -> tuple[tuple[str, bytes], ...]:
+    """Return the steps that an attempt has saved, in order."""
     steps = []
     at = 0
     while at < len(raw):
@@ -181,12 +183,12 @@ def steps_in(raw: bytes) -> tuple[tuple[str, bytes], ...]:
     return tuple(steps)
 
 
-def may_be_doubtful(head: bytes) -> bool:
-    """Whether the record runs and may not be run again: then its times decide."""
+def may_need_sweep(head: bytes) -> bool:
+    """Whether the record is running and must not be run again. Then its times decide."""
     return len(head) >= HEAD.size and head[0] == _VERSION and head[1] == State.RUNNING and head[2] != Takeover.RETRY
 
 
-def is_doubtful(head: bytes, pttl: int) -> bool:
-    """Whether a sweep should look at the record: it may be doubtful, and its lease and ttl are over."""
+def needs_sweep(head: bytes, pttl: int) -> bool:
+    """Whether a sweep should mark this record as unknown: its lease and its ttl are over."""
     lease_rest, ttl_rest = HEAD.unpack_from(head)[8:10]
     return bool(pttl <= lease_rest and pttl <= ttl_rest)
