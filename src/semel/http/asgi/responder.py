@@ -259,7 +259,7 @@ class ASGIResponder:
         if isinstance(request, Begin):
             return await self._middleware.guard.begin(request.call)
         if request is FIND_TENANT:
-            tenant = self._middleware.whose(self._scope)
+            tenant = self._middleware.tenant_of(self._scope)
             return tenant if isinstance(tenant, str) or tenant is None else await tenant
         if isinstance(request, OpenTransaction):
             return await open_transaction_async(self._middleware.guard, request.connect, request.call)
