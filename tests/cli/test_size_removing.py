@@ -164,11 +164,11 @@ def test_mariadb_names_a_database_that_somebody_holds(
     import pymysql
 
     from semel.stores import mysql
-    from semel.stores.mysql.settings import _parsed
+    from semel.stores.mysql.settings import MySQLSettings
 
     migrate: Callable[[str], list[str]] = mysql.migrate
     made: list[str] = []
-    with pymysql.connect(**_parsed(mariadb_url)) as holder, holder.cursor() as cursor:
+    with pymysql.connect(**MySQLSettings(mariadb_url).where) as holder, holder.cursor() as cursor:
 
         def held(url: str) -> list[str]:
             done = migrate(url)

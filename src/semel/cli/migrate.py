@@ -69,7 +69,8 @@ def _check(url: str) -> int:
 def _check_sqlite(url: str) -> None:
     from semel.cli.targets import sqlite_file
     from semel.sql.connections.sqlite import SQLiteConnection
-    from semel.sql.migrations import SQLITE, check
+    from semel.sql.migrations import SQLITE
+    from semel.sql.sync import check
 
     with sqlite_file(url) as raw:
         check(SQLiteConnection(raw), SQLITE)

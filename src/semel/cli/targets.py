@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, NotMigrated, SemelError, StoreUnavailable
-from semel.sql.connections.sqlite import named_error
+from semel.sql.connections.errors import sqlite_error
 from semel.sql.migrations import SQLITE
 from semel.stores.urls import open_store, sqlite_path, tiers
 
@@ -64,7 +64,7 @@ class sqlite_file:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._raw.close()
         if isinstance(error, sqlite3.Error):
-            raise named_error(error, os.fspath(self._path)) from error
+            raise sqlite_error(error, os.fspath(self._path)) from error
 
 
 def load(target: str, folder: str = ".") -> Any:

@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from semel.demo.databases import connect
 from semel.errors import StoreError, StoreURLError
-from semel.sql.program import Connection, Program, load_queries, run
+from semel.sql.program import Program, load_queries
+from semel.sql.sync import Connection, run
 
 __all__ = ["Books", "PaymentRow", "RefundRow", "Stats", "has_books", "prepare"]
 

@@ -17,7 +17,7 @@ from semel.errors import (
     StoreUnavailable,
     StoreUncertain,
 )
-from semel.sql.connections.refusals import Contended, Refused, Unreachable
+from semel.sql.connections.errors import Contention, NoConnection, StatementRejected
 from semel.stores.dynamodb.programs import ApiCall, ConditionNotMet, Reply
 from semel.stores.dynamodb.settings import DynamoDBSettings
 from semel.stores.dynamodb.transactions import TRANSACT, TransactionCancelled, TransactionInvalid, answer_of_transaction
@@ -59,7 +59,7 @@ class CallRetry:
         """
         uncertain = isinstance(error, StoreUncertain)
         self._sent = self._sent or uncertain
-        again = isinstance(error, (Contended, Unreachable)) or (uncertain and not once)
+        again = isinstance(error, (Contention, NoConnection)) or (uncertain and not once)
         pause = self._pause
         if not again or time.monotonic() + pause > self._until:
             if isinstance(error, RecordTooLarge):
@@ -122,15 +122,15 @@ def error_of(error: Exception, table: str) -> SemelError:
     if isinstance(error, (boto.NoRegionError, boto.InvalidEndpointDiscoveryConfigurationError, ValueError)):
         return ConfigurationError(f"DynamoDB cannot be addressed: {text}")
     if isinstance(error, (boto.ParamValidationError, UnicodeError)):
-        return Refused(f"the driver cannot send this: {text}")
+        return StatementRejected(f"the driver cannot send this: {text}")
     if isinstance(error, (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)):
-        return Unreachable(f"DynamoDB cannot be reached: {text}")
+        return NoConnection(f"DynamoDB cannot be reached: {text}")
     return StoreUncertain(f"DynamoDB did not answer: {text}")
 
 
 def public_error(error: SemelError) -> SemelError:
     """Return the error that a caller gets: how it would be retried does not concern the caller."""
-    if isinstance(error, (Contended, Refused, Unreachable)):
+    if isinstance(error, (Contention, StatementRejected, NoConnection)):
         return StoreUnavailable(str(error))
     return error
 
@@ -140,7 +140,7 @@ def _error_of_response(response: dict[str, Any], text: str, table: str) -> Semel
     if code == "ResourceNotFoundException":
         return NotMigrated(f"there is no table {table!r} ({text}): run `semel migrate dynamodb://region/{table}`")
     if code in _BUSY:
-        return Contended(f"DynamoDB is throttling or busy: {text}")
+        return Contention(f"DynamoDB is throttling or busy: {text}")
     if code == "TransactionInProgressException":
         return StoreUncertain(f"DynamoDB is still at it: {text}")
     if code in _DENIED:
@@ -149,7 +149,7 @@ def _error_of_response(response: dict[str, Any], text: str, table: str) -> Semel
         return StoreUncertain(f"DynamoDB failed: {text}")
     if "size" in text.lower() and code == "ValidationException":
         return RecordTooLarge(f"too large for an item of DynamoDB, which is 400 KB at most; store less: {text}")
-    return Refused(f"DynamoDB refused ({code}): {text}")
+    return StatementRejected(f"DynamoDB refused ({code}): {text}")
 
 
 def _short(error: Exception) -> str:
