@@ -14,17 +14,17 @@ import re
 from binascii import a2b_hex
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 from uuid import UUID
 
-from semel.errors import KeyInvalid, KeyMissing, PolicyError
+from semel.errors import KeyInvalid, KeyMissing, PolicyError, RequestError
 
 __all__ = [
     "ANY",
     "MAX_KEY_LENGTH",
     "HeaderMode",
     "KeyFormat",
-    "Scope",
+    "check_name",
     "derive",
     "header_value",
     "identity",
@@ -140,6 +140,16 @@ def normalize_key(value: object, format: KeyFormat = ANY) -> str:
         raise KeyInvalid(f"a key must be str, int or UUID, not {type(value).__name__}: turn it into text first")
     format.check(text)
     return text
+
+
+def check_name(what: str, name: object) -> str:
+    """Return the name of an operation or step, which is text like a key. Raises PolicyError."""
+    try:
+        if isinstance(name, str):
+            return normalize_key(name)
+        raise KeyInvalid("it is not text")
+    except RequestError as error:
+        raise PolicyError(f"{what} has a name of 1 to 255 printable characters, not {str(name)[:40]!r}") from error
 
 
 # The header field, RFC 9651. Every pattern below is matched from one position on and has one way to match, so that the
@@ -269,18 +279,6 @@ def derive(root: bytes, step: str) -> str:
     text = blake2b(name, digest_size=16, key=root, person=b"semel.derive.1").hexdigest()
     variant = "89ab"[int(text[16], 16) & 3]
     return f"{text[:8]}-{text[8:12]}-8{text[13:16]}-{variant}{text[17:20]}-{text[20:]}"
-
-
-class Scope(NamedTuple):
-    """Whose operation it is. Equal keys of two tenants, or of two operations, never meet."""
-
-    tenant: str
-    operation: str
-    key: str
-
-    @property
-    def id(self) -> bytes:
-        return identity(self.tenant, self.operation, self.key)
 
 
 def _shown(text: str) -> str:

@@ -16,14 +16,14 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from semel.core.encoding.fingerprint import Arguments
 from semel.core.encoding.serializers import Serializer, serializer_for
-from semel.core.keys import KeyFormat, normalize_key
+from semel.core.keys import KeyFormat, check_name
 from semel.core.policy import Policy
 from semel.engine.declare.inputs import Inputs
 from semel.engine.operation.operation import AsyncOperation, Operation, OperationHandle
-from semel.errors import KeyInvalid, PolicyError, RequestError
+from semel.errors import PolicyError
 
 __all__ = [
-    "AsyncOnce", "Declaration", "Selector", "check_name", "handle_of", "handle_parameter", "refuse_generators",
+    "AsyncOnce", "Declaration", "Selector", "handle_of", "handle_parameter", "refuse_generators",
     "select",
 ]  # fmt: skip
 
@@ -136,16 +136,6 @@ class Declaration:
         if self._place is not None and self._place < len(args):
             return self.function(*args[: self._place], op, *args[self._place :], **kwargs)
         return self.function(*args, **{**kwargs, self.handle: op})
-
-
-def check_name(what: str, name: object) -> str:
-    """A name that scopes keys or steps: text like a key."""
-    try:
-        if isinstance(name, str):
-            return normalize_key(name)
-        raise KeyInvalid("no text")
-    except RequestError as error:
-        raise PolicyError(f"{what} has a name of 1 to 255 printable characters, not {str(name)[:40]!r}") from error
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -19,14 +19,13 @@ from semel.engine.declare.handlers import with_handle
 from semel.engine.drive.drive import ignoring
 from semel.engine.guard import Guard, PolicyChanges
 from semel.engine.operation.operation import AsyncOperation, running
-from semel.engine.ports import AsyncStore, AsyncUnit
+from semel.engine.ports import AsyncStore, AsyncUnit, unit_of
 from semel.engine.transaction.sync import (
     bounded,
     connection_parameter,
     not_within_itself,
     outcome_of,
     pick_connection,
-    unit_of,
 )
 from semel.errors import PolicyError, StoreError
 from semel.observe import events

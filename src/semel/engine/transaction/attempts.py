@@ -14,8 +14,9 @@ from semel.core.ops import Claimed, Op
 from semel.core.transactional import Flow, HandlerConflict, Rejected, transact
 from semel.engine.drive.drive import ignoring
 from semel.engine.operation.operation import AsyncOperation, Operation
+from semel.engine.ports import unit_of
 from semel.engine.transaction.aio import AsyncTransactions
-from semel.engine.transaction.sync import Transactions, outcome_of, unit_of
+from semel.engine.transaction.sync import Transactions, outcome_of
 
 __all__ = ["AsyncTransactionAttempt", "TransactionAttempt", "begin", "begin_async"]
 

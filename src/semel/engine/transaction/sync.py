@@ -24,8 +24,8 @@ from semel.engine.declare.handlers import with_handle
 from semel.engine.drive.drive import ignoring
 from semel.engine.guard import Guard, PolicyChanges
 from semel.engine.operation.operation import Operation, running
-from semel.engine.ports import Store, Unit
-from semel.errors import ConfigurationError, InProgress, PolicyError, StoreError
+from semel.engine.ports import Store, Unit, unit_of
+from semel.errors import InProgress, PolicyError, StoreError
 from semel.observe import events
 
 __all__ = ["TRIES", "Transactions"]
@@ -210,16 +210,6 @@ class Transactions(Guard):
             unit.undo()
         except Exception as error:  # the connection is gone, and the transaction with it
             call.tell(events.StoreFailed, "undo", str(error))
-
-
-def unit_of(store: Any, connection: object) -> Any:
-    """The caller's connection as a unit of work; stores outside of SQL have none."""
-    if store.adopt is None:
-        raise ConfigurationError(
-            f"a transaction needs a guard whose store is in the same database, and {type(store).__name__} is in none: "
-            "use SQLiteStore, PostgresStore or MySQLStore (Async… with AsyncSemel)"
-        )
-    return store.adopt(connection)
 
 
 def outcome_of(step: Any) -> Any:

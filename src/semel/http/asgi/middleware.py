@@ -110,8 +110,8 @@ class ASGIMiddleware(Middleware[App, AsyncSemel]):
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
             raise
 
-    def whose(self, scope: Scope) -> str | Awaitable[str] | None:
-        """The tenant of a request; None: the guard's own. To be awaited where the resolver is async."""
+    def tenant_of(self, scope: Scope) -> str | Awaitable[str] | None:
+        """Return the tenant of a request, to be awaited if ``tenant`` is async; None for the guard's own."""
         if self.tenant is None:
             return None
         found = self.tenant(scope if self.request is None else self.request(scope))

@@ -129,14 +129,13 @@ def current_preconditions() -> Preconditions:
     return found
 
 
-def hold(found: Preconditions | None) -> Token[Preconditions | None] | None:
-    """Said by the endpoint's wrapper, in the context that the handler runs in; ``let_go`` follows."""
-    return None if found is None else _current.set(found)
+def bind_preconditions(found: Preconditions) -> Token[Preconditions | None]:
+    """Make these the current preconditions, in the context that the handler runs in."""
+    return _current.set(found)
 
 
-def let_go(token: Token[Preconditions | None] | None) -> None:
-    if token is not None:
-        _current.reset(token)
+def unbind_preconditions(token: Token[Preconditions | None]) -> None:
+    _current.reset(token)
 
 
 def check_match(current: str | None) -> None:

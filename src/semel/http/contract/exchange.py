@@ -230,10 +230,8 @@ class Exchange:
             RESPONSES,
         )
 
-    def preconditions(self, rule: Idempotent) -> Preconditions | None:
-        """What the request asks of the resource, where the route is conditional. Raises PreconditionError."""
-        if not isinstance(rule, Conditional):
-            return None
+    def preconditions(self, rule: Conditional) -> Preconditions:
+        """What the request asks of the resource. Raises PreconditionError."""
         return preconditions(self.headers, required=rule.precondition_required)
 
     def tell_unprotected(self, guard: Guard, rule: Idempotent) -> None:
@@ -273,14 +271,18 @@ class Exchange:
         status, lines, body, omitted = as_response(stored)
         if omitted:  # nothing is left to be decoded
             lines = [line for line in lines if line[0] != b"content-encoding"]
-        headers = [*lines, (rule.replay_marker_name, b"omitted" if omitted else b"true"), *self._echo()]
+        headers = [
+            *lines,
+            (rule.replay_marker_name, b"omitted" if omitted else b"true"),
+            *(self._echoed or self._echo()),
+        ]
         if status not in (204, 304):
             headers.append((b"content-length", b"%d" % len(body)))
         return StoredResponse(status, headers, body, omitted)
 
     def first(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """The header lines of a first answer: its own, as they were captured, and the key as an echo."""
-        return headers + self._echo()
+        return headers + (self._echoed or self._echo())
 
     def failed(self) -> StoredResponse:
         """What a client is told of a handler that raised, where that is an answer."""
@@ -303,8 +305,12 @@ class Exchange:
 
         What allows it is often added outside of us, so it is enough that a script of some origin asks.
         """
-        if not (self._scripted or _speaks(headers, b"access-control-allow-origin")):
-            return headers
+        if not self._scripted:
+            for line in headers:
+                if line[0] == b"access-control-allow-origin":
+                    break
+            else:
+                return headers
         name = b"access-control-expose-headers"
         said = [v.strip() for n, value in headers if n == name for v in value.decode("latin-1").split(",") if v.strip()]
         mark = (rule.replay_marker if rule is not None else "idempotent-replayed").title()
@@ -329,13 +335,6 @@ class Exchange:
             return [(KEY, header_value(self.key).encode())]
         except KeyInvalid:
             return [(KEY, header_value(self.key, quote=True).encode())]
-
-
-def _speaks(headers: list[tuple[bytes, bytes]], wanted: bytes) -> bool:
-    for line in headers:  # noqa: SIM110 (a generator costs more than the lines)
-        if line[0] == wanted:
-            return True
-    return False
 
 
 @lru_cache(maxsize=64)

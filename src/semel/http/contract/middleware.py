@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
@@ -58,6 +59,13 @@ class Middleware(Generic[App, G]):
         self.kept = Kept()
         self._reported = False
         self._rules: dict[int, tuple[Idempotent, Idempotent]] = {}
+
+    def around(self, app: App) -> Self:
+        """Return this middleware around another application. It shares everything else, and does not report again."""
+        other = copy.copy(self)
+        other.app = app
+        other._reported = True
+        return other
 
     def declared(self, method: str, path: str, root: str) -> Rule | None:
         """Return the rule in ``routes=`` for a path, or for the part of it below ``root``, where we are mounted."""

@@ -11,14 +11,14 @@ from typing import TypeAlias
 from semel.http.contract.capture import Capture
 from semel.http.wsgi.lines import Lines, as_bytes
 
-__all__ = ["Held", "LetThrough", "Peeked", "ThenRaised"]
+__all__ = ["HeldAnswer", "LetThrough", "Peeked", "ThenRaised"]
 
 
 Write: TypeAlias = Callable[[bytes], object]
 ExcInfo: TypeAlias = "tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]"
 
 
-class Held:
+class HeldAnswer:
     """An answer that is held back until it is stored, or is too large for that."""
 
     def __init__(self, capture: Capture, send: Callable[[str, list[tuple[bytes, bytes]]], Write]) -> None:
