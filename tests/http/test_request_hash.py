@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from semel.core.encoding.canonical import canonical_json, parse_json, select_fields
 from semel.errors import PolicyError
-from semel.http.contract.request_hash import RequestHash
+from semel.http.contract.exchange import RequestHash
 
 lines = st.lists(st.tuples(st.binary(max_size=4), st.binary(max_size=4)), max_size=3)
 requests = st.tuples(
@@ -19,14 +19,14 @@ Request = tuple[str, str, bytes, list[tuple[bytes, bytes]], bytes | None, bytes]
 def digest(*chunks: bytes, document: bytes | None = None, secret: bytes | None = None, path: str = "/pay") -> bytes:
     request = RequestHash(secret)
     for chunk in chunks:
-        request.fed(chunk)
+        request.feed(chunk)
     return request.digest("POST", path, b"a=1", [(b"content-type", b"text/plain")], document)
 
 
 def digest_of(request: Request) -> bytes:
     method, path, query, headers, document, body = request
     hash = RequestHash(None)
-    hash.fed(body)
+    hash.feed(body)
     return hash.digest(method, path, query, headers, document)
 
 
@@ -63,7 +63,7 @@ def test_the_query_string_counts_apart_from_the_path() -> None:
 
 def test_a_body_cannot_pose_as_a_body_and_a_header() -> None:
     honest = RequestHash(None)
-    honest.fed(b"x")
+    honest.feed(b"x")
     forged = [digest(b"x" + tail) for tail in (b"h4:type4:text", b"1:h4:type4:text", b"4:type4:text")]
     assert honest.digest("POST", "/pay", b"a=1", [(b"type", b"text")], None) not in forged
 

@@ -30,7 +30,7 @@ from semel.http.contract.routes import RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
 from semel.http.handlers import find_handle, sync_endpoint, type_hints
 from semel.http.in_transaction import connected
-from semel.http.wsgi.middleware import Responder, WSGIMiddleware, current_responder
+from semel.http.wsgi.middleware import WSGIMiddleware, WSGIResponder, current_responder
 
 try:
     import flask
@@ -100,7 +100,7 @@ def _run_async(view: Callable[..., Any]) -> Callable[..., Any]:
     return handler
 
 
-def _find_responder() -> Responder | None:
+def _find_responder() -> WSGIResponder | None:
     responder = current_responder()
     if responder is not None:
         responder.max_request_body = flask.request.max_content_length

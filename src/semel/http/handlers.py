@@ -1,8 +1,8 @@
 """Shells for the flows of ``semel.http.contract.endpoint``, shared by the responders and the frameworks' glue.
 
 ``drive`` and ``drive_async`` do what a flow asks for. ``run_handler`` runs the handler of a decorated endpoint in a
-thread: under WSGI, or for a plain function under ASGI. Its counterpart for ``async def`` is ``Responder.run`` of
-``semel.http.asgi``, written apart because a task can be cancelled and a thread cannot.
+thread: under WSGI, or for a plain function under ASGI. Its counterpart for ``async def`` is
+``ASGIResponder.run``, written apart because a task can be cancelled and a thread cannot.
 """
 
 from __future__ import annotations

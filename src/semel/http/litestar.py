@@ -109,7 +109,7 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         async def inside(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
                 _see_whole_path(scope)
-                if self.middleware.kept.wanted:
+                if self.middleware.reruns.possible:
                     _have_own_state(scope)
             await app(scope, receive, send)
 

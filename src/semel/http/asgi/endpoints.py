@@ -12,7 +12,7 @@ from semel.core.ops import Op
 from semel.engine.declare.declaration import refuse_generators
 from semel.engine.operation.operation import Operation
 from semel.errors import ConfigurationError, PolicyError
-from semel.http.asgi.middleware import Responder, current_responder
+from semel.http.asgi.middleware import ASGIResponder, current_responder
 from semel.http.contract.endpoint import Compensate, Framework, Request
 from semel.http.contract.inventory import check_declarable, exempted, replaced
 from semel.http.contract.rules import Exempt, Idempotent, Rule
@@ -124,7 +124,7 @@ class ThreadedResponder:
     """The responder of an event loop, as a handler in a thread sees it: what it asks for is done in the loop."""
 
     def __init__(
-        self, responder: Responder, run_in_loop: Callable[[Coroutine[Any, Any, Any]], Any] | None = None
+        self, responder: ASGIResponder, run_in_loop: Callable[[Coroutine[Any, Any, Any]], Any] | None = None
     ) -> None:
         """
         :param run_in_loop: runs a coroutine in the event loop, and waits for its result in the calling thread.

@@ -15,7 +15,7 @@ from semel.http.django.configuration import Configuration
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-__all__ = ["Handling", "current", "in_hand", "parsed_before"]
+__all__ = ["Handling", "current_handling", "parsed_before", "require_handling"]
 
 
 _READ: Final = ("_post", "_files", "_post_parse_error", "_upload_handlers")
@@ -111,11 +111,11 @@ def parsed_before() -> ConfigurationError:
     )
 
 
-in_hand: ContextVar[Handling | None] = ContextVar("semel_django", default=None)
+current_handling: ContextVar[Handling | None] = ContextVar("semel_django", default=None)
 
 
-def current() -> Handling:
-    found = in_hand.get()
+def require_handling() -> Handling:
+    found = current_handling.get()
     if found is None:
         raise ConfigurationError(
             "this view is declared, but the middleware is not installed: "

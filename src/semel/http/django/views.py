@@ -23,11 +23,11 @@ from semel.http.contract.endpoint import Compensate, Framework, Request
 from semel.http.contract.inventory import check_declarable, exempted
 from semel.http.contract.rerun import RunAgain
 from semel.http.contract.rules import Decorators, Exempt, Idempotent, Rule
-from semel.http.django.handling import current
+from semel.http.django.handling import require_handling
 from semel.http.django.in_transaction import leave_transactions_to_us, on_django, transactional_responder
 from semel.http.handlers import drive_async, find_handle, sync_endpoint, type_hints, with_handle
 from semel.http.in_transaction import connected
-from semel.http.wsgi.middleware import Responder, current_responder
+from semel.http.wsgi.middleware import WSGIResponder, current_responder
 
 __all__ = ["conditional", "exempt", "idempotent", "natural"]
 
@@ -66,7 +66,7 @@ def _protect(view: F, declared: Rule) -> F:
 
         @functools.wraps(view)
         async def endpoint(*args: Any, **kwargs: Any) -> Any:
-            handling = current()
+            handling = require_handling()
             await handling.aprepare(rule)
             return await (in_loop if handling.in_loop else in_thread)(*args, **kwargs)
 
@@ -74,7 +74,7 @@ def _protect(view: F, declared: Rule) -> F:
 
         @functools.wraps(view)
         def endpoint(*args: Any, **kwargs: Any) -> Any:
-            handling = current()
+            handling = require_handling()
             handling.prepare(rule)
             return (in_loop if handling.in_loop else in_thread)(*args, **kwargs)
 
@@ -151,7 +151,7 @@ def _async_under_wsgi(view: Callable[..., Any], rule: Rule, handle: str | None) 
     return endpoint
 
 
-def _awaited_operation(responder: Responder) -> AsyncOperation | None:
+def _awaited_operation(responder: WSGIResponder) -> AsyncOperation | None:
     """The handle of an ``async def`` whose store is sync."""
     attempt = responder.life.attempt
     if attempt is None:
