@@ -515,7 +515,7 @@ def test_the_stores_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> No
     found = json.loads(capsys.readouterr().out)
     assert found["PostgreSQL"]["wakes"] is True
     assert found["Redis"]["counts"] is False
-    assert found["tiered"]["transactions"] == "as the truth"
+    assert found["tiered"]["transactions"] == "as the primary"
 
 
 def test_every_url_belongs_to_a_store_of_the_table() -> None:
