@@ -95,7 +95,7 @@ class ASGIMiddleware(Middleware[App, AsyncSemel]):
             return
         rule = None
         if self.routes.rules:
-            rule = self.declared(scope["method"], scope["path"], scope.get("root_path", ""))
+            rule = self.find_rule(scope["method"], scope["path"], scope.get("root_path", ""))
         responder = ASGIResponder(self, scope, receive, send)
         token = _current.set(responder)
         try:

@@ -92,7 +92,7 @@ class WSGIMiddleware(Middleware[App, Semel]):
         token = _current.set(responder)
         try:
             return responder.respond(
-                self.declared(environ["REQUEST_METHOD"], path_text(environ), path_text(environ, "SCRIPT_NAME"))
+                self.find_rule(environ["REQUEST_METHOD"], path_text(environ), path_text(environ, "SCRIPT_NAME"))
             )
         finally:
             _current.reset(token)
