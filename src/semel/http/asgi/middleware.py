@@ -50,7 +50,7 @@ def current_responder() -> ASGIResponder | None:
 
 
 class ASGIMiddleware(Middleware[App, AsyncSemel]):
-    """``app = ASGIMiddleware(app, guard=guard, tenant=…)``, for applications without a framework that we know."""
+    """Protects any ASGI application: ``app = ASGIMiddleware(app, guard=guard, tenant=…, routes=…)``."""
 
     def __init__(
         self,

@@ -109,15 +109,13 @@ def _store(guard: Guard) -> dict[str, Any]:
 
 def _records(guard: Guard) -> dict[str, Any]:
     """Describe how the guard stores records, without revealing a secret."""
-    settings, codec = guard._settings, guard._codec
-    quota = settings["quota"]
     return {
         "guarantee": guard.policy.guarantee,
-        "keys": "readable" if settings["readable_keys"] else "hashed only",
+        "keys": "readable" if guard.readable_keys else "hashed only",
         "fingerprint": "keyed with a secret" if guard.secret else "a plain hash",
-        "encrypted": codec.cipher is not None,
-        "quota": None if quota is None else quota.live_keys,
-        "sweep_every": None if guard._sweep_every is None else duration_text(guard._sweep_every),
+        "encrypted": guard.codec.cipher is not None,
+        "quota": None if guard.quota is None else guard.quota.live_keys,
+        "sweep_every": None if guard.sweep_every is None else duration_text(guard.sweep_every),
     }
 
 
@@ -132,7 +130,7 @@ def _errors(declared: list[Endpoint], guard: Guard) -> list[dict[str, Any]]:
     """List the errors of all routes, each with the routes that can answer with it."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for endpoint in declared:
-        quota = guard._meter is not None
+        quota = guard.quota is not None
         for each in refusals(endpoint.rule, guard.policy, quota=quota, path=example_path(endpoint.path)):
             known = {"code": each.code, "status": each.status, "retryable": each.error.retryable, "when": each.when}
             error = found.setdefault((each.code, each.status), {**known, "routes": []})

@@ -53,7 +53,7 @@ def document(
     """
     check_version(spec)
     policy = guard.policy if guard is not None else policy
-    quota = guard is not None and guard._meter is not None
+    quota = guard is not None and guard.quota is not None
     result: dict[str, Any] = copy.deepcopy(dict(spec))
     matching = Matching(endpoints, prefix)
     answers = False

@@ -49,7 +49,7 @@ def current_responder() -> WSGIResponder | None:
 
 
 class WSGIMiddleware(Middleware[App, Semel]):
-    """``app = WSGIMiddleware(app, guard=guard, tenant=…)``, for applications without a framework that we know."""
+    """Protects any WSGI application: ``app = WSGIMiddleware(app, guard=guard, tenant=…, routes=…)``."""
 
     def __init__(
         self,
