@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from bench import job, peer
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel
-from semel.http.contract.rules import Action
+from semel.http.contract.rules import idempotent
 
 __all__ = ["EDGE", "FRAMEWORKS", "PEERS", "SEMEL", "UNPROTECTED", "contestants", "make"]
 
@@ -80,10 +80,11 @@ def _starlette(who: str, redis: str | None) -> Any:
     middleware = []
     endpoint: Callable[..., Any] = pay
     if who == SEMEL:
-        from semel.http.fastapi import Idempotency, action
+        from semel.http.asgi import ASGIMiddleware
+        from semel.http.fastapi import idempotent as declare
 
-        endpoint = action()(pay)
-        middleware = [Middleware(Idempotency, guard=_guard(redis), tenant=_tenant)]
+        endpoint = declare()(pay)
+        middleware = [Middleware(ASGIMiddleware, guard=_guard(redis), tenant=_tenant)]
     elif who == EDGE:
         middleware = [Middleware(_edge(redis))]
     elif who == HEADER:
@@ -110,10 +111,11 @@ def _fastapi(who: str, redis: str | None) -> Any:
     app = FastAPI(openapi_url=None)
     endpoint: Callable[..., Any] = pay
     if who == SEMEL:
-        from semel.http.fastapi import Idempotency, action
+        from semel.http.fastapi import idempotent as declare
+        from semel.http.fastapi import install
 
-        endpoint = action()(pay)
-        app.add_middleware(Idempotency, guard=_guard(redis), tenant=_tenant)
+        endpoint = declare()(pay)
+        install(app, guard=_guard(redis), tenant=_tenant)
     elif who == EDGE:
         app.add_middleware(_edge(redis))
     elif who == HEADER:
@@ -121,9 +123,9 @@ def _fastapi(who: str, redis: str | None) -> Any:
     elif who == peer.NAME:
         guarded, endpoint = _powertools(redis), pay_by_powertools
     elif who == IDEMPTX:
-        from idemptx import idempotent  # type: ignore[import-untyped, import-not-found, unused-ignore]
+        from idemptx import idempotent as idemptx  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
-        endpoint = idempotent(storage_backend=_idemptx_backend(redis))(pay)
+        endpoint = idemptx(storage_backend=_idemptx_backend(redis))(pay)
     app.post(PATH, response_model=None)(endpoint)
     return app
 
@@ -138,7 +140,7 @@ def _wsgi(who: str, redis: str | None) -> Any:
 
     if who == UNPROTECTED:
         return application
-    from semel.http.wsgi import Idempotency
+    from semel.http.wsgi import WSGIMiddleware
 
     if redis is None:
         guard = Semel(MemoryStore(max_records=RECORDS), sweep_every=None)
@@ -146,7 +148,7 @@ def _wsgi(who: str, redis: str | None) -> Any:
         from semel import RedisStore
 
         guard = Semel(RedisStore(redis), sweep_every=None)
-    return Idempotency(application, guard=guard, tenant=_tenant, routes={("POST", PATH): Action()})
+    return WSGIMiddleware(application, guard=guard, tenant=_tenant, routes={f"POST {PATH}": idempotent()})
 
 
 def _guard(redis: str | None) -> AsyncSemel:
@@ -163,10 +165,10 @@ def _tenant(scope: Any) -> str:
 
 def _edge(redis: str | None) -> Callable[[Any], Any]:
     """Semel with a table of routes: whoever the tenant is must be known at the edge, and a replay ends there."""
-    from semel.http.asgi import Idempotency
+    from semel.http.asgi import ASGIMiddleware
 
-    routes = {("POST", PATH): Action()}
-    return lambda app: Idempotency(app, guard=_guard(redis), tenant=_tenant, routes=routes)
+    routes = {f"POST {PATH}": idempotent()}
+    return lambda app: ASGIMiddleware(app, guard=_guard(redis), tenant=_tenant, routes=routes)
 
 
 def _middleware(redis: str | None) -> Callable[[Any], Any]:

@@ -32,12 +32,12 @@ settings.configure(
 )
 django.setup()
 
-from semel.http.django import action  # noqa: E402 (after the settings, as in any Django project)
+from semel.http.django import idempotent  # noqa: E402 (after the settings, as in any Django project)
 
 
 @csrf_exempt
 @require_POST
-@action(ttl="24h")
+@idempotent(ttl="24h")
 def pay(request, op: Operation):
     payment = op.capture("payment", lambda: str(uuid.uuid4()))
     print(f"charging once for {op.key}, as {payment}")

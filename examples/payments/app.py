@@ -15,9 +15,9 @@ from fastapi import Depends, FastAPI, HTTPException, Path, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, Field
 
-from semel import AsyncSemel, AsyncSQLiteStore, Operation, wait
+from semel import AsyncSemel, AsyncSQLiteStore, Operation, Wait
 from semel.errors import PreconditionFailed
-from semel.http.fastapi import action, check_match, conditional, etag, install, natural
+from semel.http.fastapi import check_match, conditional, etag, idempotent, install, natural
 
 FILE = os.environ.get("PAYMENTS_DB", "payments.db")
 TENANTS = {"sk_alice": "alice", "sk_bob": "bob"}
@@ -84,7 +84,7 @@ async def lifespan(app: FastAPI) -> Any:
 
 guard = AsyncSemel(AsyncSQLiteStore(FILE))
 app = FastAPI(title="Payments", lifespan=lifespan)
-install(app, guard=guard, tenant=lambda scope: scope["state"]["tenant"])
+install(app, guard=guard, tenant=lambda request: request.state.tenant)
 with sqlite3.connect(FILE) as _first:
     _first.executescript(TABLES)
 _first.close()
@@ -102,7 +102,7 @@ def shown(row: sqlite3.Row) -> dict[str, Any]:
 
 
 @app.post("/payments", status_code=201)
-@action(ttl="24h")
+@idempotent(ttl="24h")
 def pay(payment: NewPayment, tenant: Tenant, db: Database, op: Operation) -> dict[str, Any]:
     id = "pay_" + op.derive("payment")
     db.execute(
@@ -151,7 +151,7 @@ def forget(id: Id, tenant: Tenant, db: Database) -> None:
 
 
 @app.post("/refunds", status_code=201)
-@action(on_duplicate=wait("5s"))
+@idempotent(on_duplicate=Wait("5s"))
 def refund(refund: NewRefund, tenant: Tenant, db: Database, op: Operation) -> dict[str, Any]:
     find(db, refund.payment, tenant)
     id = "ref_" + op.derive("refund")

@@ -14,37 +14,37 @@ import pytest
 
 from semel.cli import main
 from semel.errors import ConfigurationError
-from semel.http.describe.installed import installed_in
+from semel.http.describe.installation import find_installation
 
 ROOT = Path(__file__).parents[2]
 
 GUARD = """
-from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Policy, Semel, wait
+from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Policy, Semel, Wait
 from semel.core.quota import Quota
 
 def whose(request):
     return "alice"
 
 guard = Semel(MemoryStore(), policy=Policy(ttl="7d"), secret=b"a secret of sixteen bytes or more")
-async_guard = AsyncSemel(AsyncMemoryStore(), policy=Policy(ttl="7d"), quota=Quota(live_keys=500), keep_keys=False)
+async_guard = AsyncSemel(AsyncMemoryStore(), policy=Policy(ttl="7d"), quota=Quota(live_keys=500), readable_keys=False)
 """
 
 FASTAPI = """
 from fastapi import APIRouter, FastAPI
-from semel.http.fastapi import action, conditional, exempt, install, natural
+from semel.http.fastapi import conditional, exempt, idempotent, install, natural
 print("starting")
 app = FastAPI()
 install(app, guard=async_guard, tenant=whose, docs="https://docs.example")
 router = APIRouter(prefix="/v1")
 
 @router.post("/payments")
-@action(guarantee="at_most_once", key_format="uuid")
+@idempotent(guarantee="at_most_once", key_format="uuid")
 async def pay(): ...
 
 app.include_router(router)
 
 @app.patch("/payments/{id}")
-@conditional(on_duplicate=wait("5s"))
+@conditional(on_duplicate=Wait("5s"))
 async def change(id: int): ...
 
 @app.delete("/payments/{id}")
@@ -69,25 +69,26 @@ STARLETTE = """
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
-from semel.http.fastapi import Idempotency, action
+from semel.http.asgi import ASGIMiddleware
+from semel.http.fastapi import idempotent
 
-@action()
+@idempotent()
 async def pay(request): ...
 
 async def plain(request): ...
 
 app = Starlette(
     routes=[Route("/v1/payments", pay, methods=["POST"]), Route("/refunds", plain, methods=["POST"])],
-    middleware=[Middleware(Idempotency, guard=async_guard, tenant=whose)],
+    middleware=[Middleware(ASGIMiddleware, guard=async_guard, tenant=whose)],
 )
 """
 
 LITESTAR = """
 from litestar import Litestar, post
-from semel.http.litestar import SemelPlugin, action
+from semel.http.litestar import SemelPlugin, idempotent
 
 @post("/v1/payments")
-@action()
+@idempotent()
 async def pay() -> None: ...
 
 app = Litestar([pay], plugins=[SemelPlugin(guard=async_guard, tenant=whose)], logging_config=None)
@@ -95,18 +96,18 @@ app = Litestar([pay], plugins=[SemelPlugin(guard=async_guard, tenant=whose)], lo
 
 FLASK = """
 from flask import Flask
-from semel.http.flask import SemelFlask, action
+from semel.http.flask import idempotent, install
 app = Flask(__name__)
-SemelFlask(app, guard=guard, tenant=whose)
+install(app, guard=guard, tenant=whose)
 
 @app.post("/v1/payments")
-@action()
+@idempotent()
 def pay(): ...
 """
 
 ASGI = """
-from semel.http.asgi import Idempotency
-from semel.http.contract.rules import Action
+from semel.http.asgi import ASGIMiddleware
+from semel.http.contract.rules import idempotent
 
 class Around:
     def __init__(self, app):
@@ -114,19 +115,19 @@ class Around:
 
 async def plain(scope, receive, send): ...
 
-app = Around(Idempotency(plain, guard=async_guard, tenant=whose, routes={("POST", "/v1/payments"): Action()}))
+app = Around(ASGIMiddleware(plain, guard=async_guard, tenant=whose, routes={"POST /v1/payments": idempotent()}))
 """
 
 WSGI = """
 from flask import Flask
-from semel.http.contract.rules import Action
-from semel.http.wsgi import Idempotency
+from semel.http.contract.rules import idempotent
+from semel.http.wsgi import WSGIMiddleware
 inner = Flask(__name__)
 
 @inner.post("/v1/payments")
 def pay(): ...
 
-inner.wsgi_app = Idempotency(inner.wsgi_app, guard=guard, tenant=whose, routes={("POST", "/v1/payments"): Action()})
+inner.wsgi_app = WSGIMiddleware(inner.wsgi_app, guard=guard, tenant=whose, routes={"POST /v1/payments": idempotent()})
 app = inner
 """
 
@@ -143,10 +144,10 @@ django.setup()
 from django.core.wsgi import get_wsgi_application
 from django.urls import path
 from django.views.decorators.http import require_POST
-from semel.http.django import action
+from semel.http.django import idempotent
 
 @require_POST
-@action()
+@idempotent()
 def pay(request): ...
 
 urlpatterns = [path("v1/payments", pay)]
@@ -282,8 +283,8 @@ def test_a_module_in_another_folder(module: Callable[[str], str], tmp_path: Path
         ("nowhere_at_all.main:app", "there is no module nowhere_at_all in /"),
         ("{}:ap", "has no ap: did you mean app?"),
         ("{}:app.inner", "has no app.inner"),
-        ("{}:guard", "no Idempotency middleware is installed in this application (Semel)"),
-        ("{}:whose", "no Idempotency middleware is installed in this application (function)"),
+        ("{}:guard", "no middleware of Semel is installed in this application (Semel)"),
+        ("{}:whose", "no middleware of Semel is installed in this application (function)"),
         ("app/main.py:app", "write module:attribute"),
         (":app", "write module:attribute"),
         ("json", "has neither app nor application: write json:attribute"),
@@ -303,7 +304,7 @@ def test_a_wrong_name_is_explained(
     [
         ("import nothing_like_it", "cannot be imported: No module named 'nothing_like_it'"),
         ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
-        ("Policy(ttl='soon')", "no duration"),
+        ("Policy(ttl='soon')", "not a duration"),
     ],
 )
 def test_a_module_that_cannot_be_imported_says_why(
@@ -326,7 +327,7 @@ def test_a_missing_tenant_is_told_on_the_page(module: Callable[[str], str], caps
 def test_a_service_that_declares_nothing_is_described_all_the_same(
     module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["describe", module(STARLETTE.replace("@action()\n", ""))]) == 0
+    assert main(["describe", module(STARLETTE.replace("@idempotent()\n", ""))]) == 0
     page = capsys.readouterr().out
     assert "No route is declared." in page
     assert "- `POST /refunds` (plain)" in page
@@ -340,4 +341,4 @@ def test_an_object_that_wraps_itself_is_given_up_on() -> None:
             return Loop()
 
     with pytest.raises(ConfigurationError, match="Loop around Loop"):
-        installed_in(Loop())
+        find_installation(Loop())

@@ -140,7 +140,9 @@ class ScriptedStore:
         self.script = script
         self.wakes: bool = inner.wakes
         self.counts: bool = inner.counts
-        self.resumes: bool = getattr(inner, "resumes", False)
+        self.resumes: bool = inner.resumes
+        self.adopt = inner.adopt
+        self.accept = inner.accept
 
     def execute(self, op: Any) -> Any:
         rule = self.script.came(op)
@@ -186,7 +188,9 @@ class AsyncScriptedStore:
         self.script = script
         self.wakes: bool = inner.wakes
         self.counts: bool = inner.counts
-        self.resumes: bool = getattr(inner, "resumes", False)
+        self.resumes: bool = inner.resumes
+        self.adopt = inner.adopt
+        self.accept = inner.accept
 
     async def execute(self, op: Any) -> Any:
         rule = self.script.came(op)

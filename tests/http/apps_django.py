@@ -25,8 +25,8 @@ from django.urls import path
 from django.views import View
 
 from semel import AsyncOperation, Operation, current_operation
-from semel.http.contract.rules import Action
-from semel.http.django import action, exempt
+from semel.http.contract.rules import Idempotent
+from semel.http.django import exempt, idempotent
 from tests.http import apps_wsgi
 from tests.http.apps_wsgi import DOCS, OPEN, ROUTES, Answer, Asked, folder, log, tenant_of, turned_away
 
@@ -189,7 +189,7 @@ def patterns(kind: str) -> list[Any]:
     return [*listed, path("ledger", write_down)]
 
 
-@action(lease=1)
+@idempotent(lease=1)
 def write_down(request: Any) -> HttpResponse:
     """A row in the view's transaction (ATOMIC_REQUESTS), and then the gate."""
     with connection.cursor() as cursor:
@@ -198,10 +198,10 @@ def write_down(request: Any) -> HttpResponse:
     return HttpResponse("written", status=201)
 
 
-def view_of(kind: str, handler: Callable[[Asked], Answer], rule: Action | None) -> Any:
+def view_of(kind: str, handler: Callable[[Asked], Answer], rule: Idempotent | None) -> Any:
     makers: dict[str, Any] = {"function": sync_view, "class": method_view, "drf": rest_view}
     view = async_view(handler, kind == "async_loop") if kind.startswith("async") else makers[kind](handler)
-    return view if rule is None else action(rule)(view)
+    return view if rule is None else idempotent(rule)(view)
 
 
 def functions(kind: str, views: dict[str, Any]) -> Any:

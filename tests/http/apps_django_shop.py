@@ -21,7 +21,7 @@ from rest_framework.response import Response  # isort: skip
 from rest_framework.views import APIView  # isort: skip
 
 from semel import Operation, Semel
-from semel.http.django import action
+from semel.http.django import idempotent
 
 _numbers = itertools.count(1)
 Work = Callable[[Any, Operation], Any]
@@ -48,7 +48,7 @@ def forget(alias: str) -> None:
 
 
 def function(alias: str, work: Work) -> Any:
-    @action(transaction=alias, into="conn")
+    @idempotent(connection=alias, connection_parameter="conn")
     def pay(request: Any, conn: Any, op: Operation) -> HttpResponse:
         assert op.connection is conn is connections[alias]
         status, said = work(conn, op)
@@ -59,7 +59,7 @@ def function(alias: str, work: Work) -> Any:
 
 def by_class(alias: str, work: Work) -> Any:
     class Pay(View):
-        @action(transaction=alias)
+        @idempotent(connection=alias)
         def post(self, request: Any, op: Operation) -> HttpResponse:
             status, said = work(connections[alias], op)
             return JsonResponse(said, status=status)
@@ -69,7 +69,7 @@ def by_class(alias: str, work: Work) -> Any:
 
 def by_rest(alias: str, work: Work) -> Any:
     class Pay(APIView):  # type: ignore[misc]
-        @action(transaction=alias)
+        @idempotent(connection=alias)
         def post(self, request: Any, op: Operation) -> Response:
             request.data  # noqa: B018 (REST framework parses it from the stream)
             status, said = work(connections[alias], op)

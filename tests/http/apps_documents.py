@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel
 from semel.http.contract.conditional import check_match, etag
-from semel.http.contract.rules import Conditional, Exempt, Natural, Rule
+from semel.http.contract.rules import Exempt, Rule, conditional, exempt, natural
 
-ROUTES: dict[tuple[str, str], Rule] = {
-    ("PATCH", "/documents/{id}"): Conditional(),
-    ("PATCH", "/lenient/{id}"): Conditional(precondition_required=False),
-    ("PATCH", "/keyed/{id}"): Conditional(required=True),
-    ("PUT", "/documents/{id}"): Natural(),
-    ("DELETE", "/documents/{id}"): Natural(),
-    ("DELETE", "/strict/{id}"): Natural(absent=frozenset()),
-    ("POST", "/search"): Exempt("finds, and changes nothing"),
+ROUTES: dict[str, Rule] = {
+    "PATCH /documents/{id}": conditional(),
+    "PATCH /lenient/{id}": conditional(precondition_required=False),
+    "PATCH /keyed/{id}": conditional(required=True),
+    "PUT /documents/{id}": natural(),
+    "DELETE /documents/{id}": natural(),
+    "DELETE /strict/{id}": natural(absent=frozenset()),
+    "POST /search": exempt("finds, and changes nothing"),
 }
 
 Answer = tuple[int, dict[str, str], bytes]
@@ -60,12 +60,18 @@ class Documents:
         return 200, {}, b"posted" if kind == "documents" else b"found"
 
 
+def routes_by_method() -> Iterator[tuple[tuple[str, str], Rule]]:
+    for route, rule in ROUTES.items():
+        method, _, path = route.partition(" ")
+        yield (method, path), rule
+
+
 def whose(request: object) -> str:
     return "alice"
 
 
 def plain_asgi() -> Any:
-    from semel.http.asgi import Idempotency
+    from semel.http.asgi import ASGIMiddleware
 
     documents = Documents()
 
@@ -77,7 +83,7 @@ def plain_asgi() -> Any:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    return Idempotency(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose, routes=ROUTES)
+    return ASGIMiddleware(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose, routes=ROUTES)
 
 
 def starlette() -> Any:
@@ -98,15 +104,15 @@ def starlette() -> Any:
         return endpoint
 
     routes = [
-        *(Route(path, glue._declare(rule)(view()), methods=[method])
-          for (method, path), rule in ROUTES.items() if not isinstance(rule, Exempt)),
+        *(Route(path, getattr(glue, rule.decorator)(rule)(view()), methods=[method])
+          for (method, path), rule in routes_by_method() if not isinstance(rule, Exempt)),
         Route("/search", glue.exempt("finds, and changes nothing")(view()), methods=["POST"]),
         Route("/documents/{id}", view(), methods=["GET"]),
         Route("/documents", view(), methods=["POST"]),
         Route("/failed", view()),
     ]  # fmt: skip
     app = Starlette(routes=routes)
-    app.add_middleware(glue.Idempotency, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+    glue.install(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
     return app
 
 
@@ -119,7 +125,7 @@ def _fastapi(*, threads: bool) -> Any:
 
     documents = Documents()
     app = FastAPI()
-    app.add_middleware(glue.Idempotency, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+    glue.install(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
 
     async def transaction() -> Any:
         """Like a session that is given back: it must hear of a refusal."""
@@ -170,7 +176,7 @@ def fastapi_sync() -> Any:
 
 
 def plain_wsgi() -> Any:
-    from semel.http.wsgi import Idempotency
+    from semel.http.wsgi import WSGIMiddleware
 
     documents = Documents()
 
@@ -179,14 +185,15 @@ def plain_wsgi() -> Any:
         start_response(f"{status} Said", list(lines.items()))
         return [body]
 
-    return Idempotency(app, guard=Semel(MemoryStore()), tenant=whose, routes=ROUTES)
+    return WSGIMiddleware(app, guard=Semel(MemoryStore()), tenant=whose, routes=ROUTES)
 
 
 def wsgi_endpoint() -> Any:
     """The same without a table: the application itself knows the rule, and asks for the claim."""
-    from semel.http.contract.conditional import hold, let_go
+    from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
     from semel.http.contract.routes import Routes
-    from semel.http.wsgi import Idempotency, current_responder
+    from semel.http.wsgi import WSGIMiddleware
+    from semel.http.wsgi.middleware import current_responder
 
     documents = Documents()
     table = Routes(ROUTES)
@@ -197,15 +204,17 @@ def wsgi_endpoint() -> Any:
         if responder is not None and rule is not None and not responder.claim(rule):
             start_response("204 No Content", [])
             return []
-        held = hold(None if responder is None else responder.preconditions)
+        preconditions = None if responder is None else responder.life.preconditions
+        bound = None if preconditions is None else bind_preconditions(preconditions)
         try:
             status, lines, body = documents.answer(method, path)
         finally:
-            let_go(held)
+            if bound is not None:
+                unbind_preconditions(bound)
         start_response(f"{status} Said", list(lines.items()))
         return [body]
 
-    return Idempotency(app, guard=Semel(MemoryStore()), tenant=whose)
+    return WSGIMiddleware(app, guard=Semel(MemoryStore()), tenant=whose)
 
 
 def flask() -> Any:
@@ -215,7 +224,7 @@ def flask() -> Any:
 
     documents = Documents()
     app = flask.Flask("documents")
-    glue.SemelFlask(app, guard=Semel(MemoryStore()), tenant=whose)
+    glue.install(app, guard=Semel(MemoryStore()), tenant=whose)
 
     def view(**parts: str) -> Any:
         status, lines, body = documents.answer(flask.request.method, flask.request.path)
@@ -223,8 +232,8 @@ def flask() -> Any:
             flask.abort(404)
         return flask.Response(body, status, lines)
 
-    for number, ((method, path), rule) in enumerate(ROUTES.items()):
-        declare = glue.exempt(rule.reason) if isinstance(rule, Exempt) else glue._declare(rule)
+    for number, ((method, path), rule) in enumerate(routes_by_method()):
+        declare = glue.exempt(rule.reason) if isinstance(rule, Exempt) else getattr(glue, rule.decorator)(rule)
         named = declare(functools.partial(view))
         app.add_url_rule(path.replace("{id}", "<string:id>"), f"v{number}", named, methods=[method])
     for number, (method, path) in enumerate((("GET", "/documents/<id>"), ("POST", "/documents"), ("GET", "/failed"))):

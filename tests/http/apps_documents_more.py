@@ -6,7 +6,7 @@ from typing import Any
 
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel
 from semel.http.contract.rules import Conditional, Exempt, Rule
-from tests.http.apps_documents import ROUTES, Documents, whose
+from tests.http.apps_documents import Documents, routes_by_method, whose
 
 OPEN = (("GET", "/documents/{id}"), ("POST", "/documents"), ("GET", "/failed"))
 
@@ -43,9 +43,9 @@ def litestar(*, threads: bool = False) -> Any:
             return view()
         if isinstance(rule, Exempt):
             return glue.exempt(rule.reason)(view())
-        return glue._declare(rule)(view(in_thread(rule)))
+        return getattr(glue, rule.decorator)(rule)(view(in_thread(rule)))
 
-    listed: dict[tuple[str, str], Rule | None] = {**ROUTES, **dict.fromkeys(OPEN)}
+    listed: dict[tuple[str, str], Rule | None] = {**dict(routes_by_method()), **dict.fromkeys(OPEN)}
     handlers = [
         route(
             path.replace("{id}", "{id:str}"),
@@ -81,7 +81,7 @@ def django(kind: str, *, in_loop: bool = False) -> Any:
     from django.urls import path
 
     by_path: dict[str, dict[str, Rule | None]] = {}
-    for (method, place), rule in [*ROUTES.items(), *(((m, p), None) for m, p in OPEN)]:
+    for (method, place), rule in [*routes_by_method(), *(((m, p), None) for m, p in OPEN)]:
         by_path.setdefault(place, {})[method] = rule
     documents = Documents()
     settings.ROOT_URLCONF = tuple(
@@ -97,7 +97,6 @@ def _django_view(kind: str, documents: Documents, rules: dict[str, Rule | None])
     from django.views.decorators.http import require_http_methods
 
     from semel.http import django as glue
-    from semel.http.django.views import _declare
 
     def respond(request: Any) -> HttpResponse:
         status, lines, body = documents.answer(request.method, request.path)
@@ -117,7 +116,7 @@ def _django_view(kind: str, documents: Documents, rules: dict[str, Rule | None])
     def declared(rule: Rule | None) -> Any:
         if rule is None or isinstance(rule, Exempt):
             return bare
-        return _declare(rule)(bare)
+        return getattr(glue, rule.decorator)(rule)(bare)
 
     views = {name: declared(rule) for name, rule in rules.items()}
     made: Any

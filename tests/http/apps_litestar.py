@@ -15,7 +15,7 @@ from litestar.params import JSONBody
 from litestar.response import Stream
 
 from semel import AsyncOperation, Operation, current_operation
-from semel.http.litestar import SemelPlugin, action
+from semel.http.litestar import SemelPlugin, idempotent
 from tests.http.behaviour import RULES, UNPARSED, Reply, Service
 
 DOCS = "https://docs.example/idempotency"
@@ -99,7 +99,7 @@ def litestar(service: Service, *, threads: bool = False) -> Any:
         chosen = raw if path in UNPARSED else threaded if threads else handler
         methods = ["POST", "PUT", "DELETE"] if path == "/plain" else ["POST"]
         in_thread = {"sync_to_thread": True} if chosen is threaded else {}
-        return route(path, http_method=methods, guards=[authenticated], **in_thread)(action(**RULES[path])(chosen))
+        return route(path, http_method=methods, guards=[authenticated], **in_thread)(idempotent(**RULES[path])(chosen))
 
     @route("/undeclared", http_method=["POST", "GET"], status_code=200)
     async def undeclared() -> Stream:

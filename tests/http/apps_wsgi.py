@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from semel import Semel, SQLiteStore, wait
+from semel import Semel, SQLiteStore, Wait
 from semel.engine.operation.operation import Operation, current_operation, running
 from semel.errors import StoreUnavailable
-from semel.http.contract.rules import Action
-from semel.http.wsgi import Idempotency, current_responder
+from semel.http.contract.rules import Idempotent, idempotent
+from semel.http.wsgi import WSGIMiddleware
+from semel.http.wsgi.middleware import current_responder
 from semel.observe.events import Event, Renewed
 
 DOCS = "https://docs.example/idempotency"
@@ -171,47 +172,47 @@ def change(asked: Asked) -> Answer:
     return 200, [JSON, ("ETag", f'"{version + 1}"')], [b"changed"]
 
 
-ROUTES: dict[tuple[str, str], tuple[Action, Callable[[Asked], Answer]]] = {
-    ("POST", "/pay"): (Action(), pay),
-    ("POST", "/refund"): (Action(), pay),
-    ("PUT", "/pay"): (Action(), pay),
-    ("POST", "/caf\xe9"): (Action(), pay),
-    ("POST", "/status"): (Action(), status),
-    ("POST", "/broken"): (Action(), broken),
-    ("POST", "/midway"): (Action(), midway),
-    ("POST", "/large"): (Action(), large),
-    ("POST", "/chunks"): (Action(), many_chunks),
-    ("POST", "/digest"): (Action(), digest),
-    ("POST", "/empty"): (Action(), empty),
-    ("POST", "/falsy"): (Action(), falsy),
-    ("POST", "/zipped"): (Action(), zipped),
-    ("POST", "/handle"): (Action(), handle),
-    ("POST", "/optional"): (Action(required=False), handle),
-    ("POST", "/external/status"): (Action(external_effects=True), status),
-    ("POST", "/external/broken"): (Action(external_effects=True), broken),
-    ("POST", "/waiting"): (Action.declared(on_duplicate=wait(30)), pay),
-    ("POST", "/retrying"): (Action.declared(lease=1), pay),
-    ("POST", "/rejecting"): (Action.declared(lease=0.3, on_abandoned="reject"), pay),
-    ("POST", "/expiring"): (Action.declared(ttl=0.5), pay),
-    ("POST", "/no-return"): (Action.declared(ttl=0.2, refuse_expired="1h"), pay),
-    ("POST", "/tenant/a"): (Action(scope="tenant"), pay),
-    ("POST", "/tenant/b"): (Action(scope="tenant"), pay),
-    ("POST", "/reused409"): (Action(reused_status=409), pay),
-    ("POST", "/reused400"): (Action(reused_status=400), pay),
-    ("POST", "/once/status"): (Action.declared(guarantee="at_most_once"), status),
-    ("POST", "/once/broken"): (Action.declared(guarantee="at_most_once"), broken),
-    ("POST", "/once/pay"): (Action.declared(guarantee="at_most_once", lease=0.3), pay),
-    ("POST", "/canonical"): (Action(canonical_json=True), pay),
-    ("POST", "/without"): (Action(without=("note",)), pay),
-    ("POST", "/headed"): (Action(fingerprint_headers=("X-Currency",)), pay),
-    ("POST", "/strict"): (Action(key_mode="strict"), pay),
-    ("POST", "/verbatim"): (Action(key_mode="raw"), pay),
-    ("POST", "/uuid"): (Action.declared(key_format="uuid"), pay),
-    ("POST", "/secret"): (Action(keep_body=False), pay),
-    ("POST", "/open"): (Action.declared(on_store_error="open"), status),
-    ("PUT", "/change"): (Action(), change),
-    ("POST", "/bounded"): (Action(longest_body=5000), digest),
-    ("POST", "/named"): (Action(replayed_header=b"x-again"), pay),
+ROUTES: dict[tuple[str, str], tuple[Idempotent, Callable[[Asked], Answer]]] = {
+    ("POST", "/pay"): (idempotent(), pay),
+    ("POST", "/refund"): (idempotent(), pay),
+    ("PUT", "/pay"): (idempotent(), pay),
+    ("POST", "/caf\xe9"): (idempotent(), pay),
+    ("POST", "/status"): (idempotent(), status),
+    ("POST", "/broken"): (idempotent(), broken),
+    ("POST", "/midway"): (idempotent(), midway),
+    ("POST", "/large"): (idempotent(), large),
+    ("POST", "/chunks"): (idempotent(), many_chunks),
+    ("POST", "/digest"): (idempotent(), digest),
+    ("POST", "/empty"): (idempotent(), empty),
+    ("POST", "/falsy"): (idempotent(), falsy),
+    ("POST", "/zipped"): (idempotent(), zipped),
+    ("POST", "/handle"): (idempotent(), handle),
+    ("POST", "/optional"): (idempotent(required=False), handle),
+    ("POST", "/external/status"): (idempotent(external_effects=True), status),
+    ("POST", "/external/broken"): (idempotent(external_effects=True), broken),
+    ("POST", "/waiting"): (idempotent(on_duplicate=Wait(30)), pay),
+    ("POST", "/retrying"): (idempotent(lease=1), pay),
+    ("POST", "/rejecting"): (idempotent(lease=0.3, on_abandoned="reject"), pay),
+    ("POST", "/expiring"): (idempotent(ttl=0.5), pay),
+    ("POST", "/no-return"): (idempotent(ttl=0.2, reject_expired_for="1h"), pay),
+    ("POST", "/tenant/a"): (idempotent(scope="tenant"), pay),
+    ("POST", "/tenant/b"): (idempotent(scope="tenant"), pay),
+    ("POST", "/reused409"): (idempotent(reused_status=409), pay),
+    ("POST", "/reused400"): (idempotent(reused_status=400), pay),
+    ("POST", "/once/status"): (idempotent(guarantee="at_most_once"), status),
+    ("POST", "/once/broken"): (idempotent(guarantee="at_most_once"), broken),
+    ("POST", "/once/pay"): (idempotent(guarantee="at_most_once", lease=0.3), pay),
+    ("POST", "/canonical"): (idempotent(canonical_json=True), pay),
+    ("POST", "/without"): (idempotent(exclude=("note",)), pay),
+    ("POST", "/headed"): (idempotent(fingerprint_headers=("X-Currency",)), pay),
+    ("POST", "/strict"): (idempotent(key_mode="strict"), pay),
+    ("POST", "/verbatim"): (idempotent(key_mode="raw"), pay),
+    ("POST", "/uuid"): (idempotent(key_format="uuid"), pay),
+    ("POST", "/secret"): (idempotent(keep_body=False), pay),
+    ("POST", "/open"): (idempotent(on_store_error="open"), status),
+    ("PUT", "/change"): (idempotent(), change),
+    ("POST", "/bounded"): (idempotent(max_request_body=5000), digest),
+    ("POST", "/named"): (idempotent(replay_marker="x-again"), pay),
 }
 OPEN: dict[tuple[str, str], Callable[[Asked], Answer]] = {
     ("GET", "/pay"): pay,
@@ -257,7 +258,7 @@ def plain(environ: dict[str, Any], start_response: Any, *, claim: bool) -> Itera
         if claim and not responder.claim(rule):
             start_response("204 No Content", [])
             return []
-        attempt = responder.attempt
+        attempt = responder.life.attempt
         token = running.set(attempt.operation if attempt is not None else None)
         try:
             code, lines, body = handler(asked_of(environ))
@@ -282,19 +283,19 @@ def authenticated(app: Any) -> Any:
 
 
 def edge() -> Any:
-    rules = {route: rule for route, (rule, _) in ROUTES.items()}
+    rules = {" ".join(route): rule for route, (rule, _) in ROUTES.items()}
 
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         return plain(environ, start_response, claim=False)
 
-    return authenticated(Idempotency(app, guard=guard(), tenant=tenant_of, routes=rules, docs=DOCS))
+    return authenticated(WSGIMiddleware(app, guard=guard(), tenant=tenant_of, routes=rules, docs=DOCS))
 
 
 def endpoint() -> Any:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         yield from plain(environ, start_response, claim=True)  # a generator: nothing runs before the first chunk
 
-    return authenticated(Idempotency(app, guard=guard(), tenant=tenant_of, docs=DOCS))
+    return authenticated(WSGIMiddleware(app, guard=guard(), tenant=tenant_of, docs=DOCS))
 
 
 # -- Flask
@@ -303,11 +304,11 @@ def endpoint() -> Any:
 def flask_app() -> Any:
     import flask
 
-    from semel.http.flask import SemelFlask, action
+    from semel.http.flask import idempotent, install
 
     app = flask.Flask("service")
     app.secret_key = "not a secret"
-    SemelFlask(app, guard=guard(), tenant=lambda request: tenant_of(request.environ), docs=DOCS)
+    install(app, guard=guard(), tenant=lambda request: tenant_of(request.environ), docs=DOCS)
 
     @app.before_request
     def check() -> Any:
@@ -328,7 +329,7 @@ def flask_app() -> Any:
         def view(op: Operation, handler: Callable[[Asked], Answer] = handler) -> Any:
             return answered(handler, op)
 
-        blueprint.add_url_rule(path, f"view{number}", action(rule)(view), methods=[method])
+        blueprint.add_url_rule(path, f"view{number}", idempotent(rule)(view), methods=[method])
     app.register_blueprint(blueprint)
     for number, ((method, path), handler) in enumerate(OPEN.items()):
 

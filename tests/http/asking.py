@@ -10,7 +10,9 @@ from semel import (
     AsyncMemoryStore,
     AsyncSemel,
 )
-from semel.http.fastapi import Action, Idempotency
+from semel.http.asgi import ASGIMiddleware
+from semel.http.contract.rules import Idempotent
+from semel.http.fastapi import idempotent
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -66,6 +68,6 @@ class Counting:
             await send(message)
 
 
-def at_the_edge(app: App, guard: AsyncSemel | None = None, rule: Action | None = None) -> Idempotency:
-    routes = {("POST", "/pay"): rule or Action()}
-    return Idempotency(app, guard=guard or AsyncSemel(AsyncMemoryStore()), tenant=whose, routes=routes)
+def at_the_edge(app: App, guard: AsyncSemel | None = None, rule: Idempotent | None = None) -> ASGIMiddleware:
+    routes = {"POST /pay": rule or idempotent()}
+    return ASGIMiddleware(app, guard=guard or AsyncSemel(AsyncMemoryStore()), tenant=whose, routes=routes)

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from semel import AsyncMemoryStore, AsyncSemel, Policy, State
-from semel.http.fastapi import Action, Idempotency
+from semel.http.asgi import ASGIMiddleware
+from semel.http.contract.rules import Idempotent
+from semel.http.fastapi import idempotent
 from tests.http.asking import Counting, ask, at_the_edge, header, whose
 
 
@@ -73,7 +75,7 @@ def test_a_handler_that_fails_without_its_client_is_logged(caplog: pytest.LogCap
 def test_a_server_that_cancels_stops_what_is_not_claimed() -> None:
     async def run() -> None:
         app = Cancelled()
-        guarded = Idempotency(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+        guarded = ASGIMiddleware(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
         request = asyncio.ensure_future(ask(guarded))
         await app.came.wait()
         request.cancel()
@@ -89,16 +91,16 @@ def test_a_server_that_cancels_stops_what_is_not_claimed() -> None:
 @pytest.mark.parametrize(
     ("rule", "state"),
     [
-        (Action(), None),
-        (Action(external_effects=True), State.ABANDONED),
-        (Action(policy=Policy(), external_effects=True), State.ABANDONED),
-        (Action.declared(on_abandoned="reject"), State.UNKNOWN),
-        (Action.declared(guarantee="at_most_once"), State.UNKNOWN),
+        (idempotent(), None),
+        (idempotent(external_effects=True), State.ABANDONED),
+        (idempotent(policy=Policy(), external_effects=True), State.ABANDONED),
+        (idempotent(on_abandoned="reject"), State.UNKNOWN),
+        (idempotent(guarantee="at_most_once"), State.UNKNOWN),
     ],
     ids=["plain", "external", "external-own-policy", "reject", "at-most-once"],
 )
 def test_a_loop_that_shuts_down_frees_the_key_only_where_nothing_can_have_happened(
-    rule: Action, state: State | None
+    rule: Idempotent, state: State | None
 ) -> None:
     store = AsyncMemoryStore()
 

@@ -21,8 +21,9 @@ from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Complete, Op
 from semel.engine.drive.attempts import AsyncLeasedAttempt
 from semel.errors import LeaseLost, RecordTooLarge
+from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.exchange import RESPONSES
-from semel.http.fastapi import Action, Idempotency
+from semel.http.fastapi import idempotent
 from semel.observe import events
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose
 
@@ -33,13 +34,13 @@ def test_the_guards_policy_holds_for_routes_and_each_route_changes_its_own() -> 
     """Two routes that share a store: neither's settings win for both."""
     guard = AsyncSemel(AsyncMemoryStore(), policy=Policy(ttl="1h", lease="7s"))
     routes = {
-        ("POST", "/as-the-guard"): Action(required=False),
-        ("POST", "/shorter"): Action.declared(ttl="5m"),
-        ("POST", "/its-own"): Action(policy=Policy(ttl="2h")),
-        ("POST", "/changed"): Action.declared(Action(policy=Policy(ttl="2h")), lease="9s"),
+        "POST /as-the-guard": idempotent(required=False),
+        "POST /shorter": idempotent(ttl="5m"),
+        "POST /its-own": idempotent(policy=Policy(ttl="2h")),
+        "POST /changed": idempotent(idempotent(policy=Policy(ttl="2h")), lease="9s"),
     }
-    guarded = Idempotency(Counting(), guard=guard, tenant=whose, routes=routes)
-    made = {path: guarded.rule(rule).policy for (_, path), rule in routes.items()}
+    guarded = ASGIMiddleware(Counting(), guard=guard, tenant=whose, routes=routes)
+    made = {route.removeprefix("POST "): guarded.rule(rule).policy for route, rule in routes.items()}
     assert {path: (policy.ttl, policy.lease) for path, policy in made.items()} == {
         "/as-the-guard": ("1h", "7s"),
         "/shorter": ("5m", "7s"),
@@ -125,14 +126,14 @@ def test_an_answer_that_the_store_cannot_hold_is_an_event() -> None:
 def test_what_someone_resolves_is_the_answer() -> None:
     guard = AsyncSemel(AsyncMemoryStore())
     app = Counting()
-    guarded = at_the_edge(app, guard, Action(policy=Policy(guarantee="at_most_once")))
+    guarded = at_the_edge(app, guard, idempotent(policy=Policy(guarantee="at_most_once")))
 
     async def interrupted(scope: Any, receive: Any, send: Any) -> None:
         raise asyncio.CancelledError
 
     async def run() -> None:
         with pytest.raises(asyncio.CancelledError):
-            await ask(at_the_edge(interrupted, guard, Action(policy=Policy(guarantee="at_most_once"))))
+            await ask(at_the_edge(interrupted, guard, idempotent(policy=Policy(guarantee="at_most_once"))))
         unknown = await ask(guarded)
         assert unknown[0]["status"] == 500
         assert b"idempotency_outcome_unknown" in body_of(unknown)
@@ -166,7 +167,7 @@ def test_a_recover_hook_finds_out_what_an_abandoned_attempt_did(verdict: Any, st
         return verdict
 
     async def run() -> None:
-        rule = Action(policy=Policy(recover=recover, lease="5s"))
+        rule = idempotent(policy=Policy(recover=recover, lease="5s"))
         guarded = at_the_edge(Counting(), AsyncSemel(store), rule)
         dead = AsyncSemel(store)
         exchange_call = dead.make_call(
@@ -190,7 +191,7 @@ def test_a_handler_that_is_refused_a_step_because_its_lease_is_lost_answers_409(
     guard = AsyncSemel(AsyncMemoryStore())
 
     async def run() -> None:
-        sent = await ask(at_the_edge(app, guard, Action(external_effects=True)))
+        sent = await ask(at_the_edge(app, guard, idempotent(external_effects=True)))
         assert sent[0]["status"] == 409
         assert header(sent, b"retry-after") == [b"1"]
 
@@ -202,8 +203,8 @@ def test_odd_paths_are_operations_that_every_store_takes(path: str) -> None:
     seen: list[events.Event] = []
     guard = AsyncSemel(AsyncMemoryStore(), on_event=seen.append)
     app = Counting()
-    guarded = Idempotency(
-        app, guard=guard, tenant=whose, routes={("POST", path): Action(), ("POST", path + "2"): Action()}
+    guarded = ASGIMiddleware(
+        app, guard=guard, tenant=whose, routes={f"POST {path}": idempotent(), f"POST {path}2": idempotent()}
     )
 
     async def run() -> None:
@@ -225,7 +226,7 @@ def test_an_answer_outside_of_http_is_remembered_as_done() -> None:
             await send({"type": "http.response.body", "body": b""})
 
     app = Odd()
-    guarded = at_the_edge(app, rule=Action(external_effects=True))
+    guarded = at_the_edge(app, rule=idempotent(external_effects=True))
 
     async def run() -> None:
         for _ in range(2):
@@ -245,7 +246,7 @@ def test_an_error_that_the_policy_remembers_is_an_answer_of_500_and_replayed() -
             raise Refused("the provider says no")
 
     app = Refusing()
-    guarded = at_the_edge(app, rule=Action.declared(remember=Refused))
+    guarded = at_the_edge(app, rule=idempotent(remember_errors=Refused))
 
     async def run() -> None:
         sent: list[Any] = []

@@ -22,16 +22,18 @@ from semel import (
     PolicyError,
     Semel,
 )
+from semel.http.asgi import ASGIMiddleware
 from semel.http.asgi.endpoints import protect
+from semel.http.contract.endpoint import Framework
 from semel.http.contract.routes import Routes
-from semel.http.fastapi import Action, Idempotency, action
+from semel.http.fastapi import idempotent
 from tests.http.asking import Counting, ask, at_the_edge, scope_of, whose
 
 
 def test_a_declared_endpoint_without_the_middleware_is_an_error_and_does_not_run() -> None:
     runs = []
 
-    @action()
+    @idempotent()
     async def pay(request: Request) -> Response:
         runs.append(1)
         return PlainTextResponse("")
@@ -43,7 +45,7 @@ def test_a_declared_endpoint_without_the_middleware_is_an_error_and_does_not_run
 
 
 def test_one_request_is_claimed_once() -> None:
-    @action()
+    @idempotent()
     async def pay(request: Request) -> Response:
         return PlainTextResponse("")
 
@@ -53,11 +55,11 @@ def test_one_request_is_claimed_once() -> None:
 
 
 def test_no_tenant_is_a_loud_warning_unless_the_guard_has_one() -> None:
-    with pytest.warns(UserWarning, match="no tenant="):
-        Idempotency(Counting(), guard=AsyncSemel(AsyncMemoryStore()))
+    with pytest.warns(UserWarning, match="tenant= is missing"):
+        ASGIMiddleware(Counting(), guard=AsyncSemel(AsyncMemoryStore()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Idempotency(Counting(), guard=AsyncSemel(AsyncMemoryStore(), tenant="shop"))
+        ASGIMiddleware(Counting(), guard=AsyncSemel(AsyncMemoryStore(), tenant="shop"))
 
 
 @pytest.mark.parametrize(
@@ -72,8 +74,8 @@ def test_no_tenant_is_a_loud_warning_unless_the_guard_has_one() -> None:
 )
 def test_a_tenant_that_cannot_be_told_is_the_services_error_and_nothing_runs(resolver: Any, error: Any) -> None:
     app = Counting()
-    guarded = Idempotency(
-        app, guard=AsyncSemel(AsyncMemoryStore()), tenant=resolver, routes={("POST", "/pay"): Action()}
+    guarded = ASGIMiddleware(
+        app, guard=AsyncSemel(AsyncMemoryStore()), tenant=resolver, routes={"POST /pay": idempotent()}
     )
     with pytest.raises(error):
         asyncio.run(ask(guarded))
@@ -85,7 +87,7 @@ def test_a_tenant_may_be_awaited() -> None:
         return "bob"
 
     guard = AsyncSemel(AsyncMemoryStore())
-    guarded = Idempotency(Counting(), guard=guard, tenant=resolver, routes={("POST", "/pay"): Action()})
+    guarded = ASGIMiddleware(Counting(), guard=guard, tenant=resolver, routes={"POST /pay": idempotent()})
 
     async def run() -> None:
         await ask(guarded)
@@ -96,12 +98,14 @@ def test_a_tenant_may_be_awaited() -> None:
 
 def test_a_sync_guard_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="AsyncSemel"):
-        Idempotency(Counting(), guard=Semel(MemoryStore()), tenant=whose)  # type: ignore[arg-type]
+        ASGIMiddleware(Counting(), guard=Semel(MemoryStore()), tenant=whose)  # type: ignore[arg-type]
 
 
 def test_rules_for_methods_that_change_nothing_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="GET /pay"):
-        Idempotency(Counting(), guard=AsyncSemel(AsyncMemoryStore()), tenant=whose, routes={("GET", "/pay"): Action()})
+        ASGIMiddleware(
+            Counting(), guard=AsyncSemel(AsyncMemoryStore()), tenant=whose, routes={"GET /pay": idempotent()}
+        )
 
 
 @pytest.mark.parametrize(
@@ -109,10 +113,12 @@ def test_rules_for_methods_that_change_nothing_are_refused() -> None:
     [
         {"reused_status": 418},
         {"scope": "planet"},
-        {"replayed_headers": frozenset({b"set-cookie"})},
-        {"replayed_headers": frozenset({b"ETag"})},
-        {"body_limit": -1},
-        {"only": ("a",), "without": ("b",)},
+        {"replay_headers": frozenset({"Set-Cookie"})},
+        {"replay_headers": frozenset({b"etag"})},
+        {"replay_headers": frozenset({"e tag"})},
+        {"replay_marker": "date"},
+        {"max_stored_body": -1},
+        {"include": ("a",), "exclude": ("b",)},
         {"ttl": "soon"},
         {"retries": 3},
         {"key_format": "telephone"},
@@ -120,24 +126,31 @@ def test_rules_for_methods_that_change_nothing_are_refused() -> None:
 )
 def test_a_rule_that_cannot_be_meant_is_refused_when_it_is_declared(settings: dict[str, Any]) -> None:
     with pytest.raises(PolicyError):
-        action(**settings)
+        idempotent(**settings)
+
+
+def test_names_of_header_lines_are_taken_in_any_case() -> None:
+    rule = idempotent(replay_headers=frozenset({"ETag", "Location"}), replay_marker="X-Again")
+    assert rule == idempotent(replay_headers=frozenset({"etag", "location"}), replay_marker="x-again")
+    assert rule.replay_header_names == {b"etag", b"location"}
+    assert rule.replay_marker_name == b"x-again"
 
 
 def test_a_generator_and_the_wrong_handle_are_refused_when_declared() -> None:
     with pytest.raises(PolicyError, match="generator"):
 
-        @action()
+        @idempotent()
         async def stream() -> Any:
             yield 1
 
     with pytest.raises(PolicyError, match="AsyncOperation"):
 
-        @action()
+        @idempotent()
         async def pay(op: Operation) -> None: ...
 
     with pytest.raises(PolicyError, match="annotate op with Operation"):
 
-        @action()
+        @idempotent()
         def pay_in_thread(op: AsyncOperation) -> None: ...
 
 
@@ -145,23 +158,23 @@ def test_a_sync_endpoint_called_in_the_event_loop_is_an_error_and_no_deadlock() 
     def pay() -> None: ...
 
     # For a framework that calls a plain def in a thread by itself.
-    declared = protect(pay, Action(), blank=lambda: None, abort=RuntimeError)
+    declared = protect(pay, idempotent(), Framework(lambda: None, RuntimeError, RuntimeError))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         declared()
 
-    guarded = Idempotency(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+    guarded = ASGIMiddleware(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
     with pytest.raises(ConfigurationError, match="event loop"):
         asyncio.run(ask(guarded))
 
 
 def test_a_path_may_have_parts_and_a_literal_one_wins() -> None:
-    refund, special, put = Action(required=False), Action(external_effects=True), Action(keep_body=False)
+    refund, special, put = idempotent(required=False), idempotent(external_effects=True), idempotent(keep_body=False)
     routes = Routes(
         {
-            ("POST", "/orders/{id}/refund"): refund,
-            ("POST", "/orders/special/refund"): special,
-            ("PUT", "/orders/{id}.json"): put,
+            "POST /orders/{id}/refund": refund,
+            "POST /orders/special/refund": special,
+            "PUT /orders/{id}.json": put,
         }
     )
     assert routes.find("POST", "/orders/7/refund") is refund
@@ -178,16 +191,16 @@ def test_a_path_may_have_parts_and_a_literal_one_wins() -> None:
         assert routes.find(method, path) is None
 
 
-@pytest.mark.parametrize("route", [("GET", "/pay"), ("post", "/pay"), ("POST", "pay")])
-def test_a_route_that_would_never_be_found_is_refused(route: tuple[str, str]) -> None:
+@pytest.mark.parametrize("route", ["GET /pay", "post /pay", "POST pay"])
+def test_a_route_that_would_never_be_found_is_refused(route: str) -> None:
     with pytest.raises(ConfigurationError):
-        Routes({route: Action()})
+        Routes({route: idempotent()})
 
 
 def test_requests_to_a_path_with_parts_are_operations_of_their_own() -> None:
     app = Counting()
-    guarded = Idempotency(
-        app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose, routes={("POST", "/orders/{id}"): Action()}
+    guarded = ASGIMiddleware(
+        app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose, routes={"POST /orders/{id}": idempotent()}
     )
 
     async def run() -> None:

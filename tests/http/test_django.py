@@ -24,7 +24,7 @@ from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Complete
 from semel.errors import ConfigurationError, PolicyError, StoreUnavailable
 from semel.http.contract.exchange import RESPONSES
-from semel.http.django import Action, action, check_match, conditional, etag, natural
+from semel.http.django import check_match, conditional, etag, idempotent, natural
 from semel.observe.events import Completed, Event
 from tests.http.django_project import MIDDLEWARE, Project
 
@@ -70,7 +70,7 @@ def test_views_return_what_django_views_return(project: Project, runs: list[Any]
             runs.append(1)
             return make(request)
 
-        return action()(view)
+        return idempotent()(view)
 
     def open_file(request: Any) -> FileResponse:
         opened.append(file.open("rb"))
@@ -100,7 +100,7 @@ def test_views_return_what_django_views_return(project: Project, runs: list[Any]
 
 
 def test_each_url_is_an_operation_of_its_own(project: Project) -> None:
-    @action()
+    @idempotent()
     def ship(request: HttpRequest, number: int, op: Operation) -> JsonResponse:
         return JsonResponse({"number": number, "name": op.name, "tenant": op.tenant})
 
@@ -114,7 +114,7 @@ def test_each_url_is_an_operation_of_its_own(project: Project) -> None:
 def test_a_first_answer_is_the_views_own_response(project: Project) -> None:
     made: list[Any] = []
 
-    @action()
+    @idempotent()
     def pay(request: HttpRequest) -> JsonResponse:
         made.append(JsonResponse({}))
         made[-1].note = "for a middleware outside"
@@ -138,7 +138,7 @@ def test_the_claim_comes_after_middlewares_and_decorators_and_a_replay_is_author
         return lambda request: view(request) if "decorator" in allowed else HttpResponse(status=401)
 
     @permitted
-    @action()
+    @idempotent()
     def pay(request: HttpRequest) -> HttpResponse:
         runs.append(1)
         return HttpResponse("paid")
@@ -162,7 +162,7 @@ def test_a_body_that_a_middleware_before_has_read_counts(project: Project, runs:
 
         return middleware
 
-    @action()
+    @idempotent()
     def pay(request: HttpRequest) -> HttpResponse:
         return HttpResponse(request.body)
 
@@ -183,7 +183,7 @@ def test_a_body_that_cannot_be_compared_any_more_is_an_error_and_not_a_bypass(
 
         return middleware
 
-    @action()
+    @idempotent()
     def pay(request: HttpRequest) -> HttpResponse:
         runs.append(1)
         return HttpResponse()
@@ -199,7 +199,7 @@ def test_a_body_that_cannot_be_compared_any_more_is_an_error_and_not_a_bypass(
 
 
 def test_forms_and_files_are_whole_also_where_csrf_reads_them_first(project: Project, runs: list[Any]) -> None:
-    @action()
+    @idempotent()
     def upload(request: Any) -> JsonResponse:
         runs.append(1)
         return JsonResponse({"name": request.POST["name"], "size": len(request.FILES["file"].read())})
@@ -221,7 +221,7 @@ def test_forms_and_files_are_whole_also_where_csrf_reads_them_first(project: Pro
 
 
 def test_a_body_is_streamed_to_a_view_that_reads_it_so(project: Project) -> None:
-    @action()
+    @idempotent()
     def store(request: Any) -> HttpResponse:
         sizes = [len(chunk) for chunk in iter(lambda: request.read(65536), b"")]
         return HttpResponse(str(sum(sizes)))
@@ -231,7 +231,7 @@ def test_a_body_is_streamed_to_a_view_that_reads_it_so(project: Project) -> None
 
 
 def test_a_replay_sets_no_cookie_and_leaves_the_session_alone(project: Project, runs: list[Any]) -> None:
-    @action()
+    @idempotent()
     def login(request: Any) -> HttpResponse:
         request.session["user"] = "alice"
         response = HttpResponse("hello")
@@ -249,7 +249,7 @@ def test_a_replay_sets_no_cookie_and_leaves_the_session_alone(project: Project, 
 
 
 def test_a_cookie_that_was_written_by_hand_goes_out_once(project: Project) -> None:
-    @action()
+    @idempotent()
     def pay(request: HttpRequest, how: str) -> Any:
         response = StreamingHttpResponse([b"paid"]) if how == "streamed" else HttpResponse("paid")
         response["Set-Cookie"] = "a=1"
@@ -265,7 +265,7 @@ def test_a_cookie_that_was_written_by_hand_goes_out_once(project: Project) -> No
 def test_repeated_lines_of_a_stored_answer_are_joined(project: Project, guard: Semel) -> None:
     """Django has one line for a name; the record may be from elsewhere."""
 
-    @action()
+    @idempotent()
     def pay(request: HttpRequest) -> HttpResponse:
         raise AssertionError("it is done already")
 
@@ -280,7 +280,7 @@ def test_repeated_lines_of_a_stored_answer_are_joined(project: Project, guard: S
 def test_gzip_gives_equal_bytes_wherever_it_stands(project: Project, first_of_all: bool) -> None:
     import gzip
 
-    @action()
+    @idempotent()
     def pay(request: HttpRequest) -> HttpResponse:
         return HttpResponse(b"x" * 1000)
 
@@ -308,7 +308,7 @@ def test_lines_of_other_middlewares_are_on_replays_and_refusals_too(project: Pro
 
         return middleware
 
-    @action()
+    @idempotent()
     def pay(request: HttpRequest) -> HttpResponse:
         return HttpResponse("paid")
 
@@ -330,7 +330,7 @@ def test_lines_of_other_middlewares_are_on_replays_and_refusals_too(project: Pro
 
 
 def test_a_page_that_does_not_ask_across_origins_sees_no_lines_of_cors(project: Project) -> None:
-    @action()
+    @idempotent()
     def pay(request: HttpRequest) -> HttpResponse:
         return HttpResponse("paid")
 
@@ -350,7 +350,7 @@ def test_what_a_middleware_adds_to_the_requests_lines_may_be_any_text(project: P
 
         return middleware
 
-    @action()
+    @idempotent()
     def pay(request: HttpRequest) -> HttpResponse:
         runs.append(1)
         return HttpResponse("paid")
@@ -361,19 +361,19 @@ def test_what_a_middleware_adds_to_the_requests_lines_may_be_any_text(project: P
 
 
 def test_a_view_that_raises_runs_again_and_one_that_answers_404_does_not(project: Project, runs: list[Any]) -> None:
-    @action()
+    @idempotent()
     def broken(request: HttpRequest) -> HttpResponse:
         runs.append("broken")
         raise RuntimeError("broke")
 
-    @action()
+    @idempotent()
     def absent(request: HttpRequest) -> HttpResponse:
         from django.http import Http404
 
         runs.append("absent")
         raise Http404
 
-    @action(guarantee="at_most_once")
+    @idempotent(guarantee="at_most_once")
     def risky(request: HttpRequest) -> HttpResponse:
         runs.append("risky")
         raise RuntimeError("broke")
@@ -390,7 +390,7 @@ def test_a_view_that_raises_runs_again_and_one_that_answers_404_does_not(project
 def test_an_attempt_that_was_replaced_answers_with_its_successors_answer_and_sets_no_cookie(
     project: Project, guard: Semel
 ) -> None:
-    @action()
+    @idempotent()
     def pay(request: HttpRequest, op: Operation) -> HttpResponse:
         record = guard.lookup(op.name, op.key, tenant="alice")
         assert record is not None
@@ -418,7 +418,7 @@ def test_an_answer_that_cannot_be_stored_is_not_sent(runs: list[Any]) -> None:
                 raise StoreUnavailable("secret-host: gone")
             return super().execute(op)
 
-    @action(settle_for=0.01)
+    @idempotent(completion_timeout=0.01)
     def pay(request: HttpRequest, how: str) -> Any:
         runs.append(how)
         response = HttpResponse("paid")
@@ -480,7 +480,7 @@ def test_the_answer_is_stored_after_the_views_transaction_has_committed(shop: st
         if isinstance(event, Completed):
             seen.append(paid(tmp_path))
 
-    @action()
+    @idempotent()
     def pay(request: HttpRequest) -> HttpResponse:
         insert(shop)
         assert connections[shop].in_atomic_block
@@ -496,7 +496,7 @@ def test_the_answer_is_stored_after_the_views_transaction_has_committed(shop: st
 def test_a_rolled_back_view_leaves_the_key_free(project: Project, guard: Semel, shop: str, tmp_path: Path) -> None:
     fail: list[str] = ["raise", "commit"]
 
-    @action()
+    @idempotent()
     def pay(request: HttpRequest) -> HttpResponse:
         how = fail.pop(0) if fail else ""
         insert(shop, parent=404 if how == "commit" else None)  # a parent that is not there: found at the commit
@@ -570,12 +570,12 @@ def test_methods_of_class_based_views(project: Project, runs: list[Any]) -> None
             runs.append("get")
             return HttpResponse("list")
 
-        @action()
+        @idempotent()
         def post(self, request: HttpRequest, op: Operation) -> HttpResponse:
             runs.append("post")
             return HttpResponse(op.key)
 
-        @method_decorator([csrf_exempt, action(required=False)])
+        @method_decorator([csrf_exempt, idempotent(required=False)])
         def put(self, request: HttpRequest, op: Operation | None) -> HttpResponse:
             runs.append(op and op.key)
             return HttpResponse("put")
@@ -592,7 +592,7 @@ def test_methods_of_class_based_views(project: Project, runs: list[Any]) -> None
 
 
 def test_a_view_of_two_methods_is_claimed_for_one(project: Project, runs: list[Any]) -> None:
-    @action()
+    @idempotent()
     def form(request: HttpRequest, op: Operation | None) -> HttpResponse:
         runs.append(op and op.key)
         return HttpResponse("form")
@@ -608,7 +608,7 @@ def test_a_view_of_two_methods_is_claimed_for_one(project: Project, runs: list[A
 
 
 def test_without_the_middleware_a_declared_view_does_not_run_unprotected(project: Project, runs: list[Any]) -> None:
-    @action()
+    @idempotent()
     def pay(request: HttpRequest) -> HttpResponse:
         runs.append(1)
         return HttpResponse()
@@ -620,7 +620,7 @@ def test_without_the_middleware_a_declared_view_does_not_run_unprotected(project
 
 
 def test_a_caller_without_a_tenant_is_an_error_and_not_one_of_all(project: Project, runs: list[Any]) -> None:
-    @action()
+    @idempotent()
     def pay(request: HttpRequest) -> HttpResponse:
         runs.append(1)
         return HttpResponse()
@@ -645,35 +645,35 @@ def test_an_anonymous_user_has_no_space_of_keys(project: Project) -> None:
 def test_a_handle_of_the_other_kind_is_refused_when_the_view_is_declared() -> None:
     with pytest.raises(PolicyError, match="annotate op with Operation"):
 
-        @action()
+        @idempotent()
         def pay(request: Any, op: AsyncOperation) -> None: ...
 
     with pytest.raises(PolicyError, match="annotate op with AsyncOperation"):
 
-        @action()
+        @idempotent()
         async def pay_async(request: Any, op: Operation) -> None: ...
 
 
 def test_a_class_and_a_generator_are_refused_when_they_are_declared() -> None:
     with pytest.raises(PolicyError, match="the method"):
 
-        @action()
+        @idempotent()
         class Orders(View): ...
 
     with pytest.raises(PolicyError, match="generator"):
 
-        @action()
+        @idempotent()
         def chunks(request: Any) -> Iterator[bytes]:
             yield b""
 
 
 def test_annotations_for_the_type_checker_alone_do_no_harm(project: Project) -> None:
-    @action()
+    @idempotent()
     def pay(request: HttpRequest, amount: Decimal, op: Operation) -> HttpResponse:
         return HttpResponse(f"{amount} {op.key}")
 
     class Pay(View):
-        @method_decorator(action())
+        @method_decorator(idempotent())
         def post(self, request: HttpRequest, amount: Decimal, op: Operation) -> HttpResponse:
             return HttpResponse(f"{amount} {op.key}")
 
@@ -683,10 +683,10 @@ def test_annotations_for_the_type_checker_alone_do_no_harm(project: Project) -> 
 
 
 def test_views_may_share_the_rules_of_the_house(project: Project) -> None:
-    house = Action(replayed_header=b"x-again")
+    house = idempotent(replay_marker="x-again")
 
     @require_POST
-    @action(house, ttl="1h")
+    @idempotent(house, ttl="1h")
     def pay(request: HttpRequest) -> HttpResponse:
         return HttpResponse("paid")
 
@@ -698,7 +698,7 @@ def test_views_may_share_the_rules_of_the_house(project: Project) -> None:
 
 
 def test_an_answer_too_large_to_keep_goes_through_and_is_remembered(project: Project, runs: list[Any]) -> None:
-    @action(body_limit=10)
+    @idempotent(max_stored_body=10)
     def large(request: HttpRequest, how: str) -> Any:
         runs.append(how)
         chunks = [b"x" * 8] * 4
@@ -719,7 +719,7 @@ def test_a_stream_that_breaks_where_effects_are_outside_is_an_answer(project: Pr
         yield b"half"
         raise RuntimeError("broke")
 
-    @action(external_effects=True)
+    @idempotent(external_effects=True)
     def pay(request: HttpRequest) -> StreamingHttpResponse:
         runs.append(1)
         return StreamingHttpResponse(chunks())
@@ -732,7 +732,7 @@ def test_a_stream_that_breaks_where_effects_are_outside_is_an_answer(project: Pr
 
 
 def test_raw_bytes_of_any_kind_are_a_request(project: Project) -> None:
-    @action()
+    @idempotent()
     def pay(request: Any) -> HttpResponse:
         return HttpResponse(io.BytesIO(request.body).read())
 

@@ -18,7 +18,7 @@ from django.views import View
 
 from semel import AsyncMemoryStore, AsyncOperation, AsyncSemel, MemoryStore, Operation, Semel, current_operation
 from semel.errors import ConfigurationError
-from semel.http.django import action, check_match, conditional, etag
+from semel.http.django import check_match, conditional, etag, idempotent
 from tests.http.asking import ask, body_of, scope_of
 from tests.http.django_project import MIDDLEWARE, Project, whose
 
@@ -42,13 +42,13 @@ async def twice(where: str = "/pay", **headers: str) -> list[Any]:
 
 
 def views(runs: list[Any]) -> list[Any]:
-    @action()
+    @idempotent()
     async def pay(request: Any, op: AsyncOperation) -> JsonResponse:
         assert current_operation() is op
         runs.append("async")
         return JsonResponse({"key": op.key, "tenant": op.tenant, "n": await op.capture("n", lambda: 5)})
 
-    @action()
+    @idempotent()
     def pay_in_thread(request: Any, op: Operation) -> JsonResponse:
         assert current_operation() is op
         runs.append("sync")
@@ -59,7 +59,7 @@ def views(runs: list[Any]) -> list[Any]:
             runs.append("get")
             return HttpResponse()
 
-        @action()
+        @idempotent()
         async def post(self, request: Any, op: AsyncOperation) -> JsonResponse:
             runs.append("class")
             return JsonResponse({"key": op.key, "tenant": op.tenant, "n": 5})
@@ -125,12 +125,12 @@ def test_a_view_that_fails_takes_its_steps_back_wherever_it_is_served(
         runs.append("charge")
         return "charge"
 
-    @action(settle_for=0.01)
+    @idempotent(completion_timeout=0.01)
     async def pay_async(request: Any, op: AsyncOperation) -> HttpResponse:
         await op.step("charge", charge, undo=undo)
         raise ValueError("the rest failed")
 
-    @action(settle_for=0.01)
+    @idempotent(completion_timeout=0.01)
     def pay(request: Any, op: Operation) -> HttpResponse:
         op.step("charge", charge, undo=undo)
         raise ValueError("the rest failed")
@@ -190,7 +190,7 @@ def test_a_body_counts_whatever_has_read_it_before(guard: Semel, runs: list[Any]
 
     reading.async_capable = True  # type: ignore[attr-defined]
 
-    @action()
+    @idempotent()
     async def pay(request: Any) -> HttpResponse:
         if how in ("form", "upload"):
             return HttpResponse(request.POST["a"])
@@ -261,7 +261,7 @@ def test_a_view_whose_client_has_gone_can_still_read_its_request_and_is_stored(
 
         return middleware
 
-    view = action()(pay_async if awaits else work)
+    view = idempotent()(pay_async if awaits else work)
     with Project(guard) as project:
         project.serve(path("pay", view), middleware=[*([sync_only] if behind else []), MIDDLEWARE])
         asyncio.run(asked(ASGIHandler()))
@@ -269,7 +269,7 @@ def test_a_view_whose_client_has_gone_can_still_read_its_request_and_is_stored(
 
 
 def test_streams_are_captured_or_let_through(guard: Semel, runs: list[Any]) -> None:
-    @action(body_limit=10)
+    @idempotent(max_stored_body=10)
     async def large(request: Any, count: int) -> StreamingHttpResponse:
         runs.append(count)
 
@@ -314,7 +314,7 @@ def test_a_large_answer_that_another_middleware_throws_away_is_stored_all_the_sa
 
     replacing.async_capable = True  # type: ignore[attr-defined]
 
-    @action(body_limit=1)
+    @idempotent(max_stored_body=1)
     async def large(request: Any) -> StreamingHttpResponse:
         runs.append(1)
 
@@ -340,7 +340,7 @@ def test_a_large_answer_that_another_middleware_throws_away_is_stored_all_the_sa
 
 
 def test_a_view_that_raises_leaves_the_key_free_and_a_failed_precondition_is_412(guard: Semel, runs: list[Any]) -> None:
-    @action()
+    @idempotent()
     async def broken(request: Any) -> HttpResponse:
         runs.append(1)
         raise RuntimeError("broke")

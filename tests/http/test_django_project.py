@@ -22,9 +22,10 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from semel import MemoryStore, PostgresStore, Semel, SQLiteStore
 from semel.errors import ConfigurationError
-from semel.http.django import action, endpoints, exempt, natural
+from semel.http.django import endpoints, exempt, idempotent, natural
 from semel.http.django.configuration import configuration
 from semel.sql import migrations as known
+from semel.sql import sync
 from tests.http.django_project import MIDDLEWARE, Project
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +50,7 @@ def view(request: Any, **parts: Any) -> HttpResponse:
 class Orders(View):
     def get(self, request: Any, number: int) -> HttpResponse: ...
 
-    @action()
+    @idempotent()
     def post(self, request: Any, number: int) -> HttpResponse: ...
 
     @natural()
@@ -59,7 +60,7 @@ class Orders(View):
 
 
 PATTERNS = [
-    path("pay", require_POST(action()(view))),
+    path("pay", require_POST(idempotent()(view))),
     path("hook", exempt("the sender does not repeat")(require_POST(view))),
     path("read", require_safe(view)),
     path("both", require_http_methods(["GET", "POST"])(view)),
@@ -287,7 +288,7 @@ def check_sqlite(file: Path) -> None:
 
     raw = sqlite3.connect(file, isolation_level=None)
     try:
-        known.check(SQLiteConnection(raw), known.SQLITE)
+        sync.check(SQLiteConnection(raw), known.SQLITE)
     finally:
         raw.close()
 

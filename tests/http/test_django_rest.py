@@ -22,7 +22,7 @@ from rest_framework.views import APIView  # isort: skip
 
 from semel import MemoryStore, Operation, PolicyError, Semel
 from semel.http.contract.rules import RELEASED
-from semel.http.django import action, check_match, conditional, endpoints, etag
+from semel.http.django import check_match, conditional, endpoints, etag, idempotent
 
 KEY = {"Idempotency-Key": "k"}
 
@@ -59,7 +59,7 @@ def test_what_the_framework_turns_away_is_not_claimed_and_a_replay_is_authorised
             if refusal:
                 raise refusal[0]
 
-        @action()
+        @idempotent()
         def post(self, request: Any, op: Operation) -> Response:
             runs.append(request.data)
             return Response({"key": op.key, "data": request.data}, status=201)
@@ -99,12 +99,12 @@ def test_around_a_class_that_authorises_its_callers_it_is_refused(project: Proje
 
     for view in (Pay.as_view(), Members.as_view(), api_view(["POST"])(lambda request: Response())):
         with pytest.raises(PolicyError, match="authorises its callers itself"):
-            action()(view)
-    whole = method_decorator(action(), name="dispatch")(Pay)
+            idempotent()(view)
+    whole = method_decorator(idempotent(), name="dispatch")(Pay)
     project.serve(path("pay", whole.as_view()))
     with pytest.raises(PolicyError, match="authorises its callers itself"):
         project.client().post("/pay", headers=KEY)
-    action()(View.as_view())  # which lets everyone in
+    idempotent()(View.as_view())  # which lets everyone in
 
 
 def test_a_serializers_400_is_an_answer_unless_the_route_says_otherwise(project: Project, runs: list[Any]) -> None:
@@ -114,8 +114,8 @@ def test_a_serializers_400_is_an_answer_unless_the_route_says_otherwise(project:
         valid.is_valid(raise_exception=True)
         return Response(valid.data)
 
-    kept = type("Kept", (APIView,), {"post": action()(pay)})
-    freed = type("Freed", (APIView,), {"post": action(released=RELEASED | {400})(pay)})
+    kept = type("Kept", (APIView,), {"post": idempotent()(pay)})
+    freed = type("Freed", (APIView,), {"post": idempotent(released=RELEASED | {400})(pay)})
     project.serve(path("kept", kept.as_view()), path("freed", freed.as_view()))
     for where in ("/kept", "/freed"):
         for amount, status in ((0, 400), (0, 400), (1, 422 if where == "/kept" else 200)):
@@ -129,7 +129,7 @@ def test_view_sets_and_routers(project: Project, runs: list[Any]) -> None:
         def list(self, request: Any) -> Response:
             return Response([])
 
-        @action()
+        @idempotent()
         def create(self, request: Any, op: Operation) -> Response:
             runs.append("create")
             return Response({"key": op.key}, status=201)
@@ -140,7 +140,7 @@ def test_view_sets_and_routers(project: Project, runs: list[Any]) -> None:
             return Response({"pk": pk})
 
         @route(detail=True, methods=["post"])
-        @action()
+        @idempotent()
         def refund(self, request: Any, pk: str) -> Response:
             runs.append(f"refund {pk}")
             return Response({"pk": pk})
@@ -149,7 +149,7 @@ def test_view_sets_and_routers(project: Project, runs: list[Any]) -> None:
         def undeclared(self, request: Any, pk: str) -> Response: ...
 
     @api_view(["GET", "POST"])
-    @action()
+    @idempotent()
     def notify(request: Any) -> Response:
         runs.append("notify")
         return Response("said")
@@ -183,7 +183,7 @@ def test_uploads_that_the_frameworks_parsers_read(project: Project, runs: list[A
     from django.core.files.uploadedfile import SimpleUploadedFile
 
     class Upload(APIView):  # type: ignore[misc]
-        @action()
+        @idempotent()
         def post(self, request: Any) -> Response:
             runs.append(1)
             return Response(len(request.data["file"].read()))

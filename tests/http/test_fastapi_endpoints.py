@@ -16,10 +16,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
-from semel import AsyncMemoryStore, AsyncOperation, AsyncSemel, Operation, current_operation, wait
+from semel import AsyncMemoryStore, AsyncOperation, AsyncSemel, Operation, Wait, current_operation
 from semel.core.ops import SaveStep
-from semel.http.asgi.held_body import HeldBody
-from semel.http.fastapi import Idempotency, action
+from semel.http.asgi import ASGIMiddleware
+from semel.http.asgi.body import HeldBody
+from semel.http.fastapi import idempotent
 from tests.http.asking import ask, body_of, header, scope_of, whose
 
 
@@ -36,8 +37,8 @@ def account_of() -> str:
     return "a-1"
 
 
-def guarded(app: Any, store: Any = None) -> Idempotency:
-    return Idempotency(app, guard=AsyncSemel(store or AsyncMemoryStore()), tenant=whose)
+def guarded(app: Any, store: Any = None) -> ASGIMiddleware:
+    return ASGIMiddleware(app, guard=AsyncSemel(store or AsyncMemoryStore()), tenant=whose)
 
 
 def twice(app: Any, *bodies: bytes, path: str = "/pay") -> list[Any]:
@@ -60,14 +61,14 @@ def test_whatever_an_endpoint_returns_is_stored_and_replayed(value: Any, threads
     if threads:
 
         @app.post("/pay")
-        @action()
+        @idempotent()
         def pay_in_thread(op: Operation) -> Any:
             runs.append(op.key)
             return value
     else:
 
         @app.post("/pay")
-        @action()
+        @idempotent()
         async def pay(op: AsyncOperation) -> Any:
             runs.append(op.key)
             return value
@@ -84,7 +85,7 @@ def test_models_statuses_dependencies_and_captures_work_as_without_us() -> None:
     made: list[int] = []
 
     @app.post("/pay", status_code=202, response_model=Receipt)
-    @action()
+    @idempotent()
     async def pay(payment: Payment, account: Annotated[str, Depends(account_of)], op: AsyncOperation) -> Any:
         number = await op.capture("number", lambda: made.append(1) or 7)
         assert current_operation() is op
@@ -102,7 +103,7 @@ def test_a_sync_endpoint_captures_through_the_event_loop() -> None:
     threads = []
 
     @app.post("/pay")
-    @action()
+    @idempotent()
     def pay(payment: Payment, op: Operation) -> Any:
         threads.append(threading.current_thread())
         return {"number": op.capture("number", lambda: 7), "same": current_operation() is op}
@@ -118,7 +119,7 @@ def test_exceptions_of_the_framework_are_answers() -> None:
     runs = []
 
     @app.post("/pay")
-    @action()
+    @idempotent()
     async def pay() -> None:
         runs.append(1)
         raise HTTPException(404, "no such account")
@@ -133,7 +134,7 @@ def test_annotations_that_name_something_local_do_not_stop_the_declaration() -> 
     class Local(BaseModel):
         amount: int
 
-    @action()
+    @idempotent()
     async def pay(payment: Local, op: AsyncOperation) -> None: ...
 
     assert pay.__annotations__["payment"] == "Local"
@@ -144,7 +145,7 @@ def test_methods_of_a_class_and_mounted_applications_are_protected() -> None:
     runs = []
 
     class Payments(HTTPEndpoint):
-        @action()
+        @idempotent()
         async def post(self, request: Request) -> Response:
             runs.append(await request.body())
             return PlainTextResponse("paid")
@@ -165,7 +166,7 @@ def test_a_refreshed_token_is_the_same_request() -> None:
     runs = []
 
     @app.post("/pay")
-    @action()
+    @idempotent()
     async def pay() -> int:
         runs.append(1)
         return len(runs)
@@ -188,7 +189,7 @@ def test_an_event_loop_that_ends_does_not_leave_a_sync_endpoint_waiting() -> Non
                 await asyncio.Event().wait()
             return await super().execute(op)
 
-    @action()
+    @idempotent()
     def pay(op: Operation) -> Response:
         try:
             op.capture("number", lambda: 7)
@@ -227,7 +228,7 @@ def test_a_dependency_that_cannot_commit_frees_the_key_where_it_ends_with_the_en
         return pay()
 
     depends = [Depends(session, scope="function")]
-    app.post("/pay", dependencies=depends)(action()(pay if threads else apay))
+    app.post("/pay", dependencies=depends)(idempotent()(pay if threads else apay))
     first, again = twice(guarded(app))
     assert (first[0]["status"], again[0]["status"]) == (503, 200)
     assert header(again, b"idempotent-replayed") == []
@@ -248,10 +249,10 @@ def test_equal_requests_that_wait_leave_the_winner_a_thread_to_finish_in(threads
         await asyncio.to_thread(open_up.wait, 10)
         return Receipt(number=7)
 
-    app.post("/pay")(action(on_duplicate=wait("3s"))(pay if threads else apay))
+    app.post("/pay")(idempotent(on_duplicate=Wait("3s"))(pay if threads else apay))
     begun = asyncio.Event()
     guard = AsyncSemel(AsyncMemoryStore(), on_event=lambda event: begun.set())
-    served = Idempotency(app, guard=guard, tenant=whose)
+    served = ASGIMiddleware(app, guard=guard, tenant=whose)
 
     async def run() -> list[Any]:
         current_default_thread_limiter().total_tokens = 2
@@ -281,7 +282,7 @@ def test_a_held_body_gives_back_its_bytes(in_memory: int) -> None:
 def test_a_large_body_is_held_in_a_file_and_read_whole() -> None:
     sizes = []
 
-    @action()
+    @idempotent()
     async def pay(request: Request) -> Response:
         sizes.append([len(chunk) async for chunk in request.stream()])
         return PlainTextResponse("")

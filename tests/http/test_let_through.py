@@ -18,7 +18,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import StreamingResponse
 
 from semel import AsyncSemel, AsyncSQLiteStore, TransactionConflict
-from semel.http.fastapi import action, install
+from semel.http.fastapi import idempotent, install
 from tests.http.asking import whose
 
 
@@ -69,7 +69,7 @@ def test_an_answer_that_breaks_is_cut_off(tmp_path: Path, why: str, packed: bool
                 app.add_middleware(GZipMiddleware)
 
             @app.post("/report")
-            @action(body_limit=100, **settings[why])
+            @idempotent(max_stored_body=100, **settings[why])
             async def report() -> StreamingResponse:
                 return StreamingResponse(chunks())
 

@@ -28,20 +28,20 @@ from litestar.response import Redirect, ServerSentEvent, Stream
 from litestar.types import ASGIApp
 
 from semel import AsyncMemoryStore, AsyncOperation, AsyncSemel, Operation, current_operation
-from semel.http.litestar import SemelPlugin, action, check_match, conditional, etag, natural
+from semel.http.litestar import SemelPlugin, check_match, conditional, etag, idempotent, natural
 from tests.http.asking import ask, body_of, header, scope_of
 
 FOR_THE_TYPE_CHECKER = """
 from __future__ import annotations
 from typing import TYPE_CHECKING
 from litestar import post
-from semel.http.litestar import action
+from semel.http.litestar import idempotent
 
 if TYPE_CHECKING:
     from semel import AsyncOperation
 
 @post("/pay")
-@action(required=False)
+@idempotent(required=False)
 async def pay(op: AsyncOperation | None) -> str:
     return op.key if op else ""
 """
@@ -143,13 +143,13 @@ def test_whatever_a_handler_returns_is_stored_and_replayed(value: Any, threads: 
     runs = []
 
     @post("/pay")
-    @action()
+    @idempotent()
     async def pay(op: AsyncOperation) -> Any:
         runs.append(op.key)
         return value
 
     @post("/pay", sync_to_thread=True)
-    @action()
+    @idempotent()
     def pay_in_thread(op: Operation) -> Any:
         runs.append(op.key)
         return value
@@ -167,7 +167,7 @@ def test_models_statuses_dependencies_and_captures_work_as_without_us() -> None:
         return "a-1"
 
     @post("/pay", status_code=202, dependencies={"account": Provide(account_of)})
-    @action()
+    @idempotent()
     async def pay(data: JSONBody[Payment], account: NamedDependency[str], op: AsyncOperation) -> Receipt:
         number = await op.capture("number", lambda: made.append(1) or 7)
         assert current_operation() is op
@@ -186,7 +186,7 @@ def test_a_sync_handler_captures_through_the_event_loop() -> None:
     threads = []
 
     @post("/pay", sync_to_thread=True)
-    @action()
+    @idempotent()
     def pay(data: JSONBody[Payment], op: Operation) -> dict[str, Any]:
         threads.append(threading.current_thread())
         return {"number": op.capture("number", lambda: 7), "same": current_operation() is op}
@@ -214,7 +214,7 @@ def test_types_that_litestar_is_told_of_are_found() -> None:
         amount: int
 
     @post("/pay", signature_types=[Local])
-    @action()
+    @idempotent()
     async def pay(data: JSONBody[Local], op: AsyncOperation) -> Local:
         return data
 
@@ -226,12 +226,12 @@ def test_a_replay_passes_by_a_return_dto(settings: dict[str, Any]) -> None:
     """What stands for the answer is no model: the DTO would fail on it, and every replay would be an error in a log."""
 
     @post("/pay", **settings)
-    @action()
+    @idempotent()
     async def pay(data: JSONBody[Payment]) -> Payment:
         return dataclasses.replace(data, secret="hunter2")
 
     @post("/wrapped", **settings)
-    @action()
+    @idempotent()
     async def wrapped(data: JSONBody[Payment]) -> Response[Payment]:
         return Response(dataclasses.replace(data, secret="hunter2"), status_code=202)
 
@@ -255,7 +255,7 @@ def test_guards_dependencies_and_validation_come_before_the_claim() -> None:
         return "a-1"
 
     @post("/pay", guards=[guard], dependencies={"account": Provide(account_of)})
-    @action()
+    @idempotent()
     async def pay(data: JSONBody[Payment], account: NamedDependency[str]) -> int:
         runs.append(1)
         return len(runs)
@@ -279,7 +279,7 @@ def test_a_before_request_hook_that_answers_makes_no_claim() -> None:
         return Response("away", status_code=503)
 
     @post("/pay", before_request=away)
-    @action()
+    @idempotent()
     async def pay() -> None: ...
 
     app = App(pay)
@@ -298,13 +298,13 @@ def test_controllers_and_routers_are_protected_with_all_their_layers() -> None:
         guards = [layer]  # noqa: RUF012
 
         @post("/{number:int}")
-        @action()
+        @idempotent()
         async def pay(self, number: FromPath[int], op: AsyncOperation) -> dict[str, Any]:
             seen.append(f"pay {number}")
             return {"path": self.path, "key": op.key}
 
         @post("/{number:int}/refund", sync_to_thread=True)
-        @action()
+        @idempotent()
         def refund(self, number: FromPath[int], op: Operation) -> str:
             seen.append(f"refund {number}")
             return op.key
@@ -324,13 +324,13 @@ def test_exceptions_and_their_handlers_at_each_layer_are_answers() -> None:
         return Response("no money", status_code=402, media_type=MediaType.TEXT)
 
     @post("/pay")
-    @action()
+    @idempotent()
     async def pay() -> None:
         runs.append(1)
         raise HTTPException(status_code=404, detail="no such account")
 
     @post("/broke", exception_handlers={Broke: explained})
-    @action()
+    @idempotent()
     async def broke() -> None:
         runs.append(2)
         raise Broke
@@ -346,7 +346,7 @@ def test_an_error_frees_the_key() -> None:
     runs = []
 
     @post("/pay")
-    @action()
+    @idempotent()
     async def pay() -> int:
         runs.append(1)
         if len(runs) == 1:
@@ -370,7 +370,7 @@ def test_hooks_after_the_request_see_each_answer_and_cannot_change_a_replay() ->
         return response
 
     @post("/pay", after_request=stamped)
-    @action()
+    @idempotent()
     async def pay() -> Response[str]:
         return Response("paid", status_code=201, headers={"ETag": '"v1"'}, cookies=[Cookie("session", "hunter2")])
 
@@ -389,12 +389,12 @@ def test_background_tasks_of_the_route_and_of_the_answer_run_once() -> None:
         done.append(what)
 
     @post("/pay", background=BackgroundTask(work, "route"))
-    @action()
+    @idempotent()
     async def pay() -> str:
         return "paid"
 
     @post("/other")
-    @action()
+    @idempotent()
     async def other() -> Response[str]:
         return Response("paid", status_code=202, background=BackgroundTask(work, "answer"))
 
@@ -411,7 +411,7 @@ def test_a_refusal_runs_no_background_task_either() -> None:
         done.append(1)
 
     @post("/pay", background=BackgroundTask(work))
-    @action()
+    @idempotent()
     async def pay() -> str:
         return "paid"
 
@@ -454,7 +454,7 @@ def test_a_dependency_that_cannot_commit_frees_the_key() -> None:
             raise RuntimeError("the commit failed")
 
     @post("/pay", dependencies={"session": Provide(session)})
-    @action()
+    @idempotent()
     async def pay(session: NamedDependency[str]) -> int:
         runs.append(1)
         return len(runs)
@@ -476,7 +476,7 @@ def test_streams_are_captured_where_declared_and_untouched_where_not(declared: b
     async def sse() -> ServerSentEvent:
         return ServerSentEvent(chunks())
 
-    app = App(*(post(path)(action()(f) if declared else f) for path, f in (("/pay", events), ("/sse", sse))))
+    app = App(*(post(path)(idempotent()(f) if declared else f) for path, f in (("/pay", events), ("/sse", sse))))
     for path in ("/pay", "/sse"):
         sent = app.ask(path=path)
         bodies = [message for message in sent[0] if message["type"] == "http.response.body"]
@@ -492,12 +492,12 @@ def test_redirects_asgi_answers_and_uploads_are_protected() -> None:
     seen = []
 
     @post("/redirect")
-    @action()
+    @idempotent()
     async def redirect() -> Redirect:
         return Redirect("/payments/7", status_code=303)
 
     @post("/app")
-    @action()
+    @idempotent()
     async def application() -> ASGIApp:
         async def answer(scope: Any, receive: Any, send: Any) -> None:
             seen.append("app")
@@ -507,7 +507,7 @@ def test_redirects_asgi_answers_and_uploads_are_protected() -> None:
         return answer
 
     @post("/upload")
-    @action()
+    @idempotent()
     async def upload(data: MultipartBody[UploadFile]) -> int:
         seen.append(data.filename)
         return len(await data.read())
@@ -524,7 +524,7 @@ def test_redirects_asgi_answers_and_uploads_are_protected() -> None:
 
 def test_a_compressed_answer_replays() -> None:
     @post("/pay")
-    @action()
+    @idempotent()
     async def pay() -> str:
         return "a" * 3000
 
@@ -536,7 +536,7 @@ def test_a_compressed_answer_replays() -> None:
 
 def test_a_body_that_is_too_large_is_refused_without_a_claim() -> None:
     @post("/pay", request_max_body_size=10)
-    @action()
+    @idempotent()
     async def pay(data: JSONBody[Payment]) -> None: ...
 
     app = App(pay)
@@ -556,7 +556,7 @@ def test_the_tenant_is_taken_from_the_request_that_was_authenticated() -> None:
     runs = []
 
     @post("/pay")
-    @action()
+    @idempotent()
     async def pay() -> int:
         runs.append(1)
         return len(runs)
@@ -598,7 +598,7 @@ def test_below_two_mounts_the_same_path_is_two_operations() -> None:
         return mount
 
     def answering(text: str) -> Callable[..., Any]:
-        @action()
+        @idempotent()
         async def pay() -> None: ...
 
         async def inner(scope: Any, receive: Any, send: Any) -> None:
@@ -611,7 +611,7 @@ def test_below_two_mounts_the_same_path_is_two_operations() -> None:
 
     def whole(text: str) -> Litestar:
         @post("/pay")
-        @action()
+        @idempotent()
         async def pay() -> str:
             return text
 

@@ -17,7 +17,7 @@ from litestar.params import FromPath
 
 from semel import AsyncMemoryStore, AsyncOperation, AsyncSemel, ConfigurationError, MemoryStore, PolicyError, Semel
 from semel.http.contract.inventory import undeclared
-from semel.http.litestar import SemelPlugin, action, conditional, endpoints, exempt, natural
+from semel.http.litestar import SemelPlugin, conditional, endpoints, exempt, idempotent, natural
 from tests.http.asking import ask, body_of, header, scope_of
 
 
@@ -30,7 +30,7 @@ def made(*handlers: Any, **settings: Any) -> Litestar:
 
 
 @post("/pay")
-@action()
+@idempotent()
 async def pay(op: AsyncOperation) -> str:
     return op.key
 
@@ -39,7 +39,7 @@ def test_a_declared_handler_without_the_plugin_is_an_error_and_does_not_run() ->
     runs, errors = [], []
 
     @post("/pay")
-    @action()
+    @idempotent()
     async def pay() -> None:
         runs.append(1)
 
@@ -59,7 +59,7 @@ def test_a_plain_def_that_would_block_the_event_loop_is_refused_at_start_up(sett
         warnings.simplefilter("ignore", LitestarWarning)
 
         @post("/pay", **settings)
-        @action()
+        @idempotent()
         def pay_at_once() -> None: ...
 
     with pytest.raises(ConfigurationError, match=r"pay_at_once: .*sync_to_thread=True"):
@@ -70,14 +70,14 @@ def test_a_cache_that_would_answer_without_a_claim_is_refused_at_start_up() -> N
     """Litestar's cache knows the path alone: it would give Bob Alice's answer."""
 
     @post("/pay", cache=60)
-    @action()
+    @idempotent()
     async def pay_from_cache() -> None: ...
 
     with pytest.raises(ConfigurationError, match=r"pay_from_cache: cache="):
         made(pay_from_cache)
 
 
-@pytest.mark.parametrize("decorator", [action(), conditional(), natural(), exempt("no harm")])
+@pytest.mark.parametrize("decorator", [idempotent(), conditional(), natural(), exempt("no harm")])
 def test_a_decorator_above_the_routes_is_refused(decorator: Any) -> None:
     with pytest.raises(PolicyError, match=r"@post\(…\), and this one below it"):
 
@@ -97,7 +97,7 @@ def test_a_sync_guard_is_refused() -> None:
 
 
 def test_no_tenant_is_one_loud_warning() -> None:
-    with pytest.warns(UserWarning, match="no tenant=") as told:
+    with pytest.warns(UserWarning, match="tenant= is missing") as told:
         Litestar([pay], plugins=[SemelPlugin(guard=AsyncSemel(AsyncMemoryStore()))], logging_config=None)
     assert len(told) == 1
     SemelPlugin(guard=AsyncSemel(AsyncMemoryStore(), tenant="shop"))
@@ -119,7 +119,7 @@ def test_problems_name_the_page_that_explains_them() -> None:
 
 def test_scripts_of_other_origins_may_read_our_headers() -> None:
     @post("/marked")
-    @action(replayed_header=b"x-again")
+    @idempotent(replay_marker="x-again")
     async def marked() -> None: ...
 
     config = CORSConfig(allow_origins=["https://shop.example"], expose_headers=["X-Request-Id", "Link"])
@@ -136,7 +136,7 @@ class Orders(Controller):
     path = "/orders"
 
     @post("/")
-    @action(ttl="7d")
+    @idempotent(ttl="7d")
     async def place(self) -> None: ...
 
     @put("/{number:int}")
@@ -160,7 +160,7 @@ async def search_by_post() -> None: ...
 
 
 @post("/refunds", sync_to_thread=True, name="refund")
-@action()
+@idempotent()
 def refund() -> None: ...
 
 
@@ -211,7 +211,7 @@ def test_handlers_that_are_added_later_and_under_two_paths_are_protected() -> No
     runs = []
 
     @post(["/a", "/b"])
-    @action()
+    @idempotent()
     async def twice() -> int:
         runs.append(1)
         return len(runs)
@@ -228,7 +228,7 @@ def test_handlers_that_are_added_later_and_under_two_paths_are_protected() -> No
 def test_the_glue_says_what_to_install_when_litestar_is_missing() -> None:
     code = (
         "import sys; sys.modules['litestar'] = None\n"
-        "from semel import MissingDependency\n"
+        "from semel.errors import MissingDependency\n"
         "try:\n    import semel.http.litestar\n"
         "except MissingDependency as error:\n    print(error)\n"
     )

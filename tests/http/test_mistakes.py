@@ -25,7 +25,7 @@ from semel.http import litestar as for_litestar
 from semel.http.asgi import middleware as asgi
 from semel.http.contract.conditional import current_preconditions
 from semel.http.contract.middleware import MOST_RULES
-from semel.http.contract.rules import Action, Conditional
+from semel.http.contract.rules import conditional, idempotent
 from semel.http.wsgi import middleware as wsgi
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose
 
@@ -59,9 +59,9 @@ class CountingWSGI:
         return [b"run %d" % self.runs]
 
 
-def at_the_edge_of(app: Any, guard: Semel | None = None) -> wsgi.Idempotency:
-    routes = {("POST", "/pay"): Action()}
-    return wsgi.Idempotency(app, guard=guard or Semel(MemoryStore()), tenant=whose, routes=routes)
+def at_the_edge_of(app: Any, guard: Semel | None = None) -> wsgi.WSGIMiddleware:
+    routes = {"POST /pay": idempotent()}
+    return wsgi.WSGIMiddleware(app, guard=guard or Semel(MemoryStore()), tenant=whose, routes=routes)
 
 
 # -- decorators
@@ -72,15 +72,15 @@ class TestDecorators:
     def test_two_rules_for_one_endpoint_are_refused_when_they_are_declared(self, glue: Any) -> None:
         def pay(request: Any) -> None: ...
 
-        once = glue.action()(pay)
-        with pytest.raises(PolicyError, match=r"pay is declared @action\(\) already"):
+        once = glue.idempotent()(pay)
+        with pytest.raises(PolicyError, match=r"pay is declared @idempotent\(\) already"):
             glue.conditional()(once)
         with pytest.raises(PolicyError, match=r"pay is declared @exempt\(\) already"):
-            glue.action()(glue.exempt("a test")(pay))
+            glue.idempotent()(glue.exempt("a test")(pay))
 
     def test_a_class_is_refused_when_it_is_declared(self, glue: Any) -> None:
         with pytest.raises(PolicyError, match="decorate the method, such as post"):
-            glue.action()(type("Payments", (), {}))
+            glue.idempotent()(type("Payments", (), {}))
 
 
 def test_a_decorator_above_the_routes_is_an_error_at_each_request_and_nothing_runs() -> None:
@@ -89,13 +89,13 @@ def test_a_decorator_above_the_routes_is_an_error_at_each_request_and_nothing_ru
     app = FastAPI()
     for_fastapi.install(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
 
-    @for_fastapi.action()
+    @for_fastapi.idempotent()
     @app.post("/pay")
     async def pay() -> None:
         runs.append(1)
 
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match=r"pay is declared to happen once.*decorator on top"):
+        with pytest.raises(ConfigurationError, match=r"pay is declared, but its route.*decorator of the route on top"):
             asyncio.run(ask(app))
     assert runs == []
 
@@ -105,7 +105,7 @@ def test_a_server_that_tells_of_its_start_hears_of_it_then() -> None:
     app = FastAPI()
     for_fastapi.install(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
 
-    @for_fastapi.action()
+    @for_fastapi.idempotent()
     @app.post("/pay")
     async def pay() -> None: ...
 
@@ -117,25 +117,25 @@ def test_a_server_that_tells_of_its_start_hears_of_it_then() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    with pytest.raises(ConfigurationError, match="pay is declared to happen once"):
+    with pytest.raises(ConfigurationError, match="pay is declared, but its route"):
         asyncio.run(app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send))
     assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
-    assert "decorator on top" in sent[0]["message"]
+    assert "decorator of the route on top" in sent[0]["message"]
 
 
 def test_a_decorator_above_the_routes_is_an_error_in_flask_as_well() -> None:
     runs: list[int] = []
     app = flask.Flask("shop")
-    for_flask.SemelFlask(app, guard=Semel(MemoryStore()), tenant=whose)
+    for_flask.install(app, guard=Semel(MemoryStore()), tenant=whose)
 
-    @for_flask.action()
+    @for_flask.idempotent()
     @app.post("/pay")
     def pay() -> str:
         runs.append(1)
         return ""
 
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match=r"pay is declared to happen once.*decorator on top"):
+        with pytest.raises(ConfigurationError, match=r"pay is declared, but its route.*decorator of the route on top"):
             app.test_client().post("/pay", headers=KEY)
     assert runs == []
 
@@ -147,7 +147,7 @@ def test_a_function_may_have_a_route_without_protection_where_it_says_so() -> No
         runs.append(1)
         return PlainTextResponse("")
 
-    once = for_fastapi.action()(pay)
+    once = for_fastapi.idempotent()(pay)
     for_fastapi.exempt("the old version has no keys")(pay)
     app = Starlette(routes=[Route("/pay", once, methods=["POST"]), Route("/old", pay, methods=["POST"])])
     for_fastapi.install(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
@@ -162,12 +162,12 @@ def test_a_function_may_have_a_route_without_protection_where_it_says_so() -> No
 
 def test_an_action_that_only_answers_to_get_is_told(caplog: pytest.LogCaptureFixture) -> None:
     class Payments(HTTPEndpoint):
-        @for_fastapi.action()
+        @for_fastapi.idempotent()
         async def get(self, request: Any) -> Response:
             return PlainTextResponse("")
 
     class Orders(MethodView):
-        decorators = (for_flask.action(),)
+        decorators = (for_flask.idempotent(),)
 
         def get(self) -> str:
             return ""
@@ -178,9 +178,9 @@ def test_an_action_that_only_answers_to_get_is_told(caplog: pytest.LogCaptureFix
     starlette = Starlette(routes=[Route("/pay", Payments)])
     for_fastapi.install(starlette, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
     app = flask.Flask("shop")
-    for_flask.SemelFlask(app, guard=Semel(MemoryStore()), tenant=whose)
+    for_flask.install(app, guard=Semel(MemoryStore()), tenant=whose)
     app.add_url_rule("/orders", view_func=Orders.as_view("orders"))
-    app.add_url_rule("/both", view_func=for_flask.action()(both), methods=["GET", "POST"])
+    app.add_url_rule("/both", view_func=for_flask.idempotent()(both), methods=["GET", "POST"])
     with caplog.at_level(logging.WARNING):
         asyncio.run(ask(starlette, scope_of(method="GET")))
         app.test_client().get("/orders")
@@ -194,10 +194,10 @@ def test_an_action_that_only_answers_to_get_is_told(caplog: pytest.LogCaptureFix
 def test_two_middlewares_that_claim_the_same_request_are_an_error_and_nothing_runs() -> None:
     """The second would find the first one's claim, and turn the request away for ever."""
     guard, app = AsyncSemel(AsyncMemoryStore()), Counting()
-    with pytest.raises(ConfigurationError, match="one Idempotency middleware"):
+    with pytest.raises(ConfigurationError, match="one middleware of Semel"):
         asyncio.run(ask(at_the_edge(at_the_edge(app, guard), guard)))
     sync_guard, sync_app = Semel(MemoryStore()), CountingWSGI()
-    with pytest.raises(ConfigurationError, match="one Idempotency middleware"):
+    with pytest.raises(ConfigurationError, match="one middleware of Semel"):
         serve(at_the_edge_of(at_the_edge_of(sync_app, sync_guard), sync_guard), environ())
     assert (app.runs, sync_app.runs) == (0, 0)
 
@@ -267,18 +267,18 @@ def test_below_two_mounts_the_same_path_is_two_operations_and_a_likeness_is_none
 @pytest.mark.parametrize("kind", ["asgi", "wsgi"])
 def test_rules_that_are_made_for_each_request_are_not_kept(kind: str) -> None:
     around: Any = (
-        asgi.Idempotency(Counting(), guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+        asgi.ASGIMiddleware(Counting(), guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
         if kind == "asgi"
-        else wsgi.Idempotency(CountingWSGI(), guard=Semel(MemoryStore()), tenant=whose)
+        else wsgi.WSGIMiddleware(CountingWSGI(), guard=Semel(MemoryStore()), tenant=whose)
     )
     for _ in range(2 * MOST_RULES + 1):
-        assert around.rule(Action()).policy == around.guard.policy
+        assert around.rule(idempotent()).policy == around.guard.policy
     assert len(around._rules) <= MOST_RULES
 
 
 def test_the_preconditions_of_a_request_do_not_stay_in_the_context_that_it_was_served_in() -> None:
     async def run() -> None:
-        app = at_the_edge(Counting(), rule=Conditional())
+        app = at_the_edge(Counting(), rule=conditional())
         scope = scope_of(key=None)
         scope["headers"].append((b"if-match", b'"1"'))
         assert body_of(await ask(app, scope)) == b"run 1"
@@ -290,12 +290,12 @@ def test_the_preconditions_of_a_request_do_not_stay_in_the_context_that_it_was_s
 
 def test_a_get_of_an_application_that_is_a_generator_knows_its_middleware() -> None:
     """Its first line runs when the answer is iterated, and that is after the middleware has returned."""
-    rule = Action()
+    rule = idempotent()
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         responder = wsgi.current_responder()
         start_response("200 OK", [])
         yield b"not claimed" if responder is None or responder.claim(rule) else b""
 
-    served = wsgi.Idempotency(app, guard=Semel(MemoryStore()), tenant=whose)
+    served = wsgi.WSGIMiddleware(app, guard=Semel(MemoryStore()), tenant=whose)
     assert serve(served, environ(method="GET"))[0] == b"not claimed"

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from semel import AsyncMemoryStore, AsyncOperation, AsyncSemel, Policy
 from semel.http import litestar as in_litestar
-from semel.http.fastapi import action, conditional, endpoints, exempt, install, natural
+from semel.http.fastapi import conditional, endpoints, exempt, idempotent, install, natural
 
 
 class Payment(BaseModel):
@@ -54,7 +54,7 @@ def fastapi_app(**settings: Any) -> FastAPI:
     router = APIRouter(prefix="/v1")
 
     @router.post("/payments", status_code=201)
-    @action(guarantee="at_most_once")
+    @idempotent(guarantee="at_most_once")
     async def pay(payment: Payment, op: AsyncOperation) -> dict[str, str]:
         return {}
 
@@ -114,7 +114,7 @@ def test_fastapi_serves_the_document_and_makes_it_anew_when_a_route_is_added() -
     assert app.openapi() is app.openapi(), "it is made once"
 
     @app.post("/late")
-    @action()
+    @idempotent()
     async def late() -> None: ...
 
     app.openapi_schema = None  # as FastAPI's own documentation says; newer ones notice by themselves
@@ -138,7 +138,7 @@ def test_an_installed_app_lists_its_endpoints() -> None:
 
 
 @post("/payments")
-@in_litestar.action(ttl="24h", key_format="uuid")
+@in_litestar.idempotent(ttl="24h", key_format="uuid")
 async def pay(data: JSONBody[dict[str, int]], op: AsyncOperation) -> dict[str, str]:
     return {}
 
@@ -237,7 +237,7 @@ from rest_framework.routers import DefaultRouter
 from rest_framework.views import APIView
 
 from semel import MemoryStore, Policy, Semel
-from semel.http.django import action, conditional, natural
+from semel.http.django import conditional, idempotent, natural
 
 guard = Semel(MemoryStore(), policy=Policy(ttl="7d"))
 
@@ -251,7 +251,7 @@ class Payments(viewsets.ViewSet):
 
     def list(self, request): ...
 
-    @action(ttl="24h")
+    @idempotent(ttl="24h")
     def create(self, request): ...
 
     @conditional()
@@ -261,7 +261,7 @@ class Payments(viewsets.ViewSet):
     def destroy(self, request, pk=None): ...
 
     @route(detail=True, methods=["post"])
-    @action(guarantee="at_most_once")
+    @idempotent(guarantee="at_most_once")
     def refund(self, request, pk=None): ...
 
     @route(detail=True, methods=["post"])
@@ -271,13 +271,13 @@ class Payments(viewsets.ViewSet):
 class Orders(APIView):
     serializer_class = PaymentSerializer
 
-    @action(required=False)
+    @idempotent(required=False)
     def post(self, request, number): ...
 
 
 @extend_schema(request=PaymentSerializer, responses=PaymentSerializer)
 @api_view(["POST"])
-@action(scope="tenant")
+@idempotent(scope="tenant")
 def notify(request): ...
 
 

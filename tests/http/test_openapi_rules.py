@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel import KeyFormat, MemoryStore, Policy, Semel, wait
+from semel import KeyFormat, MemoryStore, Policy, Semel, Wait
 from semel.core.keys import parse_header
 from semel.errors import ConfigurationError, KeyInvalid, PreconditionInvalid
 from semel.http.contract.conditional import preconditions
-from semel.http.contract.rules import Action, Conditional, Exempt, Natural, Rule
-from semel.http.describe.openapi import document, rules_by_operation
+from semel.http.contract.rules import Idempotent, Rule, conditional, exempt, idempotent, natural
+from semel.http.describe import document, rules_by_operation
+from semel.http.describe.operations import key_schema, tags_schema
 from semel.http.describe.plain_rules import duration_text, plain_rule, rule_from_plain
-from semel.http.describe.problem_schemas import key_schema, tags_schema
-from semel.http.wsgi import Idempotency
+from semel.http.wsgi import WSGIMiddleware
 
 
 def spec() -> dict[str, Any]:
@@ -36,39 +36,39 @@ def spec() -> dict[str, Any]:
 
 
 def test_rules_are_given_by_operation() -> None:
-    pay, change = Action.declared(ttl="7d"), Conditional()
+    pay, change = idempotent(ttl="7d"), conditional()
     routes = rules_by_operation(spec(), {"createPayment": pay, "changePayment": change})
-    assert routes == {("POST", "/payments"): pay, ("PATCH", "/payments/{payment_id}"): change}
+    assert routes == {"POST /payments": pay, "PATCH /payments/{payment_id}": change}
 
 
 def test_the_routes_are_ones_that_a_middleware_takes() -> None:
-    routes = rules_by_operation(spec(), {"changePayment": Conditional()}, prefix="/api")
+    routes = rules_by_operation(spec(), {"changePayment": conditional()}, prefix="/api")
 
     def application(environ: Any, start_response: Any) -> list[bytes]:
         raise AssertionError("it is refused before it gets here")
 
     with Semel(MemoryStore(), tenant="t") as guard:
-        middleware = Idempotency(application, guard=guard, routes=routes)
-    assert middleware.routes.find("PATCH", "/api/payments/42") is routes["PATCH", "/api/payments/{payment_id}"]
+        middleware = WSGIMiddleware(application, guard=guard, routes=routes)
+    assert middleware.routes.find("PATCH", "/api/payments/42") is routes["PATCH /api/payments/{payment_id}"]
 
 
 def test_an_unknown_operation_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match="createPaymnet; the document has: changePayment, createPayment"):
-        rules_by_operation(spec(), {"createPaymnet": Action()})
+        rules_by_operation(spec(), {"createPaymnet": idempotent()})
     with pytest.raises(ConfigurationError, match="no operationId at all"):
-        rules_by_operation({"openapi": "3.1.0"}, {"createPayment": Action()})
+        rules_by_operation({"openapi": "3.1.0"}, {"createPayment": idempotent()})
 
 
 def test_an_operation_id_that_is_there_twice_names_none() -> None:
     twice = spec()
     twice["paths"]["/search"]["post"]["operationId"] = "createPayment"
     with pytest.raises(ConfigurationError, match="several operations are called createPayment"):
-        rules_by_operation(twice, {"createPayment": Action()})
+        rules_by_operation(twice, {"createPayment": idempotent()})
 
 
 def test_a_get_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="listPayments is a GET"):
-        rules_by_operation(spec(), {"listPayments": Action()})
+        rules_by_operation(spec(), {"listPayments": idempotent()})
 
 
 def test_the_document_itself_may_say_the_rule_and_the_program_wins() -> None:
@@ -77,13 +77,13 @@ def test_the_document_itself_may_say_the_rule_and_the_program_wins() -> None:
     told["paths"]["/search"]["post"]["x-idempotency"] = {"class": "exempt", "reason": "reads only"}
     told["paths"]["/payments/{payment-id}"]["patch"]["x-idempotency"] = "conditional"
     routes = rules_by_operation(told)
-    pay = routes["POST", "/payments"]
-    assert isinstance(pay, Action)
+    pay = routes["POST /payments"]
+    assert isinstance(pay, Idempotent)
     assert (pay.under(Policy()).policy.ttl_seconds, pay.key_format.name) == (7 * 86400, "uuid")
-    assert routes["POST", "/search"] == Exempt("reads only")
-    assert routes["PATCH", "/payments/{payment_id}"] == Conditional()
-    other = Action(scope="tenant")
-    assert rules_by_operation(told, {"createPayment": other})["POST", "/payments"] is other
+    assert routes["POST /search"] == exempt("reads only")
+    assert routes["PATCH /payments/{payment_id}"] == conditional()
+    other = idempotent(scope="tenant")
+    assert rules_by_operation(told, {"createPayment": other})["POST /payments"] is other
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ def test_the_document_itself_may_say_the_rule_and_the_program_wins() -> None:
         (7, "a rule is an object"),
         ({"class": "reaction"}, "one of action, conditional"),
         ({"class": "action", "tll": "7d"}, "unknown setting tll"),
-        ({"class": "action", "ttl": "soon"}, "no duration"),
+        ({"class": "action", "ttl": "soon"}, "not a duration"),
         ({"class": "action", "on_abandoned": "recover"}, "a recover hook is code"),
         ({"class": "action", "key_format": {"pattern": "("}}, "no regular expression"),
         ({"class": "action", "key_format": {"name": "uid"}}, "unknown key format 'uid'"),
         ({"class": "action", "key_format": 7}, "cannot be read as a rule"),
         ({"class": "action", "required": "yes"}, "required is a bool, not 'yes'"),
-        ({"class": "action", "body_limit": "1 MiB"}, "body_limit is a int"),
+        ({"class": "action", "max_stored_body": "1 MiB"}, "max_stored_body is a int"),
         ({"class": "action", "on_duplicate": {"wait": []}}, "duration"),
         ({"class": "exempt"}, "cannot be read as a rule"),
         ({"class": "natural", "absent": 404}, "cannot be read as a rule"),
@@ -114,39 +114,39 @@ def test_a_rule_that_cannot_be_read_names_its_operation(said: Any, complaint: st
 @pytest.mark.parametrize(
     "rule",
     [
-        Action(),
-        Action.declared(ttl=None, lease="1h30m", guarantee="at_most_once"),
-        Action.declared(ttl="250ms", on_duplicate=wait("5s"), on_store_error="open", refuse_expired="7d"),
-        Action.declared(on_abandoned="reject", on_interrupted="release"),
-        Action(required=False, key_mode="strict", key_format=KeyFormat.named("ulid", max_length=26)),
-        Action(key_format=KeyFormat.matching("ord-[0-9]+", max_length=40), reused_status=409, scope="tenant"),
-        Action(only=("amount",), fingerprint_headers=("X-Account",), canonical_json=True, external_effects=True),
-        Action(without=("note",), released=frozenset({429}), replayed_headers=frozenset({b"etag"}), keep_body=False),
-        Action(replayed_header=b"x-again", body_limit=10),
-        Conditional(precondition_required=False, required=True),
-        Natural(absent=frozenset({404})),
-        Exempt("reads only"),
+        idempotent(),
+        idempotent(ttl=None, lease="1h30m", guarantee="at_most_once"),
+        idempotent(ttl="250ms", on_duplicate=Wait("5s"), on_store_error="open", reject_expired_for="7d"),
+        idempotent(on_abandoned="reject", on_interrupted="release"),
+        idempotent(required=False, key_mode="strict", key_format=KeyFormat.named("ulid", max_length=26)),
+        idempotent(key_format=KeyFormat.matching("ord-[0-9]+", max_length=40), reused_status=409, scope="tenant"),
+        idempotent(include=("amount",), fingerprint_headers=("X-Account",), canonical_json=True, external_effects=True),
+        idempotent(exclude=("note",), released=frozenset({429}), replay_headers=frozenset({"etag"}), keep_body=False),
+        idempotent(replay_marker="x-again", max_stored_body=10),
+        conditional(precondition_required=False, required=True),
+        natural(absent=frozenset({404})),
+        exempt("reads only"),
     ],
 )
 def test_a_rule_as_plain_data_is_the_same_rule_when_it_is_read_back(rule: Rule) -> None:
     again = rule_from_plain(plain_rule(rule))
     assert type(again) is type(rule)
     assert plain_rule(again) == plain_rule(rule)
-    if isinstance(rule, Action) and isinstance(again, Action):
+    if isinstance(rule, Idempotent) and isinstance(again, Idempotent):
         under, back = rule.under(Policy()), again.under(Policy())
-        for name in ("ttl_seconds", "lease_seconds", "wait_seconds", "takeover", "fails_open", "refuse_seconds"):
+        for name in ("ttl_seconds", "lease_seconds", "wait_seconds", "takeover", "fails_open", "reject_seconds"):
             assert getattr(back.policy, name) == getattr(under.policy, name), name
-        settings = set(Action.__dataclass_fields__) - {"policy", "changes"}
+        settings = set(Idempotent.__dataclass_fields__) - {"policy", "changes", "protect"}
         assert [name for name in settings if getattr(back, name) != getattr(under, name)] == []
     else:
         assert again == rule
 
 
 def test_a_documented_document_gives_back_the_rules_it_was_made_with() -> None:
-    routes: dict[tuple[str, str], Rule] = {
-        ("POST", "/payments"): Action.declared(ttl="7d", guarantee="at_most_once"),
-        ("PATCH", "/payments/{payment_id}"): Conditional(),
-        ("POST", "/search"): Exempt("reads only"),
+    routes: dict[str, Rule] = {
+        "POST /payments": idempotent(ttl="7d", guarantee="at_most_once"),
+        "PATCH /payments/{payment_id}": conditional(),
+        "POST /search": exempt("reads only"),
     }
     again = rules_by_operation(document(spec(), routes))
     assert {place: plain_rule(rule) for place, rule in again.items()} == {
@@ -189,7 +189,7 @@ FIELDS = st.one_of(
 
 @given(FIELDS, st.sampled_from(FORMATS), st.sampled_from(["auto", "strict", "raw"]))
 def test_the_pattern_of_a_key_accepts_what_the_service_accepts(field: str, format: KeyFormat, mode: Any) -> None:
-    schema = key_schema(Action(key_mode=mode, key_format=format))
+    schema = key_schema(idempotent(key_mode=mode, key_format=format))
     text = field.strip(" \t")  # which is no part of a field's value
     fits = (
         len(text) >= schema["minLength"]
@@ -212,8 +212,8 @@ def test_a_pattern_that_only_python_reads_is_left_to_the_description(mode: Any) 
             format = KeyFormat.matching(pattern)
         except ConfigurationError:  # of a later Python
             continue
-        assert "pattern" not in key_schema(Action(key_mode=mode, key_format=format))
-    assert "pattern" in key_schema(Action(key_mode=mode, key_format=KeyFormat.matching("(?:x)(?=y)(?!z).*")))
+        assert "pattern" not in key_schema(idempotent(key_mode=mode, key_format=format))
+    assert "pattern" in key_schema(idempotent(key_mode=mode, key_format=KeyFormat.matching("(?:x)(?=y)(?!z).*")))
 
 
 @given(

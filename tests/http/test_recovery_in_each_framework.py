@@ -95,7 +95,7 @@ def fastapi(world: World) -> list[Answer]:
         for_fastapi.install(app, guard=guard, tenant=whose)
 
         @app.post("/pay")
-        @for_fastapi.action(recover=world.recover_soon, lease="5s")
+        @for_fastapi.idempotent(recover=world.recover_soon, lease="5s")
         async def pay() -> str:
             return world.ran()
 
@@ -107,7 +107,7 @@ def fastapi(world: World) -> list[Answer]:
 def litestar(world: World) -> list[Answer]:
     def made(guard: AsyncSemel) -> Any:
         @post("/pay", status_code=200, media_type="application/json")
-        @for_litestar.action(recover=world.recover_soon, lease="5s")
+        @for_litestar.idempotent(recover=world.recover_soon, lease="5s")
         async def pay() -> str:
             return f'"{world.ran()}"'
 
@@ -120,8 +120,8 @@ def of_flask(world: World) -> list[Answer]:
     store = MemoryStore(clock=world.clock)
     app = flask.Flask("shop")
     with Semel(store, sweep_every=None) as guard:
-        for_flask.SemelFlask(app, guard=guard, tenant=whose)
-        app.post("/pay")(for_flask.action(recover=world.recover, lease="5s")(lambda: f'"{world.ran()}"'))
+        for_flask.install(app, guard=guard, tenant=whose)
+        app.post("/pay")(for_flask.idempotent(recover=world.recover, lease="5s")(lambda: f'"{world.ran()}"'))
         world.died(store)
         answers = [app.test_client().post("/pay", headers={"Idempotency-Key": "k"}) for _ in range(2)]
     return [(answer.status_code, answer.data) for answer in answers]
@@ -143,12 +143,12 @@ def over_django(world: World, view: Any, *, in_loop: bool = False) -> list[Answe
 
 
 def django(world: World) -> list[Answer]:
-    view = for_django.action(recover=world.recover, lease="5s")(lambda request: HttpResponse(f'"{world.ran()}"'))
+    view = for_django.idempotent(recover=world.recover, lease="5s")(lambda request: HttpResponse(f'"{world.ran()}"'))
     return over_django(world, view)
 
 
 def django_async_on_asgi(world: World) -> list[Answer]:
-    @for_django.action(recover=world.recover, lease="5s")
+    @for_django.idempotent(recover=world.recover, lease="5s")
     async def pay(request: Any) -> HttpResponse:
         return HttpResponse(f'"{world.ran()}"')
 
@@ -157,7 +157,7 @@ def django_async_on_asgi(world: World) -> list[Answer]:
 
 def rest(world: World) -> list[Answer]:
     class Pay(APIView):  # type: ignore[misc]
-        @for_django.action(recover=world.recover, lease="5s")
+        @for_django.idempotent(recover=world.recover, lease="5s")
         def post(self, request: Any) -> RESTResponse:
             return RESTResponse(world.ran())
 

@@ -13,7 +13,7 @@ from flask.views import MethodView
 
 from semel import AsyncOperation, MemoryStore, Operation, Semel, current_operation
 from semel.errors import ConfigurationError, PolicyError
-from semel.http.flask import Action, SemelFlask, action
+from semel.http.flask import idempotent, install
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -31,7 +31,7 @@ def guard() -> Iterator[Semel]:
 def app(guard: Semel) -> flask.Flask:
     app = flask.Flask("shop")
     app.secret_key = "not a secret"
-    SemelFlask(app, guard=guard, tenant=lambda request: request.headers.get("X-User", "alice"))
+    install(app, guard=guard, tenant=lambda request: request.headers.get("X-User", "alice"))
     return app
 
 
@@ -42,19 +42,19 @@ def runs() -> list[Any]:
 
 def test_views_return_what_flask_views_return(app: flask.Flask, runs: list[Any]) -> None:
     @app.post("/dict")
-    @action()
+    @idempotent()
     def as_dict() -> dict[str, int]:
         runs.append(1)
         return {"n": len(runs)}
 
     @app.post("/tuple")
-    @action()
+    @idempotent()
     def as_tuple() -> tuple[str, int, dict[str, str]]:
         runs.append(1)
         return "text", 202, {"Location": "/1"}
 
     @app.post("/generator")
-    @action()
+    @idempotent()
     def as_generator() -> flask.Response:
         @flask.stream_with_context
         def chunks() -> Iterator[str]:
@@ -76,7 +76,7 @@ def test_views_return_what_flask_views_return(app: flask.Flask, runs: list[Any])
 
 def test_each_url_is_an_operation_of_its_own(app: flask.Flask) -> None:
     @app.post("/orders/<int:number>/ship")
-    @action()
+    @idempotent()
     def ship(number: int, op: Operation) -> dict[str, Any]:
         return {"number": number, "name": op.name, "tenant": op.tenant}
 
@@ -97,7 +97,7 @@ def test_the_claim_comes_after_before_request_and_a_replay_is_authorised_anew(
         return None if allowed else ("no", 403)
 
     @app.post("/pay")
-    @action()
+    @idempotent()
     def pay() -> str:
         runs.append(1)
         return "paid"
@@ -118,7 +118,7 @@ def test_a_body_that_before_request_has_read_counts(app: flask.Flask, runs: list
         flask.request.get_json()
 
     @app.post("/pay")
-    @action()
+    @idempotent()
     def pay() -> Any:
         runs.append(1)
         return flask.request.get_json()
@@ -133,7 +133,7 @@ def test_a_body_that_before_request_has_read_counts(app: flask.Flask, runs: list
 
 def test_forms_and_files_are_read_after_the_claim(app: flask.Flask) -> None:
     @app.post("/upload")
-    @action()
+    @idempotent()
     def upload() -> dict[str, Any]:
         return {"name": flask.request.form["name"], "size": len(flask.request.files["file"].read())}
 
@@ -155,7 +155,7 @@ def test_a_body_that_flask_would_not_take_is_not_read_by_the_claim_either(
     app.config["MAX_CONTENT_LENGTH"] = 200_000
 
     @app.post("/pay")
-    @action()
+    @idempotent()
     def pay() -> str:
         return str(len(flask.request.get_data()))
 
@@ -176,7 +176,7 @@ def test_a_body_that_flask_would_not_take_is_not_read_by_the_claim_either(
 
 def test_a_replay_leaves_session_and_g_alone_and_sets_no_cookie(app: flask.Flask, runs: list[Any]) -> None:
     @app.post("/login")
-    @action()
+    @idempotent()
     def login() -> str:
         flask.session["user"] = "alice"
         flask.g.user = "alice"
@@ -205,7 +205,7 @@ def test_lines_that_after_request_adds_are_on_replays_and_refusals_too(app: flas
         return response
 
     @app.post("/pay")
-    @action()
+    @idempotent()
     def pay() -> str:
         return "paid"
 
@@ -221,13 +221,13 @@ def test_lines_that_after_request_adds_are_on_replays_and_refusals_too(app: flas
 
 def test_a_view_that_raises_runs_again_and_one_that_aborts_does_not(app: flask.Flask, runs: list[Any]) -> None:
     @app.post("/broken")
-    @action()
+    @idempotent()
     def broken() -> str:
         runs.append("broken")
         raise RuntimeError("broke")
 
     @app.post("/absent")
-    @action()
+    @idempotent()
     def absent() -> str:
         runs.append("absent")
         flask.abort(404)
@@ -242,7 +242,7 @@ def test_an_error_that_flask_lets_through_frees_the_key(app: flask.Flask, guard:
     app.testing = True
 
     @app.post("/broken")
-    @action()
+    @idempotent()
     def broken() -> str:
         raise RuntimeError("broke")
 
@@ -263,7 +263,7 @@ def test_async_views_are_not_silently_unsupported(app: flask.Flask, runs: list[A
         app.async_to_sync = own_loop  # type: ignore[method-assign]
 
     @app.post("/pay")
-    @action()
+    @idempotent()
     async def pay(op: Operation) -> dict[str, Any]:
         await asyncio.sleep(0)
         runs.append(current_operation() is op)
@@ -276,7 +276,7 @@ def test_async_views_are_not_silently_unsupported(app: flask.Flask, runs: list[A
 
 def test_class_views_and_views_of_two_methods(app: flask.Flask, runs: list[Any]) -> None:
     class Orders(MethodView):
-        decorators = [action()]  # noqa: RUF012
+        decorators = [idempotent()]  # noqa: RUF012
 
         def get(self, **kwargs: Any) -> str:
             runs.append("get")
@@ -289,7 +289,7 @@ def test_class_views_and_views_of_two_methods(app: flask.Flask, runs: list[Any])
     app.add_url_rule("/orders", view_func=Orders.as_view("orders"))
 
     @app.route("/form", methods=["GET", "POST"])
-    @action()
+    @idempotent()
     def form(op: Operation | None) -> str:
         runs.append(flask.request.method if op else "no operation")
         return "form"
@@ -308,7 +308,7 @@ def test_methods_of_a_class_view_are_decorated_one_by_one(app: flask.Flask) -> N
         def get(self, number: int) -> str:
             return f"order {number}"
 
-        @action(required=False)
+        @idempotent(required=False)
         def put(self, number: int, op: Operation | None) -> str:
             return f"{number} {op.key if op else None}"
 
@@ -321,7 +321,7 @@ def test_methods_of_a_class_view_are_decorated_one_by_one(app: flask.Flask) -> N
 
 def test_a_failure_that_the_policy_remembers_is_replayed_as_the_500_it_was(app: flask.Flask, runs: list[Any]) -> None:
     @app.post("/pay")
-    @action(guarantee="at_most_once")
+    @idempotent(guarantee="at_most_once")
     def pay() -> str:
         runs.append(1)
         raise RuntimeError("broke")
@@ -336,34 +336,33 @@ def test_a_failure_that_the_policy_remembers_is_replayed_as_the_500_it_was(app: 
 # -- set-up
 
 
-def test_the_app_may_come_later_and_have_rules_of_the_house(guard: Semel, runs: list[Any]) -> None:
-    house = Action(replayed_header=b"x-again")
-    extension = SemelFlask(guard=guard, tenant=lambda request: "alice", docs="https://docs.example")
+def test_an_app_has_one_guard_and_views_have_rules_of_the_house(guard: Semel, runs: list[Any]) -> None:
+    house = idempotent(replay_marker="x-again")
     blueprint = flask.Blueprint("payments", __name__, url_prefix="/payments")
 
     @blueprint.post("/")
-    @action(house, ttl="1h")
+    @idempotent(house, ttl="1h")
     def pay() -> str:
         runs.append(1)
         return "paid"
 
     app = flask.Flask("later")
-    extension.init_app(app)
+    install(app, guard=guard, tenant=lambda request: "alice", docs="https://docs.example")
     app.register_blueprint(blueprint)
     client = app.test_client()
     assert client.post("/payments/", headers=KEY).status_code == 200
     assert client.post("/payments/", headers=KEY).headers["X-Again"] == "true"
     assert client.post("/payments/").headers["Link"] == '<https://docs.example>; rel="describedby"'
-    assert app.extensions["semel"] is extension
+    assert app.extensions["semel"].guard is guard
     with pytest.raises(ConfigurationError, match="already"):
-        extension.init_app(app)
+        install(app, guard=guard, tenant=lambda request: "alice")
 
 
 def test_without_the_extension_a_declared_view_does_not_run_unprotected(runs: list[Any]) -> None:
     app = flask.Flask("bare")
 
     @app.post("/pay")
-    @action()
+    @idempotent()
     def pay() -> str:
         runs.append(1)
         return "paid"
@@ -375,21 +374,21 @@ def test_without_the_extension_a_declared_view_does_not_run_unprotected(runs: li
 
 
 def test_no_tenant_is_a_loud_warning(guard: Semel) -> None:
-    with pytest.warns(UserWarning, match="no tenant="):
-        SemelFlask(flask.Flask("open"), guard=guard)
+    with pytest.warns(UserWarning, match="tenant= is missing"):
+        install(flask.Flask("open"), guard=guard)
 
 
 def test_an_async_handle_is_refused_when_the_view_is_declared() -> None:
     with pytest.raises(PolicyError, match="annotate op with Operation"):
 
-        @action()
+        @idempotent()
         def pay(op: AsyncOperation) -> str:
             return ""
 
 
 def test_annotations_for_the_type_checker_alone_do_no_harm(app: flask.Flask) -> None:
     @app.post("/pay/<amount>")
-    @action()
+    @idempotent()
     def pay(amount: Decimal, op: Operation) -> str:
         return f"{amount} {op.key}"
 
@@ -398,4 +397,4 @@ def test_annotations_for_the_type_checker_alone_do_no_harm(app: flask.Flask) -> 
 
 def test_an_unknown_setting_is_an_error_at_once() -> None:
     with pytest.raises(PolicyError, match="unknown setting tll"):
-        action(tll="1h")
+        idempotent(tll="1h")

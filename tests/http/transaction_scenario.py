@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from semel import AsyncOperation, AsyncSemel, AsyncSQLiteStore, InProgress, SQLiteStore
-from semel.http.fastapi import action, install
+from semel.http.fastapi import idempotent, install
 
 # What the first request of a process imports, so that not each of many forks does.
 for _each in ("sqlalchemy.dialects.sqlite.aiosqlite", "semel.http.describe.openapi"):
@@ -52,10 +52,10 @@ async def _asked(folder: str) -> httpx.Response:
     engine = create_async_engine(f"sqlite+aiosqlite:///{folder}/shop.db", poolclass=sa.NullPool)
     app = FastAPI()
     guard = AsyncSemel(AsyncSQLiteStore(f"{folder}/shop.db", migrate=False), sweep_every=None)
-    install(app, guard=guard, tenant=lambda scope: "alice")
+    install(app, guard=guard, tenant=lambda request: "alice")
 
     @app.post("/pay", status_code=201)
-    @action(transaction=async_sessionmaker(engine), into="session")
+    @idempotent(connection=async_sessionmaker(engine), connection_parameter="session")
     async def handler(session: AsyncSession, op: AsyncOperation) -> str:
         await session.execute(sa.text("INSERT INTO payment VALUES (:key)"), {"key": op.key})
         return "paid"

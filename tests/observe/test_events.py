@@ -21,15 +21,15 @@ from semel import (
     State,
     StoreUnavailable,
     TooManyKeys,
+    Wait,
     current_operation,
-    wait,
 )
 from semel.core.keys import identity
 from semel.core.ops import Claim, Release, Renew
 from semel.core.quota import Meter
 from semel.errors import NotUndone
 from semel.http.contract.exchange import Exchange
-from semel.http.contract.rules import Action
+from semel.http.contract.rules import idempotent
 from semel.observe import events
 from semel.observe.events import EVENTS, Event
 from tests.engine.driving import Engine
@@ -69,7 +69,7 @@ def completed(engine: Engine) -> Found:
 
 def failure_remembered(engine: Engine) -> Found:
     with pytest.raises(Boom):
-        engine.run(fail, tenant="acme", remember=Boom)
+        engine.run(fail, tenant="acme", remember_errors=Boom)
     return {"attempt": 1, "error": "Boom('no')"}
 
 
@@ -95,7 +95,7 @@ def replayed(engine: Engine) -> Found:
 def waited(engine: Engine) -> Found:
     engine.claim_elsewhere(tenant="acme")
     with pytest.raises(InProgress):
-        engine.run(lambda: 1, tenant="acme", on_duplicate=wait("10ms"))
+        engine.run(lambda: 1, tenant="acme", on_duplicate=Wait("10ms"))
     return {"seconds": float}
 
 
@@ -182,7 +182,7 @@ def undo_failed(engine: Engine) -> Found:
         raise KeyError
 
     with pytest.raises(NotUndone):
-        engine.run(body, tenant="acme", settle_for=0.01)
+        engine.run(body, tenant="acme", completion_timeout=0.01)
     return {"step": "charge", "error": "ValueError('stuck')"}
 
 
@@ -206,15 +206,15 @@ def unprotected(engine: Engine) -> Found:
 
 
 def unkeyed(engine: Engine) -> Found:
-    Exchange("POST", "/pay", b"", []).tell_unprotected(engine.guard, Action(required=False))
+    Exchange("POST", "/pay", b"", []).report_unprotected(engine.guard, idempotent(required=False))
     return {"operation": "POST /pay", "tenant": "", "key": ""}
 
 
 def expired(engine: Engine) -> Found:
-    engine.run(lambda: 1, tenant="acme", ttl=60, refuse_expired=600)
+    engine.run(lambda: 1, tenant="acme", ttl=60, reject_expired_for=600)
     engine.clock.advance(100)
     with pytest.raises(KeyExpired):
-        engine.run(lambda: 1, tenant="acme", ttl=60, refuse_expired=600)
+        engine.run(lambda: 1, tenant="acme", ttl=60, reject_expired_for=600)
     return {"age": pytest.approx(100, abs=0.01)}
 
 

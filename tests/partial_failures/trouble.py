@@ -96,7 +96,7 @@ class Troubled:
     def __init__(self, inner: Any, trouble: Trouble) -> None:
         self._inner = inner
         self._trouble = trouble
-        self.wakes = inner.wakes
+        self.wakes, self.counts, self.resumes, self.accept = inner.wakes, inner.counts, inner.resumes, inner.accept
 
     def execute(self, op: Any) -> Any:
         write = WRITES.get(type(op))

@@ -46,6 +46,8 @@ class BrokenStore:
     wakes = False
     counts = True
     resumes = True
+    adopt = None
+    accept = None
 
     def __init__(self, mutation: Break, clock: Callable[[], float]) -> None:
         self.mutation = mutation

@@ -16,7 +16,7 @@ from semel import AsyncDynamoDBStore, AsyncOperation, AsyncSemel, DynamoDBStore,
 from semel.http import fastapi as on_fastapi
 from semel.http import flask as on_flask
 from semel.stores.dynamodb import migrate
-from semel.stores.dynamodb.settings import Settings
+from semel.stores.dynamodb.settings import DynamoDBSettings
 from tests.servers import DynamoDBServer
 
 
@@ -34,7 +34,7 @@ class Shelf:
 
         self.url = server.table()
         migrate(self.url)
-        settings = Settings(self.url, 5, 5, 5, None)
+        settings = DynamoDBSettings(self.url, 5, 5, 5, None)
         self.client = boto3.client(**settings.client())
         self.name = f"{settings.table}_books"
         self.client.create_table(
@@ -74,25 +74,25 @@ def fastapi_app(shelf: Shelf) -> FastAPI:
     app = FastAPI()
 
     @app.post("/buy/{book}", status_code=201)
-    @on_fastapi.action()
+    @on_fastapi.idempotent()
     async def buy(book: str, op: AsyncOperation) -> dict[str, str]:
         op.write(shelf.one_less(book))
         return {"bought": book}
 
     @app.post("/plain/{book}", status_code=201)
-    @on_fastapi.action()
+    @on_fastapi.idempotent()
     def plain(book: str, op: Operation) -> dict[str, str]:
         op.write(shelf.one_less(book))
         return {"bought": book}
 
     @app.post("/refuse/{book}")
-    @on_fastapi.action()
+    @on_fastapi.idempotent()
     async def refuse(book: str, op: AsyncOperation) -> JSONResponse:
         op.write(shelf.one_less(book))
         return JSONResponse({"no": book}, 422)
 
     @app.post("/fail/{book}")
-    @on_fastapi.action()
+    @on_fastapi.idempotent()
     async def fail(book: str, op: AsyncOperation) -> JSONResponse:
         op.write(shelf.one_less(book))
         return JSONResponse({"no": book}, 503)
@@ -104,13 +104,13 @@ def flask_app(shelf: Shelf) -> flask.Flask:
     app = flask.Flask("books")
 
     @app.post("/buy/<book>")
-    @on_flask.action()
+    @on_flask.idempotent()
     def buy(book: str, op: Operation) -> tuple[dict[str, str], int]:
         op.write(shelf.one_less(book))
         return {"bought": book}, 201
 
     @app.post("/refuse/<book>")
-    @on_flask.action()
+    @on_flask.idempotent()
     def refuse(book: str, op: Operation) -> tuple[dict[str, str], int]:
         op.write(shelf.one_less(book))
         return {"no": book}, 422
@@ -124,7 +124,7 @@ def asked(shelf: Shelf, kind: str, *asks: tuple[str, str]) -> list[httpx.Respons
     async def main() -> list[httpx.Response]:
         async with AsyncSemel(AsyncDynamoDBStore(shelf.url), sweep_every=None) as guard:
             app = fastapi_app(shelf)
-            on_fastapi.install(app, guard=guard, tenant=lambda scope: "shop")
+            on_fastapi.install(app, guard=guard, tenant=lambda request: "shop")
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
                 return [await client.post(path, headers={"Idempotency-Key": key}) for path, key in asks]
 
@@ -132,7 +132,7 @@ def asked(shelf: Shelf, kind: str, *asks: tuple[str, str]) -> list[httpx.Respons
         return asyncio.run(main())
     with Semel(DynamoDBStore(shelf.url), sweep_every=None) as guard:
         app = flask_app(shelf)
-        on_flask.SemelFlask(app, guard=guard, tenant=lambda request: "shop")
+        on_flask.install(app, guard=guard, tenant=lambda request: "shop")
         with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://shop") as client:
             return [client.post(path, headers={"Idempotency-Key": key}) for path, key in asks]
 

@@ -28,8 +28,9 @@ from semel import (
 from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Record, Release, Renew, SaveStep, Sweep
 from semel.core.states import State, Takeover
 from semel.sql.connections.psycopg import PsycopgConnection
-from semel.sql.migrations import LOCK_TIMEOUT, POSTGRES, check
-from semel.sql.migrations import migrate as migrate_on
+from semel.sql.migrations import LOCK_TIMEOUT, POSTGRES
+from semel.sql.sync import check
+from semel.sql.sync import migrate as migrate_on
 from semel.stores.postgres import aio, migrate, sync
 from tests.servers import PostgresServer
 
@@ -90,7 +91,7 @@ def statements(postgres: PostgresServer, database: str) -> Statements:
 
 
 def test_a_first_execution_is_two_statements_and_a_replay_one(database: str, statements: Statements) -> None:
-    with contextlib.closing(PostgresStore(database, lanes=1)) as store:
+    with contextlib.closing(PostgresStore(database, connections=1)) as store:
         guard = Semel(store, sweep_every=None)
         guard.run("ship", key="0", call=lambda: 0)  # opens the connection
         statements.new()
@@ -106,7 +107,7 @@ def test_an_async_first_execution_is_two_statements_and_a_replay_one(
     database: str, statements: Statements, driver: Any
 ) -> None:
     async def main() -> None:
-        store = AsyncPostgresStore(database, driver=driver, lanes=1)
+        store = AsyncPostgresStore(database, driver=driver, connections=1)
         guard = AsyncSemel(store, sweep_every=None)
 
         async def call() -> int:
@@ -126,7 +127,7 @@ def test_an_async_first_execution_is_two_statements_and_a_replay_one(
 
 def test_tasks_of_one_turn_share_a_statement(database: str, statements: Statements) -> None:
     async def main() -> None:
-        store = AsyncPostgresStore(database, lanes=1)
+        store = AsyncPostgresStore(database, connections=1)
         await store.execute(claim(0))
         await asyncio.to_thread(statements.new)
         answers = await asyncio.gather(*(store.execute(claim(i)) for i in range(1, 33)))

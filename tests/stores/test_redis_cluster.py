@@ -102,7 +102,7 @@ def test_tasks_share_one_connection_to_each_master(redis_cluster: RedisClusterSe
     async def main() -> None:
         store = AsyncRedisStore(redis_cluster.url)
         await asyncio.gather(*(store.execute(claim()) for _ in range(200)))
-        assert len(store._servers._links) == 3
+        assert len(store._servers._connections) == 3
         end = time.monotonic() + 20
         for master in redis_cluster.masters():
             # Connections of other tests' stores, closed a moment ago, may still be listed.
@@ -126,8 +126,8 @@ def test_a_slot_that_nobody_has_is_an_error_and_is_sought_again(private_redis_cl
         pass
 
     async def main() -> None:
-        sync = RedisStore(private_redis_cluster.url, patience=0)
-        aio = AsyncRedisStore(private_redis_cluster.url, patience=0)
+        sync = RedisStore(private_redis_cluster.url, retry_for=0)
+        aio = AsyncRedisStore(private_redis_cluster.url, retry_for=0)
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="slot"):
                 sync.execute(op)

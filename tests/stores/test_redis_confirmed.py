@@ -25,7 +25,7 @@ from tests.servers.base import LOOPBACK
 from tests.servers.freezing import freeze
 from tests.stores.test_redis_server import claim, commands, number
 
-STRICT: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": "200ms", "patience": 0}
+STRICT: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": "200ms", "retry_for": 0}
 """Gives up soon: for what no replica confirms."""
 PATIENT: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": "20s", "timeout": "40s"}
 """A replica may take its time, on a busy machine."""
@@ -136,13 +136,13 @@ def test_a_caller_whose_operation_was_run_is_told_so_only_when_a_replica_has_it(
     try:
         with owner, other:
             with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
-                owner.run("charge", key=1, call=charge, settle_for="10ms")
+                owner.run("charge", key=1, call=charge, completion_timeout="10ms")
             with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
                 other.run("charge", key=1, call=charge)
     finally:
         os.kill(replica.pid, signal.SIGCONT)
     with Semel(RedisStore(private_redis.url, **PATIENT), sweep_every=None) as guard:
-        outcome = guard.outcome("charge", key=1, call=charge)
+        outcome = guard.run_outcome("charge", key=1, call=charge)
         assert (outcome.value, outcome.replayed) == ("charged", True)
     assert ran == [1]
 
@@ -188,14 +188,14 @@ def test_a_word_that_comes_late_says_nothing_of_another_record(private_redis: Re
     """By then the record may be gone, or another owner's: no key is made of it, and no other answer vouched for."""
     # Commands go straight over its connection here, where nothing tries again after a timeout.
     with contextlib.closing(RedisStore(private_redis.url, timeout="40s")) as store:
-        confirm = store._servers.programs._scripts["confirm"]
+        confirm = store._programs._scripts["confirm"]
         op = claim()
         won = store.execute(op)
         assert isinstance(won, Claimed)
         key, token = f"semel:{op.id.hex()}".encode(), won.token.to_bytes(8)
 
         def say(token: bytes) -> int:
-            link = store._combiner._connections[0]._link(store._servers.topology.address_of(key))  # type: ignore[attr-defined]
+            link = store._combiner._connections[0]._connection(store._servers.topology.address_of(key))  # type: ignore[attr-defined]
             (told,) = link.exchange([confirm.call(key, token, b"\x01")])
             return int(told)
 
@@ -325,18 +325,18 @@ def test_the_second_connection_is_opened_again_when_it_is_lost(
     private_redis: RedisServer, replica: RedisServer
 ) -> None:
     async def main() -> None:
-        store = AsyncRedisStore(private_redis.url, **{**PATIENT, "patience": "20s"})
+        store = AsyncRedisStore(private_redis.url, **{**PATIENT, "retry_for": "20s"})
         for _ in range(3):
             op = claim()
             won = await store.execute(op)
             assert isinstance(won, Claimed)
-            (second,) = store._servers._waits.values()
-            (first,) = store._servers._links.values()
+            (second,) = store._servers._durable_connections.values()
+            (first,) = store._servers._connections.values()
             assert second._transport is not None
             second._transport.abort()
             assert await store.execute(Complete(op.id, won.token, b"answer", 60.0)) is True
             assert await snapshot(store, claim(op.id, 2)) == b"answer"
-            assert list(store._servers._links.values()) == [first], "the first was not to blame"
+            assert list(store._servers._connections.values()) == [first], "the first was not to blame"
         await store.close()
         await asyncio.to_thread(until, lambda: "name=semel" not in private_redis.cli("CLIENT", "LIST"))
 
@@ -391,8 +391,8 @@ def test_those_who_come_while_a_barrier_is_under_way_share_the_next(
         ran = waits(private_redis)
         assert ran["evalsha"] == 12, "each has touched its record"
         assert ran["wait"] <= 3
-        (second,) = store._servers._waits.values()
-        assert (second._held, second._confirming) == (0, None)
+        (second,) = store._servers._durable_connections.values()
+        assert (second._held, second._sent_wait) == (0, None)
         await store.close()
 
     asyncio.run(main())
@@ -402,16 +402,16 @@ def test_no_more_are_held_behind_a_barrier_than_may_be_in_flight(
     private_redis: RedisServer, replica: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        store = AsyncRedisStore(private_redis.url, **{**PATIENT, "patience": 0})
+        store = AsyncRedisStore(private_redis.url, **{**PATIENT, "retry_for": 0})
         assert isinstance(await store.execute(claim()), Claimed)
-        (second,) = store._servers._waits.values()
+        (second,) = store._servers._durable_connections.values()
         with frozen(replica):
             waiting = [asyncio.create_task(store.execute(claim()))]
             await asyncio.to_thread(until, lambda: number(private_redis, "clients", "blocked_clients") == 1)
             for held in range(1, 5):
                 waiting.append(asyncio.create_task(store.execute(claim())))
                 await asyncio.to_thread(until, lambda held=held: second._held == held)
-            monkeypatch.setattr("semel.stores.redis.aio_link.MOST_IN_FLIGHT", 4)
+            monkeypatch.setattr("semel.stores.redis.aio_connection.MAX_IN_FLIGHT", 4)
             with pytest.raises(StoreUncertain, match="4 commands wait"):
                 await store.execute(claim())
             gone = waiting.pop()
@@ -493,9 +493,9 @@ def test_of_those_whose_barrier_is_lost_only_they_have_an_answer_who_found_one(
     op = finished(private_redis.url)
 
     async def main() -> None:
-        store = AsyncRedisStore(private_redis.url, **{**PATIENT, "patience": 0})
+        store = AsyncRedisStore(private_redis.url, **{**PATIENT, "retry_for": 0})
         assert isinstance(await store.execute(claim()), Claimed)
-        (second,) = store._servers._waits.values()
+        (second,) = store._servers._durable_connections.values()
         with frozen(replica):
             waiting = [asyncio.create_task(store.execute(each)) for each in (claim(), claim(op.id, 2), claim())]
             await asyncio.to_thread(until, lambda: number(private_redis, "clients", "blocked_clients") == 1)
@@ -515,11 +515,11 @@ def test_a_word_for_less_does_not_take_back_one_for_more(private_redis: RedisSer
     """Of two that speak of different things, memory of replicas and disks, the later stands: they do not add up."""
     op = finished(private_redis.url)
     with contextlib.closing(RedisStore(private_redis.url)) as store:
-        confirm = store._servers.programs._scripts["confirm"]
+        confirm = store._programs._scripts["confirm"]
         record = store.execute(Lookup(op.id))
         assert record is not None
         key = f"semel:{op.id.hex()}".encode()
-        link = store._combiner._connections[0]._link(store._servers.topology.address_of(key))  # type: ignore[attr-defined]
+        link = store._combiner._connections[0]._connection(store._servers.topology.address_of(key))  # type: ignore[attr-defined]
         for told, stands in ((2, "\\x02"), (1, "\\x02"), (128, "\\x80"), (3, "\\x03"), (129, "\\x81")):
             assert link.exchange([confirm.call(key, record.token.to_bytes(8), told.to_bytes())]) == [1]
             assert confirmed(private_redis, op) == f'"{stands}"'

@@ -16,24 +16,15 @@ from typing import Any
 
 import pytest
 
-from semel import (
-    AsyncRedisStore,
-    ConfigurationError,
-    MissingDependency,
-    RedisStore,
-    Semel,
-    SemelError,
-    StoreUnavailable,
-    StoreUncertain,
-    StoreURLError,
-)
+from semel import AsyncRedisStore, ConfigurationError, RedisStore, Semel, SemelError, StoreUnavailable, StoreUncertain
 from semel.cli import main
 from semel.core.ops import Claimed, Complete, Existing, Lookup, Op, Renew, SaveStep
 from semel.core.states import State
-from semel.stores.redis import replies
+from semel.errors import MissingDependency, StoreURLError
+from semel.stores.redis import failures
 from semel.stores.redis import settings as settings_module
 from semel.stores.redis.risks import QUESTIONS, Risk, assess
-from semel.stores.redis.settings import Address, Settings
+from semel.stores.redis.settings import Address, RedisSettings
 from semel.stores.urls import open_async_store, open_store
 from tests.servers import RedisServer
 from tests.servers.base import LOOPBACK
@@ -46,14 +37,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "redis.md"
 def refused(url: str, kind: type[SemelError], words: str, **settings: Any) -> None:
     """The sync and the async store say the same, and nothing is run."""
     ran: list[int] = []
-    with Semel(RedisStore(url, patience=0, **settings), sweep_every=None) as guard:
+    with Semel(RedisStore(url, retry_for=0, **settings), sweep_every=None) as guard:
         with pytest.raises(kind, match=words) as error:
             guard.run("ship", key=1, call=lambda: ran.append(1))
         assert error.value.__cause__ is not None or kind is ConfigurationError, "the driver's own error is behind it"
         assert "s3cret" not in f"{error.value!r} {error.value.__cause__!r}"
 
     async def main() -> None:
-        store = AsyncRedisStore(url, patience=0, **settings)
+        store = AsyncRedisStore(url, retry_for=0, **settings)
         with pytest.raises(kind, match=words) as error:
             await store.execute(claim())
         assert "s3cret" not in f"{error.value!r} {error.value.__cause__!r}"
@@ -104,7 +95,7 @@ def test_a_user_with_the_rights_that_the_page_names_is_enough(private_redis: Red
         (unreadable,) = guard.store.risks()  # type: ignore[attr-defined]
         assert unreadable.name == "unreadable"
     op = claim()
-    with contextlib.closing(RedisStore(url, wait_replicas=1, wait_timeout="50ms", patience=0)) as store:
+    with contextlib.closing(RedisStore(url, wait_replicas=1, wait_timeout="50ms", retry_for=0)) as store:
         with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
             store.execute(op)
         with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
@@ -171,37 +162,37 @@ def test_who_may_not_listen_looks_for_itself(private_redis: RedisServer) -> None
 @pytest.mark.parametrize(
     ("reply", "kind", "words"),
     [
-        ("OOM command not allowed when used memory > 'maxmemory'.", replies.NoMemory, "no memory left"),
-        ("READONLY You can't write against a read only replica.", replies.NotMaster, "replica"),
-        ("LOADING Redis is loading the dataset in memory", replies.Unreachable, "loading"),
-        ("MASTERDOWN Link with MASTER is down", replies.NotMaster, "master"),
-        ("CLUSTERDOWN The cluster is down", replies.NotMaster, "down"),
-        ("TRYAGAIN Multiple keys request during rehashing of slot", replies.Unreachable, "moving"),
-        ("BUSY Redis is busy running a script.", replies.Unreachable, "busy"),
-        ("MISCONF Redis is configured to save RDB snapshots", replies.Refused, "disk"),
-        ("NOREPLICAS Not enough good replicas to write.", replies.Refused, "too few replicas"),
-        ("NOSCRIPT No matching script.", replies.NoScript, "forgotten"),
+        ("OOM command not allowed when used memory > 'maxmemory'.", failures.NoMemory, "no memory left"),
+        ("READONLY You can't write against a read only replica.", failures.NotMaster, "replica"),
+        ("LOADING Redis is loading the dataset in memory", failures.ServerUnreachable, "loading"),
+        ("MASTERDOWN Link with MASTER is down", failures.NotMaster, "master"),
+        ("CLUSTERDOWN The cluster is down", failures.NotMaster, "down"),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", failures.ServerUnreachable, "moving"),
+        ("BUSY Redis is busy running a script.", failures.ServerUnreachable, "busy"),
+        ("MISCONF Redis is configured to save RDB snapshots", failures.CommandRefused, "disk"),
+        ("NOREPLICAS Not enough good replicas to write.", failures.CommandRefused, "too few replicas"),
+        ("NOSCRIPT No matching script.", failures.NoScript, "does not know a script"),
         ("WRONGTYPE Operation against a key", ConfigurationError, "prefix"),
-        ("ERR syntax error", replies.Refused, "7.0"),
-        ("ERR unknown command 'WAITAOF'", replies.Refused, "7.0"),
-        ("unknown command 'WAITAOF'", replies.Refused, "7.0"),  # as redis-py hands it on
-        ("ERR WAIT cannot be used with replica instances.", replies.Unconfirmed, "cannot confirm"),
-        ("WAITAOF cannot be used when numlocal is set but appendonly is disabled.", replies.Unconfirmed, "cannot"),
-        ("UNBLOCKED force unblock from blocking operation", replies.Unconfirmed, "stopped waiting"),
-        ("ERR whatever", replies.Refused, "refused it"),
+        ("ERR syntax error", failures.CommandRefused, "7.0"),
+        ("ERR unknown command 'WAITAOF'", failures.CommandRefused, "7.0"),
+        ("unknown command 'WAITAOF'", failures.CommandRefused, "7.0"),  # as redis-py hands it on
+        ("ERR WAIT cannot be used with replica instances.", failures.Unconfirmed, "cannot confirm"),
+        ("WAITAOF cannot be used when numlocal is set but appendonly is disabled.", failures.Unconfirmed, "cannot"),
+        ("UNBLOCKED force unblock from blocking operation", failures.Unconfirmed, "stopped waiting"),
+        ("ERR whatever", failures.CommandRefused, "refused the command"),
     ],
 )
 def test_what_the_server_says_in_our_words(reply: str, kind: type[SemelError], words: str) -> None:
-    error = replies.from_reply(reply)
+    error = failures.error_of_reply(reply)
     assert type(error) is kind
     assert words in str(error)
 
 
 def test_redirections_are_read() -> None:
-    moved = replies.from_reply("MOVED 3999 10.0.0.1:6381")
-    asked = replies.from_reply("ASK 3999 ::1:6381")
-    assert isinstance(moved, replies.Moved)
-    assert isinstance(asked, replies.Moved)
+    moved = failures.error_of_reply("MOVED 3999 10.0.0.1:6381")
+    asked = failures.error_of_reply("ASK 3999 ::1:6381")
+    assert isinstance(moved, failures.Moved)
+    assert isinstance(asked, failures.Moved)
     assert (moved.slot, moved.host, moved.port, moved.asking) == (3999, "10.0.0.1", 6381, False)
     assert (asked.slot, asked.host, asked.port, asked.asking) == (3999, "::1", 6381, True)
 
@@ -304,8 +295,8 @@ def test_writes_that_matter_wait_for_the_replica_and_replays_do_not(
     private_redis: RedisServer, replica: RedisServer
 ) -> None:
     async def main() -> None:
-        sync = RedisStore(private_redis.url, wait_replicas=1, patience="20s")
-        aio = AsyncRedisStore(private_redis.url + "?wait_replicas=1", patience="20s")
+        sync = RedisStore(private_redis.url, wait_replicas=1, retry_for="20s")
+        aio = AsyncRedisStore(private_redis.url + "?wait_replicas=1", retry_for="20s")
         sync.execute(claim())
         await aio.execute(claim())
         commands(private_redis)
@@ -335,7 +326,7 @@ def test_too_few_confirmations_leave_it_uncertain_and_the_same_claim_may_try_aga
     private_redis: RedisServer, replica: RedisServer
 ) -> None:
     async def main() -> None:
-        settings: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": 0.1, "patience": 0}
+        settings: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": 0.1, "retry_for": 0}
         sync, aio = RedisStore(private_redis.url, **settings), AsyncRedisStore(private_redis.url, **settings)
         assert sync.execute(Lookup(os.urandom(16))) is None
         assert await aio.execute(Lookup(os.urandom(16))) is None
@@ -343,10 +334,10 @@ def test_too_few_confirmations_leave_it_uncertain_and_the_same_claim_may_try_aga
         one, two = claim(), claim()
         with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
             sync.execute(one)
-        links = dict(aio._servers._links)
+        links = dict(aio._servers._connections)
         with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
             await aio.execute(two)
-        assert aio._servers._links == links, "the connection is good, and others use it"
+        assert aio._servers._connections == links, "the connection is good, and others use it"
         sync.close()  # a new connection, which has written nothing yet: WAIT must not be content with that
         sync = RedisStore(private_redis.url, **settings)
         with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
@@ -354,8 +345,8 @@ def test_too_few_confirmations_leave_it_uncertain_and_the_same_claim_may_try_aga
         sync.close()
         await aio.close()
         replica.cli("REPLICAOF", LOOPBACK, str(private_redis.port))
-        sync = RedisStore(private_redis.url, wait_replicas=1, patience="30s")
-        aio = AsyncRedisStore(private_redis.url, wait_replicas=1, patience="30s")
+        sync = RedisStore(private_redis.url, wait_replicas=1, retry_for="30s")
+        aio = AsyncRedisStore(private_redis.url, wait_replicas=1, retry_for="30s")
         for found in (sync.execute(one), await aio.execute(two)):
             assert isinstance(found, Claimed)
             assert found.attempt == 1
@@ -381,14 +372,14 @@ def test_what_is_said_again_on_a_new_connection_is_confirmed_anew(
             assert store.execute(completed) is True
             said: tuple[Op[Any], ...] = (claimed, saved, completed)
             for op in said:
-                strict = RedisStore(private_redis.url, wait_replicas=1, wait_timeout="100ms", patience=0)
+                strict = RedisStore(private_redis.url, wait_replicas=1, wait_timeout="100ms", retry_for=0)
                 commands(private_redis)
                 with contextlib.closing(strict), pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
                     strict.execute(op)
                 assert commands(private_redis)["setrange"] == 1, "nothing was written that could be waited for"
         finally:
             os.kill(replica.pid, signal.SIGCONT)
-        with contextlib.closing(RedisStore(private_redis.url, wait_replicas=1, patience="20s")) as strict:
+        with contextlib.closing(RedisStore(private_redis.url, wait_replicas=1, retry_for="20s")) as strict:
             again = strict.execute(claimed)
             assert isinstance(again, Claimed)
             assert again.token == won.token
@@ -428,8 +419,8 @@ def test_with_its_own_settings_a_store_waits_until_the_disk_has_it(on_disk: Redi
     """The server confirms once a second: claims and answers that follow each other closely wait for that."""
 
     async def main() -> None:
-        sync = RedisStore(on_disk.url, wait_aof=True, patience=0)
-        aio = AsyncRedisStore(on_disk.url, wait_aof=True, patience=0)
+        sync = RedisStore(on_disk.url, wait_aof=True, retry_for=0)
+        aio = AsyncRedisStore(on_disk.url, wait_aof=True, retry_for=0)
         for store in (sync, aio):
             op = claim()
             won = await answer(store, op)
@@ -450,8 +441,8 @@ def test_what_is_written_and_cannot_be_confirmed_is_uncertain(on_disk: RedisServ
     """Someone turns the append-only file off: what was written before the question stands."""
 
     async def main() -> None:
-        sync = RedisStore(on_disk.url, wait_aof=True, patience=0)
-        aio = AsyncRedisStore(on_disk.url, wait_aof=True, patience=0)
+        sync = RedisStore(on_disk.url, wait_aof=True, retry_for=0)
+        aio = AsyncRedisStore(on_disk.url, wait_aof=True, retry_for=0)
         for store in (sync, aio):
             assert isinstance(await answer(store, claim()), Claimed)
         on_disk.cli("CONFIG", "SET", "appendonly", "no")
@@ -472,8 +463,8 @@ def test_whatever_the_confirmation_is_refused_with_the_record_is_written(private
     url = private_redis.url.replace("redis://", "redis://app:pw@")
 
     async def main() -> None:
-        sync = RedisStore(url, wait_replicas=1, patience=0)
-        aio = AsyncRedisStore(url, wait_replicas=1, patience=0)
+        sync = RedisStore(url, wait_replicas=1, retry_for=0)
+        aio = AsyncRedisStore(url, wait_replicas=1, retry_for=0)
         for store in (sync, aio):
             op = claim()
             with pytest.raises(StoreUncertain, match="not confirmed"):
@@ -498,12 +489,12 @@ def test_a_disk_is_given_more_time_than_replicas() -> None:
     )
 
 
-def settings(url: str, **more: Any) -> Settings:
+def settings(url: str, **more: Any) -> RedisSettings:
     given: dict[str, Any] = {
-        "prefix": None, "lanes": 2, "timeout": 10, "connect_timeout": 5, "patience": 1,
+        "prefix": None, "connections": 2, "timeout": 10, "connect_timeout": 5, "retry_for": 1,
         "wait_replicas": None, "wait_aof": None, "wait_timeout": 1, **more,
     }  # fmt: skip
-    return Settings(url, **given)
+    return RedisSettings(url, **given)
 
 
 @pytest.mark.parametrize(
@@ -565,9 +556,9 @@ def test_a_url_that_cannot_be_read_is_refused_without_being_quoted(url: str) -> 
         ("rediss://h?ssl_cert_reqs=nonne", "ssl_cert_reqs of a Redis URL is none, optional or required"),
         ("redis://h?wait_replicas=1.5", "wait_replicas of a Redis URL is a number"),
         ("redis://h?wait_aof=perhaps", "wait_aof of a Redis URL is yes or no"),
-        ("redis://h?ssl_check_hostname=no", "ssl_check_hostname is for TLS, .* write rediss://"),
-        ("redis://a..b", "no name of a host"),
-        ("redis://:pass#word@h", "write it as %23"),
+        ("redis://h?ssl_check_hostname=no", "ssl_check_hostname is an option for TLS, .* write rediss://"),
+        ("redis://a..b", "no valid host name"),
+        ("redis://:pass#word@h", "write a # in a password as %23"),
         ("unix://run/redis.sock", "write unix:///run/redis.sock"),
         ("redis://h/-1", "a database is a number from 0 on"),
     ],
@@ -580,13 +571,13 @@ def test_what_is_wrong_with_a_url_is_named(url: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"lanes": 0}, "1 to 64"),
-        ({"lanes": "2"}, "1 to 64, not '2'"),
+        ({"connections": 0}, "1 to 64"),
+        ({"connections": "2"}, "1 to 64, not '2'"),
         ({"wait_replicas": -1}, "wait_replicas"),
-        ({"wait_replicas": 1.5}, "wait_replicas is how many must confirm a write, not 1.5"),
+        ({"wait_replicas": 1.5}, "wait_replicas is the number of replicas that must confirm a write, not 1.5"),
         ({"wait_replicas": True}, "wait_replicas"),
         ({"wait_aof": "yes"}, "wait_aof is True or False, not 'yes'"),
-        ({"prefix": 7}, "prefix is text"),
+        ({"prefix": 7}, "prefix is the text"),
         ({"wait_timeout": 10, "wait_replicas": 1}, "wait_timeout must be shorter"),
     ],
 )

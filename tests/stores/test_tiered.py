@@ -73,7 +73,7 @@ class _OnPostgres:
 
     wakes = True
     counts = PostgresStore.counts
-    resumes = getattr(PostgresStore, "resumes", False)
+    resumes = PostgresStore.resumes
 
 
 class TestTieredStoreThatMarksAtOnce(_OnPostgres, conformance.StoreSuite):
@@ -94,7 +94,7 @@ class TestAsyncTieredStoreThatMarksAtOnce(_OnPostgres, conformance.AsyncStoreSui
 
 class _OnSQLite:
     counts = SQLiteStore.counts
-    resumes = getattr(SQLiteStore, "resumes", False)
+    resumes = SQLiteStore.resumes
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
@@ -133,7 +133,7 @@ def test_model_with_late_marks(tmp_path: Path, redis_url: str) -> None:
 
 def test_async_model_with_late_marks(tmp_path: Path, redis_url: str) -> None:
     def opened() -> AsyncTieredStore:
-        truth = AsyncSQLiteStore(tmp_path / "semel.db", synchronous="normal")
-        return ConnectedStore(truth, AsyncRedisCache(redis_url, timeout=PATIENT), mark_after="4ms")
+        primary = AsyncSQLiteStore(tmp_path / "semel.db", synchronous="normal")
+        return ConnectedStore(primary, AsyncRedisCache(redis_url, timeout=PATIENT), mark_after="4ms")
 
     check(async_machine_for(opened), 40)

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Response
 
 from semel import AsyncOperation, AsyncSemel, Operation, Semel
 from semel.errors import RecordTooLarge, ResultNotStored, StepMismatch
-from semel.http.fastapi import action, install
+from semel.http.fastapi import idempotent, install
 from semel.stores import dynamodb, mysql
 from tests.servers import DynamoDBServer
 
@@ -95,15 +95,15 @@ def test_over_http_the_client_gets_its_answer_and_a_replay_says_that_the_body_is
     async def run() -> None:
         async with AsyncSemel(url) as guard:
             app = FastAPI()
-            install(app, guard=guard, tenant=lambda scope: "acme")
+            install(app, guard=guard, tenant=lambda request: "acme")
 
             @app.post("/reports", status_code=201)
-            @action(body_limit=LARGE[kind])
+            @idempotent(max_stored_body=LARGE[kind])
             async def report() -> Response:
                 return Response(runs_of(runs, LARGE[kind])(), status_code=201, media_type="application/pdf")
 
             @app.post("/links", status_code=201)
-            @action()
+            @idempotent()
             async def links() -> Response:
                 runs_of(runs, 0)()
                 return Response(
@@ -152,7 +152,7 @@ def test_a_step_whose_result_is_too_large_is_not_done_again(url: str, kind: str)
         with pytest.raises(KeyboardInterrupt):
             guard.run("pay", key="2", call=lambda op: job(op, True))
         for _ in range(2):
-            with pytest.raises(StepMismatch, match=r"what it returned was not kept.* resolve\(\)"):
+            with pytest.raises(StepMismatch, match=r"its result was not stored.* resolve\(\)"):
                 guard.run("pay", key="2", call=lambda op: job(op, False))
     assert done == ["reserve", "charge"]
 
@@ -174,7 +174,7 @@ def test_the_same_for_steps_of_an_event_loop(url: str, kind: str) -> None:
         async with AsyncSemel(url) as guard:
             with pytest.raises(asyncio.CancelledError):
                 await guard.run("pay", key="1", call=lambda op: job(op, True))
-            with pytest.raises(StepMismatch, match="what it returned was not kept"):
+            with pytest.raises(StepMismatch, match="its result was not stored"):
                 await guard.run("pay", key="1", call=lambda op: job(op, False))
 
     asyncio.run(run())

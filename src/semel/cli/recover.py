@@ -14,13 +14,14 @@ from semel.cli.signals import SIGNALS, stop_on_signals
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from semel.core.resume import Recovery
+    from semel.core.resume import ResumeReport
+    from semel.observe.events import Event
 
 NAME = "recover"
 HELP = "Resume abandoned operations of a service's resumable functions, until it is stopped."
 
 LOOK: Final = 0.2
-"""How soon a signal is noticed, in seconds."""
+"""Seconds within which a signal is noticed."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if not guard._resumable:
         raise ConfigurationError(f"{args.guard} has no resumable function: decorate one with once(…, resumable=True)")
     settings = {"every": args.every, "limit": args.limit, "tries": args.tries, "pause": args.pause}
-    guard._hook = _telling(guard._hook)
+    guard.add_event_hook(_print_failure)
     rounds = _Rounds(args.once, ", ".join(sorted(guard._resumable)))
     if isinstance(guard, AsyncSemel):
         import asyncio
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Rounds:
-    """What came of all rounds; told when there is something to tell."""
+    """Counts over all rounds, printed after each round that did something."""
 
     def __init__(self, once: bool, operations: str) -> None:
         self.once = once
@@ -68,17 +69,17 @@ class _Rounds:
         self.resumed = self.failed = self.given_up = 0
 
     def begin(self) -> None:
-        """From here on a signal ends it in good order."""
+        """Print what is about to run. From here on a signal stops it in order."""
         if not self.once:
             print(f"recovering {self.operations}; Ctrl-C stops it", flush=True)
 
-    def add(self, recovery: Recovery) -> None:
-        self.resumed += recovery.resumed
-        self.failed += recovery.failed
-        self.given_up = recovery.given_up
-        if not self.once and (recovery.resumed or recovery.failed):
-            resting = f", {recovery.resting} resting" if recovery.resting else ""
-            print(f"resumed {recovery.resumed}, {recovery.failed} failed{resting}", flush=True)
+    def add(self, report: ResumeReport) -> None:
+        self.resumed += report.resumed
+        self.failed += report.failed
+        self.given_up = report.given_up
+        if not self.once and (report.resumed or report.failed):
+            resting = f", {report.resting} resting" if report.resting else ""
+            print(f"resumed {report.resumed}, {report.failed} failed{resting}", flush=True)
 
     def finished(self) -> int:
         left = f", {self.given_up} given up" if self.given_up else ""
@@ -86,41 +87,36 @@ class _Rounds:
         return FAILED if self.once and (self.failed or self.given_up) else OK
 
 
-def _telling(hook: Any) -> Any:
-    """The guard's own hook, and failures on the screen."""
-    from semel.observe.events import Event, RecoveryFailed, RecoveryGivenUp
+def _print_failure(event: Event) -> None:
+    """Show the failures that need attention on the screen."""
+    from semel.observe.events import RecoveryFailed, RecoveryGivenUp
 
-    def tell(event: Event) -> None:
-        if isinstance(event, RecoveryFailed):
-            print(f"{event.operation}[{event.key}]: attempt {event.attempt} failed: {event.error}", file=sys.stderr)
-        elif isinstance(event, RecoveryGivenUp):
-            print(f"{event.operation}[{event.key}]: given up after {event.attempt} attempts", file=sys.stderr)
-        if hook is not None:
-            hook(event)
-
-    return tell
+    if isinstance(event, RecoveryFailed):
+        print(f"{event.operation}[{event.key}]: attempt {event.attempt} failed: {event.error}", file=sys.stderr)
+    elif isinstance(event, RecoveryGivenUp):
+        print(f"{event.operation}[{event.key}]: given up after {event.attempt} attempts", file=sys.stderr)
 
 
 def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
-    from semel.engine.recovery import Recoverer
+    from semel.engine.resumer import Resumer
 
-    class Telling(Recoverer):
-        def recover(self) -> Recovery:
-            recovery = super().recover()
-            rounds.add(recovery)
-            return recovery
+    class Telling(Resumer):
+        def resume(self) -> ResumeReport:
+            report = super().resume()
+            rounds.add(report)
+            return report
 
     failure: list[BaseException] = []
 
     def work() -> None:
         try:
-            recoverer.recover() if rounds.once else recoverer._keep_on()
+            resumer.resume() if rounds.once else resumer._keep_on()
         except BaseException as error:
             failure.append(error)
 
     with guard:
-        recoverer = Telling(guard, **settings)
-        recoverer._refuse_async()
+        resumer = Telling(guard, **settings)
+        resumer._refuse_async()
         with stop_on_signals() as stopping:
             rounds.begin()
             thread = threading.Thread(target=work, name="semel-recoverer", daemon=True)
@@ -128,7 +124,7 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
             while thread.is_alive():
                 thread.join(LOOK)
                 if stopping.is_set():
-                    recoverer.stop()
+                    resumer.stop()
     if failure:
         raise failure[0]
 
@@ -136,16 +132,16 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
 async def _in_loop(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
     import asyncio
 
-    from semel.engine.aio_recovery import AsyncRecoverer
+    from semel.engine.aio_resumer import AsyncResumer
 
-    class Telling(AsyncRecoverer):
-        async def recover(self) -> Recovery:
-            recovery = await super().recover()
-            rounds.add(recovery)
-            return recovery
+    class Telling(AsyncResumer):
+        async def resume(self) -> ResumeReport:
+            report = await super().resume()
+            rounds.add(report)
+            return report
 
     async with guard:
-        recoverer = Telling(guard, **settings)
+        resumer = Telling(guard, **settings)
         loop = asyncio.get_running_loop()
         signalled = asyncio.Event()
         for number in SIGNALS:
@@ -153,15 +149,15 @@ async def _in_loop(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> Non
         try:
             rounds.begin()
             if not rounds.once:
-                recoverer.start()
+                resumer.start()
                 await signalled.wait()
-                await recoverer.stop()
+                await resumer.stop()
                 return
-            work = asyncio.ensure_future(recoverer.recover())
+            work = asyncio.ensure_future(resumer.resume())
             waiting = asyncio.ensure_future(signalled.wait())
             await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
-            await recoverer.stop()
+            await resumer.stop()
             await work
         finally:
             for number in SIGNALS:

@@ -1,19 +1,19 @@
-"""What an operation promises: guarantee, lease, ttl; what to do with duplicates, silence, failures and a dead store.
+"""The policy of an operation: its guarantee, lease and ttl, and what to do in case of duplicates and failures.
 
-A ``Policy`` is frozen and belongs to one operation; durations are numbers of seconds, ``"24h"``-like texts, or
-timedeltas. The three guarantees are names for defaults, and what contradicts a guarantee is refused:
+A ``Policy`` is immutable and belongs to one operation. Durations are numbers of seconds, texts such as ``"24h"``, or
+timedeltas. The three guarantees are sets of defaults. A setting that contradicts the guarantee is refused:
 
 ================  ============  ==============  ===========  ========================================================
 guarantee         on_abandoned  on_store_error  failures     in words
 ================  ============  ==============  ===========  ========================================================
-effectively_once  retry         closed          run again    never runs unclaimed; what was abandoned is run again,
-                                                             resuming after its steps
-at_most_once      reject        closed          remembered   never runs twice, even if that means not knowing
-at_least_once     retry         open            run again    never turned away for the store's sake
+effectively_once  retry         closed          run again    never runs without a claim; an abandoned attempt is run
+                                                             again, and continues after its steps
+at_most_once      reject        closed          remembered   never runs twice, even if the outcome stays unknown
+at_least_once     retry         open            run again    runs even if the store is down
 ================  ============  ==============  ===========  ========================================================
 
-A handler that is interrupted (a cancelled task, Ctrl-C, a shutdown) has said nothing about its effect. Where an
-abandoned attempt may not simply be run again, an interrupted one may not either: see ``on_interrupted``.
+A handler that is interrupted (a cancelled task, Ctrl-C, a shutdown) may or may not have had its effect. If an abandoned
+attempt may not simply be run again, an interrupted one may not either: see ``on_interrupted``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from semel.core.ops import FOREVER
 from semel.core.states import State, Takeover
 from semel.errors import PolicyError
 
-__all__ = ["Duration", "Policy", "Wait", "seconds", "wait"]
+__all__ = ["Duration", "Policy", "Wait", "seconds"]
 
 Duration: TypeAlias = float | int | str | timedelta
 Guarantee: TypeAlias = Literal["effectively_once", "at_most_once", "at_least_once"]
@@ -43,14 +43,17 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 
 
 def seconds(duration: Duration, name: str = "duration") -> float:
-    """A duration in seconds: ``30``, ``0.5``, ``"250ms"``, ``"24h"``, ``"1h30m"``, or a timedelta."""
+    """Return a duration in seconds: ``30``, ``0.5``, ``"250ms"``, ``"24h"``, ``"1h30m"``, or a timedelta.
+
+    Raises PolicyError; ``name`` is the setting that it names.
+    """
     if isinstance(duration, timedelta):
         result = duration.total_seconds()
     elif isinstance(duration, str):
         text = duration.replace(" ", "")
         if not _TEXT.fullmatch(text):
             raise PolicyError(
-                f'{name}: {duration[:40]!r} is no duration; write seconds (30) or "250ms", "30s", "24h", "7d"'
+                f'{name}: {duration[:40]!r} is not a duration; write seconds (30) or "250ms", "30s", "24h", "7d"'
             )
         result = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
     elif type(duration) in (int, float):
@@ -71,64 +74,68 @@ def _finite(number: float) -> float:
         return float("inf")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Wait:
-    """Wait for the winner up to so many seconds, then its answer, or InProgress."""
+    """``on_duplicate=Wait("5s")``: a duplicate waits for the first call's result, for at most this long.
+
+    It returns that result, or raises InProgress when the time is over.
+    """
 
     seconds: float
 
-
-def wait(duration: Duration) -> Wait:
-    """``on_duplicate=wait("5s")``: a duplicate waits for the first call's answer instead of being turned away."""
-    return Wait(seconds(duration, "wait"))
+    def __init__(self, duration: Duration) -> None:
+        object.__setattr__(self, "seconds", seconds(duration, "Wait"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The promises of one operation. See the table above; ``None`` means: as the guarantee says."""
+    """The promises of one operation. See the table above; ``None`` means the guarantee's default."""
 
     guarantee: Guarantee = "effectively_once"
     lease: Duration = 30.0
-    """How long a silent owner is believed alive. Renewed while the handler runs, so it may be shorter than the work."""
+    """How long an owner that does not report counts as alive. The lease is renewed while the handler runs, so it may be
+    shorter than the work.
+    """
     ttl: Duration | None = 86400.0
-    """How long an answer is remembered; None for ever."""
-    refuse_expired: Duration | None = None
-    """For how long after the ttl a key is refused (KeyExpired) instead of being run again as a new one. The record is
-    kept for so much longer; one that was written before this was set counts as expired in the last of its time.
+    """How long a result is stored; None for ever."""
+    reject_expired_for: Duration | None = None
+    """For how long after the ttl a key is rejected with KeyExpired instead of being run again as a new one. The record
+    is stored that much longer. A record that was written before this was set counts as expired in the last part of its
+    time.
     """
     on_duplicate: Literal["raise"] | Wait = "raise"
     on_abandoned: OnAbandoned | None = None
     recover: Callable[..., Any] | None = None
-    """Called for an abandoned attempt to find out what happened: see ``semel.Recovered``, ``NOT_DONE``,
-    ``CANNOT_TELL``.
+    """Called for an abandoned attempt to find out what happened. It returns ``semel.Recovered(result)``, ``NOT_DONE``
+    or ``CANNOT_TELL``.
     """
     on_interrupted: OnInterrupted | None = None
-    """A handler stopped from outside, by a cancellation or Ctrl-C: ``"release"`` takes it that nothing happened, as
-    when it raised; ``"abandon"`` treats it like a crash. By default the former where an abandoned attempt is run
-    again, the latter where it is rejected or recovered.
+    """What to do if a handler is interrupted by a cancellation or Ctrl-C. ``"release"`` assumes that nothing happened,
+    as when it raises; ``"abandon"`` treats it like a crash. The default is the former if an abandoned attempt is run
+    again, and the latter if it is rejected or recovered.
     """
     on_store_error: OnStoreError | None = None
-    remember: Remember | None = None
-    """Exceptions that are an answer: stored, and replayed. The others mean that nothing happened: the key is free
-    again.
+    remember_errors: Remember | None = None
+    """Exceptions that are stored and replayed like a result. Any other exception means that nothing happened: the key
+    is free again.
     """
-    settle_for: Duration = 5.0
-    """How long the outcome of a finished handler is offered to a failing store before giving up."""
+    completion_timeout: Duration = 5.0
+    """How long to try to store the outcome of a finished handler while the store fails."""
     resumable: bool = False
-    """Keep what the function was called with, so that a recoverer can go on when its process has died. For functions
-    decorated by ``once``.
+    """Store the function's arguments, so that a resumer can continue if the process dies. For functions decorated with
+    ``once``.
     """
 
     lease_seconds: float = field(init=False, repr=False, compare=False)
     ttl_seconds: float = field(init=False, repr=False, compare=False)
-    refuse_seconds: float = field(init=False, repr=False, compare=False)
-    kept_seconds: float = field(init=False, repr=False, compare=False)
-    """How long the store keeps the record: the ttl, and the time in which the expired key is refused."""
+    reject_seconds: float = field(init=False, repr=False, compare=False)
+    retention_seconds: float = field(init=False, repr=False, compare=False)
+    """How long the record is stored: the ttl, plus the time in which an expired key is rejected."""
     wait_seconds: float = field(init=False, repr=False, compare=False)
-    settle_seconds: float = field(init=False, repr=False, compare=False)
+    completion_seconds: float = field(init=False, repr=False, compare=False)
     takeover: Takeover = field(init=False, repr=False, compare=False)
     interrupted_to: State | None = field(init=False, repr=False, compare=False)
-    """Where an interrupted attempt is released to; None: as one that raised."""
+    """The state to which an interrupted attempt is released; None: the same as for one that raised."""
     fails_open: bool = field(init=False, repr=False, compare=False)
     remembered: tuple[type[BaseException], ...] = field(init=False, repr=False, compare=False)
 
@@ -138,7 +145,7 @@ class Policy:
         _known("on_interrupted", self.on_interrupted, (None, "release", "abandon"))
         _known("on_store_error", self.on_store_error, (None, "closed", "open"))
         if self.on_duplicate != "raise" and not isinstance(self.on_duplicate, Wait):
-            raise PolicyError(f'on_duplicate is "raise" or wait(seconds), not {self.on_duplicate!r}')
+            raise PolicyError(f'on_duplicate is "raise" or Wait(seconds), not {self.on_duplicate!r}')
         if self.recover is not None and not callable(self.recover):
             raise PolicyError(f"recover is a function, not {self.recover!r}")
         if self.recover is not None and self.on_abandoned is not None:
@@ -155,25 +162,26 @@ class Policy:
         lease = seconds(self.lease, "lease")
         if lease <= 0:
             raise PolicyError("lease must be longer than 0 s")
-        settle = seconds(self.settle_for, "settle_for")
+        settle = seconds(self.completion_timeout, "completion_timeout")
         self._set("lease_seconds", lease)
         self._set("ttl_seconds", FOREVER if self.ttl is None else seconds(self.ttl, "ttl"))
         self._set("wait_seconds", self.on_duplicate.seconds if isinstance(self.on_duplicate, Wait) else 0.0)
-        self._set("settle_seconds", settle)
+        self._set("completion_seconds", settle)
         self._set("takeover", self._takeover(at_most_once))
         self._set("interrupted_to", self._interrupted_to())
         self._set(
             "fails_open", (self.on_store_error or ("open" if self.guarantee == "at_least_once" else "closed")) == "open"
         )
-        self._set("remembered", _exceptions(self.remember, all_of_them=at_most_once))
+        self._set("remembered", _exceptions(self.remember_errors, all_of_them=at_most_once))
         if self.ttl_seconds <= 0:
             raise PolicyError("ttl must be longer than 0 s")
-        if self.refuse_expired is not None and self.ttl is None:
-            raise PolicyError("refuse_expired= says what follows the ttl, and ttl=None never ends: leave one out")
+        if self.reject_expired_for is not None and self.ttl is None:
+            raise PolicyError("reject_expired_for= begins after the ttl, and ttl=None never ends: leave one out")
         self._set(
-            "refuse_seconds", 0.0 if self.refuse_expired is None else seconds(self.refuse_expired, "refuse_expired")
+            "reject_seconds",
+            0.0 if self.reject_expired_for is None else seconds(self.reject_expired_for, "reject_expired_for"),
         )
-        self._set("kept_seconds", min(FOREVER, self.ttl_seconds + self.refuse_seconds))
+        self._set("retention_seconds", min(FOREVER, self.ttl_seconds + self.reject_seconds))
 
     def _takeover(self, at_most_once: bool) -> Takeover:
         if self.recover is not None:
@@ -181,7 +189,7 @@ class Policy:
         return Takeover.REJECT if at_most_once or self.on_abandoned == "reject" else Takeover.RETRY
 
     def _interrupted_to(self) -> State | None:
-        """As the table of states has it for silence: UNKNOWN where nobody may run it again, else ABANDONED."""
+        """The same as for a crash: UNKNOWN if nobody may run it again, else ABANDONED."""
         if self.takeover is Takeover.RETRY:
             return State.ABANDONED if self.on_interrupted == "abandon" else None
         if self.on_interrupted == "release":
@@ -191,8 +199,10 @@ class Policy:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def but(self, **changes: Any) -> Policy:
-        """This policy with some promises changed; an unknown name is an error that lists the known ones."""
+    def replace(self, **changes: Any) -> Policy:
+        """Return this policy with some settings changed. Raises PolicyError for an unknown name, and lists the known
+        ones.
+        """
         if not changes:
             return self
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
@@ -208,15 +218,15 @@ def _known(name: str, word: object, words: tuple[object, ...]) -> None:
         raise PolicyError(f"{name} is one of {known}, not {word!r}")
 
 
-def _exceptions(remember: object, *, all_of_them: bool) -> tuple[type[BaseException], ...]:
-    if remember is None:
+def _exceptions(remember_errors: object, *, all_of_them: bool) -> tuple[type[BaseException], ...]:
+    if remember_errors is None:
         return (Exception,) if all_of_them else ()
-    if remember == "all":
+    if remember_errors == "all":
         return (Exception,)
-    classes = remember if isinstance(remember, tuple) else (remember,)
+    classes = remember_errors if isinstance(remember_errors, tuple) else (remember_errors,)
     for cls in classes:
         if not (isinstance(cls, type) and issubclass(cls, Exception)):
-            raise PolicyError(f'remember is "all" or exception classes, not {cls!r}')
+            raise PolicyError(f'remember_errors is "all" or exception classes, not {cls!r}')
     if all_of_them and Exception not in classes:
-        raise PolicyError('at_most_once remembers every failure: remember="all", or leave it out')
+        raise PolicyError('at_most_once remembers every failure: remember_errors="all", or leave it out')
     return classes

@@ -8,16 +8,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, TypedDict
 
+from semel.codec import Codec
 from semel.core.call import Call
 from semel.core.encoding.fingerprint import Arguments
 from semel.core.encoding.serializers import PLAIN, NotSerializable, ResultSerializer, Serializer, serializer_for
-from semel.core.encoding.snapshot import Codec
-from semel.core.keys import KeyFormat, identity, normalize_key
+from semel.core.keys import KeyFormat, check_name, identity, normalize_key
 from semel.core.ops import Resolve
 from semel.core.policy import Duration, Guarantee, OnAbandoned, OnInterrupted, OnStoreError, Policy, Remember, seconds
 from semel.core.quota import Meter, Quota
 from semel.core.states import State
-from semel.engine.declare.declaration import Declaration, Selector, check_name
+from semel.engine.declare.declaration import Declaration, Selector
+from semel.engine.ports import AsyncStore, Store
 from semel.errors import ConfigurationError, NotResolvable, PolicyError
 from semel.observe import events
 from semel.observe.events import Event, EventHook
@@ -35,14 +36,14 @@ class PolicyChanges(TypedDict, total=False):
     guarantee: Guarantee
     lease: Duration
     ttl: Duration | None
-    refuse_expired: Duration | None
+    reject_expired_for: Duration | None
     on_duplicate: Any  # "raise" | Wait, spelled loosely so that a literal needs no cast
     on_abandoned: OnAbandoned | None
     recover: Callable[..., Any] | None
     on_interrupted: OnInterrupted | None
     on_store_error: OnStoreError | None
-    remember: Remember | None
-    settle_for: Duration
+    remember_errors: Remember | None
+    completion_timeout: Duration
     resumable: bool
 
 
@@ -50,6 +51,7 @@ class Guard:
     """Base of ``Semel`` and ``AsyncSemel``."""
 
     _awaited: ClassVar[bool] = False
+    store: Store | AsyncStore
 
     def __init__(
         self,
@@ -59,13 +61,13 @@ class Guard:
         on_event: EventHook | None = None,
         codec: Codec | None = None,
         secret: bytes | None = None,
-        keep_keys: bool = True,
+        readable_keys: bool = True,
         sweep_every: Duration | None = "10m",
         quota: Quota | None = None,
     ) -> None:
         self._settings: dict[str, Any] = {
             "policy": policy, "tenant": tenant, "on_event": on_event, "codec": codec, "secret": secret,
-            "keep_keys": keep_keys, "quota": quota,
+            "readable_keys": readable_keys, "quota": quota,
         }  # fmt: skip
         _check_kind("policy", policy, Policy, 'Policy(ttl="7d")')
         _check_kind("codec", codec, Codec, "Codec(cipher=KeyRing(…))")
@@ -76,11 +78,11 @@ class Guard:
         self._policy = policy or Policy()
         self.tenant = tenant and checked_tenant(tenant)
         self._hook = None if on_event is None else _harmless(on_event)
-        self._codec = codec or Codec()
+        self.codec = codec or Codec()
         self.secret = secret
         self._data = Arguments(lambda fingerprint: None, "all", secret=secret)
-        self._keep_keys = keep_keys
-        self._sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
+        self.readable_keys = readable_keys
+        self.sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
         self._serializers: dict[Any, ResultSerializer] = {}
         self._operations: set[str] = set()
         """Names that were checked; begun anew when there are many, for a program may make them as it runs."""
@@ -88,13 +90,20 @@ class Guard:
         if self._policy.resumable:
             raise PolicyError("resumable= is said of a function whose arguments can be kept: @guard.once(…)")
         self._resumable: dict[str, Declaration] = {}
-        """Functions that a recoverer may run, by the names of their operations."""
+        """Functions that a resumer may run, by the names of their operations."""
+        self.quota = quota
         self._meter = None if quota is None else Meter(quota, time.monotonic)
 
     @property
     def policy(self) -> Policy:
         """The policy of operations that do not say otherwise."""
         return self._policy
+
+    def add_event_hook(self, hook: EventHook) -> None:
+        """Also call ``hook`` with every event, after the hooks that are there already."""
+        first = self._hook
+        self._hook = _harmless(hook) if first is None else _both(first, _harmless(hook))
+        self._settings["on_event"] = self._hook
 
     def _declare(
         self,
@@ -104,7 +113,7 @@ class Guard:
         key: Selector,
         tenant: Selector | None,
         fingerprint: Any,
-        without: tuple[str, ...],
+        exclude: tuple[str, ...],
         key_format: KeyFormat | str,
         serializer: Serializer | None,
         changes: Mapping[str, Any],
@@ -115,10 +124,10 @@ class Guard:
             key=key,
             tenant=tenant,
             fingerprint=fingerprint,
-            without=without,
+            exclude=exclude,
             key_format=key_format,
             serializer=serializer,
-            policy=self._policy.but(**changes),
+            policy=self._policy.replace(**changes),
             secret=self.secret,
             awaited=self._awaited,
         )
@@ -170,13 +179,13 @@ class Guard:
             tenant,
             operation,
             key,
-            key if self._keep_keys else None,
+            key if self.readable_keys else None,
             fingerprint,
             # 63 random bits, fresh from the system each time: a forked child must never repeat its parent's.
             int.from_bytes(os.urandom(8), "big") >> 1,
             policy,
             serializer,
-            self._codec,
+            self.codec,
             self._hook,
             self._meter,
         )
@@ -188,19 +197,19 @@ class Guard:
             if known is None:
                 if len(self._policies) >= REMEMBERED:
                     self._policies.clear()
-                known = self._policies[wanted] = self._policy.but(**changes)
+                known = self._policies[wanted] = self._policy.replace(**changes)
             if known.resumable:
                 raise PolicyError("resumable= is for functions, whose arguments can be kept: @guard.once(…)")
             return known
         except TypeError:  # an unhashable value: no policy has one, and but() says which
-            return self._policy.but(**changes)
+            return self._policy.replace(**changes)
 
     def _identity(self, operation: str, key: object, tenant: str | None) -> bytes:
         return identity(self.tenant if tenant is None else checked_tenant(tenant), operation, normalize_key(key, ANY))
 
     def _resolution(self, call: Call, result: Any) -> Resolve:
         try:
-            return Resolve(call.id, call.seal_value(result), call.policy.kept_seconds)
+            return Resolve(call.id, call.seal_value(result), call.policy.retention_seconds)
         except NotSerializable as error:
             raise PolicyError(f"{call}: this result cannot be stored, so nothing is resolved: {error}") from error
 
@@ -243,6 +252,14 @@ def checked_tenant(value: object) -> str:
 def _check_kind(name: str, given: object, wanted: type, example: str) -> None:
     if given is not None and not isinstance(given, wanted):
         raise ConfigurationError(f"{name}= is {example} or the like, not {type(given).__name__}")
+
+
+def _both(first: EventHook, second: EventHook) -> EventHook:
+    def call(event: Event) -> None:
+        first(event)
+        second(event)
+
+    return call
 
 
 def _harmless(hook: EventHook) -> EventHook:

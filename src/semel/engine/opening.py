@@ -11,10 +11,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from semel.core.quota import Quota
+from semel.engine.ports import Store
 from semel.errors import ConfigurationError
 
 __all__ = ["opened", "opens_urls"]
 
+MEMBERS: Final = ("wakes", "counts", "resumes", "adopt", "accept", "execute", "execute_many", "wait", "close")
 _openers: Final[dict[bool, Callable[[str], Any]]] = {}
 """How a sync guard opens a URL (False), and an async one (True)."""
 
@@ -28,20 +30,27 @@ def opened(store: Any, quota: Quota | None, *, awaited: bool) -> Any:
     """The store, checked: one of the wrong kind would fail at the first call only, in words that explain nothing."""
     if isinstance(store, str) and awaited in _openers:
         store = _openers[awaited](store)
-    execute = getattr(store, "execute", None)
-    if not callable(execute):
-        shown = "another text" if isinstance(store, str) else repr(store)  # it may be a URL, with a password in it
-        raise ConfigurationError(
-            f"a guard takes a store, such as SQLiteStore('app.db'), or its URL, 'sqlite:///app.db', not {shown}"
-        )
-    if inspect.iscoroutinefunction(execute) is not awaited:
+    if not isinstance(store, Store):  # both protocols have the same members
+        raise ConfigurationError(_no_store(store))
+    if inspect.iscoroutinefunction(store.execute) is not awaited:
         needs, other = ("AsyncSemel", "Semel") if awaited else ("Semel", "AsyncSemel")
         kind = type(store).__name__
         raise ConfigurationError(
             f"{kind} is {'a sync' if awaited else 'an async'} store: {needs} cannot use it; use {other}"
         )
-    if quota is not None and not getattr(store, "counts", False):
+    if quota is not None and not store.counts:
         raise ConfigurationError(
             f"quota= needs a store that counts keys, and {type(store).__name__} does not: use another"
         )
     return store
+
+
+def _no_store(store: object) -> str:
+    if isinstance(store, str):
+        shown = "another string"  # never quote it: it may be a URL with a password
+    else:
+        shown = repr(store)
+        missing = [name for name in MEMBERS if not hasattr(store, name)]
+        if len(missing) < len(MEMBERS):
+            shown = f"{type(store).__name__}, which does not declare {', '.join(missing)}"
+    return f"a guard takes a store, such as SQLiteStore('app.db'), or its URL, 'sqlite:///app.db', not {shown}"

@@ -1,55 +1,85 @@
-"""The two protocols that the engines ask of a store: the same names, sync and async.
+"""The protocols that the engine needs a store to implement, sync and async, with the same names.
 
-A store is anything with these few methods. ``semel.testing.conformance`` proves one.
+A store declares what it can do by attributes; nothing is found out by trying. ``semel.testing.conformance`` tests a
+store against these protocols.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from semel.core.ops import Op, SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import Keep, Lock, Occupied
+from semel.errors import ConfigurationError
 
-__all__ = ["AsyncStore", "AsyncUnit", "Store", "Unit"]
+__all__ = ["AsyncStore", "AsyncUnit", "Store", "Unit", "unit_of"]
 
 R = TypeVar("R")
+Accept: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
 
 
+@runtime_checkable
 class Store(Protocol):
-    """Answers Ops, from any thread. Every Op is one atomic step; what fails raises a StoreError."""
+    """Executes Ops, from any thread. Every Op is one atomic step; one that fails raises a StoreError."""
 
     wakes: bool
-    """Whether ``wait`` is woken by a change made elsewhere; if not, the engine polls and never calls it.
+    """Whether ``wait`` returns early when another process changes the record. If False, the engine polls instead."""
+    counts: bool
+    """Whether the store executes ``Count``. A guard with a quota needs that."""
+    resumes: bool
+    """Whether the store executes ``Resumable``. A resumer needs that."""
 
-    A store that also answers ``Count`` says so by ``counts = True``; a guard with a quota takes no other.
-    One that answers ``Resumable`` says ``resumes = True``; a recoverer takes no other.
-    One that answers ``CompleteWith`` has ``accept(kept, new)``: a handler's new writes joined to those it has asked for
-    before, or a ConfigurationError that says what is wrong with them.
-    """
+    @property
+    def adopt(self) -> Callable[[object], Unit] | None:
+        """``adopt(connection)`` returns a unit of work on the caller's connection.
+
+        None if the store cannot write into the caller's transactions.
+        """
+        ...
+
+    @property
+    def accept(self) -> Accept | None:
+        """``accept(writes, new)`` joins a handler's new writes to those it has asked for before.
+
+        Raises ConfigurationError if a write is malformed. None if the store does not execute ``CompleteWith``.
+        """
+        ...
 
     def execute(self, op: Op[R]) -> R:
-        """Do the Op, or raise StoreUnavailable (not done) or StoreUncertain (cannot tell)."""
+        """Execute the Op. Raises StoreUnavailable if it was not done, StoreUncertain if that is not known."""
         ...
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        """Do several Ops, sharing round trips where possible; an Op that failed is answered with its StoreError."""
+        """Execute several Ops, sharing round trips where possible. The result of a failed Op is its StoreError."""
         ...
 
     def wait(self, id: bytes, seconds: float) -> None:
-        """Return once the record may no longer be running, and after ``seconds`` at the latest. May return early."""
+        """Wait until the record may have changed, ``seconds`` at most. May return early."""
         ...
 
     def close(self) -> None:
-        """Give back connections and threads. Safe to call twice."""
+        """Close connections and end threads. Safe to call twice."""
         ...
 
 
+@runtime_checkable
 class AsyncStore(Protocol):
-    """The same, for one event loop. A cancelled call may or may not have reached the store: the engine asks again."""
+    """Executes Ops in one event loop. See ``Store`` for the members.
+
+    A cancelled call may or may not have reached the store: the engine sends the Op again.
+    """
 
     wakes: bool
+    counts: bool
+    resumes: bool
+
+    @property
+    def adopt(self) -> Callable[[object], AsyncUnit] | None: ...
+
+    @property
+    def accept(self) -> Accept | None: ...
 
     async def execute(self, op: Op[R]) -> R: ...
 
@@ -61,25 +91,26 @@ class AsyncStore(Protocol):
 
 
 class Unit(Protocol):
-    """A unit of work on a connection of the caller's: what a store's ``adopt(conn)`` gives back.
-
-    Only stores that keep their records in a database of transactions have it.
-    """
+    """A unit of work on the caller's connection, as returned by a store's ``adopt``."""
 
     def require(self, own: bool) -> None:
-        """Raise ConfigurationError unless there is a transaction to work in; with ``own``, unless there is none."""
+        """Raise ConfigurationError if no transaction is open; with ``own``, if one is open."""
         ...
 
     def conflicts(self, error: BaseException) -> bool:
-        """Whether a handler's error only says that another transaction stood in the way."""
+        """Whether a handler's error means that its transaction conflicted with another one."""
         ...
 
-    def lock(self, op: Lock) -> Row | Occupied | None: ...
+    def lock(self, op: Lock) -> Row | Occupied | None:
+        """Lock the key for the transaction and return what is stored under it."""
+        ...
 
-    def keep(self, op: Keep) -> None: ...
+    def keep(self, op: Keep) -> None:
+        """Write the finished record."""
+        ...
 
     def save(self, op: SaveStep) -> bool:
-        """Write a step's mark in the caller's transaction; False: the token is another's by now."""
+        """Write a step's mark in the caller's transaction. Returns False if another owner has taken over."""
         ...
 
     def saved(self, id: bytes, name: str) -> bool:
@@ -87,16 +118,16 @@ class Unit(Protocol):
         ...
 
     def finish(self) -> None:
-        """Send what the caller's layer still holds back; its errors come out as they are."""
+        """Flush what the caller's session has not sent yet. Its errors are raised unchanged."""
         ...
 
     def undo(self) -> None:
-        """Roll back what ``lock`` opened; harmless when nothing is open."""
+        """Roll back the transaction that ``lock`` opened; does nothing if none is open."""
         ...
 
 
 class AsyncUnit(Protocol):
-    """The same, awaited."""
+    """A unit of work on an async connection. See ``Unit`` for the methods."""
 
     def require(self, own: bool) -> None: ...
 
@@ -113,3 +144,13 @@ class AsyncUnit(Protocol):
     async def finish(self) -> None: ...
 
     async def undo(self) -> None: ...
+
+
+def unit_of(store: Any, connection: object) -> Any:
+    """Return a unit of work on the caller's connection. Raises ConfigurationError for a store outside of SQL."""
+    if store.adopt is None:
+        raise ConfigurationError(
+            f"a transaction needs a guard whose store is in the same database, and {type(store).__name__} is in none: "
+            "use SQLiteStore, PostgresStore or MySQLStore (Async… with AsyncSemel)"
+        )
+    return store.adopt(connection)

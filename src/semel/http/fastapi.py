@@ -1,11 +1,11 @@
-"""FastAPI and Starlette: ``@action()`` on an endpoint, below the route's own decorator.
+"""FastAPI and Starlette: ``install`` protects an app, and ``@idempotent()`` declares an endpoint, below its route.
 
 ::
 
-    install(app, guard=guard, tenant=lambda scope: scope["user"].id)
+    install(app, guard=guard, tenant=lambda request: request.user.id)
 
     @app.post("/payments", status_code=201)
-    @action(ttl="24h")
+    @idempotent(ttl="24h")
     async def pay(payment: Payment, op: AsyncOperation): ...
 
 The claim is made after the dependencies and the validation of the body, just before the function runs.
@@ -13,20 +13,25 @@ The claim is made after the dependencies and the validation of the body, just be
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.engine.aio import AsyncSemel
-from semel.errors import MissingDependency
+from semel.errors import MissingDependency, TransactionConflict
 from semel.http.asgi.endpoints import protect
-from semel.http.asgi.middleware import Idempotency, TenantResolver
+from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.conditional import check_match, etag
-from semel.http.contract.inventory import Endpoint, declared_rule, exempted
-from semel.http.contract.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule
+from semel.http.contract.endpoint import Framework
+from semel.http.contract.inventory import Endpoint, declared_rule
+from semel.http.contract.middleware import check_installation
+from semel.http.contract.routes import RouteTable
+from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Rule
+from semel.http.describe import document
 
 try:
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
+    from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import BaseRoute, Mount, Route
 except ImportError as error:
@@ -36,11 +41,10 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 __all__ = [
-    "Action", "Conditional", "Idempotency", "Natural", "action", "check_match", "conditional", "endpoints", "etag",
-    "exempt", "install", "natural",
+    "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "install", "natural",
 ]  # fmt: skip
 
-F = TypeVar("F", bound=Callable[..., Any])
+TenantResolver: TypeAlias = Callable[[Request], "str | Awaitable[str | None] | None"]
 
 
 def install(
@@ -48,50 +52,47 @@ def install(
     *,
     guard: AsyncSemel,
     tenant: TenantResolver | None = None,
+    routes: RouteTable | None = None,
     docs: str | None = None,
-    longest_body: int = LONGEST_BODY,
+    max_request_body: int = MAX_REQUEST_BODY,
 ) -> None:
-    """Protect the app: its middleware, and for FastAPI the key and its errors in the generated OpenAPI document.
+    """Protect the app, and describe its declared endpoints in the OpenAPI document that FastAPI generates.
 
-    :param tenant: whose request it is, from the ASGI scope, after authentication; its result scopes the keys.
-    :param docs: a page that explains the errors; linked from them.
-    :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
+    :param tenant: a function of the request that returns its tenant, which scopes the keys. It is called after the
+        dependencies, and may be async.
+    :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``. They are claimed
+        in the middleware, before the dependencies.
+    :param docs: the URL of a page that explains the errors; they link to it.
+    :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
     """
-    app.add_middleware(Idempotency, guard=guard, tenant=tenant, docs=docs, longest_body=longest_body)
+    check_installation(guard, AsyncSemel, tenant, max_request_body)  # Starlette makes the middleware later
+    app.add_middleware(
+        ASGIMiddleware, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+        request=Request, endpoints=lambda: endpoints(app),
+    )  # fmt: skip
     if hasattr(app, "openapi"):
-        from semel.http.describe.openapi import wrap_fastapi
-
-        wrap_fastapi(app, lambda: endpoints(app), guard, docs)
+        _describe(app, guard, docs)
 
 
-def action(base: Action | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare an endpoint that needs a key and happens once for it. Settings of ``Action`` and of ``Policy``."""
-    return _declare(Action.declared(base, **settings))
+def _protect(endpoint: Any, rule: Rule) -> Any:
+    return protect(endpoint, rule, _FRAMEWORK, run_in_threadpool)
 
 
-def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare an endpoint that changes only what is as the caller knows it (If-Match): see ``check_match``."""
-    return _declare(Conditional.declared(base, **settings))
+_FRAMEWORK: Final = Framework(
+    blank=lambda: Response(status_code=204),
+    abort=HTTPException,
+    # A plain Exception: dependencies roll back in "except Exception".
+    run_again=lambda: HTTPException(TransactionConflict.status),
+)
 
 
-def natural(base: Natural | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare an endpoint whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
-    return _declare(Natural.declared(base, **settings))
-
-
-def exempt(reason: str) -> Callable[[F], F]:
-    """Declare that an endpoint is left alone, and why: only the report at start-up is silenced."""
-    rule = Exempt(reason)
-    return lambda function: exempted(function, rule)
-
-
-def _declare(rule: Rule) -> Callable[[F], F]:
-    blank = lambda: Response(status_code=204)  # noqa: E731
-    return lambda function: protect(function, rule, blank, HTTPException, run_in_threadpool)
+_declare = Decorators(_protect)
+idempotent, conditional = _declare.idempotent, _declare.conditional
+natural, exempt = _declare.natural, _declare.exempt
 
 
 def endpoints(app: Starlette) -> list[Endpoint]:
-    """All routes of the app, with what they are declared to be."""
+    """Return all routes of the app, with the rules that they are declared with."""
     return _found(app.routes, "")
 
 
@@ -119,3 +120,19 @@ def _of(route: Route, path: str) -> list[Endpoint]:
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def _describe(app: Any, guard: AsyncSemel, docs: str | None) -> None:
+    """Have ``app.openapi()`` describe the declared endpoints, whenever FastAPI builds the document anew."""
+    build = app.openapi
+    known: dict[str, Any] | None = None
+
+    def openapi() -> dict[str, Any]:
+        nonlocal known
+        built: dict[str, Any] = build()
+        if built is not known:
+            app.openapi_schema = known = document(built, endpoints(app), guard=guard, docs=docs)
+            return known
+        return built
+
+    app.openapi = openapi

@@ -1,15 +1,15 @@
-"""Flask: an extension that installs the middleware, and ``@action()`` on a view, below the route's own decorator.
+"""Flask: ``install`` protects an app, and ``@idempotent()`` declares a view, below the decorator of its route.
 
 ::
 
-    SemelFlask(app, guard=guard, tenant=lambda request: request.authorization.username)
+    install(app, guard=guard, tenant=lambda request: g.user.id)
 
     @app.post("/payments")
-    @action(ttl="24h")
+    @idempotent(ttl="24h")
     def pay(op: Operation): ...
 
-The claim is made just before the view runs: after ``before_request`` functions, so what they turn away is not claimed,
-and a replay is authorised as any request is.
+The claim is made just before the view runs. ``before_request`` functions run first: a request that they refuse is not
+claimed, and a replay is authorised like any other request.
 """
 
 from __future__ import annotations
@@ -17,34 +17,25 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import types
-import typing
 from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
-from semel.engine.declare.declaration import handle_parameter
-from semel.engine.operation.operation import AsyncOperation, running
 from semel.engine.sync import Semel
-from semel.errors import (
-    ConfigurationError,
-    MissingDependency,
-    NotUndone,
-    PolicyError,
-    PreconditionError,
-    TransactionConflict,
-)
-from semel.http.contract.conditional import check_match, etag, hold, let_go
-from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
-from semel.http.contract.middleware import check_tenant
+from semel.errors import ConfigurationError, MissingDependency
+from semel.http.contract.conditional import check_match, etag
+from semel.http.contract.endpoint import Framework
+from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, mark_exempt, mark_replaced
 from semel.http.contract.rerun import RunAgain
-from semel.http.contract.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule, check_longest_body
+from semel.http.contract.routes import RouteTable
+from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
+from semel.http.handlers import find_handle, sync_endpoint, type_hints
 from semel.http.in_transaction import connected
-from semel.http.wsgi.middleware import Idempotency, current_responder
+from semel.http.wsgi.middleware import WSGIMiddleware, WSGIResponder, current_responder
 from semel.http.wsgi.responder import Environ
 
 try:
     import flask
+    from werkzeug.exceptions import HTTPException
 except ImportError as error:
     raise MissingDependency("flask", "flask") from error
 
@@ -52,8 +43,7 @@ if TYPE_CHECKING:
     from flask import Flask, Request
 
 __all__ = [
-    "Action", "Conditional", "Natural", "SemelFlask", "action", "check_match", "conditional", "endpoints", "etag",
-    "exempt", "natural",
+    "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "install", "natural",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,139 +51,90 @@ TenantResolver: TypeAlias = "Callable[[Request], str | None]"
 NAME = "semel"
 
 
-class SemelFlask:
-    """``SemelFlask(app, guard=guard, tenant=…)``, or without an app, and ``init_app(app)`` later."""
+def install(
+    app: Flask,
+    *,
+    guard: Semel,
+    tenant: TenantResolver | None = None,
+    routes: RouteTable | None = None,
+    docs: str | None = None,
+    max_request_body: int = MAX_REQUEST_BODY,
+) -> None:
+    """Protect the app. Call it once, in the application factory if there is one.
 
-    def __init__(
-        self,
-        app: Flask | None = None,
-        *,
-        guard: Semel,
-        tenant: TenantResolver | None = None,
-        docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
-    ) -> None:
-        """
-        :param tenant: whose request it is, from Flask's request, when ``before_request`` functions have run; its
-            result scopes the keys.
-        :param docs: a page that explains the errors; linked from them.
-        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413, as is one
-            above Flask's own ``MAX_CONTENT_LENGTH``.
-        """
-        check_tenant(tenant)
-        check_longest_body(longest_body)
-        self.guard = guard
-        self.tenant = tenant
-        self.docs = docs
-        self.longest_body = longest_body
-        if app is not None:
-            self.init_app(app)
-
-    def init_app(self, app: Flask) -> None:
-        """Install the middleware. Once for an app; other middlewares may be put around it, or be there already."""
-        if NAME in app.extensions:
-            raise ConfigurationError("SemelFlask is installed in this app already: one guard for one app")
-        app.extensions[NAME] = self
-        middleware = Idempotency(
-            app.wsgi_app,
-            guard=self.guard,
-            tenant=self.tenant and self._tenant,
-            docs=self.docs,
-            longest_body=self.longest_body,
-        )
-        middleware.known = lambda: endpoints(app)
-        self.middleware = middleware
-        app.wsgi_app = middleware  # type: ignore[method-assign]
-
-    def _tenant(self, environ: Environ) -> str | None:
-        return self.tenant(flask.request) if self.tenant is not None else None
-
-
-def action(base: Action | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a view that needs a key and happens once for it. Settings of ``Action`` and of ``Policy``.
-
-    GET, HEAD and OPTIONS of the same view are not concerned. A parameter annotated ``Operation`` is given the handle;
-    None, where the key is optional and was left out, or the method is one of those.
+    :param tenant: a function of the request that returns its tenant, which scopes the keys. It is called after the
+        ``before_request`` functions.
+    :param routes: rules of views that are not decorated: ``{"POST /orders/{id}": idempotent()}``. They are claimed
+        before Flask sees the request, and so before ``before_request`` functions.
+    :param docs: the URL of a page that explains the errors; they link to it.
+    :param max_request_body: the longest request body in bytes; a longer one is refused with 413, as is one above
+        Flask's own ``MAX_CONTENT_LENGTH``.
     """
-    return _declare(Action.declared(base, **settings))
+
+    def request(environ: Environ) -> Request:
+        # A route in routes= is claimed before Flask sees the request, so there is no context yet.
+        return flask.request if flask.has_request_context() else app.request_class(environ)
+
+    if NAME in app.extensions:
+        raise ConfigurationError("install() was called for this app already: one guard for one app")
+    middleware = WSGIMiddleware(
+        app.wsgi_app, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+        request=request, endpoints=lambda: endpoints(app),
+    )  # fmt: skip
+    app.extensions[NAME] = middleware
+    app.wsgi_app = middleware  # type: ignore[method-assign]
 
 
-def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a view that changes only what is as the caller knows it (If-Match): see ``check_match``."""
-    return _declare(Conditional.declared(base, **settings))
+def _protect(view: F, rule: Rule) -> F:
+    if isinstance(rule, Exempt):
+        return mark_exempt(view, rule)
+    check_declarable(view)
+    view = connected(view, rule)
+    handle = find_handle(view, type_hints(view), awaits=False)  # the guard of a Flask app is sync
+    handler = _run_async(view) if inspect.iscoroutinefunction(view) else view
+    endpoint = functools.wraps(view)(sync_endpoint(handler, rule, handle, _FRAMEWORK, _find_responder))
+    endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
+    mark_replaced(view)
+    return cast(F, endpoint)
 
 
-def natural(base: Natural | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a view whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
-    return _declare(Natural.declared(base, **settings))
+def _run_async(view: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a plain function that has the app run an ``async def`` view, as Flask runs others."""
+
+    def handler(*args: Any, **kwargs: Any) -> Any:
+        return flask.current_app.ensure_sync(view)(*args, **kwargs)
+
+    return handler
 
 
-def exempt(reason: str) -> Callable[[F], F]:
-    """Declare that a view is left alone, and why: only the report at start-up is silenced."""
-    rule = Exempt(reason)
-    return lambda view: exempted(view, rule)
+def _find_responder() -> WSGIResponder | None:
+    responder = current_responder()
+    if responder is not None:
+        responder.max_request_body = flask.request.max_content_length
+    return responder
 
 
-def _declare(rule: Rule) -> Callable[[F], F]:
-    def decorate(view: F) -> F:
-        check_declarable(view)
-        view = connected(view, rule)
-        hints = _hints(view)
-        handle = handle_parameter(hints)
-        if handle is not None and AsyncOperation in (typing.get_args(hints[handle]) or (hints[handle],)):
-            raise PolicyError(
-                f"{view.__qualname__}: annotate {handle} with Operation: the guard of a Flask app is sync"
-            )
+def _abort(status: int) -> Exception:
+    try:
+        flask.abort(status)
+    except HTTPException as error:
+        return error
 
-        @functools.wraps(view)
-        def endpoint(*args: Any, **kwargs: Any) -> Any:
-            responder = current_responder()
-            operation = preconditions = None
-            if responder is not None:
-                responder.longest_body = flask.request.max_content_length
-                if not responder.claim(rule):
-                    return flask.Response(status=204)  # it takes the view's place; the middleware sends the real one
-                preconditions = responder.preconditions
-                if responder.attempt is not None:
-                    operation = responder.attempt.operation
-            if handle is not None:
-                kwargs[handle] = operation
-            token, held = running.set(operation), hold(preconditions)
-            try:
-                result = flask.current_app.ensure_sync(view)(*args, **kwargs)
-                if operation is not None:
-                    operation.leave()
-                return result
-            except PreconditionError as error:
-                if responder is None:
-                    raise
-                responder.refuse(error)
-                flask.abort(error.status)  # for teardown functions; the middleware sends the real answer
-            except Exception as error:
-                if responder is not None and responder.conflicts(error):
-                    if responder.give_way(error):
-                        raise RunAgain from error
-                    flask.abort(TransactionConflict.status)
-                raised = error if operation is None else operation.compensate(error)
-                if responder is not None and isinstance(raised, NotUndone):
-                    responder.refuse(raised)
-                    flask.abort(raised.status)
-                if raised is error:
-                    raise
-                raise raised from error
-            finally:
-                running.reset(token)
-                let_go(held)
 
-        endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
-        replaced(view)
-        return cast(F, endpoint)
+_FRAMEWORK: Final = Framework(
+    blank=lambda: flask.Response(status=204),
+    abort=_abort,  # for teardown functions
+    run_again=RunAgain,  # no Exception: error handlers make no answer of it
+)
 
-    return decorate
+
+_declare = Decorators(_protect)
+idempotent, conditional = _declare.idempotent, _declare.conditional
+natural, exempt = _declare.natural, _declare.exempt
 
 
 def endpoints(app: Flask) -> list[Endpoint]:
-    """All routes of the app, with what they are declared to be."""
+    """Return all routes of the app, with the rules that they are declared with."""
     return [
         Endpoint(
             method, _PART.sub(r"{\1}", route.rule), _rule_of(app.view_functions[route.endpoint], method), route.endpoint
@@ -208,16 +149,6 @@ _PART = re.compile(r"<(?:[^:<>]*:)?(\w+)>")
 
 
 def _rule_of(view: Any, method: str) -> Rule | None:
-    """A class of views has a method for each of the protocol, and decorators for all."""
+    """Return the rule of a view. A class of views may be declared as a whole or by its methods."""
     by_class = getattr(view, "view_class", None)
     return declared_rule(view) or (declared_rule(getattr(by_class, method.lower(), None)) if by_class else None)
-
-
-def _hints(view: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations as types, without those that name what exists for the type checker only."""
-    found: dict[str, Any] = {}
-    for name, hint in getattr(view, "__annotations__", {}).items():
-        alone = types.SimpleNamespace(__annotations__={name: hint})
-        with suppress(NameError, TypeError, AttributeError):
-            found |= typing.get_type_hints(alone, getattr(inspect.unwrap(view), "__globals__", {}))
-    return found

@@ -1,11 +1,11 @@
-"""Litestar: a plugin that installs the middleware, and ``@action()`` on a handler, below the route's own decorator.
+"""Litestar: ``SemelPlugin`` protects an app, and ``@idempotent()`` declares a handler, below its route.
 
 ::
 
     app = Litestar([pay], plugins=[SemelPlugin(guard=guard, tenant=lambda request: request.user.id)])
 
     @post("/payments")
-    @action(ttl="24h")
+    @idempotent(ttl="24h")
     async def pay(data: Payment, op: AsyncOperation) -> Receipt: ...
 
 The claim is made after guards, dependencies and the validation of the data, just before the function runs.
@@ -17,19 +17,19 @@ import copy
 import dataclasses
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, cast
 from urllib.parse import unquote
 
 from semel.engine.aio import AsyncSemel
-from semel.errors import ConfigurationError, MissingDependency, PolicyError
+from semel.errors import ConfigurationError, MissingDependency, PolicyError, TransactionConflict
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.messages import App, Receive, Scope, Send
-from semel.http.asgi.middleware import Idempotency, current_responder
+from semel.http.asgi.middleware import ASGIMiddleware, current_responder
 from semel.http.contract.conditional import check_match, etag
-from semel.http.contract.inventory import Endpoint, declared_rule, exempted
-from semel.http.contract.middleware import check_tenant
-from semel.http.contract.rules import LONGEST_BODY, Action, Conditional, Exempt, Natural, Rule
-from semel.http.describe.litestar import document_litestar
+from semel.http.contract.endpoint import Framework
+from semel.http.contract.inventory import Endpoint, declared_rule
+from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Idempotent, Rule
+from semel.http.describe import document
 
 try:
     from litestar import Litestar, Request, Response
@@ -38,6 +38,7 @@ try:
     from litestar.exceptions import HTTPException
     from litestar.handlers import HTTPRouteHandler
     from litestar.handlers.base import BaseRouteHandler
+    from litestar.openapi.spec import OpenAPI
     from litestar.plugins.base import InitPlugin, ReceiveRoutePlugin
     from litestar.routes import BaseRoute, HTTPRoute
     from litestar.utils.scope.state import CONNECTION_STATE_KEY, ScopeState
@@ -45,11 +46,9 @@ except ImportError as error:
     raise MissingDependency("litestar", "litestar") from error
 
 __all__ = [
-    "Action", "Conditional", "Natural", "SemelPlugin", "action", "check_match", "conditional", "endpoints", "etag",
-    "exempt", "natural",
+    "SemelPlugin", "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "natural",
 ]  # fmt: skip
 
-F = TypeVar("F", bound=Callable[..., Any])
 TenantResolver: TypeAlias = "Callable[[Request[Any, Any, Any]], str | Awaitable[str | None] | None]"
 _EXPOSED: Final = ("Idempotency-Key", "Idempotent-Replayed", "Retry-After", "Link")
 
@@ -63,23 +62,21 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         guard: AsyncSemel,
         tenant: TenantResolver | None = None,
         docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
     ) -> None:
         """
-        :param tenant: whose request it is, from Litestar's request, when guards and dependencies have run; its result
-            scopes the keys. It may be an ``async def``.
-        :param docs: a page that explains the errors; linked from them.
-        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
+        :param tenant: a function of the request that returns its tenant, which scopes the keys. It is called after
+            guards and dependencies, and may be async.
+        :param docs: the URL of a page that explains the errors; they link to it.
+        :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
         """
-        check_tenant(tenant)
-        self.tenant = tenant
-        self.middleware = Idempotency(
-            _nothing, guard=guard, tenant=tenant and self._tenant, docs=docs, longest_body=longest_body
+        self.middleware = ASGIMiddleware(
+            _nothing, guard=guard, tenant=tenant, docs=docs, max_request_body=max_request_body, request=Request
         )
         self._exposed: list[str] = []
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
-        """Put the middleware around all others, and tell of our headers where CORS and OpenAPI do."""
+        """Add the middleware around all others, and our headers to CORS and OpenAPI."""
         if sum(isinstance(plugin, SemelPlugin) for plugin in app_config.plugins) > 1:
             raise ConfigurationError("SemelPlugin is installed in this app already: one guard for one app")
         app_config.middleware.insert(0, cast(Any, self._around))
@@ -87,88 +84,62 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         if app_config.cors_config is not None:  # Litestar answers CORS outside of all middlewares
             self._exposed = list(dict.fromkeys([*app_config.cors_config.expose_headers, *_EXPOSED]))
             app_config.cors_config = dataclasses.replace(app_config.cors_config, expose_headers=self._exposed)
-        document_litestar(app_config, endpoints, self.middleware.guard, self.middleware.docs)
+        _describe(app_config, self.middleware.guard, self.middleware.docs)
         return app_config
 
     def receive_route(self, route: BaseRoute) -> None:
-        """Find out at start-up what would leave a declared handler without protection, or make its replay an error."""
+        """Raise at start-up if a declared handler would run without protection, or if its replay would fail."""
         for handler in route.route_handlers if isinstance(route, HTTPRoute) else ():
             rule = declared_rule(handler.fn)
             if rule is None or isinstance(rule, Exempt):
                 continue
             if handler.has_sync_callable:
                 raise ConfigurationError(f"{handler}: a plain def would block the event loop; add sync_to_thread=True")
-            if isinstance(rule, Action):
+            if isinstance(rule, Idempotent):
                 self.middleware.keep(rule)
                 if handler.cache:
                     raise ConfigurationError(f"{handler}: cache= answers without a claim; leave it out")
-                if (name := rule.replayed_header.decode("latin-1").title()) not in self._exposed:
+                if (name := rule.replay_marker.title()) not in self._exposed:
                     self._exposed.append(name)
             _let_answers_pass(handler)
 
-    def _around(self, app: App) -> Idempotency:
-        """The middleware around one route; they share all but that."""
-        around = copy.copy(self.middleware)
-        around._reported = True  # the hook at start-up does it, for all of them
+    def _around(self, app: App) -> ASGIMiddleware:
+        """Return the middleware around one route."""
 
         async def inside(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
                 _see_whole_path(scope)
-                if around.kept.wanted:
+                if self.middleware.reruns.possible:
                     _have_own_state(scope)
             await app(scope, receive, send)
 
-        around.app = inside
-        return around
+        return self.middleware.around(inside)
 
     def _report(self, app: Litestar) -> None:
-        self.middleware.known = lambda: endpoints(app)
+        self.middleware.list_endpoints = lambda: endpoints(app)
         self.middleware.report()
-
-    def _tenant(self, scope: Any) -> str | Awaitable[str | None] | None:
-        return self.tenant(Request(scope)) if self.tenant is not None else None
-
-
-def action(base: Action | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a handler that needs a key and happens once for it. Settings of ``Action`` and of ``Policy``."""
-    return _declare(Action.declared(base, **settings))
-
-
-def conditional(base: Conditional | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a handler that changes only what is as the caller knows it (If-Match): see ``check_match``."""
-    return _declare(Conditional.declared(base, **settings))
-
-
-def natural(base: Natural | None = None, **settings: Any) -> Callable[[F], F]:
-    """Declare a handler whose second call changes nothing: a PUT of a whole, a DELETE. No key, no record."""
-    return _declare(Natural.declared(base, **settings))
-
-
-def exempt(reason: str) -> Callable[[F], F]:
-    """Declare that a handler is left alone, and why: only the report at start-up is silenced."""
-    rule = Exempt(reason)
-    return lambda function: exempted(_below_the_route(function), rule)
 
 
 def endpoints(app: Litestar) -> list[Endpoint]:
-    """All routes of the app, with what they are declared to be."""
+    """Return all routes of the app, with the rules that they are declared with."""
     return [
         Endpoint(method, route.path_format, declared_rule(handler.fn), _name(handler))
         for route in app.routes
         if isinstance(route, HTTPRoute)
         for method, (handler, _) in sorted(route.route_handler_map.items())
-        if method != "OPTIONS"  # which Litestar answers by itself
+        if method != "OPTIONS"  # Litestar answers these itself
     ]
 
 
-def _declare(rule: Rule) -> Callable[[F], F]:
-    return lambda function: protect(_below_the_route(function), rule, _Blank, _refused)
-
-
-def _below_the_route(function: F) -> F:
+def _protect(function: Any, rule: Rule) -> Any:
     if isinstance(function, BaseRouteHandler):
         raise PolicyError(f"{function}: put the route's decorator on top, @post(…), and this one below it")
-    return function
+    return protect(function, rule, _FRAMEWORK)
+
+
+_declare = Decorators(_protect)
+idempotent, conditional = _declare.idempotent, _declare.conditional
+natural, exempt = _declare.natural, _declare.exempt
 
 
 class _Blank(Response[None]):
@@ -181,6 +152,14 @@ class _Blank(Response[None]):
 
 def _refused(status: int) -> HTTPException:
     return HTTPException(status_code=status, detail=HTTPStatus(status).phrase)
+
+
+_FRAMEWORK: Final = Framework(
+    blank=_Blank,
+    abort=_refused,
+    # A plain Exception: whatever cleans up after a handler may do so in "except Exception".
+    run_again=lambda: _refused(TransactionConflict.status),
+)
 
 
 async def _nothing(*_: Any) -> None: ...
@@ -206,7 +185,7 @@ def _see_whole_path(scope: Scope) -> None:
     whole = unquote(raw.partition(b"?")[0]) if raw else path
     if whole.rstrip("/") != path.rstrip("/") and (responder := current_responder()) is not None:
         scope["path"] = whole
-        _ = responder.exchange  # which keeps the path that it is made with
+        _ = responder.life.exchange  # which keeps the path that it is made with
         scope["path"] = path
 
 
@@ -222,3 +201,36 @@ def _have_own_state(scope: Scope) -> None:
 def _name(handler: HTTPRouteHandler) -> str:
     function = getattr(handler.fn, "func", handler.fn)  # in a thread
     return handler.name or str(getattr(function, "__name__", ""))
+
+
+def _describe(app_config: AppConfig, guard: AsyncSemel, docs: str | None) -> None:
+    """Have the application's OpenAPI document describe the declared handlers.
+
+    Litestar builds its document as an object and turns it into plain data wherever it is shown or written to a file.
+    ``document`` runs at that last step: all routes are registered by then.
+    """
+    if app_config.openapi_config is None:
+        return
+    config = copy.copy(app_config.openapi_config)  # the default one is shared by all applications
+    build = config.to_openapi_schema
+
+    def to_openapi_schema() -> OpenAPI:
+        openapi = build()
+        plain = openapi.to_schema
+
+        def to_schema() -> dict[str, Any]:
+            return document(plain(), endpoints(_application(app_config)), guard=guard, docs=docs)
+
+        openapi.to_schema = to_schema  # type: ignore[method-assign]
+        return openapi
+
+    config.to_openapi_schema = to_openapi_schema  # type: ignore[method-assign]
+    app_config.openapi_config = config
+
+
+def _application(app_config: AppConfig) -> Litestar:
+    """Return the application that is made from this configuration. Litestar's own OpenAPI plugin knows it."""
+    for plugin in app_config.plugins:
+        if hasattr(plugin, "provide_openapi_schema"):
+            return cast("Litestar", getattr(plugin, "app"))  # noqa: B009 - the class is private to Litestar
+    raise LookupError("Litestar has no plugin for OpenAPI")

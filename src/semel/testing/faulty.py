@@ -64,9 +64,10 @@ class _Faulty:
     def __init__(self, inner: Store) -> None:
         self._inner = inner
         self.wakes = inner.wakes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        self.counts = inner.counts
+        self.resumes = inner.resumes
+        self.adopt = inner.adopt
+        self.accept = inner.accept
 
     def execute(self, op: Any) -> Any:
         fails = _fault.here(op)
@@ -91,9 +92,10 @@ class _AsyncFaulty:
     def __init__(self, inner: AsyncStore) -> None:
         self._inner = inner
         self.wakes = inner.wakes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        self.counts = inner.counts
+        self.resumes = inner.resumes
+        self.adopt = inner.adopt
+        self.accept = inner.accept
 
     async def execute(self, op: Any) -> Any:
         fails = _fault.here(op)

@@ -1,4 +1,4 @@
-"""Measured in DynamoDB, in a new table that is deleted afterwards: the items, weighed as the service bills them."""
+"""Measure in DynamoDB, in a new table that is deleted afterwards. Items are weighed by the rules of billing."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ WRITE_UNIT: Final = 1024
 READ_UNIT: Final = 4096
 PAGE: Final = 1024 * 1024
 MAKING: Final = 120.0
-"""Seconds in which a table must have been made, or become free to be deleted: the service takes some ten."""
+"""Seconds for creating a table, or until it can be deleted. The service needs about ten."""
 AWAY: Final = 10.0
-"""Seconds in which a service that does not answer is asked again to delete it."""
+"""Seconds for which the deletion is retried when the service does not answer."""
 PAUSE: Final = 1.0
 _NOT_YET: Final = ("ResourceInUseException", "LimitExceededException", "ThrottlingException", "InternalServerError")
-"""What the service says of a table that cannot be deleted at this moment: it is still being made."""
+"""Error codes for a table that cannot be deleted yet, because it is still being created."""
 
 
 def dynamodb(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.dynamodb import DynamoDBStore
+    from semel.stores.dynamodb.failures import error_of, public_error
     from semel.stores.dynamodb.programs import SCAN_PAGES
-    from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, PATIENCE, TIMEOUT, Settings, named, public
-    from semel.stores.dynamodb.sync import _client
+    from semel.stores.dynamodb.settings import DynamoDBSettings
+    from semel.stores.dynamodb.sync import open_client
 
-    Settings(url, TIMEOUT, CONNECT_TIMEOUT, PATIENCE, None)  # refused here as everywhere, although the table is another
+    DynamoDBSettings(url)  # checks the URL; the table is another one
     inside = urlsplit(url)._replace(path=f"/semel-size-{secrets.token_hex(6)}").geturl()
-    settings = Settings(inside, TIMEOUT, CONNECT_TIMEOUT, PATIENCE, None)
-    with closing(_client(settings)) as client:
+    settings = DynamoDBSettings(inside)
+    with closing(open_client(settings)) as client:
         table = _Table(client, settings.table, sample)
         with sample.interrupts.place(table.remove, f"the table {settings.table}"):
             try:
@@ -49,10 +50,10 @@ def dynamodb(url: str, sample: Sample) -> list[Measured]:
             except SemelError:
                 raise
             except Exception as error:
-                raise public(named(error, settings.table)) from error
+                raise public_error(error_of(error, settings.table)) from error
     begun, done = (sum(map(_weight, some)) / len(items) for some in (map(_claimed, items), items))
     largest = max(map(_weight, items))
-    # A write pays for the larger item, before or after it; a claim that finds one pays for that, and reads nothing.
+    # A write is billed by the larger item, before or after it. A claim that finds a record is billed as a write of it.
     finished = math.ceil(largest / WRITE_UNIT)
     work = (
         Work("write capacity units", first=math.ceil(begun / WRITE_UNIT) + finished, again=finished),
@@ -63,7 +64,7 @@ def dynamodb(url: str, sample: Sample) -> list[Measured]:
 
 
 class _Table:
-    """A table that is made for the samples. Without a time to live: it goes as a whole."""
+    """A table for the samples. It has no time to live, because it is deleted as a whole."""
 
     def __init__(self, client: Any, name: str, sample: Sample) -> None:
         self._client = client
@@ -73,13 +74,13 @@ class _Table:
 
     def make(self) -> None:
         from semel.stores.dynamodb import table
-        from semel.stores.dynamodb.settings import named
+        from semel.stores.dynamodb.failures import error_of
 
         self._check()
         try:
-            self._client.create_table(**table.made(self._name))
+            self._client.create_table(**table.create_table_parameters(self._name))
         except Exception as error:
-            self._refused = not isinstance(named(error, self._name), StoreUncertain)
+            self._refused = not isinstance(error_of(error, self._name), StoreUncertain)
             raise
         ends = time.monotonic() + MAKING
         while not self._is_there():
@@ -91,7 +92,7 @@ class _Table:
     def _is_there(self) -> bool:
         try:
             found = self._client.describe_table(TableName=self._name)
-        except self._client.exceptions.ResourceNotFoundException:  # a moment after it was made
+        except self._client.exceptions.ResourceNotFoundException:  # it may be unknown for a moment after its creation
             return False
         return bool(found["Table"]["TableStatus"] == "ACTIVE")
 
@@ -119,17 +120,17 @@ class _Table:
 
 
 def _claimed(item: dict[str, Any]) -> dict[str, Any]:
-    """The item as its claim wrote it."""
+    """The item as the claim wrote it."""
     return {name: value for name, value in item.items() if name != "snapshot"}
 
 
 def _weight(item: dict[str, Any]) -> int:
-    """Bytes of an item, by the rules of the service."""
+    """Bytes of an item, by the rules of billing."""
     return _taken({"M": item}) - 3
 
 
 def _taken(value: dict[str, Any]) -> int:
-    """Bytes of an attribute: names count, numbers take half a byte a digit."""
+    """Bytes of an attribute. Names count; a number takes half a byte per digit."""
     ((kind, given),) = value.items()
     if kind == "M":
         return 3 + sum(len(name.encode()) + 1 + _taken(each) for name, each in given.items())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel.core.call import NOT_DONE, Recovered, Verdict
-from semel.core.policy import wait
+from semel.core.policy import Wait
 from semel.demo.direct.ledger import Fenced, Ledger
 from semel.demo.direct.rows import Rows
 from semel.demo.direct.sightings import Sightings
@@ -24,7 +24,7 @@ from semel.engine.operation.operation import INJECTED, Operation, current_operat
 from semel.engine.sync import Semel
 from semel.errors import InProgress, LeaseLost, StoreError
 
-__all__ = ["OPERATION", "TILLS", "Config", "Declined", "Till", "amount_of", "key_of"]
+__all__ = ["OPERATION", "TILLS", "Config", "PaymentFailed", "Till", "amount_of", "key_of"]
 
 OPERATION: Final = "semel-demo.charge"
 LEASE: Final = 1.0
@@ -39,7 +39,7 @@ PATIENCE: Final = 20.0
 """Seconds after which a client gives a payment up, and leaves it to be counted as lost."""
 
 
-class Declined(Exception):
+class PaymentFailed(Exception):
     """The handler fails before it has done anything: the client will ask again."""
 
 
@@ -94,7 +94,7 @@ class Till:
             "lease": LEASE,
             "ttl": "1h",
         }
-        return [self._guard.once(**settings, on_duplicate=what)(self.charge) for what in ("raise", wait("300ms"))]
+        return [self._guard.once(**settings, on_duplicate=what)(self.charge) for what in ("raise", Wait("300ms"))]
 
     def _unprotected(self, payment: int, amount: int, op: Operation) -> dict[str, int]:
         return self.charge(payment, amount, op)
@@ -107,7 +107,7 @@ class Till:
         self._die_if(fate < DYING, payment, op, "before the effect")
         time.sleep(LEASE * 1.6 if fate > 1 - SLOW else 0.005 + 0.02 * self._random.random())
         if not self._config.finishing and self._random.random() < FAILING:
-            raise Declined(f"payment {payment}")
+            raise PaymentFailed(f"payment {payment}")
         if self._config.sabotage == "broken" and payment % 50 == 0:
             raise ZeroDivisionError
         if self._config.sabotage == "silent" and payment % 10 == 0:
@@ -139,7 +139,7 @@ class Till:
                 answer = dice.choice(self._ways)(payment, amount_of(payment))
             except InProgress:
                 self._sightings.see("refused", payment)
-            except Declined:
+            except PaymentFailed:
                 self._sightings.see("failed", payment)
             except (Fenced, LeaseLost):
                 self._sightings.see("fenced", payment)
@@ -171,9 +171,10 @@ class TransactionalTill(Till):
         def way(what: Any) -> Callable[[int, int], Any]:
             def ask(payment: int, amount: int) -> Any:
                 try:
-                    return self._guard.transaction(
+                    return self._guard.run_in_transaction(
                         self._rows.connection(), OPERATION, key=key_of(self._config.run, payment),
-                        call=lambda op: self.charge(payment, amount, op), begin=True, ttl="1h", on_duplicate=what,
+                        call=lambda op: self.charge(payment, amount, op), own_transaction=True, ttl="1h",
+                        on_duplicate=what,
                     )  # fmt: skip
                 except StoreError:
                     self._rows.drop()
@@ -181,7 +182,7 @@ class TransactionalTill(Till):
 
             return ask
 
-        return [way("raise"), way(wait("300ms"))]
+        return [way("raise"), way(Wait("300ms"))]
 
     def charge(self, payment: int, amount: int, op: Operation = INJECTED) -> dict[str, int]:
         """The handler: one row."""
@@ -191,7 +192,7 @@ class TransactionalTill(Till):
         self._die_once(fate < DYING, payment, "before the row")
         time.sleep(LONG if fate > 1 - SLOW else 0.001 + 0.004 * self._random.random())
         if not self._config.finishing and self._random.random() < FAILING:
-            raise Declined(f"payment {payment}")
+            raise PaymentFailed(f"payment {payment}")
         if self._config.sabotage == "silent" and payment % 10 == 0:
             return {"payment": payment, "amount": amount, "receipt": -1}
         receipt = self._rows.insert(payment, amount, op.attempt, op.token)
@@ -236,7 +237,7 @@ class StepsTill(Till):
         for name in names:
             time.sleep(LEASE * 0.8 if fate > 1 - SLOW else 0.002 + 0.01 * self._random.random())
             if not self._config.finishing and self._random.random() < FAILING / 2:
-                raise Declined(f"payment {payment}")
+                raise PaymentFailed(f"payment {payment}")
 
             def effect(name: str, payment: int, amount: int) -> int:
                 self._sightings.see("ran", payment, step=name, token=op.token)

@@ -1,9 +1,8 @@
-"""Who asks: bearer keys that stand for tenants. A dependency, so it is through before a key is claimed."""
+"""Authentication: a bearer key stands for a tenant. A dependency, so it runs before an idempotency key is claimed."""
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import Depends, HTTPException, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -11,7 +10,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 __all__ = ["KEYS", "Tenant", "authenticated", "tenant_of"]
 
 KEYS: Final = {"sk_alice": "alice", "sk_bob": "bob"}
-"""The two keys of the demo. Real ones are secrets, kept hashed and compared in constant time."""
+"""The demo's two keys. Real keys are secrets, stored as hashes and compared in constant time."""
 
 _bearer = HTTPBearer(auto_error=False, description="`sk_alice` or `sk_bob`: two tenants that never see each other")
 
@@ -19,7 +18,7 @@ _bearer = HTTPBearer(auto_error=False, description="`sk_alice` or `sk_bob`: two 
 async def authenticated(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> str:
-    """The tenant, or 401."""
+    """Return the tenant, or answer 401."""
     tenant = KEYS.get(credentials.credentials) if credentials is not None else None
     if tenant is None:
         raise HTTPException(401, "send Authorization: Bearer sk_alice", {"WWW-Authenticate": "Bearer"})
@@ -30,7 +29,7 @@ async def authenticated(
 Tenant = Annotated[str, Depends(authenticated)]
 
 
-def tenant_of(scope: MutableMapping[str, Any]) -> str:
-    """For the guard, which asks at the moment of the claim: the one that authentication found, and no other."""
-    tenant: str = scope["state"]["tenant"]
+def tenant_of(request: Request) -> str:
+    """Return the tenant that authentication has found. The guard asks for it when it claims a key."""
+    tenant: str = request.state.tenant
     return tenant

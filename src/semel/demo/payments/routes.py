@@ -1,7 +1,7 @@
-"""The endpoints. Each write says what it is: an action (needs a key), conditional (needs If-Match), or natural.
+"""The endpoints. Each write says what it is: idempotent (needs a key), conditional (needs If-Match), or natural.
 
 The mode is *leased*: Semel's record and the business row are two commits. A worker that dies between them leaves a row
-and no answer, and the handler is run again. So every handler of an action is written to be run again: its row has an
+and no answer, and the handler is run again. So every idempotent handler is written to be run again: its row has an
 id that is derived from the operation, the same in every attempt, and is inserted *once*; a second run finds it, and
 answers from it. That is what one does wherever the record cannot be in the row's own transaction.
 """
@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 
-from semel.core.policy import wait
+from semel.core.policy import Wait
 from semel.demo.payments import data
 from semel.demo.payments.auth import Tenant
 from semel.demo.payments.data import NothingLeft, PaymentRow
@@ -34,7 +34,7 @@ from semel.demo.payments.simulate import Fate
 from semel.demo.payments.stats import BooksOfService, began, found_done
 from semel.engine.operation.operation import AsyncOperation
 from semel.errors import PreconditionFailed
-from semel.http.fastapi import action, check_match, conditional, etag, natural
+from semel.http.fastapi import check_match, conditional, etag, idempotent, natural
 
 __all__ = ["router"]
 
@@ -55,7 +55,7 @@ MADE: dict[str, Any] = {**TAGGED, "Location": {"schema": {"type": "string"}, "de
 @router.post(
     "/payments", status_code=201, response_model=Payment, responses={**WRITES, **CONFLICT, 201: {"headers": MADE}}
 )
-@action(ttl="24h")
+@idempotent(ttl="24h")
 async def pay(
     request: Request, payment: NewPayment, tenant: Tenant, books: BooksOfService, op: AsyncOperation
 ) -> Response:
@@ -157,7 +157,7 @@ async def forget(id: PaymentId, tenant: Tenant, books: BooksOfService) -> None:
 
 
 @router.post("/refunds", status_code=201, response_model=Refund, responses={**WRITES, **NOT_FOUND, **CONFLICT})
-@action(on_duplicate=wait("5s"))
+@idempotent(on_duplicate=Wait("5s"))
 async def refund(refund: NewRefund, tenant: Tenant, books: BooksOfService, op: AsyncOperation) -> dict[str, Any]:
     """Give money back. A duplicate waits for the first one's answer instead of being turned away."""
     await began(books, op)

@@ -16,14 +16,14 @@ from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from semel.core.encoding.fingerprint import Arguments
 from semel.core.encoding.serializers import Serializer, serializer_for
-from semel.core.keys import KeyFormat, normalize_key
+from semel.core.keys import KeyFormat, check_name
 from semel.core.policy import Policy
 from semel.engine.declare.inputs import Inputs
 from semel.engine.operation.operation import AsyncOperation, Operation, OperationHandle
-from semel.errors import KeyInvalid, PolicyError, RequestError
+from semel.errors import PolicyError
 
 __all__ = [
-    "AsyncOnce", "Declaration", "Selector", "check_name", "handle_of", "handle_parameter", "refuse_generators",
+    "AsyncOnce", "Declaration", "Selector", "handle_of", "handle_parameter", "refuse_generators",
     "select",
 ]  # fmt: skip
 
@@ -71,7 +71,7 @@ class Declaration:
         key: Selector,
         tenant: Selector | None,
         fingerprint: Any,
-        without: tuple[str, ...],
+        exclude: tuple[str, ...],
         key_format: KeyFormat | str,
         serializer: Serializer | None,
         policy: Policy,
@@ -95,7 +95,7 @@ class Declaration:
         self.tenant = None if tenant is None else select("tenant", tenant, given)
         self.key_format = key_format if isinstance(key_format, KeyFormat) else KeyFormat.named(key_format)
         self.fingerprint = Arguments(
-            given, fingerprint, without=without, secret=secret, name=getattr(function, "__qualname__", None)
+            given, fingerprint, exclude=exclude, secret=secret, name=getattr(function, "__qualname__", None)
         )
         self.serializer = serializer_for(hints.get("return", inspect.Signature.empty), serializer)
         self.policy = policy
@@ -105,7 +105,7 @@ class Declaration:
     def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """The fingerprint of a call; the handle is no part of the request."""
         digest = self.fingerprint.digest(args, self._given(kwargs))
-        if self.fingerprint.left_out and not self._warned:
+        if self.fingerprint.ignored and not self._warned:
             self._warn()
         return digest
 
@@ -121,11 +121,11 @@ class Declaration:
     def _warn(self) -> None:
         """Once: an argument that is not compared is one whose change would be swallowed."""
         self._warned = True
-        names = ", ".join(f"{name} ({cls.__name__})" for name, cls in self.fingerprint.left_out.items())
-        first = next(iter(self.fingerprint.left_out))
+        names = ", ".join(f"{name} ({cls.__name__})" for name, cls in self.fingerprint.ignored.items())
+        first = next(iter(self.fingerprint.ignored))
         warnings.warn(
             f"{self.operation}: {names} is no plain data, so another one under the same key would not be noticed. "
-            f'Say what counts, fingerprint=("{first}.id", …), or that it does not, without=("{first}",)',
+            f'Say what counts, fingerprint=("{first}.id", …), or that it does not, exclude=("{first}",)',
             stacklevel=6,
         )
 
@@ -136,16 +136,6 @@ class Declaration:
         if self._place is not None and self._place < len(args):
             return self.function(*args[: self._place], op, *args[self._place :], **kwargs)
         return self.function(*args, **{**kwargs, self.handle: op})
-
-
-def check_name(what: str, name: object) -> str:
-    """A name that scopes keys or steps: text like a key."""
-    try:
-        if isinstance(name, str):
-            return normalize_key(name)
-        raise KeyInvalid("no text")
-    except RequestError as error:
-        raise PolicyError(f"{what} has a name of 1 to 255 printable characters, not {str(name)[:40]!r}") from error
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -27,9 +27,10 @@ class ThreadedStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.wakes = store.wakes
-        self.counts: bool = getattr(store, "counts", False)
-        self.resumes: bool = getattr(store, "resumes", False)
-        self.accept = getattr(store, "accept", None)
+        self.counts = store.counts
+        self.resumes = store.resumes
+        self.adopt = None  # the caller's connection belongs to a thread
+        self.accept = store.accept
         self._start()
         survive_forks(self._start)
 

@@ -19,14 +19,13 @@ from semel.engine.declare.handlers import with_handle
 from semel.engine.drive.drive import ignoring
 from semel.engine.guard import Guard, PolicyChanges
 from semel.engine.operation.operation import AsyncOperation, running
-from semel.engine.ports import AsyncStore, AsyncUnit
+from semel.engine.ports import AsyncStore, AsyncUnit, unit_of
 from semel.engine.transaction.sync import (
     bounded,
     connection_parameter,
     not_within_itself,
     outcome_of,
     pick_connection,
-    unit_of,
 )
 from semel.errors import PolicyError, StoreError
 from semel.observe import events
@@ -45,9 +44,9 @@ class AsyncTransactions(Guard):
 
     store: AsyncStore
 
-    async def transaction(
+    async def run_in_transaction(
         self,
-        conn: object,
+        connection: object,
         operation: str,
         *,
         key: object,
@@ -55,23 +54,23 @@ class AsyncTransactions(Guard):
         tenant: str | None = None,
         fingerprint: Any = None,
         returns: Any = None,
-        begin: bool = False,
+        own_transaction: bool = False,
         tries: int | None = None,
         **changes: Unpack[PolicyChanges],
     ) -> T:
-        """Run ``call`` once, its record written in the transaction of ``conn``: both commit, or neither.
+        """Run ``call`` once, its record written in the transaction of ``connection``: both commit, or neither.
 
         Parameters as of ``Semel.transaction``; the connection is an async one, and ``call`` an ``async def``.
         """
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
         outcome: Outcome[T] = await self._transact(
-            conn, what, with_handle(call), ignoring(what.policy.recover), begin, tries
+            connection, what, with_handle(call), ignoring(what.policy.recover), own_transaction, tries
         )
         return outcome.value
 
-    async def transaction_outcome(
+    async def run_in_transaction_outcome(
         self,
-        conn: object,
+        connection: object,
         operation: str,
         *,
         key: object,
@@ -79,27 +78,29 @@ class AsyncTransactions(Guard):
         tenant: str | None = None,
         fingerprint: Any = None,
         returns: Any = None,
-        begin: bool = False,
+        own_transaction: bool = False,
         tries: int | None = None,
         **changes: Unpack[PolicyChanges],
     ) -> Outcome[T]:
-        """Like ``transaction``, and tells whether the answer is a replay."""
+        """Like ``run_in_transaction``, and tells whether the answer is a replay."""
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        return await self._transact(conn, what, with_handle(call), ignoring(what.policy.recover), begin, tries)
+        return await self._transact(
+            connection, what, with_handle(call), ignoring(what.policy.recover), own_transaction, tries
+        )
 
     @with_brackets
     def once_in_transaction(
         self,
         *,
-        conn: Selector,
+        connection: Selector,
         key: Selector,
         operation: str | None = None,
         tenant: Selector | None = None,
         fingerprint: Any = "auto",
-        without: tuple[str, ...] = (),
+        exclude: tuple[str, ...] = (),
         key_format: KeyFormat | str = "any",
         serializer: Serializer | None = None,
-        begin: bool = False,
+        own_transaction: bool = False,
         tries: int | None = None,
         **changes: Unpack[PolicyChanges],
     ) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
@@ -110,13 +111,13 @@ class AsyncTransactions(Guard):
         def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
             if not inspect.iscoroutinefunction(function):
                 raise PolicyError(f"{getattr(function, '__qualname__', function)} is sync: decorate it with a Semel")
-            bounded(begin, tries)
+            bounded(own_transaction, tries)
             declared = self._declare(
                 function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint,
-                without=(*without, *connection_parameter(conn)), key_format=key_format, serializer=serializer,
+                exclude=(*exclude, *connection_parameter(connection)), key_format=key_format, serializer=serializer,
                 changes=changes,
             )  # fmt: skip
-            pick = pick_connection(declared, conn)
+            pick = pick_connection(declared, connection)
 
             @functools.wraps(function)
             async def once(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -124,7 +125,7 @@ class AsyncTransactions(Guard):
                 outcome: Outcome[T] = await self._transact(
                     pick(args, kwargs), self._declared_call(declared, args, kwargs),
                     lambda op: declared.invoke(op, args, kwargs),
-                    lambda op: recover and recover(args, kwargs), begin, tries,
+                    lambda op: recover and recover(args, kwargs), own_transaction, tries,
                 )  # fmt: skip
                 return outcome.value
 
@@ -134,24 +135,24 @@ class AsyncTransactions(Guard):
 
     async def _transact(
         self,
-        conn: object,
+        connection: object,
         call: Call,
         handler: Callable[[AsyncOperation], Any],
         recover: Callable[[AsyncOperation], Any],
-        begin: bool,
+        own_transaction: bool,
         tries: int | None,
     ) -> Outcome[Any]:
-        unit: AsyncUnit = unit_of(self.store, conn)
-        unit.require(begin)
+        unit: AsyncUnit = unit_of(self.store, connection)
+        unit.require(own_transaction)
         not_within_itself(call)
-        flow = transact(call, begin, bounded(begin, tries))
+        flow = transact(call, own_transaction, bounded(own_transaction, tries))
         try:
             step = await self._proceed(unit, call, flow, None)
             while isinstance(step, (Run, Recover)):
                 work = handler if type(step) is Run else recover
                 step = await self._proceed(unit, call, flow, await self._work(unit, call, step.claimed, work))
         except BaseException:
-            if begin:
+            if own_transaction:
                 await self._undo(unit, call)
             raise
         return outcome_of(step)  # type: ignore[no-any-return]

@@ -14,8 +14,9 @@ from semel.core.ops import Claimed, Op
 from semel.core.transactional import Flow, HandlerConflict, Rejected, transact
 from semel.engine.drive.drive import ignoring
 from semel.engine.operation.operation import AsyncOperation, Operation
+from semel.engine.ports import unit_of
 from semel.engine.transaction.aio import AsyncTransactions
-from semel.engine.transaction.sync import Transactions, outcome_of, unit_of
+from semel.engine.transaction.sync import Transactions, outcome_of
 
 __all__ = ["AsyncTransactionAttempt", "TransactionAttempt", "begin", "begin_async"]
 
@@ -199,17 +200,19 @@ class AsyncTransactionAttempt:
         return step
 
 
-def begin(guard: Transactions, conn: object, call: Call) -> TransactionAttempt | Outcome[Any]:
-    """Open a transaction on ``conn`` and take the key in it: an attempt, or an outcome that is known."""
-    unit = unit_of(guard.store, conn)
+def begin(guard: Transactions, connection: object, call: Call) -> TransactionAttempt | Outcome[Any]:
+    """Open a transaction on ``connection`` and take the key in it: an attempt, or an outcome that is known."""
+    unit = unit_of(guard.store, connection)
     unit.require(True)
     attempt = TransactionAttempt(guard, unit, transact(call, True, TRIES), call)
     return attempt.begin() or attempt
 
 
-async def begin_async(guard: AsyncTransactions, conn: object, call: Call) -> AsyncTransactionAttempt | Outcome[Any]:
+async def begin_async(
+    guard: AsyncTransactions, connection: object, call: Call
+) -> AsyncTransactionAttempt | Outcome[Any]:
     """The same, awaited."""
-    unit = unit_of(guard.store, conn)
+    unit = unit_of(guard.store, connection)
     unit.require(True)
     attempt = AsyncTransactionAttempt(guard, unit, transact(call, True, TRIES), call)
     return await attempt.begin() or attempt

@@ -1,5 +1,6 @@
 """ASGI: the middleware, and endpoints of frameworks that run under it."""
 
-from semel.http.asgi.middleware import Idempotency, current_responder
+from semel.http.asgi.middleware import ASGIMiddleware
+from semel.http.contract.rules import conditional, exempt, idempotent, natural
 
-__all__ = ["Idempotency", "current_responder"]
+__all__ = ["ASGIMiddleware", "conditional", "exempt", "idempotent", "natural"]

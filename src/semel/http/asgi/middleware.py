@@ -1,9 +1,9 @@
-"""ASGI: a middleware that prepares and captures at the edge; the claim is made at the endpoint, before the handler.
+"""The ASGI middleware. It surrounds the application. Decorated endpoints make the claim, just before the handler.
 
-So authentication, rate limits and validation come first, and turn requests away without a claim. For an application
-whose endpoints cannot be decorated, ``routes=`` names the rules and the claim is made here, at the edge.
+So authentication, rate limits and validation come first, and refuse requests without a claim. If the endpoints of an
+application cannot be decorated, ``routes=`` names their rules, and the claim is made here, at the edge.
 
-A request without a key can claim nothing, so it costs next to nothing: no task, no buffer, no hash.
+A request without a key claims nothing, so it gets no task, no buffer and no hash.
 """
 
 from __future__ import annotations
@@ -11,42 +11,46 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
 from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError
 from semel.http.asgi.messages import App, Receive, Scope, Send
-from semel.http.asgi.responder import Responder
+from semel.http.asgi.responder import ASGIResponder
+from semel.http.contract.inventory import Endpoint
 from semel.http.contract.middleware import Middleware
-from semel.http.contract.rules import LONGEST_BODY, SAFE_METHODS, Rule
+from semel.http.contract.routes import RouteTable
+from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 
-__all__ = ["Idempotency", "Responder", "current_responder"]
+__all__ = ["ASGIMiddleware", "ASGIResponder", "current_responder"]
 
-TenantResolver: TypeAlias = Callable[[Scope], "str | Awaitable[str | None] | None"]
+TenantResolver: TypeAlias = Callable[[Any], "str | Awaitable[str | None] | None"]
 
 _SAFE: Final = object()
-"""The request in hand is a GET or the like: its endpoint runs as if it were not declared."""
-_current: ContextVar[Responder | object | None] = ContextVar("semel_responder", default=None)
+"""Marks a GET or the like: its endpoint runs as if it were not declared."""
+_current: ContextVar[ASGIResponder | object | None] = ContextVar("semel_responder", default=None)
 _log = logging.getLogger("semel.http")
 
 
-def current_responder() -> Responder | None:
-    """The responder of the request in hand, for the decorators; None for a method that is never claimed."""
+def current_responder() -> ASGIResponder | None:
+    """Return the responder of the current request; None for a method that is never claimed, such as GET.
+
+    Raises ConfigurationError if the middleware is not installed.
+    """
     responder = _current.get()
     if responder is None:
         raise ConfigurationError(
-            "this endpoint is declared to happen once, and the Idempotency middleware is not installed: "
+            "this endpoint is declared, but the middleware is not installed: "
             "install(app, guard=…, tenant=…) in FastAPI and Starlette, plugins=[SemelPlugin(guard=…, tenant=…)] in "
-            "Litestar, Idempotency(app, guard=…, tenant=…) elsewhere"
+            "Litestar, ASGIMiddleware(app, guard=…, tenant=…) elsewhere"
         )
-    return responder if isinstance(responder, Responder) else None
+    return responder if isinstance(responder, ASGIResponder) else None
 
 
-class Idempotency(Middleware[App, AsyncSemel]):
-    """``app.add_middleware(Idempotency, guard=guard, tenant=…)``"""
+class ASGIMiddleware(Middleware[App, AsyncSemel]):
+    """Protects any ASGI application: ``app = ASGIMiddleware(app, guard=guard, tenant=…, routes=…)``."""
 
     def __init__(
         self,
@@ -54,20 +58,27 @@ class Idempotency(Middleware[App, AsyncSemel]):
         *,
         guard: AsyncSemel,
         tenant: TenantResolver | None = None,
-        routes: Mapping[tuple[str, str], Rule] | None = None,
+        routes: RouteTable | None = None,
         docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
+        request: Callable[[Any], Any] | None = None,
+        endpoints: Callable[[], list[Endpoint]] | None = None,
     ) -> None:
         """
-        :param tenant: whose request it is, from the ASGI scope, after authentication; its result scopes the keys.
-        :param routes: rules by (method, path) that are claimed here, for endpoints that are not decorated; a path may
-            have parts, like ``/orders/{id}``.
-        :param docs: a page that explains the errors; linked from them.
-        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
+        :param tenant: a function of the request, here the ASGI scope, that returns its tenant, which scopes the keys.
+            It is called after authentication, and may be async.
+        :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
+        :param docs: the URL of a page that explains the errors; they link to it.
+        :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
+        :param request: makes the framework's own request from the scope, for ``tenant``.
+        :param endpoints: lists the application's endpoints, for the report at start-up.
         """
-        super().__init__(app, guard, AsyncSemel, tenant=tenant, routes=routes, docs=docs, longest_body=longest_body)
+        super().__init__(
+            app, guard, AsyncSemel, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+            request=request, endpoints=endpoints,
+        )  # fmt: skip
         self._left: set[asyncio.Task[None]] = set()
-        """Handlers that finish without a client; the event loop itself would let go of them."""
+        """Handlers that run on without a client. The event loop holds only weak references to tasks."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._reported:
@@ -84,8 +95,8 @@ class Idempotency(Middleware[App, AsyncSemel]):
             return
         rule = None
         if self.routes.rules:
-            rule = self.declared(scope["method"], scope["path"], scope.get("root_path", ""))
-        responder = Responder(self, scope, receive, send)
+            rule = self.find_rule(scope["method"], scope["path"], scope.get("root_path", ""))
+        responder = ASGIResponder(self, scope, receive, send)
         token = _current.set(responder)
         try:
             await responder.respond(rule)
@@ -93,30 +104,20 @@ class Idempotency(Middleware[App, AsyncSemel]):
             _current.reset(token)
 
     async def _look(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Report on the routes. Of a mistake among them the server hears at start-up, and else at each request."""
+        """Raise if a route is misconfigured: at start-up, or at each request if the server has no lifespan."""
         try:
-            self._list(scope)
+            self.report()
         except ConfigurationError as error:
             if scope["type"] == "lifespan":
                 await receive()
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
             raise
 
-    def _list(self, scope: Scope) -> None:
-        """The first scope of a Starlette application knows it, and by then all of its routes are there."""
-        app = scope.get("app")
-        starlette = sys.modules.get("starlette.applications")
-        if self.known is None and starlette is not None and isinstance(app, starlette.Starlette):
-            from semel.http.fastapi import endpoints
-
-            self.known = lambda: endpoints(app)
-        self.report()
-
-    def whose(self, scope: Scope) -> str | Awaitable[str] | None:
-        """The tenant of a request; None: the guard's own. To be awaited where the resolver is async."""
+    def tenant_of(self, scope: Scope) -> str | Awaitable[str] | None:
+        """Return the tenant of a request, to be awaited if ``tenant`` is async; None for the guard's own."""
         if self.tenant is None:
             return None
-        found = self.tenant(scope)
+        found = self.tenant(scope if self.request is None else self.request(scope))
         return found if type(found) is str and found else self._awaited(found)
 
     async def _awaited(self, found: Any) -> str:
@@ -126,7 +127,7 @@ class Idempotency(Middleware[App, AsyncSemel]):
         return tenant
 
     def leave(self, task: asyncio.Task[None]) -> None:
-        """Let a handler finish that nobody waits for any more."""
+        """Let a handler run to its end although nobody waits for it any more."""
         self._left.add(task)
         task.add_done_callback(self._finished)
 

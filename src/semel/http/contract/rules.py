@@ -1,239 +1,377 @@
-"""What a route promises on the wire: its class, how its key is read, what is fingerprinted, stored and replayed.
+"""The rules that a route can be declared with, and the decorators that declare them.
 
-``Action`` needs a key and happens once for it. ``Conditional`` changes only what is still as the caller knows it.
-``Natural`` says the same however often it is said. ``Exempt`` is none of these, on purpose.
+``idempotent()`` needs a key and happens once for it. ``conditional()`` changes only the version that the caller has
+read. ``natural()`` has the same effect however often it is repeated. ``exempt("why")`` is left unprotected on purpose.
+
+Each returns a rule. A rule stands in the ``routes=`` of a middleware, and decorates an endpoint when it comes from the
+module of a framework, such as ``semel.http.fastapi``. This module knows no framework: see ``Decorators``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, Final, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Final, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
 from semel.core.keys import HeaderMode, KeyFormat
 from semel.core.policy import Policy
+from semel.engine.guard import PolicyChanges
 from semel.errors import PolicyError
 
 __all__ = [
-    "LONGEST_BODY", "RELEASED", "REPLAYED_HEADERS", "SAFE_METHODS", "Action", "Conditional", "Exempt", "Natural",
-    "Rule", "check_longest_body",
+    "MAX_REQUEST_BODY", "RELEASED", "REPLAY_HEADERS", "SAFE_METHODS", "Conditional", "ConditionalSettings",
+    "Decorators", "Exempt", "Idempotent", "IdempotentSettings", "Natural", "NaturalSettings", "Rule",
+    "check_max_request_body", "conditional", "exempt", "idempotent", "natural",
 ]  # fmt: skip
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-"""Never claimed, never replayed, whatever they carry."""
+"""Methods that are never claimed and never replayed."""
 
 RELEASED: Final = frozenset({401, 403, 408, 409, 412, 423, 425, 428, 429})
-"""Refusals that say nothing about the request itself: the same key may be used again."""
+"""Statuses that say nothing about the request itself: the answer is not stored, and the key may be used again."""
 
-REPLAYED_HEADERS: Final = frozenset(
+REPLAY_HEADERS: Final = frozenset(
     {
-        b"content-type",
-        b"content-language",
-        b"content-encoding",
-        b"content-disposition",
-        b"location",
-        b"content-location",
-        b"etag",
-        b"last-modified",
-        b"link",
+        "content-type",
+        "content-language",
+        "content-encoding",
+        "content-disposition",
+        "location",
+        "content-location",
+        "etag",
+        "last-modified",
+        "link",
     }
 )
-"""Header lines that belong to the answer; all others belong to the exchange that carried it."""
+"""Headers that belong to the answer; all others belong to the exchange that carried it."""
 
-_NEVER: Final = frozenset({b"set-cookie", b"www-authenticate", b"date"})
-BODY_LIMIT: Final = 1024 * 1024
-LONGEST_BODY: Final = 64 * 1024 * 1024
-"""Bytes of a request's body that a claim takes, unless the route or the middleware says otherwise."""
+_NEVER: Final = frozenset({"set-cookie", "www-authenticate", "date"})
+MAX_STORED_BODY: Final = 1024 * 1024
+MAX_REQUEST_BODY: Final = 64 * 1024 * 1024
+"""The longest request body that is accepted, in bytes, unless the route or the middleware sets another limit."""
 _GUARDS: Final = Policy()
-"""Stands for "as the guard's policy says"; known by its identity."""
+"""Means "the guard's policy"; recognised by identity."""
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _POLICY: Final = frozenset(each.name for each in fields(Policy) if each.init)
+
+F = TypeVar("F", bound=Callable[..., Any])
+Protect: TypeAlias = Callable[[Any, Any], Any]
+"""Wraps an endpoint of one framework: ``protect(endpoint, rule)`` returns the protected endpoint."""
+
+
+class IdempotentSettings(PolicyChanges, total=False):
+    """Keywords of ``idempotent()``: those of ``Idempotent``, and those of ``Policy`` that differ from the guard's."""
+
+    policy: Policy
+    required: bool
+    key_mode: HeaderMode
+    key_format: KeyFormat | str
+    reused_status: Literal[422, 409, 400]
+    scope: Literal["operation", "tenant"]
+    external_effects: bool
+    released: frozenset[int]
+    replay_headers: frozenset[str]
+    replay_marker: str
+    fingerprint_headers: tuple[str, ...]
+    canonical_json: bool
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    max_stored_body: int
+    max_request_body: int | None
+    keep_body: bool
+    connection: Callable[[], Any] | str | None
+    connection_parameter: str | None
+
+
+class ConditionalSettings(IdempotentSettings, total=False):
+    """Keywords of ``conditional()``."""
+
+    precondition_required: bool
+
+
+class NaturalSettings(TypedDict, total=False):
+    """Keywords of ``natural()``."""
+
+    absent: frozenset[int]
+
+
+def _no_framework(endpoint: Any, rule: Any) -> NoReturn:
+    raise PolicyError(
+        f"{rule.decorator} is for routes= here: to decorate an endpoint, import it from the module of your framework, "
+        f"such as semel.http.fastapi"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Action:
-    """A route that does something: it needs a key, and happens once for it."""
+class _Declaration:
+    """What all rules share: called with an endpoint, a rule is a decorator."""
+
+    kind: ClassVar[str]
+    """The name of the class of routes in documents."""
+    decorator: ClassVar[str]
+    """The name of the function that declares it."""
+
+    protect: Protect = field(default=_no_framework, repr=False, compare=False)
+
+    def __call__(self, endpoint: F) -> F:
+        """Return the endpoint, protected by this rule. It keeps its type."""
+        protected: F = self.protect(endpoint, self)
+        return protected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idempotent(_Declaration):
+    """A route that needs a key and happens once for it."""
 
     kind: ClassVar[str] = "action"
+    decorator: ClassVar[str] = "idempotent"
 
     policy: Policy = _GUARDS
-    """Left out: the guard's."""
+    """Defaults to the guard's policy."""
     changes: tuple[tuple[str, Any], ...] = ()
-    """Settings of the guard's policy that are other for this route; filled by ``declared``."""
+    """Settings that differ from the guard's policy on this route."""
     required: bool = True
-    """False: without a key the route runs unprotected, and says so in the events."""
+    """False: without a key the route runs unprotected and emits the event ``unkeyed``."""
     key_mode: HeaderMode = "auto"
     key_format: KeyFormat = field(default_factory=lambda: KeyFormat.named("any"))
     reused_status: Literal[422, 409, 400] = 422
-    """The status of "same key, other payload"."""
+    """The status of "same key, different payload"."""
     scope: Literal["operation", "tenant"] = "operation"
-    """``tenant``: a key is good for one request in all of the service, whatever its path."""
+    """``"tenant"``: a key is good for one request in the whole service, whatever its path."""
     external_effects: bool = False
-    """The handler changes things outside of the database, so a 5xx answer is an answer: stored, and not run again."""
+    """The handler changes things outside the database. A 5xx answer is stored then, and the handler not run again."""
     released: frozenset[int] = RELEASED
-    replayed_headers: frozenset[bytes] = REPLAYED_HEADERS
-    replayed_header: bytes = b"idempotent-replayed"
-    """The name of the header line that marks a replay."""
+    replay_headers: frozenset[str] = REPLAY_HEADERS
+    """Names of the headers that are stored with an answer and replayed; their case does not matter."""
+    replay_marker: str = "idempotent-replayed"
+    """The name of the header that marks a replay."""
     fingerprint_headers: tuple[str, ...] = ()
-    """Header lines that make it another request, beside Content-Type and the preconditions."""
+    """Headers that make it a different request, besides Content-Type and the preconditions."""
     canonical_json: bool = False
-    """Compare JSON bodies by what they say (RFC 8785), not by their bytes."""
-    only: tuple[str, ...] = ()
-    """Fields of a JSON body that count, by dotted path; empty: all."""
-    without: tuple[str, ...] = ()
-    """Fields of a JSON body that do not count."""
-    body_limit: int = BODY_LIMIT
-    """Bytes of an answer's body that are kept; a larger one is remembered without it."""
-    longest_body: int | None = None
-    """Bytes of a request's body; a longer one is refused with 413, and nothing is run. None: as the middleware says."""
+    """Compare JSON bodies by their content (RFC 8785), not by their bytes."""
+    include: tuple[str, ...] = ()
+    """Fields of a JSON body to compare, by dotted path; all of them by default."""
+    exclude: tuple[str, ...] = ()
+    """Fields of a JSON body that are not compared."""
+    max_stored_body: int = MAX_STORED_BODY
+    """The longest answer body that is stored, in bytes. Of a longer answer only status and headers are stored."""
+    max_request_body: int | None = None
+    """The longest request body in bytes; a longer one is refused with 413. Defaults to the middleware's limit."""
     keep_body: bool = True
-    """False for routes that issue secrets: the answer is remembered without its body."""
-    transaction: Callable[[], Any] | None = None
-    """Opens the connection or session (a context manager) that the handler writes its rows to: they and the answer are
-    committed together, before the answer is sent. See ``semel.http.in_transaction``."""
-    into: str | None = None
-    """The handler's parameter that is given this connection; ``op.connection`` has it as well."""
+    """False for routes that issue secrets: the answer is stored without its body."""
+    connection: Callable[[], Any] | None = None
+    """Opens the connection or session (a context manager) that the handler writes its rows to. They are committed
+    together with the answer, before it is sent. See ``semel.http.in_transaction``."""
+    connection_parameter: str | None = None
+    """The handler's parameter for this connection, which is ``op.connection`` too."""
 
     def __post_init__(self) -> None:
         if self.reused_status not in (422, 409, 400):
             raise PolicyError(f"reused_status is 422, 409 or 400, not {self.reused_status!r}")
         if self.scope not in ("operation", "tenant"):
             raise PolicyError(f'scope is "operation" or "tenant", not {self.scope!r}')
-        if any(name != name.lower() for name in self.replayed_headers) or self.replayed_header.lower() in _NEVER:
-            raise PolicyError("replayed_headers are names in lower case, as bytes")
-        if self.replayed_headers & _NEVER:
+        object.__setattr__(self, "replay_headers", frozenset(map(_header_name, self.replay_headers)))
+        object.__setattr__(self, "replay_marker", _header_name(self.replay_marker))
+        if self.replay_headers & _NEVER or self.replay_marker in _NEVER:
             raise PolicyError("Set-Cookie, WWW-Authenticate and Date are never replayed: leave them out")
-        if self.body_limit < 0:
-            raise PolicyError("body_limit is a number of bytes, 0 or more")
-        if self.longest_body is not None:
-            check_longest_body(self.longest_body)
+        if self.max_stored_body < 0:
+            raise PolicyError("max_stored_body is a number of bytes, 0 or more")
+        if self.max_request_body is not None:
+            check_max_request_body(self.max_request_body)
         if self.policy.resumable:
             raise PolicyError("resumable= is said of a function whose arguments can be kept: @guard.once(…)")
-        if self.transaction is not None and not self.required:
-            raise PolicyError("transaction= needs a key on every request: required=True")
-        if self.transaction is not None and self.stores(500):
-            # Whatever undoes the transaction undoes all that would remember what was done outside of it.
-            said = "external_effects=True" if self.external_effects else 'guarantee="at_most_once"'
+        if self.connection is not None and not self.required:
+            raise PolicyError("connection= needs a key on every request: required=True")
+        if self.connection is not None and self.stores(500):
+            # A rolled back transaction undoes the record as well, so nothing would remember the outside effect.
+            setting = "external_effects=True" if self.external_effects else 'guarantee="at_most_once"'
             raise PolicyError(
-                f"transaction= and {said} exclude each other: of a transaction that is rolled back nothing is left, so "
-                "what the handler did outside of the database would be done again. Leave transaction= out, and it is "
-                "not; or, where all that it does is rows, which happen once by themselves, say only transaction= "
-                '(guarantee="effectively_once")'
+                f"connection= and {setting} exclude each other: a transaction that is rolled back leaves no record, "
+                "so what the handler did outside the database would be done again. Leave connection= out to prevent "
+                "that; or keep only connection= where the handler writes nothing but rows, which happen once by "
+                'themselves (guarantee="effectively_once")'
             )
-        if self.into is not None and self.transaction is None:
-            raise PolicyError("into= names the parameter for the connection of transaction=, which is not given")
-        if self.only and self.without:
-            raise PolicyError("name the fields that count (only=) or those that do not (without=), not both")
+        if self.connection_parameter is not None and self.connection is None:
+            raise PolicyError("connection_parameter= needs connection=, which opens the connection")
+        if self.include and self.exclude:
+            raise PolicyError("name the fields to compare (include=) or those to leave out (exclude=), not both")
+
+    @cached_property
+    def replay_header_names(self) -> frozenset[bytes]:
+        """``replay_headers`` as they stand on the wire: encoded once, not per request."""
+        return frozenset(name.encode("latin-1") for name in self.replay_headers)
+
+    @cached_property
+    def replay_marker_name(self) -> bytes:
+        """``replay_marker`` as it stands on the wire."""
+        return self.replay_marker.encode("latin-1")
 
     @cached_property
     def reads_json(self) -> bool:
-        return self.canonical_json or bool(self.only or self.without)
+        return self.canonical_json or bool(self.include or self.exclude)
 
     def stores(self, status: int) -> bool:
-        """Whether an answer of this status is the answer, to be replayed; else the key is free again."""
+        """Whether an answer with this status is stored and replayed. Otherwise the key is free again."""
         if status in self.released:
             return False
         return status < 500 or self.external_effects or self.policy.guarantee == "at_most_once"
 
     def under(self, policy: Policy) -> Self:
-        """This rule under a guard's policy: that one, changed as the route says, unless the rule brings its own."""
-        made = self.policy if self._brings_its_own else policy.but(**dict(self.changes))
-        if self.external_effects and made.on_interrupted is None:
-            # What was cut short may have had its effect: that is like a crash, and not as if nothing had happened.
-            made = made.but(on_interrupted="abandon")
-        return self if made is self.policy else replace(self, policy=made, changes=())
+        """Return this rule with the guard's policy filled in, unless the rule has a policy of its own."""
+        effective = self.policy if self._has_own_policy else policy.replace(**dict(self.changes))
+        if self.external_effects and effective.on_interrupted is None:
+            # An interrupted handler may have had its effect, so an interruption is like a crash.
+            effective = effective.replace(on_interrupted="abandon")
+        return self if effective is self.policy else replace(self, policy=effective, changes=())
 
     @property
-    def _brings_its_own(self) -> bool:
+    def _has_own_policy(self) -> bool:
         return self.policy is not _GUARDS and not self.changes
 
-    @classmethod
-    def declared(cls, base: Self | None = None, **settings: Any) -> Self:
-        """A rule from the keywords of a decorator: its own settings, and those of its policy."""
-        _check_base(cls, base)
-        known = {each.name for each in fields(cls)}
-        own = {name: settings.pop(name) for name in list(settings) if name in known}
-        if unknown := settings.keys() - _POLICY:
-            there = sorted((known | _POLICY) - {"changes", "resumable"})
-            raise PolicyError(f"unknown setting {', '.join(sorted(unknown))}; there are: {', '.join(there)}")
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Return this rule with other settings, its own and those of its policy; PolicyError for an unknown one."""
+        known = {each.name for each in fields(self)} - {"changes", "protect"}
+        own = {name: each for name, each in settings.items() if name in known}
+        policy = {name: each for name, each in settings.items() if name not in known}
+        if unknown := policy.keys() - _POLICY:
+            raise _unknown(unknown, (known | _POLICY) - {"resumable"})
         if isinstance(own.get("key_format"), str):
             own["key_format"] = KeyFormat.named(own["key_format"])
-        start = base or cls()
-        if "policy" in own or start._brings_its_own:
-            own["policy"] = own.get("policy", start.policy).but(**settings)
-            return replace(start, **{**own, "changes": ()})
-        changes = {**dict(start.changes), **settings}
-        return replace(start, **{**own, "policy": _GUARDS.but(**changes), "changes": tuple(changes.items())})
+        if "policy" in own or self._has_own_policy:
+            own["policy"] = own.get("policy", self.policy).replace(**policy)
+            return replace(self, **{**own, "changes": ()})
+        changes = {**dict(self.changes), **policy}
+        return replace(self, **{**own, "policy": _GUARDS.replace(**changes), "changes": tuple(changes.items())})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conditional(Action):
-    """A route that changes a resource only while it is as the caller knows it: If-Match, else 428.
+class Conditional(Idempotent):
+    """A route that changes a resource only in the version that the caller has read: If-Match, or 428.
 
-    A key is welcome: then a retry of a change that was made is told the first answer, and not 412.
+    With a key as well, a retry of a change that was made gets the first answer instead of 412.
     """
 
     kind: ClassVar[str] = "conditional"
+    decorator: ClassVar[str] = "conditional"
 
     required: bool = False
     precondition_required: bool = True
-    """False: a request without If-Match or If-None-Match is let through, and changes whatever is there."""
+    """False: a request without If-Match or If-None-Match is accepted, and changes any version."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Natural:
-    """A route that says how things shall be, so that a second call changes nothing: PUT of a whole, DELETE. No key."""
+class Natural(_Declaration):
+    """A route whose repetition changes nothing, such as a PUT of a whole resource or a DELETE. It takes no key."""
 
     kind: ClassVar[str] = "natural"
+    decorator: ClassVar[str] = "natural"
 
     absent: frozenset[int] = frozenset({404, 410})
-    """Answers to a DELETE that mean "it is not there": they become 204, for that is what was asked for."""
+    """Statuses of a DELETE that mean that the resource does not exist. They become 204: that is what was requested."""
 
     def settled(self, method: str, status: int) -> bool:
-        """Whether this answer means that all is as the request wants it."""
+        """Whether the answer means that the requested state is reached already."""
         return method == "DELETE" and status in self.absent
 
-    @classmethod
-    def declared(cls, base: Self | None = None, **settings: Any) -> Self:
-        """A rule from the keywords of a decorator."""
-        _check_base(cls, base)
-        known = sorted(each.name for each in fields(cls))
-        if unknown := settings.keys() - set(known):
-            raise PolicyError(f"unknown setting {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
-        return replace(base or cls(), **settings)
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
+        """Return this rule with other settings; PolicyError for an unknown one."""
+        if unknown := settings.keys() - {"absent"}:
+            raise _unknown(unknown, {"absent"})
+        return replace(self, **settings)
 
 
 @dataclass(frozen=True)
-class Exempt:
-    """A route that is left alone on purpose, and why: a search by POST, a log-in."""
+class Exempt(_Declaration):
+    """A route that is unprotected on purpose, and the reason: a search by POST, a log-in."""
 
     kind: ClassVar[str] = "exempt"
+    decorator: ClassVar[str] = "exempt"
 
     reason: str
 
     def __post_init__(self) -> None:
-        _check_reason(self.reason)
+        reason: object = self.reason
+        if not isinstance(reason, str) or not reason.strip():
+            raise PolicyError('exempt() needs a reason, for the reader of the code: @exempt("it only reads")')
 
 
-def check_longest_body(longest: object) -> None:
-    """Refuse what is no number of bytes, when it is declared."""
-    if type(longest) is not int or longest < 0:
-        raise PolicyError(f"longest_body is a number of bytes, 0 or more, not {longest!r}")
-
-
-def _check_reason(reason: object) -> None:
-    if not isinstance(reason, str) or not reason.strip():
-        raise PolicyError('exempt() wants a reason, for whoever reads the start-up report: @exempt("it only reads")')
-
-
-def _check_base(cls: type[Action] | type[Natural], base: object) -> None:
-    if base is None or isinstance(base, cls):
-        return
-    if callable(base) and not isinstance(base, type):
-        raise PolicyError(f"write @{cls.kind}(), with the brackets")
-    example = f"{cls.__name__}.declared({'' if cls is Natural else 'required=False'})"
-    raise PolicyError(f"@{cls.kind}() starts from rules of its own kind, such as {example}, not from {base!r}")
-
-
-Rule: TypeAlias = Action | Natural | Exempt
+Rule: TypeAlias = Idempotent | Natural | Exempt
 """What a route can be declared to be."""
+
+
+class Decorators:
+    """``idempotent``, ``conditional``, ``natural`` and ``exempt`` of one framework.
+
+    The settings are typed here, once; the module of a framework binds these methods as its functions.
+    """
+
+    def __init__(self, protect: Protect) -> None:
+        self._protect = protect
+
+    def idempotent(self, base: Idempotent | None = None, /, **settings: Unpack[IdempotentSettings]) -> Idempotent:
+        """Declare an endpoint that needs a key and happens once for it.
+
+        Decorates an endpoint, below the decorator of its route, or stands in ``routes=``. GET, HEAD and OPTIONS of the
+        same endpoint are not affected. A parameter annotated ``Operation`` (``AsyncOperation`` in an ``async def``)
+        receives the handle of the operation, or None when no key was sent to a route where it is optional.
+
+        :param base: a rule to start from; ``settings`` change it.
+        :param settings: those of ``Idempotent``, and those of ``Policy`` that differ from the guard's.
+        """
+        return _base(Idempotent, base, self._protect).with_settings(settings)
+
+    def conditional(self, base: Conditional | None = None, /, **settings: Unpack[ConditionalSettings]) -> Conditional:
+        """Declare an endpoint that changes only the version that the caller has read (If-Match): see ``check_match``.
+
+        Same parameters as ``idempotent``, and ``precondition_required``.
+        """
+        return _base(Conditional, base, self._protect).with_settings(settings)
+
+    def natural(self, base: Natural | None = None, /, **settings: Unpack[NaturalSettings]) -> Natural:
+        """Declare an endpoint whose repetition changes nothing: a PUT of a whole resource, a DELETE. It takes no key.
+
+        :param absent: statuses by which a DELETE reports that the resource does not exist; they become 204.
+        """
+        return _base(Natural, base, self._protect).with_settings(settings)
+
+    def exempt(self, reason: str) -> Exempt:
+        """Declare that an endpoint is unprotected on purpose, so that the start-up report does not name it."""
+        return Exempt(reason, protect=self._protect)
+
+
+_plain = Decorators(_no_framework)
+idempotent, conditional, natural, exempt = _plain.idempotent, _plain.conditional, _plain.natural, _plain.exempt
+
+
+def check_max_request_body(longest: object) -> None:
+    """Raise PolicyError unless it is a number of bytes."""
+    if type(longest) is not int or longest < 0:
+        raise PolicyError(f"max_request_body is a number of bytes, 0 or more, not {longest!r}")
+
+
+def _header_name(name: object) -> str:
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+        raise PolicyError(f'replay_headers and replay_marker are names of headers, such as "etag", not {name!r}')
+    return name.lower()
+
+
+R = TypeVar("R", Idempotent, Conditional, Natural)
+
+
+def _base(cls: type[R], base: object, protect: Protect) -> R:
+    """The rule to start from; PolicyError if it is of another class, or the endpoint itself."""
+    if base is None:
+        return cls(protect=protect)
+    if isinstance(base, cls):
+        return replace(base, protect=protect)
+    name = cls.decorator
+    if callable(base) and not isinstance(base, (type, _Declaration)):
+        raise PolicyError(f"write @{name}(), with the brackets")
+    other = f"{base.decorator}()" if isinstance(base, _Declaration) else repr(base)
+    raise PolicyError(f"{name}() starts from another {name}(), not from {other}")
+
+
+def _unknown(unknown: set[str], known: set[str]) -> PolicyError:
+    return PolicyError(f"unknown setting {', '.join(sorted(unknown))}; there are: {', '.join(sorted(known))}")

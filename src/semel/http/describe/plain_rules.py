@@ -1,7 +1,7 @@
-"""A rule as plain data, for documents and pages, and back: the ``x-idempotency`` of an OpenAPI operation.
+"""A rule as plain data, and back: the ``x-idempotency`` of an OpenAPI operation.
 
-The names are those of the settings. What every reader wants to know is always said; the rest only where it is not the
-default. Code cannot be written down: a recover hook is named, and refused when it is read back.
+The names are those of the settings. The most important settings are always there, others only if they differ from the
+default. A recover hook is code: it is named, and refused when it is read back.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any, Final
 
 from semel.core.keys import MAX_KEY_LENGTH, KeyFormat
 from semel.core.ops import FOREVER
-from semel.core.policy import Policy, wait
+from semel.core.policy import Policy, Wait
 from semel.core.states import Takeover
 from semel.errors import ConfigurationError
-from semel.http.contract.rules import Action, Conditional, Exempt, Natural, Rule
+from semel.http.contract.rules import Conditional, Exempt, Idempotent, Natural, Rule
 
 __all__ = ["EXTENSION", "duration_text", "plain_rule", "rule_from_plain"]
 
 EXTENSION: Final = "x-idempotency"
 
-_CLASSES: Final[dict[str, type[Action]]] = {"action": Action, "conditional": Conditional}
+_KEYED: Final[dict[str, type[Idempotent]]] = {"action": Idempotent, "conditional": Conditional}
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 _TAKEOVERS: Final = {Takeover.RETRY: "retry", Takeover.REJECT: "reject", Takeover.RECOVER: "recover"}
 _SETTINGS: Final = (
@@ -29,22 +29,22 @@ _SETTINGS: Final = (
     "external_effects",
     "canonical_json",
     "keep_body",
-    "body_limit",
-    "longest_body",
+    "max_stored_body",
+    "max_request_body",
     "precondition_required",
 )
-"""Said as they are, where they are not the default."""
+"""Settings that are copied if they differ from the default."""
 
 
 def duration_text(seconds: float) -> str | None:
-    """``86400`` → ``"24h"``, as ``Policy`` reads it; None: for ever."""
+    """Return a duration as ``Policy`` reads it: ``86400`` is ``"24h"``. None means for ever."""
     if seconds >= FOREVER:
         return None
     if seconds != int(seconds):
         return f"{seconds * 1000:.3f}".rstrip("0").rstrip(".") + "ms"
     left, text = int(seconds), ""
     for size, unit in _UNITS:
-        if unit == "d" and left < 2 * size:  # a day is said in hours
+        if unit == "d" and left < 2 * size:  # one day is written in hours
             continue
         count, left = divmod(left, size)
         text += f"{count}{unit}" if count else ""
@@ -52,7 +52,7 @@ def duration_text(seconds: float) -> str | None:
 
 
 def plain_rule(rule: Rule, policy: Policy | None = None) -> dict[str, Any]:
-    """What the rule promises under the guard's policy, as JSON can say it."""
+    """Return the rule under the guard's policy, as data for JSON."""
     if isinstance(rule, Exempt):
         return {"class": rule.kind, "reason": rule.reason}
     if isinstance(rule, Natural):
@@ -71,28 +71,28 @@ def plain_rule(rule: Rule, policy: Policy | None = None) -> dict[str, Any]:
         "on_abandoned": _TAKEOVERS[promised.takeover],
         "on_store_error": "open" if promised.fails_open else "closed",
     }
-    if promised.refuse_seconds:
-        plain["refuse_expired"] = duration_text(promised.refuse_seconds)
+    if promised.reject_seconds:
+        plain["reject_expired_for"] = duration_text(promised.reject_seconds)
     if promised.on_interrupted is not None:
         plain["on_interrupted"] = promised.on_interrupted
     default = type(rule)()
     for name in _SETTINGS:
         if getattr(rule, name, None) != getattr(default, name, None):
             plain[name] = getattr(rule, name)
-    for name in ("only", "without", "fingerprint_headers"):
+    for name in ("include", "exclude", "fingerprint_headers"):
         if getattr(rule, name):
             plain[name] = list(getattr(rule, name))
     if rule.released != default.released:
         plain["released"] = sorted(rule.released)
-    if rule.replayed_headers != default.replayed_headers:
-        plain["replayed_headers"] = sorted(name.decode("latin-1") for name in rule.replayed_headers)
-    if rule.replayed_header != default.replayed_header:
-        plain["replayed_header"] = rule.replayed_header.decode("latin-1")
+    if rule.replay_headers != default.replay_headers:
+        plain["replay_headers"] = sorted(rule.replay_headers)
+    if rule.replay_marker != default.replay_marker:
+        plain["replay_marker"] = rule.replay_marker
     return plain
 
 
 def rule_from_plain(plain: Any, where: str = EXTENSION) -> Rule:
-    """The rule that plain data describes; ``"action"`` alone is one with the guard's settings."""
+    """Return the rule that plain data describes; ``"action"`` alone is ``idempotent()``. Raises ConfigurationError."""
     if isinstance(plain, str):
         plain = {"class": plain}
     if not isinstance(plain, Mapping):
@@ -103,10 +103,10 @@ def rule_from_plain(plain: Any, where: str = EXTENSION) -> Rule:
         if kind == "exempt":
             return Exempt(**settings)
         if kind == "natural":
-            return Natural(**{name: frozenset(each) for name, each in settings.items()})
-        if kind not in _CLASSES:
+            return Natural().with_settings({name: frozenset(each) for name, each in settings.items()})
+        if kind not in _KEYED:
             raise ConfigurationError(f"class is one of action, conditional, natural, exempt, not {kind!r}")
-        return _CLASSES[kind].declared(**_settings(settings))
+        return _KEYED[kind]().with_settings(_settings(settings))
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from error
     except (TypeError, ValueError, AttributeError) as error:
@@ -123,20 +123,16 @@ def _settings(plain: dict[str, Any]) -> dict[str, Any]:
             raise ConfigurationError(f"{name} is a {type(default).__name__}, not {said!r}")
     waited = settings.get("on_duplicate")
     if isinstance(waited, Mapping):
-        settings["on_duplicate"] = wait(waited["wait"]) if set(waited) == {"wait"} else waited
-    for name in ("only", "without", "fingerprint_headers"):
+        settings["on_duplicate"] = Wait(waited["wait"]) if set(waited) == {"wait"} else waited
+    for name in ("include", "exclude", "fingerprint_headers"):
         if name in settings:
             settings[name] = tuple(settings[name])
     if "key_format" in settings:
         settings["key_format"] = _format(settings["key_format"])
     if "released" in settings:
         settings["released"] = frozenset(settings["released"])
-    if "replayed_headers" in settings:
-        settings["replayed_headers"] = frozenset(
-            name.lower().encode("latin-1") for name in settings["replayed_headers"]
-        )
-    if "replayed_header" in settings:
-        settings["replayed_header"] = settings["replayed_header"].lower().encode("latin-1")
+    if "replay_headers" in settings:
+        settings["replay_headers"] = frozenset(settings["replay_headers"])
     return settings
 
 

@@ -1,4 +1,4 @@
-"""Django: a middleware, decorators for views, and the tables through Django's own migrations.
+"""Django: a middleware, decorators for views, and the tables by Django's own migrations.
 
 ::
 
@@ -6,14 +6,14 @@
     SEMEL = {"GUARD": "shop.once.guard", "TENANT": "semel.http.django.user"}
 
     @require_POST
-    @action(ttl="24h")
+    @idempotent(ttl="24h")
     def pay(request, op: Operation): ...
 
-The middleware is to the responders of WSGI and ASGI what a server is: it hands them the request, lets Django answer,
-and makes a response of what they say. So all of the contract is theirs. The claim is made by the decorator, just before
-the view: after all middlewares, the decorators above it, and what REST framework does first (authentication,
-permissions, throttles). The answer is taken by the middleware: rendered, and after the view's transaction
-(ATOMIC_REQUESTS) has ended.
+The settings take the place of ``install``: Django has no application object. The decorator makes the claim just before
+the view, after all middlewares, the decorators above it, and what REST framework does first (authentication,
+permissions, throttles). The middleware takes the answer when it is rendered and the view's transaction
+(ATOMIC_REQUESTS) has ended. It runs the responders of ``semel.http.wsgi`` and ``semel.http.asgi`` as a server would, so
+the whole contract is theirs.
 """
 
 try:
@@ -24,13 +24,12 @@ except ImportError as _error:
     raise MissingDependency("django", "django") from _error
 
 from semel.http.contract.conditional import check_match, etag
-from semel.http.contract.rules import Action, Conditional, Natural
 from semel.http.django.configuration import user
 from semel.http.django.middleware import IdempotencyMiddleware
 from semel.http.django.urls import endpoints
-from semel.http.django.views import action, conditional, exempt, natural
+from semel.http.django.views import conditional, exempt, idempotent, natural
 
 __all__ = [
-    "Action", "Conditional", "IdempotencyMiddleware", "Natural", "action", "check_match", "conditional", "endpoints",
-    "etag", "exempt", "natural", "user",
+    "IdempotencyMiddleware", "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "natural",
+    "user",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """WSGI: the middleware, and one request under it."""
 
-from semel.http.wsgi.middleware import Idempotency, current_responder
+from semel.http.contract.rules import conditional, exempt, idempotent, natural
+from semel.http.wsgi.middleware import WSGIMiddleware
 
-__all__ = ["Idempotency", "current_responder"]
+__all__ = ["WSGIMiddleware", "conditional", "exempt", "idempotent", "natural"]

@@ -1,50 +1,55 @@
-"""WSGI: a middleware that prepares and captures at the edge; the claim is made at the endpoint, before the handler.
+"""The WSGI middleware. It surrounds the application. Decorated endpoints make the claim, just before the handler.
 
-The same shape and names as ``semel.http.asgi``, for ``Semel``. All of a request happens in the thread that serves it.
-For an application whose endpoints cannot be decorated, ``routes=`` names the rules and the claim is made here, at the
-edge. A request without a key can claim nothing, so it costs next to nothing.
+It has the same shape and names as ``semel.http.asgi``, for ``Semel``. All of a request happens in the thread that
+serves it. If the endpoints of an application cannot be decorated, ``routes=`` names their rules, and the claim is made
+here, at the edge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from types import GeneratorType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError
+from semel.http.contract.inventory import Endpoint
 from semel.http.contract.middleware import Middleware
-from semel.http.contract.rules import LONGEST_BODY, SAFE_METHODS, Rule
+from semel.http.contract.routes import RouteTable
+from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 from semel.http.wsgi.answers import Peeked
 from semel.http.wsgi.lines import path_text
-from semel.http.wsgi.responder import App, Environ, Responder
+from semel.http.wsgi.responder import App, Environ, WSGIResponder
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
-__all__ = ["Idempotency", "Responder", "current_responder"]
+__all__ = ["WSGIMiddleware", "WSGIResponder", "current_responder"]
 
-TenantResolver: TypeAlias = "Callable[[Environ], str | None]"
+TenantResolver: TypeAlias = "Callable[[Any], str | None]"
 
 _SAFE: Final = object()
-"""The request in hand is a GET or the like: its endpoint runs as if it were not declared."""
-_current: ContextVar[Responder | object | None] = ContextVar("semel_wsgi_responder", default=None)
+"""Marks a GET or the like: its endpoint runs as if it were not declared."""
+_current: ContextVar[WSGIResponder | object | None] = ContextVar("semel_wsgi_responder", default=None)
 
 
-def current_responder() -> Responder | None:
-    """The responder of the request in hand, for the decorators; None for a method that is never claimed."""
+def current_responder() -> WSGIResponder | None:
+    """Return the responder of the current request; None for a method that is never claimed, such as GET.
+
+    Raises ConfigurationError if the middleware is not installed.
+    """
     responder = _current.get()
     if responder is None:
         raise ConfigurationError(
-            "this endpoint is declared to happen once, and the Idempotency middleware is not installed: "
-            "SemelFlask(app, guard=…, tenant=…) in Flask, Idempotency(application, guard=…, tenant=…) elsewhere"
+            "this endpoint is declared, but the middleware is not installed: "
+            "install(app, guard=…, tenant=…) in Flask, WSGIMiddleware(app, guard=…, tenant=…) elsewhere"
         )
-    return responder if isinstance(responder, Responder) else None
+    return responder if isinstance(responder, WSGIResponder) else None
 
 
-class Idempotency(Middleware[App, Semel]):
-    """``application = Idempotency(application, guard=guard, tenant=…)``"""
+class WSGIMiddleware(Middleware[App, Semel]):
+    """Protects any WSGI application: ``app = WSGIMiddleware(app, guard=guard, tenant=…, routes=…)``."""
 
     def __init__(
         self,
@@ -52,18 +57,25 @@ class Idempotency(Middleware[App, Semel]):
         *,
         guard: Semel,
         tenant: TenantResolver | None = None,
-        routes: Mapping[tuple[str, str], Rule] | None = None,
+        routes: RouteTable | None = None,
         docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
+        request: Callable[[Any], Any] | None = None,
+        endpoints: Callable[[], list[Endpoint]] | None = None,
     ) -> None:
         """
-        :param tenant: whose request it is, from the WSGI environ, after authentication; its result scopes the keys.
-        :param routes: rules by (method, path) that are claimed here, for endpoints that are not decorated; a path may
-            have parts, like ``/orders/{id}``.
-        :param docs: a page that explains the errors; linked from them.
-        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
+        :param tenant: a function of the request, here the WSGI environ, that returns its tenant, which scopes the
+            keys. It is called after authentication.
+        :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
+        :param docs: the URL of a page that explains the errors; they link to it.
+        :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
+        :param request: makes the framework's own request from the environ, for ``tenant``.
+        :param endpoints: lists the application's endpoints, for the report at start-up.
         """
-        super().__init__(app, guard, Semel, tenant=tenant, routes=routes, docs=docs, longest_body=longest_body)
+        super().__init__(
+            app, guard, Semel, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+            request=request, endpoints=endpoints,
+        )  # fmt: skip
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         if not self._reported:
@@ -76,11 +88,11 @@ class Idempotency(Middleware[App, Semel]):
                 return Peeked(answer) if isinstance(answer, GeneratorType) else answer
             finally:
                 _current.reset(token)
-        responder = Responder(self, environ, start_response)
+        responder = WSGIResponder(self, environ, start_response)
         token = _current.set(responder)
         try:
             return responder.respond(
-                self.declared(environ["REQUEST_METHOD"], path_text(environ), path_text(environ, "SCRIPT_NAME"))
+                self.find_rule(environ["REQUEST_METHOD"], path_text(environ), path_text(environ, "SCRIPT_NAME"))
             )
         finally:
             _current.reset(token)
