@@ -20,27 +20,16 @@ pytest.register_assert_rewrite("semel.testing.conformance.families", "semel.test
 
 from semel.testing.conformance.script import (  # noqa: E402
     Batch,
-<<<<<<< HEAD
     Elapse,
     Elsewhere,
     Family,
     Linger,
-=======
-    Elsewhere,
-    Family,
-    Linger,
-    Pause,
->>>>>>> trunk
     Proof,
     Script,
     Together,
     WaitForChange,
 )
-<<<<<<< HEAD
 from semel.testing.conformance.stages import AsyncStage, ManualClock, MovableClock, Stage  # noqa: E402
-=======
-from semel.testing.conformance.stages import AsyncStage, Clock, ManualClock, Stage  # noqa: E402
->>>>>>> trunk
 from semel.testing.conformance.suite import FAMILIES, AsyncStoreSuite, StoreSuite, play, play_async  # noqa: E402
 
 if TYPE_CHECKING:

@@ -86,11 +86,7 @@ class Together:
     parts: Sequence[Request | Script]
 
 
-<<<<<<< HEAD
 Request: TypeAlias = "Op[Any] | Elapse | Linger | Batch | WaitForChange | Elsewhere | Together"
-=======
-Request: TypeAlias = "Op[Any] | Pause | Linger | Batch | WaitForChange | Elsewhere | Together"
->>>>>>> trunk
 Script: TypeAlias = Generator[Request, Any, Any]
 """A proof: a generator that yields requests and asserts what it expects of the answers."""
 

@@ -10,11 +10,7 @@ from typing import Any, Final, Protocol
 
 from semel.engine.ports import AsyncStore, Store
 from semel.errors import StoreError
-<<<<<<< HEAD
 from semel.testing.conformance.script import Batch, Elapse, Elsewhere, Linger, Request, Script, Together, WaitForChange
-=======
-from semel.testing.conformance.script import Batch, Elsewhere, Linger, Pause, Request, Script, Together, WaitForChange
->>>>>>> trunk
 
 __all__ = ["AsyncStage", "ManualClock", "MovableClock", "Stage"]
 
