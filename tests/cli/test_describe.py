@@ -304,7 +304,7 @@ def test_a_wrong_name_is_explained(
     [
         ("import nothing_like_it", "cannot be imported: No module named 'nothing_like_it'"),
         ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
-        ("Policy(ttl='soon')", "no duration"),
+        ("Policy(ttl='soon')", "not a duration"),
     ],
 )
 def test_a_module_that_cannot_be_imported_says_why(
