@@ -38,7 +38,7 @@ except ImportError:
         raise
     pytest.skip("Quart is not installed", allow_module_level=True)
 
-from semel.http.describe.installed import installed_in
+from semel.http.describe.installation import find_installation
 from semel.http.quart import check_match, conditional, endpoints, etag, exempt, idempotent, install, natural
 
 KEY = {"Idempotency-Key": "k"}
@@ -381,7 +381,7 @@ def test_all_routes_are_listed_with_their_rules() -> None:
         assert await (await shop.client.post("/search/a/b")).get_data() == b"a/b"
         found = {(each.method, each.path): type(each.rule).__name__ for each in endpoints(shop.app)}
         assert (found["POST", "/pay"], found["POST", "/search/{what}"]) == ("Idempotent", "Exempt")
-        known = installed_in(shop.app)
+        known = find_installation(shop.app)
         assert (known.framework, known.guard) == ("Quart", shop.guard)
 
     play(scene)
