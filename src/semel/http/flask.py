@@ -40,6 +40,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from flask import Flask, Request
+    from flask.sansio.app import App
 
 __all__ = [
     "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "install", "natural",
@@ -132,7 +133,7 @@ idempotent, conditional = _declare.idempotent, _declare.conditional
 natural, exempt = _declare.natural, _declare.exempt
 
 
-def endpoints(app: Flask) -> list[Endpoint]:
+def endpoints(app: App) -> list[Endpoint]:
     """Return all routes of the app, with the rules that they are declared with."""
     return [
         Endpoint(

@@ -24,6 +24,7 @@ FRAMEWORKS: Final = (
     ("starlette.applications", "Starlette", "semel.http.fastapi"),
     ("litestar.app", "Litestar", "semel.http.litestar"),
     ("flask.app", "Flask", "semel.http.flask"),
+    ("quart.app", "Quart", "semel.http.quart"),
 )
 """The class of a framework's applications, and our module with ``endpoints(app)``."""
 INSIDE: Final = ("app", "wsgi_app", "application", "asgi_app", "_app", "wrapped", "__wrapped__", "__self__")
