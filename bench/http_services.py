@@ -80,11 +80,11 @@ def _starlette(who: str, redis: str | None) -> Any:
     middleware = []
     endpoint: Callable[..., Any] = pay
     if who == SEMEL:
-        from semel.http.fastapi import Idempotency
+        from semel.http.asgi import ASGIMiddleware
         from semel.http.fastapi import idempotent as declare
 
         endpoint = declare()(pay)
-        middleware = [Middleware(Idempotency, guard=_guard(redis), tenant=_tenant)]
+        middleware = [Middleware(ASGIMiddleware, guard=_guard(redis), tenant=_tenant)]
     elif who == EDGE:
         middleware = [Middleware(_edge(redis))]
     elif who == HEADER:
@@ -111,11 +111,11 @@ def _fastapi(who: str, redis: str | None) -> Any:
     app = FastAPI(openapi_url=None)
     endpoint: Callable[..., Any] = pay
     if who == SEMEL:
-        from semel.http.fastapi import Idempotency
         from semel.http.fastapi import idempotent as declare
+        from semel.http.fastapi import install
 
         endpoint = declare()(pay)
-        app.add_middleware(Idempotency, guard=_guard(redis), tenant=_tenant)
+        install(app, guard=_guard(redis), tenant=_tenant)
     elif who == EDGE:
         app.add_middleware(_edge(redis))
     elif who == HEADER:
@@ -140,7 +140,7 @@ def _wsgi(who: str, redis: str | None) -> Any:
 
     if who == UNPROTECTED:
         return application
-    from semel.http.wsgi import Idempotency
+    from semel.http.wsgi import WSGIMiddleware
 
     if redis is None:
         guard = Semel(MemoryStore(max_records=RECORDS), sweep_every=None)
@@ -148,7 +148,7 @@ def _wsgi(who: str, redis: str | None) -> Any:
         from semel import RedisStore
 
         guard = Semel(RedisStore(redis), sweep_every=None)
-    return Idempotency(application, guard=guard, tenant=_tenant, routes={f"POST {PATH}": idempotent()})
+    return WSGIMiddleware(application, guard=guard, tenant=_tenant, routes={f"POST {PATH}": idempotent()})
 
 
 def _guard(redis: str | None) -> AsyncSemel:
@@ -165,10 +165,10 @@ def _tenant(scope: Any) -> str:
 
 def _edge(redis: str | None) -> Callable[[Any], Any]:
     """Semel with a table of routes: whoever the tenant is must be known at the edge, and a replay ends there."""
-    from semel.http.asgi import Idempotency
+    from semel.http.asgi import ASGIMiddleware
 
     routes = {f"POST {PATH}": idempotent()}
-    return lambda app: Idempotency(app, guard=_guard(redis), tenant=_tenant, routes=routes)
+    return lambda app: ASGIMiddleware(app, guard=_guard(redis), tenant=_tenant, routes=routes)
 
 
 def _middleware(redis: str | None) -> Callable[[Any], Any]:

@@ -13,7 +13,7 @@ from bench.contest import BARE_FIRST, BARE_REPLAY, Contestant, Match
 from bench.turns import Turn, tasks, threads
 from semel import AsyncPostgresStore, PostgresStore
 from semel.stores.postgres import migrate
-from semel.stores.postgres.settings import LANES
+from semel.stores.postgres.settings import CONNECTIONS
 
 __all__ = ["matches"]
 
@@ -31,19 +31,21 @@ _Pool: TypeAlias = "asyncio.Queue[Callable[..., Awaitable[Any]]]"
 
 
 @contextmanager
-def matches(url: str, callers: int, lanes: int = LANES) -> Iterator[list[Match]]:
+def matches(url: str, callers: int, connections: int = CONNECTIONS) -> Iterator[list[Match]]:
     """On a database that may be filled."""
     migrate(url)
     with ExitStack() as stack:
         found = [
-            _match(f"PostgreSQL, threads (psycopg), {lanes} connections", _threads(stack, url, callers, lanes)),
+            _match(
+                f"PostgreSQL, threads (psycopg), {connections} connections", _threads(stack, url, callers, connections)
+            ),
         ]
         for driver in ("asyncpg", "psycopg"):
             runner = stack.enter_context(asyncio.Runner())
             found.append(
                 _match(
-                    f"PostgreSQL, asyncio ({driver}), {lanes} connections",
-                    _tasks(stack, runner, url, driver, callers, lanes),
+                    f"PostgreSQL, asyncio ({driver}), {connections} connections",
+                    _tasks(stack, runner, url, driver, callers, connections),
                 )
             )
         yield found
@@ -53,7 +55,7 @@ def _match(title: str, contestants: list[Contestant]) -> Match:
     return Match("postgres", title, contestants)
 
 
-def _threads(stack: ExitStack, url: str, callers: int, lanes: int) -> list[Contestant]:
+def _threads(stack: ExitStack, url: str, callers: int, connections: int) -> list[Contestant]:
     import psycopg
 
     insert, update, select = (_percent(sql) for sql in (_INSERT, _UPDATE, _SELECT))
@@ -66,7 +68,7 @@ def _threads(stack: ExitStack, url: str, callers: int, lanes: int) -> list[Conte
             free.put(connection)
         return free
 
-    few, many = pool(lanes), pool(callers)
+    few, many = pool(connections), pool(callers)
 
     def execute(sql: Any, values: tuple[Any, ...], rows: bool = False, free: Any = few) -> None:
         connection = free.get()
@@ -92,7 +94,7 @@ def _threads(stack: ExitStack, url: str, callers: int, lanes: int) -> list[Conte
     def replay(number: int) -> None:
         execute(select, (known[number % job.KNOWN],), rows=True)
 
-    store = PostgresStore(url, lanes=lanes)
+    store = PostgresStore(url, connections=connections)
     stack.callback(store.close)
     return [
         *_bare(threads, first, replay, callers),
@@ -107,7 +109,7 @@ def _tasks(
     url: str,
     driver: Literal["asyncpg", "psycopg"],
     callers: int,
-    lanes: int,
+    connections: int,
 ) -> list[Contestant]:
     few: _Pool = asyncio.Queue()
     many: _Pool = asyncio.Queue()
@@ -123,7 +125,7 @@ def _tasks(
     known = [job.raw_id() for _ in range(job.KNOWN)]
 
     async def prepare() -> None:
-        for free, size in ((few, lanes), (many, callers)):
+        for free, size in ((few, connections), (many, callers)):
             for _ in range(size):
                 statement, close = await connect(url)
                 stack.callback(_closing(runner, close))
@@ -143,7 +145,7 @@ def _tasks(
     async def replay(number: int) -> None:
         await execute(few, _SELECT, known[number % job.KNOWN])
 
-    store = AsyncPostgresStore(url, driver=driver, lanes=lanes)
+    store = AsyncPostgresStore(url, driver=driver, connections=connections)
     stack.callback(lambda: runner.run(store.close()))
     return [
         *_bare(lambda call, count: tasks(runner, call, count), first, replay, callers),

@@ -72,7 +72,7 @@ def _asyncpg(stack: ExitStack, url: str, clients: int) -> list[Contestant]:
             await connection.fetch(_INSERT)
             return await job.async_handler()
 
-        await guard.transaction(connection, job.OPERATION, key=job.fresh_key(), call=work, begin=True)
+        await guard.run_in_transaction(connection, job.OPERATION, key=job.fresh_key(), call=work, own_transaction=True)
 
     async def within(connection: Any) -> None:
         async def work() -> Any:
@@ -80,7 +80,7 @@ def _asyncpg(stack: ExitStack, url: str, clients: int) -> list[Contestant]:
             return await job.async_handler()
 
         async with connection.transaction():
-            await guard.transaction(connection, job.OPERATION, key=job.fresh_key(), call=work)
+            await guard.run_in_transaction(connection, job.OPERATION, key=job.fresh_key(), call=work)
 
     async def opened_by_hand(connection: Any) -> None:
         record = by_hand.Record()
@@ -140,7 +140,7 @@ def _psycopg(stack: ExitStack, url: str, clients: int) -> list[Contestant]:
             connection.execute(_INSERT)
             return job.handler()
 
-        guard.transaction(connection, job.OPERATION, key=job.fresh_key(), call=work, begin=True)
+        guard.run_in_transaction(connection, job.OPERATION, key=job.fresh_key(), call=work, own_transaction=True)
 
     def within(connection: Any) -> None:
         def work() -> Any:
@@ -148,7 +148,7 @@ def _psycopg(stack: ExitStack, url: str, clients: int) -> list[Contestant]:
             return job.handler()
 
         with connection.transaction():
-            guard.transaction(connection, job.OPERATION, key=job.fresh_key(), call=work)
+            guard.run_in_transaction(connection, job.OPERATION, key=job.fresh_key(), call=work)
 
     def opened_by_hand(connection: Any) -> None:
         record = by_hand.Record()

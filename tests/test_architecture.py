@@ -17,6 +17,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "semel"
 # Each layer imports from layers above it in this table and from itself; parts on one line do not import each other.
 LAYERS = (
     ("core",),
+    ("codec",),
     ("engine",),
     ("sql",),
     ("stores",),
@@ -60,7 +61,6 @@ KNOWN_TWICE = {  # class names
     "Declined",
     "Exchange",
     "Held",
-    "Idempotency",
     "Kept",
     "Lane",
     "LeaseLost",

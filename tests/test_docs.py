@@ -179,7 +179,7 @@ def test_a_page_that_is_wrong_is_found_out(page: str, complaint: str, app: types
 def test_the_reference_shows_what_programs_use_and_not_what_adapters_do() -> None:
     text = (DOCS / "reference" / "api.md").read_text("utf-8")
     shown = set(re.findall(r"^#### \w+\.(\w+)$", text, re.MULTILINE))
-    assert {"run", "transaction", "once", "step", "capture", "derive"} <= shown
+    assert {"run", "run_in_transaction", "once", "step", "capture", "derive"} <= shown
     assert not shown & {"begin", "compensate", "journal", "leave", "make_call", "undoes"}
 
 

@@ -99,5 +99,5 @@ def test_the_package_is_typed() -> None:
 
 def test_public_signatures_have_resolvable_hints() -> None:
     for cls in (semel.Semel, semel.AsyncSemel):
-        for name in ("once", "run", "outcome", "lookup", "resolve", "release", "sweep"):
+        for name in ("once", "run", "run_outcome", "lookup", "resolve", "release", "sweep"):
             assert "return" in typing.get_type_hints(getattr(cls, name), include_extras=True)

@@ -13,7 +13,7 @@ import urllib.request
 from contextlib import closing
 from typing import Any
 
-from semel import INJECTED, Operation, Policy, Semel, SQLiteStore, outgoing_headers, wait
+from semel import INJECTED, Operation, Policy, Semel, SQLiteStore, Wait, outgoing_headers
 from semel.natural import insert_once
 
 
@@ -22,7 +22,7 @@ class Service:
         self.database = database
         self.provider = provider
         # What a dead process held is free again after the lease: a short one, so that the example goes on soon.
-        self.guard = Semel(SQLiteStore(database), policy=Policy(lease=lease, on_duplicate=wait("10s")))
+        self.guard = Semel(SQLiteStore(database), policy=Policy(lease=lease, on_duplicate=Wait("10s")))
         with closing(sqlite3.connect(database)) as conn, conn:
             conn.execute("CREATE TABLE IF NOT EXISTS payment (order_id TEXT PRIMARY KEY, charge TEXT, cents INTEGER)")
         self.pay = self.guard.once(key="order", operation="pay")(self._pay)

@@ -15,7 +15,7 @@ from fastapi import Depends, FastAPI, HTTPException, Path, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, Field
 
-from semel import AsyncSemel, AsyncSQLiteStore, Operation, wait
+from semel import AsyncSemel, AsyncSQLiteStore, Operation, Wait
 from semel.errors import PreconditionFailed
 from semel.http.fastapi import check_match, conditional, etag, idempotent, install, natural
 
@@ -84,7 +84,7 @@ async def lifespan(app: FastAPI) -> Any:
 
 guard = AsyncSemel(AsyncSQLiteStore(FILE))
 app = FastAPI(title="Payments", lifespan=lifespan)
-install(app, guard=guard, tenant=lambda scope: scope["state"]["tenant"])
+install(app, guard=guard, tenant=lambda request: request.state.tenant)
 with sqlite3.connect(FILE) as _first:
     _first.executescript(TABLES)
 _first.close()
@@ -151,7 +151,7 @@ def forget(id: Id, tenant: Tenant, db: Database) -> None:
 
 
 @app.post("/refunds", status_code=201)
-@idempotent(on_duplicate=wait("5s"))
+@idempotent(on_duplicate=Wait("5s"))
 def refund(refund: NewRefund, tenant: Tenant, db: Database, op: Operation) -> dict[str, Any]:
     find(db, refund.payment, tenant)
     id = "ref_" + op.derive("refund")

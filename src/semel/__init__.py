@@ -12,35 +12,34 @@ from semel.errors import *  # noqa: F403
 from semel.errors import __all__ as _errors
 
 if TYPE_CHECKING:
+    from semel.codec import Codec as Codec
+    from semel.codec import KeyRing as KeyRing
     from semel.core.call import CANNOT_TELL as CANNOT_TELL
     from semel.core.call import NOT_DONE as NOT_DONE
     from semel.core.call import Outcome as Outcome
     from semel.core.call import Recovered as Recovered
     from semel.core.encoding.serializers import Serializer as Serializer
-    from semel.core.encoding.snapshot import Codec as Codec
     from semel.core.keys import KeyFormat as KeyFormat
     from semel.core.ops import Record as Record
     from semel.core.ops import Swept as Swept
     from semel.core.policy import Policy as Policy
-    from semel.core.policy import wait as wait
+    from semel.core.policy import Wait as Wait
     from semel.core.quota import Quota as Quota
-    from semel.core.resume import Recovery as Recovery
+    from semel.core.resume import ResumeReport as ResumeReport
     from semel.core.states import State as State
-    from semel.engine.aio_recovery import AsyncRecoverer as AsyncRecoverer
-    from semel.engine.compression import make_codec as make_codec
-    from semel.engine.encryption import KeyRing as KeyRing
+    from semel.engine.aio_resumer import AsyncResumer as AsyncResumer
     from semel.engine.operation.handle import INJECTED as INJECTED
     from semel.engine.operation.operation import AsyncOperation as AsyncOperation
     from semel.engine.operation.operation import Operation as Operation
     from semel.engine.operation.operation import current_operation as current_operation
-    from semel.engine.operation.propagation import current_key as current_key
+    from semel.engine.operation.propagation import derive_key as derive_key
     from semel.engine.operation.propagation import in_context as in_context
     from semel.engine.operation.propagation import outgoing_headers as outgoing_headers
     from semel.engine.operation.propagation import outgoing_key as outgoing_key
     from semel.engine.operation.propagation import outgoing_metadata as outgoing_metadata
     from semel.engine.ports import AsyncStore as AsyncStore
     from semel.engine.ports import Store as Store
-    from semel.engine.recovery import Recoverer as Recoverer
+    from semel.engine.resumer import Resumer as Resumer
     from semel.observe.logs import log_events as log_events
     from semel.stores.aio_guard import AsyncSemel as AsyncSemel
     from semel.stores.dynamodb import AsyncDynamoDBStore as AsyncDynamoDBStore
@@ -73,18 +72,18 @@ _HOMES = {
     "AsyncOperation": "semel.engine.operation.operation",
     "AsyncPostgresStore": "semel.stores.postgres",
     "AsyncRedisCache": "semel.stores.tiered",
-    "AsyncRecoverer": "semel.engine.aio_recovery",
     "AsyncRedisStore": "semel.stores.redis",
+    "AsyncResumer": "semel.engine.aio_resumer",
     "AsyncSQLiteStore": "semel.stores.sqlite",
     "AsyncSemel": "semel.stores.aio_guard",
     "AsyncStore": "semel.engine.ports",
     "AsyncTieredStore": "semel.stores.tiered",
+    "Codec": "semel.codec",
     "CANNOT_TELL": "semel.core.call",
-    "Codec": "semel.core.encoding.snapshot",
     "DynamoDBStore": "semel.stores.dynamodb",
     "INJECTED": "semel.engine.operation.handle",
     "KeyFormat": "semel.core.keys",
-    "KeyRing": "semel.engine.encryption",
+    "KeyRing": "semel.codec",
     "MemoryStore": "semel.stores.memory",
     "MySQLStore": "semel.stores.mysql",
     "NOT_DONE": "semel.core.call",
@@ -95,10 +94,10 @@ _HOMES = {
     "Quota": "semel.core.quota",
     "Record": "semel.core.ops",
     "Recovered": "semel.core.call",
-    "Recoverer": "semel.engine.recovery",
-    "Recovery": "semel.core.resume",
     "RedisCache": "semel.stores.tiered",
     "RedisStore": "semel.stores.redis",
+    "ResumeReport": "semel.core.resume",
+    "Resumer": "semel.engine.resumer",
     "SQLiteStore": "semel.stores.sqlite",
     "Semel": "semel.stores.guard",
     "Serializer": "semel.core.encoding.serializers",
@@ -106,18 +105,17 @@ _HOMES = {
     "Store": "semel.engine.ports",
     "Swept": "semel.core.ops",
     "TieredStore": "semel.stores.tiered",
-    "current_key": "semel.engine.operation.propagation",
+    "Wait": "semel.core.policy",
     "current_operation": "semel.engine.operation.operation",
+    "derive_key": "semel.engine.operation.propagation",
     "in_context": "semel.engine.operation.propagation",
     "log_events": "semel.observe.logs",
-    "make_codec": "semel.engine.compression",
     "migrate_store": "semel.stores.urls",
     "open_async_store": "semel.stores.urls",
     "open_store": "semel.stores.urls",
     "outgoing_headers": "semel.engine.operation.propagation",
     "outgoing_key": "semel.engine.operation.propagation",
     "outgoing_metadata": "semel.engine.operation.propagation",
-    "wait": "semel.core.policy",
 }
 
 __all__ = [*_errors, *_HOMES]  # noqa: PLE0604

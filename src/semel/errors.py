@@ -342,7 +342,8 @@ class RecordTooLarge(StoreUnavailable):
 class TransactionConflict(StoreUnavailable):
     """The transaction met another one, and only one of them can commit. Nothing is stored.
 
-    Roll the transaction back and run the unit of work again, with the same key. ``begin=True`` does so by itself.
+    Roll the transaction back and run the unit of work again, with the same key. ``own_transaction=True`` does so
+    by itself.
     """
 
     code = "idempotency_transaction_conflict"

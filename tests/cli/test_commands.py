@@ -170,7 +170,7 @@ def test_lookup_shows_a_remembered_failure(url: str, capsys: pytest.CaptureFixtu
         raise ValueError("no funds")
 
     with Semel(SQLiteStore(url.removeprefix("sqlite:///"))) as guard, pytest.raises(ValueError, match="no funds"):
-        guard.run("pay", key="failed", call=decline, remember=ValueError)
+        guard.run("pay", key="failed", call=decline, remember_errors=ValueError)
     assert main(["lookup", url, "pay", "failed", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["state"] == "done"

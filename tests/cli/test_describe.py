@@ -26,7 +26,7 @@ def whose(request):
     return "alice"
 
 guard = Semel(MemoryStore(), policy=Policy(ttl="7d"), secret=b"a secret of sixteen bytes or more")
-async_guard = AsyncSemel(AsyncMemoryStore(), policy=Policy(ttl="7d"), quota=Quota(live_keys=500), keep_keys=False)
+async_guard = AsyncSemel(AsyncMemoryStore(), policy=Policy(ttl="7d"), quota=Quota(live_keys=500), readable_keys=False)
 """
 
 FASTAPI = """
@@ -44,7 +44,7 @@ async def pay(): ...
 app.include_router(router)
 
 @app.patch("/payments/{id}")
-@conditional(on_duplicate=wait("5s"))
+@conditional(on_duplicate=Wait("5s"))
 async def change(id: int): ...
 
 @app.delete("/payments/{id}")
@@ -69,7 +69,8 @@ STARLETTE = """
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
-from semel.http.fastapi import Idempotency, idempotent
+from semel.http.asgi import ASGIMiddleware
+from semel.http.fastapi import idempotent
 
 @idempotent()
 async def pay(request): ...
@@ -78,7 +79,7 @@ async def plain(request): ...
 
 app = Starlette(
     routes=[Route("/v1/payments", pay, methods=["POST"]), Route("/refunds", plain, methods=["POST"])],
-    middleware=[Middleware(Idempotency, guard=async_guard, tenant=whose)],
+    middleware=[Middleware(ASGIMiddleware, guard=async_guard, tenant=whose)],
 )
 """
 
@@ -95,9 +96,9 @@ app = Litestar([pay], plugins=[SemelPlugin(guard=async_guard, tenant=whose)], lo
 
 FLASK = """
 from flask import Flask
-from semel.http.flask import SemelFlask, idempotent
+from semel.http.flask import idempotent, install
 app = Flask(__name__)
-SemelFlask(app, guard=guard, tenant=whose)
+install(app, guard=guard, tenant=whose)
 
 @app.post("/v1/payments")
 @idempotent()
@@ -105,7 +106,7 @@ def pay(): ...
 """
 
 ASGI = """
-from semel.http.asgi import Idempotency
+from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.rules import idempotent
 
 class Around:
@@ -114,19 +115,19 @@ class Around:
 
 async def plain(scope, receive, send): ...
 
-app = Around(Idempotency(plain, guard=async_guard, tenant=whose, routes={"POST /v1/payments": idempotent()}))
+app = Around(ASGIMiddleware(plain, guard=async_guard, tenant=whose, routes={"POST /v1/payments": idempotent()}))
 """
 
 WSGI = """
 from flask import Flask
 from semel.http.contract.rules import idempotent
-from semel.http.wsgi import Idempotency
+from semel.http.wsgi import WSGIMiddleware
 inner = Flask(__name__)
 
 @inner.post("/v1/payments")
 def pay(): ...
 
-inner.wsgi_app = Idempotency(inner.wsgi_app, guard=guard, tenant=whose, routes={"POST /v1/payments": idempotent()})
+inner.wsgi_app = WSGIMiddleware(inner.wsgi_app, guard=guard, tenant=whose, routes={"POST /v1/payments": idempotent()})
 app = inner
 """
 
@@ -282,8 +283,8 @@ def test_a_module_in_another_folder(module: Callable[[str], str], tmp_path: Path
         ("nowhere_at_all.main:app", "there is no module nowhere_at_all in /"),
         ("{}:ap", "has no ap: did you mean app?"),
         ("{}:app.inner", "has no app.inner"),
-        ("{}:guard", "no Idempotency middleware is installed in this application (Semel)"),
-        ("{}:whose", "no Idempotency middleware is installed in this application (function)"),
+        ("{}:guard", "no middleware of Semel is installed in this application (Semel)"),
+        ("{}:whose", "no middleware of Semel is installed in this application (function)"),
         ("app/main.py:app", "write module:attribute"),
         (":app", "write module:attribute"),
         ("json", "has neither app nor application: write json:attribute"),

@@ -171,8 +171,8 @@ def test_of_a_tiered_store_both_are_measured_and_copies_are_held_for_an_hour(
     capsys: pytest.CaptureFixture[str], redis: RedisServer, redis_url: str, tmp_path: Path
 ) -> None:
     url = f"tiered:sqlite:///{tmp_path / 'mine.db'},{redis_url}"
-    truth, cache = sized(capsys, "--window", "24h", "--store", url, "--body", "500")["store"]
-    assert truth["keys"] == 200 * 86400
+    primary, cache = sized(capsys, "--window", "24h", "--store", url, "--body", "500")["store"]
+    assert primary["keys"] == 200 * 86400
     assert (cache["kind"], cache["keys"]) == ("memory", 200 * 3600)
     assert 500 < cache["bytes_per_record"] < 1500
     assert int(redis.cli("-n", redis_url.rpartition("/")[2], "DBSIZE")) == 0
@@ -183,13 +183,15 @@ def test_of_a_large_answer_a_tier_has_no_copies_and_says_so(
     capsys: pytest.CaptureFixture[str], redis: RedisServer, redis_url: str, tmp_path: Path
 ) -> None:
     words = ["--window", "24h", "--store", f"tiered:memory:,{redis_url}", "--records", "10"]
-    truth, cache = sized(capsys, *words, "--body", "257KiB")["store"]
-    assert truth["bytes_per_record"] > 257 * 1024
+    primary, cache = sized(capsys, *words, "--body", "257KiB")["store"]
+    assert primary["bytes_per_record"] > 257 * 1024
     assert [cache[name] for name in ("keys", "bytes_per_record", "bytes", "measured_records")] == [0] * 4
-    assert cache["measured_by"] == "no copies are made of answers above 256 KiB (largest=)"
+    assert cache["measured_by"] == "no copies are made of answers above 256 KiB (max_copy_bytes=)"
     assert works({"store": [cache]}) == {"commands": (200, 1, 1)}
     assert main(["size", "--qps", "200", *words, "--body", "257KiB"]) == 0
-    assert "\ncache in redis: no copies are made of answers above 256 KiB (largest=)\n" in capsys.readouterr().out
+    assert (
+        "\ncache in redis: no copies are made of answers above 256 KiB (max_copy_bytes=)\n" in capsys.readouterr().out
+    )
     # What counts are the bytes that are kept: the same answer, if it compresses, has copies.
     answer = tmp_path / "answer.json"
     answer.write_bytes(b"[]" * 300_000)

@@ -116,7 +116,7 @@ class TestFingerprint:
 
     def test_a_field_left_out_does_not_change_the_fingerprint(self) -> None:
         def of(body: bytes) -> bytes:
-            return digest_of(("body", canonical_json(select_fields(parse_json(body), without=["trace"]))))
+            return digest_of(("body", canonical_json(select_fields(parse_json(body), exclude=["trace"]))))
 
         assert of(b'{"amount":5,"trace":"a"}') == of(b'{"amount":5,"trace":"b"}') == of(b'{"amount":5}')
         assert of(b'{"amount":5}') != of(b'{"amount":6}')
@@ -294,7 +294,7 @@ class TestArgumentsAll:
 
     @pytest.mark.parametrize("value", [Session(), [Session()], {"a": Session()}, Order(1, [Session()])])
     def test_an_argument_that_is_not_plain_data_is_an_error(self, value: Any) -> None:
-        with pytest.raises(PolicyError, match=r"'amount' is or holds a Session.*without="):
+        with pytest.raises(PolicyError, match=r"'amount' is or holds a Session.*exclude="):
             Arguments(pay, "all").digest((1, value), {})
 
     def test_errors_name_rest_and_keywords(self) -> None:
@@ -389,14 +389,14 @@ class TestArgumentsOtherwise:
         assert Arguments(pay, None).digest((1,), {}) == b""
 
     def test_without_leaves_parameters_out(self) -> None:
-        arguments = Arguments(flexible, without=("second", "trace"))
+        arguments = Arguments(flexible, exclude=("second", "trace"))
         assert arguments.digest((1, 2), {}) == arguments.digest((1, 3), {"trace": "x"})
         assert arguments.digest((1, 2), {}) != arguments.digest((1, 2), {"other": "x"})
-        plain = Arguments(flexible, without=("rest", "others"))
+        plain = Arguments(flexible, exclude=("rest", "others"))
         assert plain.digest((1, 2), {}) == plain.digest((1, 2, 3, 4), {"a": 5})
 
     def test_all_without_the_live_ones(self) -> None:
-        arguments = Arguments(pay, "all", without=["currency"])
+        arguments = Arguments(pay, "all", exclude=["currency"])
         assert arguments.digest((1, 2, Session()), {}) == arguments.digest((1, 2), {})
 
     def test_the_operation_handle_is_left_out_and_may_be_missing(self) -> None:
@@ -425,7 +425,7 @@ class TestArgumentsOtherwise:
     )
     def test_contradictions_are_refused_when_compiled(self, choice: Any, without: Any, words: str) -> None:
         with pytest.raises(PolicyError, match=words):
-            Arguments(pay, choice, without=without)
+            Arguments(pay, choice, exclude=without)
 
     def test_a_function_without_parameters(self) -> None:
         def now() -> None: ...

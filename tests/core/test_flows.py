@@ -19,12 +19,12 @@ from semel.core.call import (
     Stopped,
 )
 from semel.core.encoding.serializers import PLAIN
-from semel.core.encoding.snapshot import Codec, Kind
+from semel.core.encoding.snapshot import Envelope, Kind
 from semel.core.endings import SETTLE_PAUSES
 from semel.core.flows import perform
 from semel.core.keys import identity
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Record, Release
-from semel.core.policy import Policy, wait
+from semel.core.policy import Policy, Wait
 from semel.core.states import State, Takeover
 from semel.errors import (
     InProgress,
@@ -50,7 +50,9 @@ class Driven:
 
     def __init__(self, fingerprint: bytes = b"", **policy: Any) -> None:
         self.events: list[Event] = []
-        self.call = Call(ID, "t", "op", "k", "k", fingerprint, 7, Policy(**policy), PLAIN, Codec(), self.events.append)
+        self.call = Call(
+            ID, "t", "op", "k", "k", fingerprint, 7, Policy(**policy), PLAIN, Envelope(), self.events.append
+        )
         self.flow = perform(self.call)
         self.next: Any = next(self.flow)
 
@@ -107,7 +109,7 @@ def test_a_done_record_is_replayed_at_once() -> None:
 
 @pytest.mark.parametrize("state", [State.RUNNING, State.DONE, State.UNKNOWN, State.ABANDONED])
 def test_another_requests_record_is_refused_in_every_state(state: State) -> None:
-    flow = Driven(b"a" * 16, on_duplicate=wait(5))
+    flow = Driven(b"a" * 16, on_duplicate=Wait(5))
     with pytest.raises(KeyReused):
         flow.answer(record(state, fingerprint=b"b" * 16))
 
@@ -120,7 +122,7 @@ def test_where_one_side_has_no_fingerprint_it_is_the_same_request(mine: bytes, t
 
 def test_an_unknown_record_is_told_as_such() -> None:
     with pytest.raises(OutcomeUnknown, match="attempt 1"):
-        Driven(on_duplicate=wait(5)).answer(record(State.UNKNOWN))
+        Driven(on_duplicate=Wait(5)).answer(record(State.UNKNOWN))
 
 
 @pytest.mark.parametrize(("left", "retry_after"), [(0.1, 1.0), (3.0, 3.0), (100.0, 5.0), (-1.0, 1.0)])
@@ -131,7 +133,7 @@ def test_a_running_record_turns_away_with_a_hint(left: float, retry_after: float
 
 
 def test_a_waiter_waits_no_longer_than_its_patience_and_no_longer_than_the_lease() -> None:
-    flow = Driven(on_duplicate=wait(5)).answer(record(State.RUNNING, lease_left=2.0))
+    flow = Driven(on_duplicate=Wait(5)).answer(record(State.RUNNING, lease_left=2.0))
     assert flow.next == Await(ID, 2.0, 0.005)
     flow.answer(2.0)
     assert isinstance(flow.next, Claim), "it claims again, and does not look and then act"
@@ -144,7 +146,7 @@ def test_a_waiter_waits_no_longer_than_its_patience_and_no_longer_than_the_lease
 
 
 def test_polls_become_slower_up_to_a_bound() -> None:
-    flow = Driven(on_duplicate=wait(1000))
+    flow = Driven(on_duplicate=Wait(1000))
     intervals = []
     for _ in range(12):
         flow.answer(record(State.RUNNING, lease_left=30.0))
@@ -156,14 +158,14 @@ def test_polls_become_slower_up_to_a_bound() -> None:
 
 
 def test_every_claim_of_one_call_has_the_same_nonce() -> None:
-    flow = Driven(on_duplicate=wait(5))
+    flow = Driven(on_duplicate=Wait(5))
     first = flow.next
     flow.answer(record(State.RUNNING)).answer(0.1)
     assert flow.next == first
 
 
 def test_a_wait_for_a_lease_that_has_ended_is_short_and_not_zero() -> None:
-    flow = Driven(on_duplicate=wait(5)).answer(record(State.RUNNING, lease_left=-3.0))
+    flow = Driven(on_duplicate=Wait(5)).answer(record(State.RUNNING, lease_left=-3.0))
     assert flow.next == Await(ID, 0.005, 0.005)
 
 
@@ -178,7 +180,7 @@ def offer(flow: Driven, pauses: list[float]) -> None:
 
 
 def test_settling_pauses_between_tries_and_stops_in_time() -> None:
-    flow = Driven(settle_for=1.0).answer(Claimed(1, 1)).answer(Returned("x"))
+    flow = Driven(completion_timeout=1.0).answer(Claimed(1, 1)).answer(Returned("x"))
     pauses: list[float] = []
     with pytest.raises(StoreUnavailable) as raised:
         offer(flow, pauses)
@@ -188,7 +190,7 @@ def test_settling_pauses_between_tries_and_stops_in_time() -> None:
 
 
 def test_settling_goes_on_at_the_slowest_pace_for_as_long_as_it_may() -> None:
-    flow = Driven(settle_for=3.0).answer(Claimed(1, 1)).answer(Returned("x"))
+    flow = Driven(completion_timeout=3.0).answer(Claimed(1, 1)).answer(Returned("x"))
     pauses: list[float] = []
     with pytest.raises(StoreUnavailable):
         offer(flow, pauses)
@@ -235,7 +237,7 @@ def test_what_did_not_run_keeps_the_steps_of_earlier_attempts() -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), GeneratorExit(), BaseException("x")], ids=repr)
 @pytest.mark.parametrize("remember", [None, "all"])
 def test_an_interruption_is_never_an_answer(error: BaseException, remember: Any) -> None:
-    flow = Driven(remember=remember).answer(Claimed(1, 1)).answer(Raised(error))
+    flow = Driven(remember_errors=remember).answer(Claimed(1, 1)).answer(Raised(error))
     assert flow.next == Release(ID, 1, State.ABSENT)
     with pytest.raises(type(error)):
         flow.answer(True)
@@ -273,7 +275,7 @@ def test_a_result_that_cannot_be_kept_is_completed_all_the_same() -> None:
 def test_an_outcome_that_the_store_cannot_hold_is_remembered_as_done_without_its_result() -> None:
     flow = Driven().answer(Claimed(1, 1)).answer(Returned("x" * 1000)).fail(RecordTooLarge("400 KB at most"))
     assert isinstance(flow.next, Complete), "sent again, it would be refused again"
-    snapshot = Codec().open(flow.next.snapshot, ID)
+    snapshot = Envelope().open(flow.next.snapshot, ID)
     assert (snapshot.kind, snapshot.reason) == (Kind.EMPTY, "400 KB at most")
     with pytest.raises(ResultNotStored, match="will not run again") as raised:
         flow.answer(True)
@@ -285,10 +287,10 @@ def test_that_an_outcome_is_too_large_may_be_learned_while_settling() -> None:
     flow = Driven().answer(Claimed(1, 1)).answer(Returned("x")).fail(StoreUnavailable("down")).answer(None)
     flow.fail(RecordTooLarge("400 KB at most"))
     assert isinstance(flow.next, Complete)
-    assert Codec().open(flow.next.snapshot, ID).kind is Kind.EMPTY
+    assert Envelope().open(flow.next.snapshot, ID).kind is Kind.EMPTY
     flow.fail(StoreUnavailable("down again"))
     assert isinstance(flow.next, Pause)
-    assert Codec().open(flow.answer(None).next.snapshot, ID).kind is Kind.EMPTY
+    assert Envelope().open(flow.answer(None).next.snapshot, ID).kind is Kind.EMPTY
     with pytest.raises(ResultNotStored):
         flow.answer(True)
 
@@ -325,8 +327,10 @@ def test_an_open_policy_runs_nothing_in_the_place_of_an_answer_that_is_there() -
 
 
 def test_a_remembered_failure_that_is_too_large_is_remembered_without_its_words() -> None:
-    flow = Driven(remember=(Boom,)).answer(Claimed(1, 1)).answer(Raised(Boom("long"))).fail(RecordTooLarge("full"))
-    snapshot = Codec().open(flow.next.snapshot, ID)
+    flow = (
+        Driven(remember_errors=(Boom,)).answer(Claimed(1, 1)).answer(Raised(Boom("long"))).fail(RecordTooLarge("full"))
+    )
+    snapshot = Envelope().open(flow.next.snapshot, ID)
     assert (snapshot.kind, snapshot.reason) == (Kind.EMPTY, "Boom, full")
     with pytest.raises(Boom):
         flow.answer(True)
@@ -348,7 +352,7 @@ def test_without_a_hook_no_event_is_made(monkeypatch: pytest.MonkeyPatch) -> Non
 
     for event in events.EVENTS:
         monkeypatch.setattr(event, "__init__", explode)
-    call = Call(ID, "t", "op", "k", "k", b"", 7, Policy(), PLAIN, Codec(), None)
+    call = Call(ID, "t", "op", "k", "k", b"", 7, Policy(), PLAIN, Envelope(), None)
     flow = perform(call)
     next(flow)
     flow.send(Claimed(1, 1))

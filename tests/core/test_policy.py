@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core.ops import FOREVER
-from semel.core.policy import Policy, Wait, seconds, wait
+from semel.core.policy import Policy, Wait, seconds
 from semel.core.states import Takeover
 from semel.errors import ConfigurationError, PolicyError
 
@@ -71,10 +71,10 @@ def test_the_defaults() -> None:
     assert policy.lease_seconds == 30.0
     assert policy.ttl_seconds == 86400.0
     assert policy.wait_seconds == 0.0
-    assert policy.settle_seconds == 5.0
+    assert policy.completion_seconds == 5.0
     assert Policy(ttl=None).ttl_seconds == FOREVER
-    assert Policy(on_duplicate=wait("5s")).wait_seconds == 5.0
-    assert wait(2) == Wait(2.0)
+    assert Policy(on_duplicate=Wait("5s")).wait_seconds == 5.0
+    assert Wait(2) == Wait(2.0)
 
 
 GUARANTEES = ["effectively_once", "at_most_once", "at_least_once"]
@@ -100,7 +100,7 @@ def test_every_combination_is_either_meant_or_refused(combination: Any) -> None:
     )
     settings: dict[str, Any] = {
         "guarantee": guarantee, "on_abandoned": on_abandoned, "recover": recover, "on_store_error": on_store_error,
-        "remember": remember,
+        "remember_errors": remember,
     }  # fmt: skip
     if contradicts:
         with pytest.raises(PolicyError):
@@ -123,22 +123,22 @@ def test_every_combination_is_either_meant_or_refused(combination: Any) -> None:
         ({"guarantee": None}, "guarantee"),
         ({"on_abandoned": "recover"}, 'on_abandoned is one of "retry", "reject"'),
         ({"on_store_error": "ignore"}, 'on_store_error is one of "closed", "open"'),
-        ({"on_duplicate": "wait"}, r'on_duplicate is "raise" or wait\(seconds\)'),
+        ({"on_duplicate": "wait"}, r'on_duplicate is "raise" or Wait\(seconds\)'),
         ({"on_duplicate": 5}, "on_duplicate"),
         ({"recover": "find_out"}, "recover is a function"),
         ({"lease": 0}, "lease must be longer than 0 s"),
         ({"lease": None}, "lease"),
         ({"ttl": 0}, "ttl must be longer than 0 s"),
         ({"ttl": "for ever"}, "ttl"),
-        ({"settle_for": -1}, "settle_for"),
-        ({"refuse_expired": -1}, "refuse_expired"),
-        ({"refuse_expired": "1h", "ttl": None}, "refuse_expired"),
+        ({"completion_timeout": -1}, "completion_timeout"),
+        ({"reject_expired_for": -1}, "reject_expired_for"),
+        ({"reject_expired_for": "1h", "ttl": None}, "reject_expired_for"),
         ({"on_interrupted": "ignore"}, "on_interrupted"),
         ({"on_interrupted": "release", "guarantee": "at_most_once"}, "at_most_once cannot run an interrupted attempt"),
-        ({"remember": ValueError("x")}, "remember"),
-        ({"remember": (KeyError, "x")}, "remember"),
-        ({"remember": BaseException}, "remember"),
-        ({"remember": [KeyError]}, "remember"),
+        ({"remember_errors": ValueError("x")}, "remember"),
+        ({"remember_errors": (KeyError, "x")}, "remember"),
+        ({"remember_errors": BaseException}, "remember"),
+        ({"remember_errors": [KeyError]}, "remember"),
     ],
     ids=str,
 )
@@ -155,22 +155,24 @@ def test_unhashable_words_are_refused_too() -> None:
 
 def test_a_policy_may_be_changed_into_another_and_stays_what_it_was() -> None:
     policy = Policy(lease="10s", ttl="1h")
-    other = policy.but(ttl="2h", guarantee="at_most_once")
+    other = policy.replace(ttl="2h", guarantee="at_most_once")
     assert (policy.ttl_seconds, other.ttl_seconds, other.lease_seconds) == (3600.0, 7200.0, 10.0)
     assert other.takeover is Takeover.REJECT
     assert policy.takeover is Takeover.RETRY
-    assert policy.but() is policy
-    with pytest.raises(PolicyError, match=r"unknown policy leese; there are: guarantee, lease"):
-        policy.but(leese=1)
+    assert policy.replace() is policy
+    with pytest.raises(
+        PolicyError, match=r"unknown policy leese; there are: completion_timeout, guarantee, lease, on_abandoned"
+    ):
+        policy.replace(leese=1)
     with pytest.raises(AttributeError):
         policy.lease = 5  # type: ignore[misc]
 
 
 def test_a_record_is_kept_for_its_ttl_and_for_as_long_as_its_key_is_refused() -> None:
     assert Policy(ttl="1h").kept_seconds == 3600.0
-    assert Policy(ttl="1h", refuse_expired="30m").kept_seconds == 5400.0
+    assert Policy(ttl="1h", reject_expired_for="30m").kept_seconds == 5400.0
     assert Policy(ttl=None).kept_seconds == FOREVER
-    assert Policy(ttl=FOREVER - 1, refuse_expired=FOREVER).kept_seconds == FOREVER
+    assert Policy(ttl=FOREVER - 1, reject_expired_for=FOREVER).kept_seconds == FOREVER
 
 
 def test_policies_are_values() -> None:

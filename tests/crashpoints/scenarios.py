@@ -42,7 +42,7 @@ def rows(path: str, table: str) -> list[Any]:
 
 def guard(path: str, **policy: Any) -> Semel:
     store = faulty.store(SQLiteStore(f"{path}/shop.db", synchronous="normal"))
-    return Semel(store, policy=Policy(lease=LEASE, settle_for="50ms", **policy), sweep_every=None)
+    return Semel(store, policy=Policy(lease=LEASE, completion_timeout="50ms", **policy), sweep_every=None)
 
 
 def _charge(path: str, key: str) -> int:

@@ -80,8 +80,8 @@ class Engine:
     def run(self, body: Callable[..., Any], *, key: object = "k", guard: Any = None, **settings: Any) -> Any:
         return self.do((guard or self.guard).run, "op", key=key, call=self.function(body), **settings)
 
-    def outcome(self, body: Callable[..., Any], *, key: object = "k", guard: Any = None, **settings: Any) -> Any:
-        return self.do((guard or self.guard).outcome, "op", key=key, call=self.function(body), **settings)
+    def run_outcome(self, body: Callable[..., Any], *, key: object = "k", guard: Any = None, **settings: Any) -> Any:
+        return self.do((guard or self.guard).run_outcome, "op", key=key, call=self.function(body), **settings)
 
     def start_run(
         self, body: Callable[..., Any], *, key: object = "k", guard: Any = None, **settings: Any

@@ -50,7 +50,7 @@ def test_an_abandoned_attempt_is_run_again_only_where_the_policy_allows(
 ) -> None:
     engine.abandon(takeover=Takeover.RETRY if runs else Takeover.REJECT)
     if runs:
-        outcome = engine.outcome(lambda: "again", **settings)
+        outcome = engine.run_outcome(lambda: "again", **settings)
         assert (outcome.value, outcome.attempt) == ("again", 2)
         assert engine.names()[0] == "taken_over"
         return
@@ -137,7 +137,7 @@ HOOKS = ["sync", "async"]
 @pytest.mark.parametrize("kind", HOOKS)
 def test_a_hook_that_found_the_result_completes_with_it(engine: Engine, kind: str) -> None:
     engine.abandon()
-    outcome = engine.outcome(forbidden, recover=hooked(engine, Recovered("found"), kind))
+    outcome = engine.run_outcome(forbidden, recover=hooked(engine, Recovered("found"), kind))
     assert (outcome.value, outcome.attempt) == ("found", 2)
     assert engine.run(forbidden) == "found"
     assert engine.names() == ["taken_over", "recovered", "completed", "replayed"]
@@ -146,7 +146,7 @@ def test_a_hook_that_found_the_result_completes_with_it(engine: Engine, kind: st
 @pytest.mark.parametrize("kind", HOOKS)
 def test_a_hook_that_says_not_done_lets_the_handler_run(engine: Engine, kind: str) -> None:
     engine.abandon()
-    outcome = engine.outcome(lambda: "again", recover=hooked(engine, NOT_DONE, kind))
+    outcome = engine.run_outcome(lambda: "again", recover=hooked(engine, NOT_DONE, kind))
     assert (outcome.value, outcome.attempt) == ("again", 2)
 
 
@@ -272,12 +272,12 @@ def test_which_failures_are_remembered(engine: Engine, remember: Any, expected: 
         raise Boom("no")
 
     with pytest.raises(Boom):
-        engine.run(body, remember=remember)
+        engine.run(body, remember_errors=remember)
     if expected is None:
-        assert engine.run(lambda: "free again", remember=remember) == "free again"
+        assert engine.run(lambda: "free again", remember_errors=remember) == "free again"
     else:
         with pytest.raises(expected, match="no"):
-            engine.run(forbidden, remember=remember)
+            engine.run(forbidden, remember_errors=remember)
 
 
 def test_a_remembered_failure_of_a_subclass_comes_back_as_the_subclass(engine: Engine) -> None:
@@ -288,9 +288,9 @@ def test_a_remembered_failure_of_a_subclass_comes_back_as_the_subclass(engine: E
         raise Sub("local")
 
     with pytest.raises(Sub):
-        engine.run(body, remember=Boom)
+        engine.run(body, remember_errors=Boom)
     with pytest.raises((Sub, RememberedFailure), match="local"):
-        engine.run(forbidden, remember=Boom)
+        engine.run(forbidden, remember_errors=Boom)
 
 
 def test_a_running_record_is_not_abandoned_before_its_lease_ends(engine: Engine) -> None:

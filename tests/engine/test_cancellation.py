@@ -19,7 +19,7 @@ from semel import (
     Record,
     State,
     StoreUnavailable,
-    wait,
+    Wait,
 )
 from semel.core.keys import identity
 from semel.core.ops import Claim, Claimed, Complete, Lookup, Release
@@ -192,7 +192,7 @@ def test_followers_go_on_when_their_leader_is_cancelled(play: Any, reached: bool
             await asyncio.sleep(0)
             return "follower"
 
-        followers = [bench.start(body, on_duplicate=wait("5s")) for _ in range(3)]
+        followers = [bench.start(body, on_duplicate=Wait("5s")) for _ in range(3)]
         await asyncio.sleep(0)
         await cancelled(leader)
         assert await asyncio.gather(*followers) == ["follower"] * 3
@@ -324,7 +324,7 @@ def test_a_call_cancelled_while_its_failure_is_settled_is_cancelled(play: Any, r
             raise Boom
 
         rule = bench.script.on(Complete if remembered else Release, hold_before=Gate())
-        call = bench.start(body, **({"remember": Boom} if remembered else {}))
+        call = bench.start(body, **({"remember_errors": Boom} if remembered else {}))
         await rule.seen.passed()
         await cancelled(call)
         record = await bench.record()
@@ -353,7 +353,7 @@ def test_a_waiter_that_is_cancelled_leaves_the_owner_alone(play: Any) -> None:
     async def scenario(bench: Bench) -> None:
         owner = await bench.claim_elsewhere()
         asked = bench.script.on(Claim)
-        call = bench.start(forbidden, on_duplicate=wait("20s"))
+        call = bench.start(forbidden, on_duplicate=Wait("20s"))
         await asked.took_effect.passed()
         await asyncio.sleep(0.01)
         await cancelled(call)
@@ -527,7 +527,7 @@ def test_a_thread_that_runs_on_after_the_cancellation_keeps_the_key(play: Any) -
 
 def test_a_storm_in_which_everyone_is_cancelled_leaves_nothing(play: Any) -> None:
     async def scenario(bench: Bench) -> None:
-        calls = [bench.start(never, on_duplicate=wait("20s")) for _ in range(30)]
+        calls = [bench.start(never, on_duplicate=Wait("20s")) for _ in range(30)]
         for turn in range(30):
             await asyncio.sleep(0)
             calls[(turn * 7) % 30].cancel()

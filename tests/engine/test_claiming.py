@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel import InProgress, KeyReused, LeaseLost, State, wait
+from semel import InProgress, KeyReused, LeaseLost, State, Wait
 from semel.core.keys import identity
 from semel.core.ops import Claim, Complete, Release, Renew
 from tests.engine.driving import Engine
@@ -27,7 +27,7 @@ def test_a_second_call_gets_the_first_ones_answer_and_does_not_run(engine: Engin
         ran.append(1)
         return "shipped"
 
-    first, second = engine.outcome(body), engine.outcome(body)
+    first, second = engine.run_outcome(body), engine.run_outcome(body)
     assert (first.value, first.replayed, first.attempt) == ("shipped", False, 1)
     assert (second.value, second.replayed, second.attempt) == ("shipped", True, 1)
     assert ran == [1]
@@ -76,7 +76,7 @@ def test_a_handler_that_raises_frees_the_key(engine: Engine) -> None:
     with pytest.raises(Boom, match="no stock"):
         engine.run(body)
     assert engine.record() is None
-    assert engine.outcome(lambda: "second try").value == "second try"
+    assert engine.run_outcome(lambda: "second try").value == "second try"
 
 
 def test_a_crashed_owner_blocks_the_key_for_its_lease_only(engine: Engine) -> None:
@@ -84,7 +84,7 @@ def test_a_crashed_owner_blocks_the_key_for_its_lease_only(engine: Engine) -> No
     with pytest.raises(InProgress):
         engine.run(lambda: "never")
     engine.clock.advance(31)
-    outcome = engine.outcome(lambda: "again")
+    outcome = engine.run_outcome(lambda: "again")
     assert (outcome.value, outcome.replayed, outcome.attempt) == ("again", False, 2)
 
 
@@ -102,7 +102,7 @@ def test_a_waiter_that_times_out_leaves_the_owners_claim(engine: Engine) -> None
     before = engine.record()
     for guard in (engine.guard, elsewhere):
         with pytest.raises(InProgress) as refused:
-            engine.run(lambda: "a second run", guard=guard, on_duplicate=wait("20ms"))
+            engine.run(lambda: "a second run", guard=guard, on_duplicate=Wait("20ms"))
         assert refused.value.retry_after is not None
         assert refused.value.retry_after > 0
     after = engine.record()
@@ -208,7 +208,7 @@ def test_a_key_that_expires_between_claim_and_read_is_claimed_properly(engine: E
         yield probe(engine, states)
         return "new"
 
-    outcome = engine.outcome(body, guard=elsewhere)
+    outcome = engine.run_outcome(body, guard=elsewhere)
     assert (outcome.value, outcome.replayed, outcome.attempt) == ("new", False, 1)
     assert states == [State.RUNNING]
 
@@ -242,7 +242,7 @@ def test_a_waiter_is_woken_with_the_winners_answer(engine: Engine) -> None:
         owner = engine.start_run(body, key=key)
         inside.wait()
         waiter = engine.start(
-            guard.outcome, "op", key=key, call=engine.function(lambda: "ran"), on_duplicate=wait("20s")
+            guard.run_outcome, "op", key=key, call=engine.function(lambda: "ran"), on_duplicate=Wait("20s")
         )
         finish.open()
         assert owner.result(20) == {"n": 1}
@@ -261,7 +261,7 @@ def test_a_waiter_runs_when_the_winner_fails(engine: Engine) -> None:
     owner = engine.start_run(body)
     inside.wait()
     waiter = engine.start(
-        engine.guard.outcome, "op", key="k", call=engine.function(lambda: "mine"), on_duplicate=wait("20s")
+        engine.guard.run_outcome, "op", key="k", call=engine.function(lambda: "mine"), on_duplicate=Wait("20s")
     )
     finish.open()
     with pytest.raises(Boom):
@@ -272,7 +272,7 @@ def test_a_waiter_runs_when_the_winner_fails(engine: Engine) -> None:
 
 def test_a_waiter_takes_over_when_the_owner_falls_silent(engine: Engine) -> None:
     engine.claim_elsewhere(lease=0.05)
-    waiter = engine.start_run(lambda: "mine", on_duplicate=wait("20s"))
+    waiter = engine.start_run(lambda: "mine", on_duplicate=Wait("20s"))
     engine.clock.advance(1)
     assert waiter.result(20) == "mine"
 
@@ -290,7 +290,7 @@ def test_another_request_under_a_key_in_flight_is_refused_as_reused(engine: Engi
         with pytest.raises(KeyReused):
             engine.run(lambda: None, guard=guard, fingerprint={"amount": 2})
         with pytest.raises(KeyReused):
-            engine.run(lambda: None, guard=guard, fingerprint={"amount": 2}, on_duplicate=wait("20s"))
+            engine.run(lambda: None, guard=guard, fingerprint={"amount": 2}, on_duplicate=Wait("20s"))
         with pytest.raises(InProgress):
             engine.run(lambda: None, guard=guard, fingerprint={"amount": 1})
     finish.open()
@@ -357,7 +357,7 @@ def test_a_followers_attempt_is_the_one_that_gave_the_answer(engine: Engine) -> 
     finish.open()
     completing.took_effect.wait()
     call = engine.function(lambda: None)
-    follower = engine.start(engine.guard.outcome, "op", key="k", call=call, on_duplicate=wait("20s"))
+    follower = engine.start(engine.guard.run_outcome, "op", key="k", call=call, on_duplicate=Wait("20s"))
     until_waiting(engine.guard, 1)
     held.open()
     assert leader.result(20) == "second"

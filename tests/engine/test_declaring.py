@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, PolicyError, ResultNotStored, Semel, State, wait
+from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, PolicyError, ResultNotStored, Semel, State, Wait
 from tests.engine.driving import Engine
 
 GUARDS = {
@@ -74,13 +74,13 @@ def test_what_is_no_function_is_refused(guard: Any, thing: Any) -> None:
         ({"on_abandoned": "ignore"}, "retry"),
         ({"guarantee": "at_most_once", "on_abandoned": "retry"}, "at_most_once"),
         ({"guarantee": "at_most_once", "on_store_error": "open"}, "at_most_once"),
-        ({"guarantee": "at_most_once", "remember": KeyError}, "at_most_once"),
-        ({"remember": "some"}, "remember"),
-        ({"remember": KeyboardInterrupt}, "remember"),
+        ({"guarantee": "at_most_once", "remember_errors": KeyError}, "at_most_once"),
+        ({"remember_errors": "some"}, "remember"),
+        ({"remember_errors": KeyboardInterrupt}, "remember"),
         ({"recover": "later"}, "recover"),
         ({"recover": lambda: None, "on_abandoned": "retry"}, "recover"),
         ({"recover": lambda key, nope: None}, "nope"),
-        ({"patience": 3}, "there are: guarantee"),
+        ({"patience": 3}, "there are: completion_timeout, guarantee"),
     ],
     ids=lambda value: str(value).partition(" at 0x")[0][:40],
 )
@@ -90,7 +90,7 @@ def test_a_policy_that_cannot_be_meant_is_refused_when_decorating(guard: Any, ch
 
 
 def test_a_policy_that_cannot_be_meant_is_refused_before_a_run(engine: Engine) -> None:
-    for changes in ({"lease": 0}, {"guarantee": "never"}, {"remember": [KeyError]}, {"nope": 1}):
+    for changes in ({"lease": 0}, {"guarantee": "never"}, {"remember_errors": [KeyError]}, {"nope": 1}):
         for _ in range(2):
             with pytest.raises(PolicyError):
                 engine.run(lambda: None, **changes)
@@ -230,7 +230,7 @@ def test_a_sync_guard_protects_async_functions_in_two_loops_at_once() -> None:
     guard = Semel(MemoryStore(), sweep_every=None)
     ran: list[int] = []
 
-    @guard.once(key="key", operation="op", on_duplicate=wait("10s"))
+    @guard.once(key="key", operation="op", on_duplicate=Wait("10s"))
     async def ship(key: str) -> str:
         ran.append(1)
         await asyncio.sleep(0.05)
@@ -255,14 +255,14 @@ def test_a_sync_guard_protects_async_functions_in_two_loops_at_once() -> None:
 
 
 def test_a_sync_guard_keeps_its_settings_for_async_functions() -> None:
-    guard = Semel(MemoryStore(), sweep_every="1m", tenant="acme", keep_keys=False)
+    guard = Semel(MemoryStore(), sweep_every="1m", tenant="acme", readable_keys=False)
 
     async def twin() -> AsyncSemel:
         assert guard._async_twin() is guard._async_twin(), "one for each event loop"
         return guard._async_twin()
 
     made = asyncio.run(twin())
-    assert (made._sweep_every, made.tenant, made._keep_keys) == (None, "acme", False), "its sync guard sweeps"
+    assert (made._sweep_every, made.tenant, made._readable_keys) == (None, "acme", False), "its sync guard sweeps"
 
 
 def test_an_async_guard_protects_a_plain_function() -> None:

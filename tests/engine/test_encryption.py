@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.encoding.snapshot import Codec, Kind, SnapshotUnreadable
-from semel.engine.compression import make_codec
-from semel.engine.encryption import KEY_BYTES, KeyRing
+from semel.codec import KEY_BYTES, Codec, KeyRing
+from semel.core.encoding.snapshot import Kind, SnapshotUnreadable
 from semel.errors import ConfigurationError, MissingDependency, PolicyError
 
 pytest.importorskip("cryptography")
@@ -103,7 +102,7 @@ def test_another_key_under_the_same_id_does_not_open_it() -> None:
 def test_encryption_may_be_switched_on_while_records_live_and_then_required() -> None:
     clear = Codec().seal(Kind.VALUE, "json", b"old", ID)
     assert CODEC.open(clear, ID).payload == b"old"
-    strict = make_codec(cipher=RING, require_encryption=True)
+    strict = Codec(cipher=RING, require_encryption=True)
     assert strict.open(strict.seal(Kind.VALUE, "json", b"new", ID), ID).payload == b"new"
     with pytest.raises(SnapshotUnreadable, match="require_encryption"):
         strict.open(clear, ID)
@@ -114,7 +113,7 @@ def test_encryption_may_be_switched_on_while_records_live_and_then_required() ->
 @pytest.mark.parametrize("compression", ["zlib", "zstd"])
 def test_payloads_are_compressed_before_they_are_encrypted(compression: Any) -> None:
     pytest.importorskip("zstandard")
-    codec = make_codec(cipher=RING, compression=compression)
+    codec = Codec(cipher=RING, compression=compression)
     blob = codec.seal(Kind.VALUE, "json", b"abc" * 5000, ID)
     assert len(blob) < 300
     assert codec.open(blob, ID).payload == b"abc" * 5000

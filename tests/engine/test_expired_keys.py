@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from semel import KeyExpired, KeyReused, Policy, PolicyError, State, wait
+from semel import KeyExpired, KeyReused, Policy, PolicyError, State, Wait
 from semel.core.ops import Sweep
 from tests.engine.driving import Engine
 from tests.engine.scripted import Gate
 from tests.engine.test_claiming import until_waiting
 
-POLICY: dict[str, Any] = {"ttl": 60, "refuse_expired": 600}
+POLICY: dict[str, Any] = {"ttl": 60, "reject_expired_for": 600}
 
 
 def forbidden() -> None:
@@ -78,18 +78,18 @@ def test_remembered_failures_are_refused_too(engine: Engine) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        engine.run(fail, remember="all", **POLICY)
+        engine.run(fail, remember_errors="all", **POLICY)
     engine.clock.advance(61)
     with pytest.raises(KeyExpired):
-        engine.run(forbidden, remember="all", **POLICY)
+        engine.run(forbidden, remember_errors="all", **POLICY)
 
 
 def test_what_was_never_finished_does_not_expire_into_a_refusal(engine: Engine) -> None:
     """An abandoned attempt has no answer that could expire: it is resumed, for as long as its record is kept."""
-    kept = engine.guard.policy.but(**POLICY)
+    kept = engine.guard.policy.replace(**POLICY)
     engine.abandon(ttl=kept.kept_seconds)
     engine.clock.advance(300)
-    outcome = engine.outcome(lambda: "resumed", **POLICY)
+    outcome = engine.run_outcome(lambda: "resumed", **POLICY)
     assert (outcome.value, outcome.attempt) == ("resumed", 2)
 
 
@@ -138,13 +138,13 @@ def test_those_who_waited_for_the_first_call_get_its_answer(engine: Engine) -> N
 
     first = engine.start_run(body, lease=1, **POLICY)
     inside.wait()
-    others = [engine.start_run(body, on_duplicate=wait("20s"), lease=1, **POLICY) for _ in range(3)]
+    others = [engine.start_run(body, on_duplicate=Wait("20s"), lease=1, **POLICY) for _ in range(3)]
     until_waiting(engine.guard, 3)
     finish.open()
     assert [future.result(20) for future in [first, *others]] == ["answer"] * 4
 
 
-@pytest.mark.parametrize("settings", [{"ttl": None, "refuse_expired": 60}, {"refuse_expired": "soon"}], ids=str)
+@pytest.mark.parametrize("settings", [{"ttl": None, "reject_expired_for": 60}, {"reject_expired_for": "soon"}], ids=str)
 def test_what_cannot_be_meant_is_refused(engine: Engine, settings: dict[str, Any]) -> None:
-    with pytest.raises(PolicyError, match="refuse_expired"):
+    with pytest.raises(PolicyError, match="reject_expired_for"):
         engine.run(forbidden, **settings)

@@ -152,8 +152,8 @@ def test_a_function_may_take_the_handle_or_nothing(engine: Engine) -> None:
     assert engine.run(lambda: "bare", key="a") == "bare"
     assert engine.run(key_of, key="b") == "handle of b"
     assert engine.run(key_of, key="b") == "handle of b"
-    assert engine.outcome(key_of, key="b").replayed is True
-    assert engine.outcome(key_of, key="c").value == "handle of c"
+    assert engine.run_outcome(key_of, key="b").replayed is True
+    assert engine.run_outcome(key_of, key="c").value == "handle of c"
 
 
 def test_the_handle_of_a_call_has_steps_and_captured_values(engine: Engine) -> None:
@@ -181,7 +181,7 @@ def test_the_handle_of_a_call_has_steps_and_captured_values(engine: Engine) -> N
 def test_a_call_that_asks_for_more_is_refused_before_anything_is_claimed(
     quick_engine: Engine, call: Callable[..., Any]
 ) -> None:
-    for method in (quick_engine.guard.run, quick_engine.guard.outcome):
+    for method in (quick_engine.guard.run, quick_engine.guard.run_outcome):
         with pytest.raises(PolicyError, match=r"asks for .*b|asks for order, op"):
             quick_engine.do(method, "op", key="k", call=call)
     with pytest.raises(PolicyError, match=r"such as lambda: ship\(order\), not 7"):
@@ -289,7 +289,9 @@ def test_a_decorator_without_brackets_says_what_to_write(quick_engine: Engine) -
         guard.once(ship)
     with pytest.raises(PolicyError, match=r'write @guard\.once\(key="order_id"\)$'):
         guard.once()
-    with pytest.raises(PolicyError, match=r'write @guard\.once_in_transaction\(conn="session", key="order_number"\)$'):
+    with pytest.raises(
+        PolicyError, match=r'write @guard\.once_in_transaction\(connection="session", key="order_number"\)$'
+    ):
         guard.once_in_transaction(ship)
     with pytest.raises(PolicyError, match=r"write @guard\.once_in_transaction\("):
-        guard.once_in_transaction(conn="session")
+        guard.once_in_transaction(connection="session")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from semel import AsyncMemoryStore, AsyncSemel, AsyncSQLiteStore, MemoryStore, Semel, wait
-from semel.core.encoding.snapshot import Codec
+from semel import AsyncMemoryStore, AsyncSemel, AsyncSQLiteStore, MemoryStore, Semel, Wait
+from semel.codec import Codec
 from semel.core.ops import Claim, Lookup, Renew, Sweep
 from semel.errors import InProgress, StoreUncertain
 
@@ -227,7 +227,7 @@ def test_the_handlers_error_is_raised_though_it_cannot_be_shown(remember: Any) -
         raise Mute
 
     with pytest.raises(Mute):
-        guard.run("op", key="k", call=handler, remember=remember)
+        guard.run("op", key="k", call=handler, remember_errors=remember)
 
 
 def test_a_dead_event_loop_is_forgotten() -> None:
@@ -273,7 +273,7 @@ def test_waiters_that_gave_up_are_forgotten() -> None:
     def handler() -> None:
         for _ in range(20):
             with pytest.raises(InProgress):
-                guard.run("op", key="k", call=lambda: None, on_duplicate=wait(0.001))
+                guard.run("op", key="k", call=lambda: None, on_duplicate=Wait(0.001))
         (flight,) = guard._flights.values()
         left.append(len(flight.waiters or ()))
 

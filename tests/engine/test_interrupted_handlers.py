@@ -148,7 +148,7 @@ def test_the_recover_hook_is_asked_what_an_interrupted_call_did(engine: Engine) 
 def test_abandoned_on_interruption_the_next_call_runs_at_once_as_another_attempt(engine: Engine) -> None:
     with pytest.raises(Stop):
         engine.run(interrupted, on_interrupted="abandon")
-    outcome = engine.outcome(lambda: "again", on_interrupted="abandon")
+    outcome = engine.run_outcome(lambda: "again", on_interrupted="abandon")
     assert (outcome.value, outcome.attempt) == ("again", 2)
 
 

@@ -242,7 +242,7 @@ def test_a_tenant_that_is_no_text_gets_a_clear_word(quick_engine: Engine, tenant
 
 
 def test_keys_may_be_kept_as_hashes_only(engine: Engine) -> None:
-    guard = engine.new_guard(keep_keys=False)
+    guard = engine.new_guard(readable_keys=False)
     assert engine.run(lambda: 1, guard=guard) == 1
     record = engine.record()
     assert record is not None
@@ -286,7 +286,7 @@ def test_arguments_that_may_differ_are_left_out(engine: Engine) -> None:
     def body(key: str, amount: int, trace: str) -> int:
         return amount
 
-    pay = engine.once(body, without=("trace",))
+    pay = engine.once(body, exclude=("trace",))
     assert engine.do(pay, "k", 1, "a") == 1
     assert engine.do(pay, "k", 1, "b") == 1
     with pytest.raises(KeyReused):
@@ -311,7 +311,7 @@ def test_the_order_of_a_dict_does_not_make_another_request(engine: Engine) -> No
 
 
 def test_wrong_names_in_a_fingerprint_are_refused_when_decorating(quick_engine: Engine) -> None:
-    for settings in ({"without": ("nope",)}, {"fingerprint": ("nope",)}, {"without": "order"}, {"fingerprint": "some"}):
+    for settings in ({"exclude": ("nope",)}, {"fingerprint": ("nope",)}, {"exclude": "order"}, {"fingerprint": "some"}):
         with pytest.raises(PolicyError):
             quick_engine.once(order_first, key="order.id", **settings)
 

@@ -244,7 +244,7 @@ def test_the_lease_is_kept_while_the_outcome_is_being_settled(engine: Engine) ->
     renewed = Gate()
     engine.script.on(Renew, do=renewed.open, times=10**6)
     engine.script.on(Complete, before=StoreUnavailable("busy"), times=10**6, when=lambda op: not renewed.is_open)
-    assert engine.run(lambda: "settled", lease=SHORT, settle_for="1s") == "settled"
+    assert engine.run(lambda: "settled", lease=SHORT, completion_timeout="1s") == "settled"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("odd"), KeyError("odd"), AssertionError("odd")], ids=repr)

@@ -65,7 +65,7 @@ def test_an_argument_that_is_not_compared_is_warned_of_once() -> None:
 def test_what_is_said_not_to_count_is_not_warned_of() -> None:
     guard = Semel(MemoryStore())
 
-    @guard.once(key="number", operation="pay", without=("basket",))
+    @guard.once(key="number", operation="pay", exclude=("basket",))
     def pay(number: int, basket: Basket) -> int:
         return basket.total
 

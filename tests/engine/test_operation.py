@@ -193,7 +193,7 @@ def test_a_captured_value_is_made_once_and_kept_for_the_retry(engine: Engine) ->
     with pytest.raises(Boom):
         engine.run(capturing(made, fail=True))
     assert engine.script.kinds == ["Claim", "SaveStep", "Release"]
-    outcome = engine.outcome(capturing(made))
+    outcome = engine.run_outcome(capturing(made))
     assert (outcome.value, outcome.attempt) == ("id-1", 2)
     assert made == [1]
     assert engine.run(capturing(made)) == "id-1"

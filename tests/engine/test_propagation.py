@@ -16,8 +16,8 @@ from semel import (
     MemoryStore,
     PolicyError,
     Semel,
-    current_key,
     current_operation,
+    derive_key,
     in_context,
     outgoing_headers,
     outgoing_key,
@@ -38,7 +38,7 @@ def running() -> Any:
 def test_a_named_scope_sends_the_derived_key_of_its_step(quick_engine: Engine) -> None:
     def body() -> list[Any]:
         with running().propagate("charge"):
-            return [outgoing_headers(), outgoing_metadata(), outgoing_key(), current_key("charge")]
+            return [outgoing_headers(), outgoing_metadata(), outgoing_key(), derive_key("charge")]
 
     key = derive(identity("", "op", "k"), "charge")
     assert quick_engine.run(body) == [{"Idempotency-Key": key}, {"idempotency-key": key}, key, key]
@@ -67,7 +67,7 @@ def test_outside_of_a_scope_nothing_is_sent(quick_engine: Engine) -> None:
         return [outgoing_headers(), outgoing_metadata("t"), outgoing_key("t")]
 
     assert quick_engine.run(body) == [{}, {}, None]
-    assert [outgoing_headers(), outgoing_metadata(), outgoing_key(), current_key("charge")] == [{}, {}, None, None]
+    assert [outgoing_headers(), outgoing_metadata(), outgoing_key(), derive_key("charge")] == [{}, {}, None, None]
 
 
 def test_the_scope_ends_with_its_block_also_by_an_error(quick_engine: Engine) -> None:

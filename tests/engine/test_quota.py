@@ -76,7 +76,7 @@ def test_keys_that_exist_replay_conflict_and_are_taken_over(engine: Engine) -> N
         engine.run(forbidden, key="printed", guard=guard, tenant="acme", fingerprint="b")
     with pytest.raises(InProgress):
         engine.run(forbidden, key="held", guard=guard, tenant="acme")
-    outcome = engine.outcome(lambda: "resumed", key="silent", guard=guard, tenant="acme")
+    outcome = engine.run_outcome(lambda: "resumed", key="silent", guard=guard, tenant="acme")
     assert (outcome.value, outcome.attempt) == ("resumed", 2)
     refused(engine, guard)
 

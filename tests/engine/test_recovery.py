@@ -13,7 +13,7 @@ import pytest
 
 from semel import (
     NOT_DONE,
-    AsyncRecoverer,
+    AsyncResumer,
     AsyncSemel,
     Codec,
     ConfigurationError,
@@ -21,8 +21,8 @@ from semel import (
     Policy,
     PolicyError,
     Recovered,
-    Recoverer,
-    Recovery,
+    Resumer,
+    ResumeReport,
     Semel,
     SnapshotUnreadable,
     State,
@@ -44,13 +44,13 @@ class Boom(Exception):
     pass
 
 
-def recoverer(engine: Engine, functions: Any = (), guard: Any = None, **settings: Any) -> Any:
-    kind = AsyncRecoverer if engine.is_async else Recoverer
+def resumer(engine: Engine, functions: Any = (), guard: Any = None, **settings: Any) -> Any:
+    kind = AsyncResumer if engine.is_async else Resumer
     return kind(guard or engine.guard, functions, **settings)
 
 
-def recover(engine: Engine, *args: Any, **settings: Any) -> Recovery:
-    found: Recovery = engine.do(recoverer(engine, *args, **settings).recover)
+def recover(engine: Engine, *args: Any, **settings: Any) -> ResumeReport:
+    found: ResumeReport = engine.do(resumer(engine, *args, **settings).resume)
     return found
 
 
@@ -71,13 +71,13 @@ def noting(ran: list[str]) -> Callable[[str], None]:
 
 
 @contextlib.contextmanager
-def between_look_and_claim(engine: Engine) -> Iterator["concurrent.futures.Future[Recovery]"]:
-    """The recoverer has found what there is, and has claimed nothing yet."""
+def between_look_and_claim(engine: Engine) -> Iterator["concurrent.futures.Future[ResumeReport]"]:
+    """The resumer has found what there is, and has claimed nothing yet."""
     gate = Gate()
     rule = engine.script.on(Resumable, hold_after=gate)
-    one = recoverer(engine)
+    one = resumer(engine)
     one._round = lambda declared: look_through(tuple(declared), b"", one._rules)
-    future = engine.start(one.recover)
+    future = engine.start(one.resume)
     rule.took_effect.wait()
     yield future
     gate.open()
@@ -102,7 +102,7 @@ def test_a_function_that_is_not_resumable_keeps_nothing(engine: Engine) -> None:
 
 
 def test_a_handler_that_raises_leaves_nothing_behind(engine: Engine) -> None:
-    """Its caller was told. An input alone is no step: the next try is a first try, and recoverers find nothing."""
+    """Its caller was told. An input alone is no step: the next try is a first try, and resumers find nothing."""
     fails = [True]
 
     def body(key: str) -> str:
@@ -114,7 +114,7 @@ def test_a_handler_that_raises_leaves_nothing_behind(engine: Engine) -> None:
     with pytest.raises(Boom):
         engine.do(ship, "k")
     assert engine.record() is None
-    assert recover(engine) == Recovery()
+    assert recover(engine) == ResumeReport()
     fails.append(False)
     assert engine.do(ship, "k") == "done"
 
@@ -124,7 +124,7 @@ def test_without_its_input_nothing_is_run(engine: Engine, when: str) -> None:
     ran: list[str] = []
     error = StoreUnavailable("down") if when == "before" else StoreUncertain("cut")
     engine.script.on(SaveStep, **{when: error})
-    ship = engine.once(noting(ran), resumable=True, remember="all")
+    ship = engine.once(noting(ran), resumable=True, remember_errors="all")
     with pytest.raises(type(error)):
         engine.do(ship, "k")
     assert ran == []
@@ -141,7 +141,7 @@ def test_an_open_policy_runs_without_it(quick_engine: Engine) -> None:
 
 
 def test_an_argument_that_cannot_be_kept_is_refused_before_anything_is_claimed(quick_engine: Engine) -> None:
-    ship = quick_engine.once(lambda key, session: None, resumable=True, without=("session",))
+    ship = quick_engine.once(lambda key, session: None, resumable=True, exclude=("session",))
     with pytest.raises(PolicyError, match=r"op is resumable, so its arguments are stored, and session \(object\)"):
         quick_engine.do(ship, "k", object())
     assert quick_engine.script.kinds == []
@@ -162,7 +162,7 @@ def test_only_a_function_is_resumable(quick_engine: Engine) -> None:
         with pytest.raises(PolicyError, match="resumable= is for functions"):
             quick_engine.run(lambda: None, resumable=True)
     with pytest.raises(PolicyError, match="nothing is left of a transaction that died"):
-        quick_engine.guard.once_in_transaction(conn="conn", key="key", resumable=True)(
+        quick_engine.guard.once_in_transaction(connection="conn", key="key", resumable=True)(
             quick_engine.function(in_transaction)
         )
     with pytest.raises(PolicyError, match="resumable= is said of a function"):
@@ -181,11 +181,11 @@ def test_what_another_process_began_is_finished(engine: Engine) -> None:
 
     ship = engine.once(body, resumable=True)
     begun_elsewhere(engine, "k", 5, 6, 7, note="quick")
-    assert recover(engine) == Recovery(resumed=1)
+    assert recover(engine) == ResumeReport(resumed=1)
     assert ran == [("k", 5, (6, 7), "quick", 2)]
     assert engine.do(ship, "k", 5, 6, 7, note="quick") == 5
     assert len(ran) == 1
-    assert recover(engine) == Recovery()
+    assert recover(engine) == ResumeReport()
 
 
 @dataclass
@@ -202,7 +202,7 @@ def test_typed_arguments_come_back_as_their_types(engine: Engine) -> None:
 
     engine.once(body, key="order.id", resumable=True)
     begun_elsewhere(engine, Order("k", ("pen", "ink")), express=True)
-    assert recover(engine) == Recovery(resumed=1)
+    assert recover(engine) == ResumeReport(resumed=1)
     assert ran == [(Order("k", ("pen", "ink")), True)]
 
 
@@ -225,7 +225,7 @@ def test_it_goes_on_after_the_last_finished_step(engine: Engine) -> None:
     with pytest.raises(Boom):
         engine.do(ship, "k")
     fails.clear()
-    assert recover(engine) == Recovery(resumed=1)
+    assert recover(engine) == ResumeReport(resumed=1)
     assert did == ["charge", "book"]
 
 
@@ -235,7 +235,7 @@ def test_what_still_runs_is_left_alone(engine: Engine) -> None:
     payload = engine.guard._resumable["op"].input(("k",), {})
     blob = Codec().seal(Kind.VALUE, PLAIN.name, payload, identity("", "op", "k"))
     assert engine.execute(SaveStep(identity("", "op", "k"), claimed.token, INPUT, blob, 0))
-    assert recover(engine) == Recovery()
+    assert recover(engine) == ResumeReport()
 
 
 def test_the_recover_hook_is_asked_first(engine: Engine) -> None:
@@ -244,7 +244,7 @@ def test_the_recover_hook_is_asked_first(engine: Engine) -> None:
     ship = engine.once(lambda key: ran.append(key) or "ran", resumable=True, recover=lambda key: words.pop(0))
     for key in ("a", "b"):
         begun_elsewhere(engine, key, key=key)
-        assert recover(engine) == Recovery(resumed=1)
+        assert recover(engine) == ResumeReport(resumed=1)
     assert [engine.do(ship, "a"), engine.do(ship, "b")] == ["found", "ran"]
     assert ran == ["b"]
 
@@ -256,7 +256,7 @@ def test_a_recoverer_begins_nothing(engine: Engine) -> None:
     begun_elsewhere(engine, "k")
     with between_look_and_claim(engine) as recovery:
         engine.do(engine.guard.release, "op", "k")
-    assert recovery.result(PATIENCE) == Recovery(elsewhere=1)
+    assert recovery.result(PATIENCE) == ResumeReport(elsewhere=1)
     assert ran == []
     assert engine.record() is None
 
@@ -266,10 +266,10 @@ def test_other_functions_are_not_resumed(engine: Engine) -> None:
     ship = engine.once(noting(ran), resumable=True)
     other = engine.once(lambda key: None, operation="other", resumable=True)
     begun_elsewhere(engine, "k")
-    assert recover(engine, [other]) == Recovery()
-    assert recover(engine, [ship, other]) == Recovery(resumed=1)
+    assert recover(engine, [other]) == ResumeReport()
+    assert recover(engine, [ship, other]) == ResumeReport(resumed=1)
     with pytest.raises(PolicyError, match="is not resumable: decorate it"):
-        recoverer(engine, [engine.once(lambda key: None, operation="third")])
+        resumer(engine, [engine.once(lambda key: None, operation="third")])
 
 
 def test_what_is_done_is_cleared_away_and_small_pages_find_all(engine: Engine) -> None:
@@ -279,11 +279,11 @@ def test_what_is_done_is_cleared_away_and_small_pages_find_all(engine: Engine) -
         begun_elsewhere(engine, f"k{at}", key=f"k{at}")
         engine.do(ship, f"done{at}")
     ran.clear()
-    assert recover(engine, limit=2) == Recovery(resumed=6)
+    assert recover(engine, limit=2) == ResumeReport(resumed=6)
     assert sorted(ran) == [f"k{at}" for at in range(6)]
-    assert recover(engine, limit=2) == Recovery()
+    assert recover(engine, limit=2) == ResumeReport()
     engine.script.ops.clear()
-    assert recover(engine, limit=2) == Recovery()
+    assert recover(engine, limit=2) == ResumeReport()
     assert engine.script.kinds == ["Resumable", "Resumable"], "inputs of what is done are still looked through"
 
 
@@ -314,7 +314,7 @@ def test_one_that_fails_rests_longer_and_longer_and_is_given_up(engine: Engine) 
     assert [each.resting for each in rounds[1:8]] == [1, 0, 1, 1, 1, 1, 1], (
         "10 s after the second, 30 s after the third"
     )
-    assert rounds[-1] == Recovery(given_up=1)
+    assert rounds[-1] == ResumeReport(given_up=1)
     record = engine.record()
     assert record is not None
     assert (record.state, record.attempt) == (State.ABANDONED, 4)
@@ -325,9 +325,9 @@ def test_one_that_fails_rests_longer_and_longer_and_is_given_up(engine: Engine) 
 
 def test_giving_up_is_told_once_by_each_recoverer(engine: Engine) -> None:
     failing(engine)
-    one = recoverer(engine, tries=1)
+    one = resumer(engine, tries=1)
     for _ in range(3):
-        assert engine.do(one.recover) == Recovery(given_up=1)
+        assert engine.do(one.resume) == ResumeReport(given_up=1)
     assert engine.names().count("recovery_given_up") == 1
     recover(engine, tries=1)
     assert engine.names().count("recovery_given_up") == 2
@@ -344,14 +344,14 @@ def test_a_poisoned_one_does_not_keep_the_others_from_it(engine: Engine) -> None
     engine.once(body, resumable=True)
     for key in ("a", "poison", "b"):
         begun_elsewhere(engine, key, key=key)
-    assert recover(engine) == Recovery(resumed=2, failed=1)
+    assert recover(engine) == ResumeReport(resumed=2, failed=1)
     assert sorted(ran) == ["a", "b"]
 
 
 def test_a_failure_that_is_an_answer_ends_it(engine: Engine) -> None:
-    attempts = failing(engine, remember=Boom)
-    assert recover(engine) == Recovery(failed=1)
-    assert recover(engine) == Recovery()
+    attempts = failing(engine, remember_errors=Boom)
+    assert recover(engine) == ResumeReport(failed=1)
+    assert recover(engine) == ResumeReport()
     assert attempts == [2]
     record = engine.record()
     assert record is not None
@@ -362,10 +362,10 @@ def test_an_input_of_an_older_program_is_not_guessed_at(engine: Engine) -> None:
     engine.once(lambda key, colour: None, resumable=True)
     begun_elsewhere(engine, "k", "red")
     engine.once(lambda key: pytest.fail("it ran without its argument"), resumable=True)
-    assert recover(engine) == Recovery(failed=1)
+    assert recover(engine) == ResumeReport(failed=1)
     assert "called with colour, which it takes no more" in str(engine.events[-1])
     engine.once(lambda key, colour, size: pytest.fail("it ran with too few"), resumable=True)
-    assert recover(engine) == Recovery(failed=1)
+    assert recover(engine) == ResumeReport(failed=1)
     assert "takes other arguments now" in str(engine.events[-1])
 
 
@@ -374,7 +374,7 @@ def test_a_key_that_does_not_follow_from_the_arguments_is_not_run_under_another(
     engine.once(lambda order: pytest.fail("it ran under another key"), key=lambda order: next(keys), resumable=True)
     next(keys)
     begun_elsewhere(engine, "o")
-    assert recover(engine) == Recovery(failed=1)
+    assert recover(engine) == ResumeReport(failed=1)
     assert "makes another key or tenant" in str(engine.events[-1])
 
 
@@ -387,19 +387,19 @@ def test_a_quota_does_not_stand_in_the_way(quick_engine: Engine) -> None:
     begun_elsewhere(quick_engine, "k")
     quick_engine.once(noting(ran), guard=guard, resumable=True)
     quick_engine.script.ops.clear()
-    assert recover(quick_engine, guard=guard) == Recovery(resumed=1)
+    assert recover(quick_engine, guard=guard) == ResumeReport(resumed=1)
     assert "Count" not in quick_engine.script.kinds, "its key was counted when it was new"
 
 
 def test_a_recoverer_does_not_wait_for_one_that_runs(engine: Engine) -> None:
     """It came between the look and the claim: the next one is more useful than waiting."""
-    from semel import wait
+    from semel import Wait
 
-    engine.once(lambda key: pytest.fail("it ran twice"), resumable=True, on_duplicate=wait("1h"))
+    engine.once(lambda key: pytest.fail("it ran twice"), resumable=True, on_duplicate=Wait("1h"))
     begun_elsewhere(engine, "k")
     with between_look_and_claim(engine) as recovery:
         engine.claim_elsewhere(nonce=7)
-    assert recovery.result(PATIENCE) == Recovery(elsewhere=1)
+    assert recovery.result(PATIENCE) == ResumeReport(elsewhere=1)
 
 
 # In the background
@@ -409,7 +409,7 @@ def test_it_works_in_the_background_until_it_is_stopped(engine: Engine) -> None:
     ran = threading.Semaphore(0)
     engine.once(lambda key: ran.release(), resumable=True)
     begun_elsewhere(engine, "a", key="a")
-    one = recoverer(engine, every=0.02)
+    one = resumer(engine, every=0.02)
 
     async def start() -> None:
         one.start()
@@ -430,7 +430,7 @@ def test_a_store_that_fails_does_not_end_it(engine: Engine) -> None:
     engine.once(lambda key: ran.release(), resumable=True)
     begun_elsewhere(engine, "k")
     engine.script.on(Resumable, before=StoreUnavailable("down"))
-    one = recoverer(engine, every=0.02)
+    one = resumer(engine, every=0.02)
 
     async def start() -> None:
         one.start()
@@ -454,7 +454,7 @@ def test_stopping_waits_for_the_one_in_hand_and_begins_no_other(quick_engine: En
     quick_engine.once(body, resumable=True)
     for key in ("a", "b"):
         begun_elsewhere(quick_engine, key, key=key)
-    with Recoverer(quick_engine.guard, every=0.02) as one:
+    with Resumer(quick_engine.guard, every=0.02) as one:
         assert begun.wait(PATIENCE)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             stopping = pool.submit(one.stop)
@@ -482,10 +482,10 @@ def test_an_async_recoverer_is_a_context_and_stops_what_takes_too_long() -> None
         await begun.wait()
         begun.clear()
         now[0] += 31  # its lease ends without a renewal
-        async with AsyncRecoverer(guard, every=0.02) as one:
+        async with AsyncResumer(guard, every=0.02) as one:
             other = AsyncSemel(guard.store, sweep_every=None)
             other._resumable = guard._resumable
-            second = AsyncRecoverer(other, every=0.02)
+            second = AsyncResumer(other, every=0.02)
             second.start()
             await asyncio.wait_for(begun.wait(), PATIENCE)
             await second.stop(timeout=0.01)
@@ -517,9 +517,9 @@ def test_several_recoverers_share_the_work() -> None:
         store.execute(SaveStep(id, claimed.token, INPUT, Codec().seal(Kind.VALUE, PLAIN.name, payload, id), 0))
     now[0] = 10.0
 
-    def work() -> Recovery:
+    def work() -> ResumeReport:
         together.wait(PATIENCE)
-        return Recoverer(made(), limit=5).recover()
+        return Resumer(made(), limit=5).resume()
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         rounds = [each.result(PATIENCE) for each in [pool.submit(work) for _ in range(4)]]
@@ -540,7 +540,7 @@ def test_a_store_that_cannot_list_is_refused() -> None:
         execute_many = wait = close = execute
 
     with pytest.raises(ConfigurationError, match="Plain does not: use MemoryStore"):
-        Recoverer(Semel(Plain(), sweep_every=None))  # type: ignore[arg-type]
+        Resumer(Semel(Plain(), sweep_every=None))  # type: ignore[arg-type]
 
 
 def test_async_functions_of_a_sync_guard_are_refused() -> None:
@@ -550,13 +550,13 @@ def test_async_functions_of_a_sync_guard_are_refused() -> None:
     async def ship(key: str) -> None: ...
 
     with pytest.raises(PolicyError, match="op is async: use an AsyncSemel"):
-        Recoverer(guard).recover()
+        Resumer(guard).resume()
 
 
 @pytest.mark.parametrize("settings", [{"every": 0}, {"limit": 0}, {"tries": 0}, {"every": "soon"}, {"pause": -1}])
 def test_settings_are_checked(settings: Any) -> None:
     with pytest.raises(PolicyError):
-        Recoverer(Semel(MemoryStore(), sweep_every=None), **settings)
+        Resumer(Semel(MemoryStore(), sweep_every=None), **settings)
 
 
 def test_an_unreadable_input_is_an_error_of_that_one_alone(quick_engine: Engine) -> None:
@@ -565,7 +565,7 @@ def test_an_unreadable_input_is_an_error_of_that_one_alone(quick_engine: Engine)
     id = identity("", "op", "k")
     assert quick_engine.execute(SaveStep(id, claimed.token, INPUT, b"\xff garbage", 0))
     quick_engine.clock.advance(31)
-    assert recover(quick_engine) == Recovery(failed=1)
+    assert recover(quick_engine) == ResumeReport(failed=1)
     assert SnapshotUnreadable.__name__ in str(quick_engine.events[-1])
 
 
@@ -590,7 +590,7 @@ def rounds_over(ids: list[bytes], start: bytes, limit: int) -> list[bytes]:
                 seen.append(request.record.id)
                 answer = "resumed"
     except StopIteration as stop:
-        recovery: Recovery = stop.value
+        recovery: ResumeReport = stop.value
     assert recovery.resumed == len(seen)
     return seen
 

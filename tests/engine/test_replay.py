@@ -46,7 +46,7 @@ def test_a_result_replays_as_it_was_and_does_not_run_again(quick_engine: Engine,
         ran.append(1)
         return result
 
-    first, second = quick_engine.outcome(body), quick_engine.outcome(body)
+    first, second = quick_engine.run_outcome(body), quick_engine.run_outcome(body)
     assert first.value == second.value == result
     assert type(second.value) is type(result)
     assert (first.replayed, second.replayed) == (False, True)
@@ -56,7 +56,7 @@ def test_a_result_replays_as_it_was_and_does_not_run_again(quick_engine: Engine,
 def test_falsy_results_survive_sqlite(engine: Engine) -> None:
     for i, result in enumerate(FALSY):
         assert engine.run(lambda result=result: result, key=f"k{i}") == result
-        again = engine.outcome(lambda: "ran again", key=f"k{i}")
+        again = engine.run_outcome(lambda: "ran again", key=f"k{i}")
         assert (again.value, again.replayed) == (result, True)
 
 
@@ -227,7 +227,7 @@ def test_a_remembered_failure_is_replayed_as_its_own_class(engine: Engine) -> No
 
     for guard in (engine.guard, engine.guard, engine.new_guard()):
         with pytest.raises(Declined) as raised:
-            engine.run(body, guard=guard, remember=Declined)
+            engine.run(body, guard=guard, remember_errors=Declined)
         assert (raised.value.code, raised.value.amount, str(raised.value)) == ("51", 7, "declined 51")
     assert ran == [1]
     assert engine.names() == ["started", "failure_remembered", "replayed", "replayed"]
@@ -238,9 +238,9 @@ def test_a_remembered_failure_that_is_not_allowed_is_not_rebuilt(engine: Engine)
         raise Declined("51", 7)
 
     with pytest.raises(Declined):
-        engine.run(body, remember=Declined)
+        engine.run(body, remember_errors=Declined)
     with pytest.raises(RememberedFailure) as replayed:
-        engine.run(body, remember=KeyError)
+        engine.run(body, remember_errors=KeyError)
     assert replayed.value.type_name.endswith("Declined")
     assert replayed.value.message == "declined 51"
 
@@ -255,9 +255,9 @@ def test_a_failure_too_big_to_keep_still_reaches_the_caller(engine: Engine) -> N
         raise Declined("x" * 1000, 7)
 
     with pytest.raises(Declined):
-        engine.run(body, guard=guard, remember=Declined)
+        engine.run(body, guard=guard, remember_errors=Declined)
     with pytest.raises((RememberedFailure, ResultNotStored, Declined)):
-        engine.run(body, guard=guard, remember=Declined)
+        engine.run(body, guard=guard, remember_errors=Declined)
     assert ran == [1]
 
 

@@ -79,7 +79,7 @@ def test_release_frees_only_what_is_in_doubt_unless_forced(engine: Engine, at: S
         assert state(engine) is State.ABSENT
         assert engine.names() == ["resolved"]
         assert engine.events[0].happened is False  # type: ignore[attr-defined]
-        assert engine.outcome(lambda: "anew").attempt == 1
+        assert engine.run_outcome(lambda: "anew").attempt == 1
     else:
         with pytest.raises(NotResolvable):
             engine.do(engine.guard.release, "op", "k", force=force)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from semel import InProgress, StoreUnavailable, wait
+from semel import InProgress, StoreUnavailable, Wait
 from semel.core.keys import identity
 from semel.core.ops import Claim, Complete, Renew
 from tests.engine.driving import Engine
@@ -96,7 +96,7 @@ def test_a_storm_that_waits_gets_one_answer_for_three_ops(engine: Engine) -> Non
 
     first = engine.start_run(body)
     inside.wait()
-    others = storm(engine, STORM - 1, body=body, on_duplicate=wait("20s"))
+    others = storm(engine, STORM - 1, body=body, on_duplicate=Wait("20s"))
     until_waiting(engine.guard, STORM - 1)
     asking = engine.script.on(Claim, hold_before=held)
     finish.open()
@@ -165,7 +165,7 @@ def test_a_storm_over_many_keys_runs_each_once(engine: Engine) -> None:
             ran.append(key)
         return key
 
-    ship = engine.once(body, on_duplicate=wait("20s"))
+    ship = engine.once(body, on_duplicate=Wait("20s"))
     futures = [engine.start(ship, i % 20) for i in range(60)]
     assert sorted(future.result(20) for future in futures) == sorted(i % 20 for i in range(60))
     assert sorted(ran) == list(range(20))

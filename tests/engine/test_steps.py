@@ -305,7 +305,7 @@ def test_a_failure_that_is_an_answer_is_replayed_and_not_undone_twice(engine: En
     shop.fails = {"ship"}
     for _ in range(2):
         with pytest.raises(Boom, match="ship"):
-            engine.run(body, remember=Boom)
+            engine.run(body, remember_errors=Boom)
     assert shop.done == ["charge", "undo charge 1"]
 
 
@@ -330,7 +330,7 @@ def test_an_undo_is_tried_again_for_a_while(engine: Engine, shop: Shop) -> None:
 
 
 def test_what_cannot_be_undone_is_reported_and_nobody_runs_it_again(engine: Engine, shop: Shop) -> None:
-    guard = engine.new_guard(policy=Policy(settle_for="100ms"))
+    guard = engine.new_guard(policy=Policy(completion_timeout="100ms"))
     body = steps_of(shop, "reserve", "charge", "pack", "ship", undo=True)
     shop.fails, shop.stuck = {"ship"}, {"charge"}
     with pytest.raises(NotUndone, match="could not be undone: 'charge'") as caught:
@@ -343,7 +343,7 @@ def test_what_cannot_be_undone_is_reported_and_nobody_runs_it_again(engine: Engi
 
 
 def test_not_undone_is_unknown_even_where_failures_are_remembered(engine: Engine, shop: Shop) -> None:
-    guard = engine.new_guard(policy=Policy(settle_for="50ms", guarantee="at_most_once"))
+    guard = engine.new_guard(policy=Policy(completion_timeout="50ms", guarantee="at_most_once"))
     shop.fails, shop.stuck = {"ship"}, {"charge"}
     with pytest.raises(NotUndone):
         engine.run(steps_of(shop, "charge", "ship", undo=True), guard=guard)

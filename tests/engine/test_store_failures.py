@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from semel import Policy, State, StoreError, StoreUnavailable, StoreUncertain, current_operation, wait
+from semel import Policy, State, StoreError, StoreUnavailable, StoreUncertain, Wait, current_operation
 from semel.core.keys import identity
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Release
 from semel.core.states import Takeover
@@ -45,7 +45,7 @@ def test_an_open_operation_runs_unprotected_and_says_so(engine: Engine) -> None:
         tokens.append(op.token)
         return (yield op.capture("id", lambda: "captured"))
 
-    outcome = engine.outcome(body, guarantee="at_least_once")
+    outcome = engine.run_outcome(body, guarantee="at_least_once")
     assert (outcome.value, outcome.replayed) == ("captured", False)
     assert engine.names() == ["store_failed", "unprotected"]
     assert engine.script.kinds == ["Claim"]
@@ -82,7 +82,7 @@ def test_a_store_that_cannot_wake_is_asked_again_instead(engine: Engine, error: 
     guard = engine.new_guard(deaf)
     asked, gate = engine.script.on(Claim), Gate()
     looked = engine.script.on(Claim, hold_before=gate)
-    waiting = engine.start_run(forbidden, guard=guard, on_duplicate=wait("20s"), on_store_error=policy)
+    waiting = engine.start_run(forbidden, guard=guard, on_duplicate=Wait("20s"), on_store_error=policy)
     asked.seen.wait()
     looked.seen.wait()
     engine.execute(Complete(identity("", "op", "k"), claimed.token, answer, 60.0))
@@ -100,9 +100,9 @@ def test_a_store_that_dies_while_we_wait_is_followed_as_the_policy_says(engine: 
     engine.script.on(Claim, before=StoreUnavailable("down"), times=5)
     if policy == "closed":
         with pytest.raises(StoreUnavailable, match="down"):
-            engine.run(forbidden, guard=guard, on_duplicate=wait("20s"))
+            engine.run(forbidden, guard=guard, on_duplicate=Wait("20s"))
     else:
-        ran = engine.run(lambda: "unprotected", guard=guard, on_duplicate=wait("20s"), on_store_error="open")
+        ran = engine.run(lambda: "unprotected", guard=guard, on_duplicate=Wait("20s"), on_store_error="open")
         assert ran == "unprotected"
 
 
@@ -120,7 +120,7 @@ def test_an_unprotected_handlers_failure_is_its_own(engine: Engine) -> None:
 @pytest.mark.parametrize("error", ERRORS)
 def test_a_complete_whose_answer_was_lost_is_sent_again_and_recognised(engine: Engine, error: Any) -> None:
     engine.script.on(Complete, after=error("cut"))
-    outcome = engine.outcome(lambda: "answer")
+    outcome = engine.run_outcome(lambda: "answer")
     assert (outcome.value, outcome.replayed) == ("answer", False)
     assert engine.script.kinds == ["Claim", "Complete", "Complete"]
     assert engine.run(forbidden) == "answer"
@@ -137,7 +137,7 @@ def test_a_complete_that_did_not_get_through_is_sent_again(engine: Engine) -> No
 def test_a_complete_that_never_gets_through_hands_the_result_to_the_caller(engine: Engine) -> None:
     engine.script.on(Complete, before=StoreUnavailable("down"), times=100)
     with pytest.raises(StoreUnavailable) as raised:
-        engine.run(lambda: "the effect's", settle_for="50ms")
+        engine.run(lambda: "the effect's", completion_timeout="50ms")
     assert raised.value.result == "the effect's"
     assert "ran, but its outcome could not be stored" in str(raised.value)
     assert engine.script.count(Complete) >= 2
@@ -149,13 +149,13 @@ def test_a_complete_that_never_gets_through_hands_the_result_to_the_caller(engin
 def test_settle_for_bounds_how_often_the_outcome_is_offered(engine: Engine) -> None:
     engine.script.on(Complete, before=StoreUnavailable("down"), times=100)
     with pytest.raises(StoreUnavailable):
-        engine.run(lambda: 1, settle_for=0)
+        engine.run(lambda: 1, completion_timeout=0)
     assert engine.script.count(Complete) == 1
 
 
 def test_an_open_operation_that_cannot_complete_answers_all_the_same(engine: Engine) -> None:
     engine.script.on(Complete, before=StoreUnavailable("down"), times=100)
-    assert engine.run(lambda: "answer", on_store_error="open", settle_for=0) == "answer"
+    assert engine.run(lambda: "answer", on_store_error="open", completion_timeout=0) == "answer"
     assert "completed" not in engine.names(), "nothing is stored, so nothing may say so"
 
 
@@ -169,14 +169,14 @@ def test_a_store_error_does_not_hide_the_handlers_own(engine: Engine) -> None:
     assert engine.names() == ["started", "store_failed"]
     engine.script.on(Complete, before=StoreUnavailable("down"), times=100)
     with pytest.raises(Boom):
-        engine.run(body, key="other", remember=Boom, settle_for=0)
+        engine.run(body, key="other", remember_errors=Boom, completion_timeout=0)
     assert "failure_remembered" not in engine.names()
 
 
 def test_a_claim_whose_answer_was_lost_is_sent_again_and_recognised(engine: Engine) -> None:
     """Otherwise the key is blocked for a whole lease by an owner that does not exist."""
     engine.script.on(Claim, after=StoreUncertain("cut"))
-    outcome = engine.outcome(lambda: "answer")
+    outcome = engine.run_outcome(lambda: "answer")
     assert (outcome.value, outcome.replayed, outcome.attempt) == ("answer", False, 1)
     assert engine.script.kinds == ["Claim", "Claim", "Complete"]
 

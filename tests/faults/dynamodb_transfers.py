@@ -110,7 +110,7 @@ def write(world: World, amount: int) -> None:
 
 
 def policy() -> Policy:
-    return Policy(lease=LEASE, settle_for="50ms")
+    return Policy(lease=LEASE, completion_timeout="50ms")
 
 
 def pay(world: World) -> None:
@@ -141,7 +141,7 @@ def overdraw(world: World) -> None:
     store = DynamoDBStore(world.url, clock=time.time)
     guard = Semel(store, policy=policy(), sweep_every=None)
     try:
-        guard.run("pay", key=world.key, call=lambda: write(world, 160), remember=(ConditionFailed,))
+        guard.run("pay", key=world.key, call=lambda: write(world, 160), remember_errors=(ConditionFailed,))
     except ConditionFailed:
         return
     raise AssertionError("it was paid")

@@ -21,7 +21,7 @@ from semel import (
     Semel,
     StoreUnavailable,
     StoreUncertain,
-    wait,
+    Wait,
 )
 from semel.stores.dynamodb import migrate
 from semel.stores.dynamodb.settings import Settings
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow]
 WORKERS = 8
 KEYS = 40
 SHARE = 0.3
-POLICY = Policy(lease=60, on_duplicate=wait("60s"), settle_for="30s")
+POLICY = Policy(lease=60, on_duplicate=Wait("60s"), completion_timeout="30s")
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,7 @@ def test_eight_threads_execute_each_operation_once(table: str, till: Till) -> No
     with Proxy(table, SHARE) as proxy:
 
         def work(worker: int) -> None:
-            store = DynamoDBStore(proxy.url, patience="20s")
+            store = DynamoDBStore(proxy.url, retry_for="20s")
             with Semel(store, policy=POLICY, sweep_every=None) as guard:
 
                 @guard.once(key="key", operation="add")
@@ -137,7 +137,7 @@ def test_eight_async_workers_execute_each_operation_once(table: str, till: Till)
     runs: Counter[str] = Counter()
 
     async def work(url: str, worker: int) -> None:
-        store = AsyncDynamoDBStore(url, patience="20s")
+        store = AsyncDynamoDBStore(url, retry_for="20s")
         async with AsyncSemel(store, policy=POLICY, sweep_every=None) as guard:
 
             @guard.once(key="key", operation="add")
@@ -164,7 +164,9 @@ def test_a_service_that_only_throttles_or_fails_is_told_apart_and_nothing_runs_t
     runs: list[str] = []
     with (
         Proxy(table, 0.0) as proxy,
-        Semel(DynamoDBStore(proxy.url, patience="100ms"), policy=Policy(settle_for=0), sweep_every=None) as guard,
+        Semel(
+            DynamoDBStore(proxy.url, retry_for="100ms"), policy=Policy(completion_timeout=0), sweep_every=None
+        ) as guard,
     ):
 
         @guard.once(key="key", operation="add")

@@ -161,7 +161,7 @@ def goes_on_through(url: str, fail: Callable[[], None]) -> None:
                     return f"answer {key}"
 
                 try:
-                    answered[key] = await guard.run("ship", key=key, call=handler, settle_for="30s")
+                    answered[key] = await guard.run("ship", key=key, call=handler, completion_timeout="30s")
                 except StoreError as error:
                     failed.append(error)
                     await asyncio.sleep(0.05)
@@ -240,11 +240,11 @@ def test_with_confirmation_the_caller_is_not_told_what_is_not_so(private_redis: 
     with RedisServer("--replicaof", f"{LOOPBACK} {private_redis.port}") as replica:
         pair = Pair(private_redis, replica)
         ran: list[str] = []
-        patient = RedisStore(pair.master.url, wait_replicas=1, timeout="40s", wait_timeout="20s", patience=0)
+        patient = RedisStore(pair.master.url, wait_replicas=1, timeout="40s", wait_timeout="20s", retry_for=0)
         with Semel(patient, sweep_every=None) as guard:  # a replica may take its time, on a busy machine
             guard.run("ship", key="replicated", call=lambda: ran.append("replicated"))
         pair.partition()
-        short = RedisStore(pair.master.url, wait_replicas=1, wait_timeout="100ms", patience=0)
+        short = RedisStore(pair.master.url, wait_replicas=1, wait_timeout="100ms", retry_for=0)
         with Semel(short, sweep_every=None) as guard, pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
             guard.run("ship", key="not", call=lambda: ran.append("not"))
         assert ran == ["replicated"], "without its claim confirmed it does not run"

@@ -21,7 +21,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from semel import AsyncRedisCache, AsyncSemel, AsyncSQLiteStore, AsyncTieredStore, Semel, SQLiteStore, wait
+from semel import AsyncRedisCache, AsyncSemel, AsyncSQLiteStore, AsyncTieredStore, Semel, SQLiteStore, Wait
 from semel.core.ops import Claim, Op
 from semel.core.states import State
 from semel.stores.sqlite import migrate
@@ -75,11 +75,11 @@ def judged(workers: Workers, lines: list[Line]) -> None:
         assert record.state is State.DONE
 
 
-@pytest.mark.parametrize("truth", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.mark.parametrize("primary", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def test_redis_is_flushed_stopped_killed_and_started_again_under_load(
-    truth: str, private_redis: RedisServer, tmp_path: Path, request: pytest.FixtureRequest
+    primary: str, private_redis: RedisServer, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    behind = f"sqlite:///{tmp_path / 'semel.db'}" if truth == "sqlite" else request.getfixturevalue("postgres_url")
+    behind = f"sqlite:///{tmp_path / 'semel.db'}" if primary == "sqlite" else request.getfixturevalue("postgres_url")
     url = f"tiered:{behind},{private_redis.url}"
     migrate_store(url)
     with Workers(url, tmp_path, policy="recover", lease=2.0) as workers:
@@ -213,8 +213,8 @@ def test_tasks_go_on_whatever_becomes_of_redis(private_redis: RedisServer, tmp_p
 
     async def main() -> None:
         nonlocal asked
-        truth = Counted(path, synchronous="normal")
-        store = AsyncTieredStore(truth, AsyncRedisCache(private_redis.url, timeout=1.0), mark_after="5ms")
+        primary = Counted(path, synchronous="normal")
+        store = AsyncTieredStore(primary, AsyncRedisCache(private_redis.url, timeout=1.0), mark_after="5ms")
         assert await store.cache.connect(20)
         stopping = asyncio.Event()
         async with AsyncSemel(store, sweep_every=None) as guard, asyncio.TaskGroup() as tasks:
@@ -259,11 +259,11 @@ def test_tasks_go_on_whatever_becomes_of_redis(private_redis: RedisServer, tmp_p
             assert await store.cache.connect(20)
             await more(500)
             stopping.set()
-        print(f"{asked} calls, {truth.claims} claims reached the database, {store.tally}")
+        print(f"{asked} calls, {primary.claims} claims reached the database, {store.tally}")
         assert store.tally.replayed > 0
-        assert truth.claims < asked, "the cache has answered some"
+        assert primary.claims < asked, "the cache has answered some"
 
-    waiting = wait("30s")
+    waiting = Wait("30s")
     asyncio.run(main())
     assert set(ran.values()) == {1}
     assert {len(given) for given in answered.values()} == {1}

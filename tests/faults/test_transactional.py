@@ -12,7 +12,7 @@ import psycopg
 import pymysql
 import pytest
 
-from semel import wait
+from semel import Wait
 from semel.stores import mysql
 from semel.stores.postgres import migrate
 from tests.transactional.kinds import (
@@ -65,7 +65,7 @@ def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> str:
     return url
 
 
-@pytest.mark.parametrize("begin", [False, True], ids=["the caller's", "Semel's"])
+@pytest.mark.parametrize("own_transaction", [False, True], ids=["the caller's", "Semel's"])
 @pytest.mark.parametrize(
     "kind",
     [
@@ -89,10 +89,10 @@ def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> str:
     ],
 )
 def test_killed_between_any_two_statements_the_effect_and_its_record_are_both_there_or_neither(
-    kind: str, begin: bool, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, own_transaction: bool, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = database(kind, tmp_path, request)
-    deaths = stormed(do="points", kind=kind, url=url, begin=begin)["deaths"]
+    deaths = stormed(do="points", kind=kind, url=url, own_transaction=own_transaction)["deaths"]
     assert len(deaths) >= 6
     desk = till(kind, url)
     try:
@@ -101,7 +101,7 @@ def test_killed_between_any_two_statements_the_effect_and_its_record_are_both_th
         assert set(deaths) - set(committed)  # some died before their commit
         assert set(deaths) & set(committed)  # and some after it
         for key in deaths:
-            outcome = desk.pay(key, begin=begin, on_duplicate=wait("30s"))
+            outcome = desk.pay(key, own_transaction=own_transaction, on_duplicate=Wait("30s"))
             assert outcome.replayed is (key in committed), key
             assert outcome.value == {"paid": key}
         rows = [key for key in desk.rows() if key in deaths]

@@ -22,7 +22,8 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from semel import AsyncOperation, Operation, current_operation
-from semel.http.fastapi import Idempotency, idempotent
+from semel.http.asgi import ASGIMiddleware
+from semel.http.fastapi import idempotent, install
 from tests.http.behaviour import RULES, UNPARSED, Admin, Reply, Service, table
 
 DOCS = "https://docs.example/idempotency"
@@ -34,8 +35,8 @@ def bearer(scope: Any) -> str:
     return value.decode().removeprefix("Bearer").strip()
 
 
-def tenant(scope: Any) -> str:
-    found: str = scope["tenant"]
+def tenant(request: Any) -> str:
+    found: str = request["tenant"]  # of the scope, or of a Request, which is a mapping of it
     return found
 
 
@@ -114,7 +115,7 @@ def plain(service: Service) -> Any:
         if reply.error_after:
             raise RuntimeError("after the answer")
 
-    guarded = Idempotency(app, guard=service.guard, tenant=tenant, routes=table(), docs=DOCS)
+    guarded = ASGIMiddleware(app, guard=service.guard, tenant=tenant, routes=table(), docs=DOCS)
     return Authentication(guarded)
 
 
@@ -191,7 +192,7 @@ def starlette(service: Service, *middleware: Middleware, outer: tuple[Middleware
         middleware=[
             *outer,
             Middleware(Authentication),
-            Middleware(Idempotency, guard=service.guard, tenant=tenant, docs=DOCS),
+            Middleware(ASGIMiddleware, guard=service.guard, tenant=tenant, docs=DOCS),
             *middleware,
         ],
         lifespan=lifespan,
@@ -238,7 +239,7 @@ def fastapi(service: Service, *, threads: bool = False) -> Any:
 
     app = FastAPI(lifespan=lifespan)
     app.state.service = service
-    app.add_middleware(Idempotency, guard=service.guard, tenant=tenant, docs=DOCS)
+    install(app, guard=service.guard, tenant=tenant, docs=DOCS)
 
     def endpoint(path: str) -> Any:
         async def handler(op: AsyncOperation, do: dict[str, Any] = Body()) -> Response:  # noqa: B008

@@ -48,7 +48,7 @@ def forget(alias: str) -> None:
 
 
 def function(alias: str, work: Work) -> Any:
-    @idempotent(transaction=alias, into="conn")
+    @idempotent(connection=alias, connection_parameter="conn")
     def pay(request: Any, conn: Any, op: Operation) -> HttpResponse:
         assert op.connection is conn is connections[alias]
         status, said = work(conn, op)
@@ -59,7 +59,7 @@ def function(alias: str, work: Work) -> Any:
 
 def by_class(alias: str, work: Work) -> Any:
     class Pay(View):
-        @idempotent(transaction=alias)
+        @idempotent(connection=alias)
         def post(self, request: Any, op: Operation) -> HttpResponse:
             status, said = work(connections[alias], op)
             return JsonResponse(said, status=status)
@@ -69,7 +69,7 @@ def by_class(alias: str, work: Work) -> Any:
 
 def by_rest(alias: str, work: Work) -> Any:
     class Pay(APIView):  # type: ignore[misc]
-        @idempotent(transaction=alias)
+        @idempotent(connection=alias)
         def post(self, request: Any, op: Operation) -> Response:
             request.data  # noqa: B018 (REST framework parses it from the stream)
             status, said = work(connections[alias], op)

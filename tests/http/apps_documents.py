@@ -71,7 +71,7 @@ def whose(request: object) -> str:
 
 
 def plain_asgi() -> Any:
-    from semel.http.asgi import Idempotency
+    from semel.http.asgi import ASGIMiddleware
 
     documents = Documents()
 
@@ -83,7 +83,7 @@ def plain_asgi() -> Any:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    return Idempotency(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose, routes=ROUTES)
+    return ASGIMiddleware(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose, routes=ROUTES)
 
 
 def starlette() -> Any:
@@ -112,7 +112,7 @@ def starlette() -> Any:
         Route("/failed", view()),
     ]  # fmt: skip
     app = Starlette(routes=routes)
-    app.add_middleware(glue.Idempotency, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+    glue.install(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
     return app
 
 
@@ -125,7 +125,7 @@ def _fastapi(*, threads: bool) -> Any:
 
     documents = Documents()
     app = FastAPI()
-    app.add_middleware(glue.Idempotency, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+    glue.install(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
 
     async def transaction() -> Any:
         """Like a session that is given back: it must hear of a refusal."""
@@ -176,7 +176,7 @@ def fastapi_sync() -> Any:
 
 
 def plain_wsgi() -> Any:
-    from semel.http.wsgi import Idempotency
+    from semel.http.wsgi import WSGIMiddleware
 
     documents = Documents()
 
@@ -185,14 +185,14 @@ def plain_wsgi() -> Any:
         start_response(f"{status} Said", list(lines.items()))
         return [body]
 
-    return Idempotency(app, guard=Semel(MemoryStore()), tenant=whose, routes=ROUTES)
+    return WSGIMiddleware(app, guard=Semel(MemoryStore()), tenant=whose, routes=ROUTES)
 
 
 def wsgi_endpoint() -> Any:
     """The same without a table: the application itself knows the rule, and asks for the claim."""
     from semel.http.contract.conditional import hold, let_go
     from semel.http.contract.routes import Routes
-    from semel.http.wsgi import Idempotency, current_responder
+    from semel.http.wsgi import WSGIMiddleware, current_responder
 
     documents = Documents()
     table = Routes(ROUTES)
@@ -211,7 +211,7 @@ def wsgi_endpoint() -> Any:
         start_response(f"{status} Said", list(lines.items()))
         return [body]
 
-    return Idempotency(app, guard=Semel(MemoryStore()), tenant=whose)
+    return WSGIMiddleware(app, guard=Semel(MemoryStore()), tenant=whose)
 
 
 def flask() -> Any:
@@ -221,7 +221,7 @@ def flask() -> Any:
 
     documents = Documents()
     app = flask.Flask("documents")
-    glue.SemelFlask(app, guard=Semel(MemoryStore()), tenant=whose)
+    glue.install(app, guard=Semel(MemoryStore()), tenant=whose)
 
     def view(**parts: str) -> Any:
         status, lines, body = documents.answer(flask.request.method, flask.request.path)

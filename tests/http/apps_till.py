@@ -37,9 +37,9 @@ from semel.http import django as for_django
 from semel.http import fastapi as for_fastapi
 from semel.http import flask as for_flask
 from semel.http import litestar as for_litestar
-from semel.http.asgi import Idempotency
+from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.rules import idempotent
-from semel.http.wsgi import Idempotency as WSGIIdempotency
+from semel.http.wsgi import WSGIMiddleware
 from tests.http.django_project import Project
 
 TABLES = (
@@ -90,7 +90,7 @@ class AsyncTill(Till):
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://till")
 
     async def _guarded(self, url: str) -> AsyncSemel:
-        return AsyncSemel(AsyncPostgresStore(url, lanes=1), sweep_every=None)
+        return AsyncSemel(AsyncPostgresStore(url, connections=1), sweep_every=None)
 
     @property
     def sessions(self) -> Any:
@@ -151,7 +151,9 @@ class FastAPITill(AsyncTill):
                 tasks.add_task(self.after.append, amount)
                 await self.work(session, path, amount)
 
-            app.post(path, status_code=201)(for_fastapi.idempotent(transaction=self.sessions, into="session")(pay))
+            app.post(path, status_code=201)(
+                for_fastapi.idempotent(connection=self.sessions, connection_parameter="session")(pay)
+            )
         return app
 
     def made(self) -> Any:
@@ -178,7 +180,7 @@ class LitestarTill(AsyncTill):
             async def pay(data: JSONBody[dict[str, int]], session: Any) -> None:
                 await self.work(session, path, data["amount"])
 
-            return post(path)(for_litestar.idempotent(transaction=self.sessions, into="session")(pay))
+            return post(path)(for_litestar.idempotent(connection=self.sessions, connection_parameter="session")(pay))
 
         plugin = for_litestar.SemelPlugin(guard=self.guard, tenant=whose)
         return Litestar([handler(path) for path in PATHS], plugins=[plugin], openapi_config=None)
@@ -193,8 +195,8 @@ class EdgeTill(AsyncTill):
             await send({"type": "http.response.start", "status": 201, "headers": []})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        routes = {f"POST {path}": idempotent(transaction=self.sessions) for path in PATHS}
-        return Idempotency(app, guard=self.guard, tenant=whose, routes=routes)
+        routes = {f"POST {path}": idempotent(connection=self.sessions) for path in PATHS}
+        return ASGIMiddleware(app, guard=self.guard, tenant=whose, routes=routes)
 
 
 class SyncTill(Till):
@@ -202,7 +204,7 @@ class SyncTill(Till):
         super().__init__()
         spoken = url.replace("postgresql:", "postgresql+psycopg:")
         self.engine = sa.create_engine(spoken, isolation_level="SERIALIZABLE", poolclass=sa.NullPool)
-        self.guard = Semel(PostgresStore(url, lanes=1), sweep_every=None)
+        self.guard = Semel(PostgresStore(url, connections=1), sweep_every=None)
         self.meeting = threading.Barrier(2, timeout=20)
         self._count = threading.Lock()
         self.app: Any = self.made()
@@ -251,14 +253,14 @@ def on_connection(conn: sa.Connection) -> Any:
 class FlaskTill(SyncTill):
     def made(self) -> Any:
         app = flask.Flask("till")
-        for_flask.SemelFlask(app, guard=self.guard, tenant=whose)
+        for_flask.install(app, guard=self.guard, tenant=whose)
         for path in PATHS:
 
             def pay(conn: sa.Connection, path: str = path) -> Any:
                 self.work(on_connection(conn), path, flask.request.get_json()["amount"])
                 return "", 201
 
-            view = for_flask.idempotent(transaction=self.engine.connect, into="conn")(pay)
+            view = for_flask.idempotent(connection=self.engine.connect, connection_parameter="conn")(pay)
             app.add_url_rule(path, path, view, methods=["POST"])
         return app
 
@@ -272,8 +274,8 @@ class WSGIEdgeTill(SyncTill):
             start_response("201 Created", [])
             return [b""]
 
-        routes = {f"POST {path}": idempotent(transaction=self.engine.connect) for path in PATHS}
-        return WSGIIdempotency(app, guard=self.guard, tenant=whose, routes=routes)
+        routes = {f"POST {path}": idempotent(connection=self.engine.connect) for path in PATHS}
+        return WSGIMiddleware(app, guard=self.guard, tenant=whose, routes=routes)
 
 
 class DjangoTill(SyncTill):
@@ -292,7 +294,7 @@ class DjangoTill(SyncTill):
 
     def made(self) -> Any:
         def by_function(path: str) -> Any:
-            @for_django.idempotent(transaction=self.alias)
+            @for_django.idempotent(connection=self.alias)
             def pay(request: Any) -> JsonResponse:
                 self.work(self.execute, path, json.loads(request.body)["amount"])
                 return JsonResponse({}, status=201)
@@ -301,7 +303,7 @@ class DjangoTill(SyncTill):
 
         def by_rest(path: str) -> Any:
             class Pay(APIView):  # type: ignore[misc]
-                @for_django.idempotent(transaction=self.alias)
+                @for_django.idempotent(connection=self.alias)
                 def post(this, request: Any) -> Response:
                     self.work(self.execute, path, request.data["amount"])
                     return Response({}, status=201)

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-from semel import Semel, SQLiteStore, wait
+from semel import Semel, SQLiteStore, Wait
 from semel.engine.operation.operation import Operation, current_operation, running
 from semel.errors import StoreUnavailable
 from semel.http.contract.rules import Idempotent, idempotent
-from semel.http.wsgi import Idempotency, current_responder
+from semel.http.wsgi import WSGIMiddleware, current_responder
 from semel.observe.events import Event, Renewed
 
 DOCS = "https://docs.example/idempotency"
@@ -189,11 +189,11 @@ ROUTES: dict[tuple[str, str], tuple[Idempotent, Callable[[Asked], Answer]]] = {
     ("POST", "/optional"): (idempotent(required=False), handle),
     ("POST", "/external/status"): (idempotent(external_effects=True), status),
     ("POST", "/external/broken"): (idempotent(external_effects=True), broken),
-    ("POST", "/waiting"): (idempotent(on_duplicate=wait(30)), pay),
+    ("POST", "/waiting"): (idempotent(on_duplicate=Wait(30)), pay),
     ("POST", "/retrying"): (idempotent(lease=1), pay),
     ("POST", "/rejecting"): (idempotent(lease=0.3, on_abandoned="reject"), pay),
     ("POST", "/expiring"): (idempotent(ttl=0.5), pay),
-    ("POST", "/no-return"): (idempotent(ttl=0.2, refuse_expired="1h"), pay),
+    ("POST", "/no-return"): (idempotent(ttl=0.2, reject_expired_for="1h"), pay),
     ("POST", "/tenant/a"): (idempotent(scope="tenant"), pay),
     ("POST", "/tenant/b"): (idempotent(scope="tenant"), pay),
     ("POST", "/reused409"): (idempotent(reused_status=409), pay),
@@ -202,7 +202,7 @@ ROUTES: dict[tuple[str, str], tuple[Idempotent, Callable[[Asked], Answer]]] = {
     ("POST", "/once/broken"): (idempotent(guarantee="at_most_once"), broken),
     ("POST", "/once/pay"): (idempotent(guarantee="at_most_once", lease=0.3), pay),
     ("POST", "/canonical"): (idempotent(canonical_json=True), pay),
-    ("POST", "/without"): (idempotent(without=("note",)), pay),
+    ("POST", "/without"): (idempotent(exclude=("note",)), pay),
     ("POST", "/headed"): (idempotent(fingerprint_headers=("X-Currency",)), pay),
     ("POST", "/strict"): (idempotent(key_mode="strict"), pay),
     ("POST", "/verbatim"): (idempotent(key_mode="raw"), pay),
@@ -210,8 +210,8 @@ ROUTES: dict[tuple[str, str], tuple[Idempotent, Callable[[Asked], Answer]]] = {
     ("POST", "/secret"): (idempotent(keep_body=False), pay),
     ("POST", "/open"): (idempotent(on_store_error="open"), status),
     ("PUT", "/change"): (idempotent(), change),
-    ("POST", "/bounded"): (idempotent(longest_body=5000), digest),
-    ("POST", "/named"): (idempotent(replayed_header=b"x-again"), pay),
+    ("POST", "/bounded"): (idempotent(max_request_body=5000), digest),
+    ("POST", "/named"): (idempotent(replay_marker="x-again"), pay),
 }
 OPEN: dict[tuple[str, str], Callable[[Asked], Answer]] = {
     ("GET", "/pay"): pay,
@@ -287,14 +287,14 @@ def edge() -> Any:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         return plain(environ, start_response, claim=False)
 
-    return authenticated(Idempotency(app, guard=guard(), tenant=tenant_of, routes=rules, docs=DOCS))
+    return authenticated(WSGIMiddleware(app, guard=guard(), tenant=tenant_of, routes=rules, docs=DOCS))
 
 
 def endpoint() -> Any:
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         yield from plain(environ, start_response, claim=True)  # a generator: nothing runs before the first chunk
 
-    return authenticated(Idempotency(app, guard=guard(), tenant=tenant_of, docs=DOCS))
+    return authenticated(WSGIMiddleware(app, guard=guard(), tenant=tenant_of, docs=DOCS))
 
 
 # -- Flask
@@ -303,11 +303,11 @@ def endpoint() -> Any:
 def flask_app() -> Any:
     import flask
 
-    from semel.http.flask import SemelFlask, idempotent
+    from semel.http.flask import idempotent, install
 
     app = flask.Flask("service")
     app.secret_key = "not a secret"
-    SemelFlask(app, guard=guard(), tenant=lambda request: tenant_of(request.environ), docs=DOCS)
+    install(app, guard=guard(), tenant=lambda request: tenant_of(request.environ), docs=DOCS)
 
     @app.before_request
     def check() -> Any:

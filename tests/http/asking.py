@@ -10,8 +10,9 @@ from semel import (
     AsyncMemoryStore,
     AsyncSemel,
 )
+from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.rules import Idempotent
-from semel.http.fastapi import Idempotency, idempotent
+from semel.http.fastapi import idempotent
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -67,6 +68,6 @@ class Counting:
             await send(message)
 
 
-def at_the_edge(app: App, guard: AsyncSemel | None = None, rule: Idempotent | None = None) -> Idempotency:
+def at_the_edge(app: App, guard: AsyncSemel | None = None, rule: Idempotent | None = None) -> ASGIMiddleware:
     routes = {"POST /pay": rule or idempotent()}
-    return Idempotency(app, guard=guard or AsyncSemel(AsyncMemoryStore()), tenant=whose, routes=routes)
+    return ASGIMiddleware(app, guard=guard or AsyncSemel(AsyncMemoryStore()), tenant=whose, routes=routes)

@@ -14,7 +14,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from semel import AsyncSemel, Codec, KeyRing, Policy, wait
+from semel import AsyncSemel, Codec, KeyRing, Policy, Wait
 from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Op
 from semel.errors import StoreUnavailable
@@ -34,23 +34,23 @@ RULES: dict[str, dict[str, Any]] = {
     "/reused-400": {"reused_status": 400},
     "/external": {"external_effects": True},
     "/once": {"guarantee": "at_most_once"},
-    "/wait": {"on_duplicate": wait("20s")},
+    "/wait": {"on_duplicate": Wait("20s")},
     "/short": {"ttl": "50ms"},
-    "/no-return": {"ttl": "50ms", "refuse_expired": "1h"},
-    "/capped": {"body_limit": 1000},
+    "/no-return": {"ttl": "50ms", "reject_expired_for": "1h"},
+    "/capped": {"max_stored_body": 1000},
     "/secret": {"keep_body": False},
     "/canonical": {"canonical_json": True},
-    "/only": {"only": ("text",)},
-    "/without": {"without": ("note",)},
+    "/only": {"include": ("text",)},
+    "/without": {"exclude": ("note",)},
     "/account": {"fingerprint_headers": ("X-Account",)},
     "/open": {"on_store_error": "open"},
     "/leased": {"lease": "600ms"},
     "/abandoned": {"lease": "500ms"},
     "/rejected": {"lease": "500ms", "on_abandoned": "reject"},
-    "/marked": {"replayed_header": b"x-again"},
+    "/marked": {"replay_marker": "x-again"},
     "/raw": {},
-    "/bounded": {"longest_body": 5000},
-    "/parsed": {"longest_body": 5000},
+    "/bounded": {"max_request_body": 5000},
+    "/parsed": {"max_request_body": 5000},
 }
 """The settings of each route, by its path. All are for POST."""
 
@@ -116,10 +116,10 @@ class Service:
         self.ledger = os.environ["LEDGER"]
         self.events: list[Any] = []
         self.store = Switchable(_store(os.environ.get("STORE", "memory")))
-        settings: dict[str, Any] = {"policy": Policy(settle_for="100ms"), "on_event": self.events.append}
+        settings: dict[str, Any] = {"policy": Policy(completion_timeout="100ms"), "on_event": self.events.append}
         if os.environ.get("SEALED"):
             settings["codec"] = Codec(cipher=KeyRing({"k1": base64.b64decode(os.environ["SEALED"])}))
-            settings["keep_keys"] = False
+            settings["readable_keys"] = False
             settings["secret"] = b"a secret of sixteen bytes or more"
         self.guard = AsyncSemel(self.store, **settings)
         self.gates: dict[str, Gate] = {}

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from semel import AsyncMemoryStore, AsyncSemel, Policy, State
+from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.rules import Idempotent
-from semel.http.fastapi import Idempotency, idempotent
+from semel.http.fastapi import idempotent
 from tests.http.asking import Counting, ask, at_the_edge, header, whose
 
 
@@ -74,7 +75,7 @@ def test_a_handler_that_fails_without_its_client_is_logged(caplog: pytest.LogCap
 def test_a_server_that_cancels_stops_what_is_not_claimed() -> None:
     async def run() -> None:
         app = Cancelled()
-        guarded = Idempotency(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+        guarded = ASGIMiddleware(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
         request = asyncio.ensure_future(ask(guarded))
         await app.came.wait()
         request.cancel()

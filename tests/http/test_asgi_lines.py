@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from semel import AsyncMemoryStore, AsyncSemel
-from semel.http.asgi import held_body, incoming
-from semel.http.fastapi import Idempotency, idempotent
+from semel.http.asgi import ASGIMiddleware, held_body, incoming
+from semel.http.fastapi import idempotent
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose
 
 
@@ -33,7 +33,7 @@ def test_a_content_type_counts_in_whatever_case_its_name_came() -> None:
 
 def test_a_length_that_is_too_much_is_refused_before_the_body_is_read() -> None:
     guard = AsyncSemel(AsyncMemoryStore())
-    app = Idempotency(Counting(), guard=guard, tenant=whose, routes={"POST /pay": idempotent(longest_body=3)})
+    app = ASGIMiddleware(Counting(), guard=guard, tenant=whose, routes={"POST /pay": idempotent(max_request_body=3)})
 
     async def unread() -> Any:
         raise AssertionError("nothing is to be read")

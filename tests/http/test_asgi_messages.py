@@ -17,7 +17,8 @@ from semel import (
     Policy,
 )
 from semel.errors import StoreUnavailable
-from semel.http.fastapi import Idempotency, idempotent
+from semel.http.asgi import ASGIMiddleware
+from semel.http.fastapi import idempotent
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose
 
 
@@ -58,7 +59,7 @@ def test_files_are_captured_although_the_server_could_send_them_itself(tmp_path:
         return FileResponse(file)
 
     app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
-    guarded = Idempotency(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+    guarded = ASGIMiddleware(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
 
     async def run() -> None:
         for _ in range(2):
@@ -175,7 +176,7 @@ def test_an_answer_let_through_that_cannot_be_stored_is_cut_short() -> None:
     async def receive() -> Any:
         return {"type": "http.request"}
 
-    guarded = at_the_edge(app, AsyncSemel(store), idempotent(body_limit=10, policy=Policy(settle_for=0)))
+    guarded = at_the_edge(app, AsyncSemel(store), idempotent(max_stored_body=10, policy=Policy(completion_timeout=0)))
     with pytest.raises(ConnectionError):
         asyncio.run(guarded(scope_of(), receive, send))
     assert sent[-1]["more_body"] is True
@@ -194,7 +195,7 @@ def test_a_server_that_says_that_the_client_has_gone_does_not_stop_a_large_answe
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def run() -> None:
-        served = at_the_edge(app, rule=idempotent(body_limit=500))
+        served = at_the_edge(app, rule=idempotent(max_stored_body=500))
         left = sends
 
         async def receive() -> Any:
@@ -225,7 +226,7 @@ def test_requests_without_a_key_make_no_task_and_no_copy() -> None:
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        guarded = Idempotency(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+        guarded = ASGIMiddleware(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
 
         def factory(loop: Any, coro: Any, **more: Any) -> Any:
             tasks.append(coro)

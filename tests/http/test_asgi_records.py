@@ -21,8 +21,9 @@ from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Complete, Op
 from semel.engine.drive.attempts import AsyncLeasedAttempt
 from semel.errors import LeaseLost, RecordTooLarge
+from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.exchange import RESPONSES
-from semel.http.fastapi import Idempotency, idempotent
+from semel.http.fastapi import idempotent
 from semel.observe import events
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose
 
@@ -38,7 +39,7 @@ def test_the_guards_policy_holds_for_routes_and_each_route_changes_its_own() -> 
         "POST /its-own": idempotent(policy=Policy(ttl="2h")),
         "POST /changed": idempotent(idempotent(policy=Policy(ttl="2h")), lease="9s"),
     }
-    guarded = Idempotency(Counting(), guard=guard, tenant=whose, routes=routes)
+    guarded = ASGIMiddleware(Counting(), guard=guard, tenant=whose, routes=routes)
     made = {route.removeprefix("POST "): guarded.rule(rule).policy for route, rule in routes.items()}
     assert {path: (policy.ttl, policy.lease) for path, policy in made.items()} == {
         "/as-the-guard": ("1h", "7s"),
@@ -202,7 +203,7 @@ def test_odd_paths_are_operations_that_every_store_takes(path: str) -> None:
     seen: list[events.Event] = []
     guard = AsyncSemel(AsyncMemoryStore(), on_event=seen.append)
     app = Counting()
-    guarded = Idempotency(
+    guarded = ASGIMiddleware(
         app, guard=guard, tenant=whose, routes={f"POST {path}": idempotent(), f"POST {path}2": idempotent()}
     )
 
@@ -245,7 +246,7 @@ def test_an_error_that_the_policy_remembers_is_an_answer_of_500_and_replayed() -
             raise Refused("the provider says no")
 
     app = Refusing()
-    guarded = at_the_edge(app, rule=idempotent(remember=Refused))
+    guarded = at_the_edge(app, rule=idempotent(remember_errors=Refused))
 
     async def run() -> None:
         sent: list[Any] = []

@@ -22,9 +22,10 @@ from semel import (
     PolicyError,
     Semel,
 )
+from semel.http.asgi import ASGIMiddleware
 from semel.http.asgi.endpoints import protect
 from semel.http.contract.routes import Routes
-from semel.http.fastapi import Idempotency, idempotent
+from semel.http.fastapi import idempotent
 from tests.http.asking import Counting, ask, at_the_edge, scope_of, whose
 
 
@@ -53,11 +54,11 @@ def test_one_request_is_claimed_once() -> None:
 
 
 def test_no_tenant_is_a_loud_warning_unless_the_guard_has_one() -> None:
-    with pytest.warns(UserWarning, match="no tenant="):
-        Idempotency(Counting(), guard=AsyncSemel(AsyncMemoryStore()))
+    with pytest.warns(UserWarning, match="tenant= is missing"):
+        ASGIMiddleware(Counting(), guard=AsyncSemel(AsyncMemoryStore()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Idempotency(Counting(), guard=AsyncSemel(AsyncMemoryStore(), tenant="shop"))
+        ASGIMiddleware(Counting(), guard=AsyncSemel(AsyncMemoryStore(), tenant="shop"))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_no_tenant_is_a_loud_warning_unless_the_guard_has_one() -> None:
 )
 def test_a_tenant_that_cannot_be_told_is_the_services_error_and_nothing_runs(resolver: Any, error: Any) -> None:
     app = Counting()
-    guarded = Idempotency(
+    guarded = ASGIMiddleware(
         app, guard=AsyncSemel(AsyncMemoryStore()), tenant=resolver, routes={"POST /pay": idempotent()}
     )
     with pytest.raises(error):
@@ -85,7 +86,7 @@ def test_a_tenant_may_be_awaited() -> None:
         return "bob"
 
     guard = AsyncSemel(AsyncMemoryStore())
-    guarded = Idempotency(Counting(), guard=guard, tenant=resolver, routes={"POST /pay": idempotent()})
+    guarded = ASGIMiddleware(Counting(), guard=guard, tenant=resolver, routes={"POST /pay": idempotent()})
 
     async def run() -> None:
         await ask(guarded)
@@ -96,12 +97,14 @@ def test_a_tenant_may_be_awaited() -> None:
 
 def test_a_sync_guard_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="AsyncSemel"):
-        Idempotency(Counting(), guard=Semel(MemoryStore()), tenant=whose)  # type: ignore[arg-type]
+        ASGIMiddleware(Counting(), guard=Semel(MemoryStore()), tenant=whose)  # type: ignore[arg-type]
 
 
 def test_rules_for_methods_that_change_nothing_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="GET /pay"):
-        Idempotency(Counting(), guard=AsyncSemel(AsyncMemoryStore()), tenant=whose, routes={"GET /pay": idempotent()})
+        ASGIMiddleware(
+            Counting(), guard=AsyncSemel(AsyncMemoryStore()), tenant=whose, routes={"GET /pay": idempotent()}
+        )
 
 
 @pytest.mark.parametrize(
@@ -109,10 +112,12 @@ def test_rules_for_methods_that_change_nothing_are_refused() -> None:
     [
         {"reused_status": 418},
         {"scope": "planet"},
-        {"replayed_headers": frozenset({b"set-cookie"})},
-        {"replayed_headers": frozenset({b"ETag"})},
-        {"body_limit": -1},
-        {"only": ("a",), "without": ("b",)},
+        {"replay_headers": frozenset({"Set-Cookie"})},
+        {"replay_headers": frozenset({b"etag"})},
+        {"replay_headers": frozenset({"e tag"})},
+        {"replay_marker": "date"},
+        {"max_stored_body": -1},
+        {"include": ("a",), "exclude": ("b",)},
         {"ttl": "soon"},
         {"retries": 3},
         {"key_format": "telephone"},
@@ -121,6 +126,13 @@ def test_rules_for_methods_that_change_nothing_are_refused() -> None:
 def test_a_rule_that_cannot_be_meant_is_refused_when_it_is_declared(settings: dict[str, Any]) -> None:
     with pytest.raises(PolicyError):
         idempotent(**settings)
+
+
+def test_names_of_header_lines_are_taken_in_any_case() -> None:
+    rule = idempotent(replay_headers=frozenset({"ETag", "Location"}), replay_marker="X-Again")
+    assert rule == idempotent(replay_headers=frozenset({"etag", "location"}), replay_marker="x-again")
+    assert rule.replay_header_names == {b"etag", b"location"}
+    assert rule.replay_marker_name == b"x-again"
 
 
 def test_a_generator_and_the_wrong_handle_are_refused_when_declared() -> None:
@@ -150,7 +162,7 @@ def test_a_sync_endpoint_called_in_the_event_loop_is_an_error_and_no_deadlock() 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         declared()
 
-    guarded = Idempotency(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+    guarded = ASGIMiddleware(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
     with pytest.raises(ConfigurationError, match="event loop"):
         asyncio.run(ask(guarded))
 
@@ -186,7 +198,7 @@ def test_a_route_that_would_never_be_found_is_refused(route: str) -> None:
 
 def test_requests_to_a_path_with_parts_are_operations_of_their_own() -> None:
     app = Counting()
-    guarded = Idempotency(
+    guarded = ASGIMiddleware(
         app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose, routes={"POST /orders/{id}": idempotent()}
     )
 

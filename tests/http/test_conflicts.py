@@ -25,11 +25,12 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 
 from semel import AsyncSemel, AsyncSQLiteStore, Operation, Semel, SQLiteStore, TransactionConflict
 from semel.engine.transaction.sync import TRIES
+from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.exchange import DOCUMENT_LIMIT
 from semel.http.django import idempotent as django_idempotent
-from semel.http.fastapi import Idempotency, idempotent, install
-from semel.http.flask import SemelFlask
+from semel.http.fastapi import idempotent, install
 from semel.http.flask import idempotent as flask_idempotent
+from semel.http.flask import install as flask_install
 from tests.http.apps_django_shop import DjangoService, database, forget
 from tests.http.asking import scope_of, whose
 from tests.http.django_project import Project
@@ -108,7 +109,7 @@ def fastapi_with(handler: Stubborn, path: str, **settings: Any) -> Any:
     engine = create_async_engine(f"sqlite+aiosqlite:///{path}", poolclass=sa.NullPool)
     guard = AsyncSemel(AsyncSQLiteStore(path), sweep_every=None)
     app = FastAPI()
-    install(app, guard=guard, tenant=lambda scope: "alice")
+    install(app, guard=guard, tenant=lambda request: "alice")
     after: list[str] = []
 
     async def work(request: Request, session: AsyncSession, tasks: BackgroundTasks) -> Response:
@@ -117,7 +118,7 @@ def fastapi_with(handler: Stubborn, path: str, **settings: Any) -> Any:
         handler.run(len(body))
         return Response(status_code=201)
 
-    app.post("/pay")(idempotent(transaction=async_sessionmaker(engine), into="session")(work))
+    app.post("/pay")(idempotent(connection=async_sessionmaker(engine), connection_parameter="session")(work))
 
     @app.middleware("http")
     async def limited(request: Request, call_next: Any) -> Response:
@@ -208,9 +209,9 @@ def test_an_answer_of_which_a_part_was_sent_is_not_made_again(tmp_path: Path, li
         async def receive() -> Any:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        rule = idempotent(transaction=async_sessionmaker(engine, class_=AtTheEnd), body_limit=limit)
+        rule = idempotent(connection=async_sessionmaker(engine, class_=AtTheEnd), max_stored_body=limit)
         async with AsyncSemel(AsyncSQLiteStore(path), sweep_every=None) as guard:
-            guarded = Idempotency(app, guard=guard, tenant=whose, routes={"POST /pay": rule})
+            guarded = ASGIMiddleware(app, guard=guard, tenant=whose, routes={"POST /pay": rule})
             try:
                 await guarded(scope_of(), receive, send)
             except ConnectionError as error:
@@ -236,10 +237,10 @@ def test_in_flask_the_same(tmp_path: Path) -> None:
     handlers = {"k1": Stubborn(), "k2": Stubborn(3), "k3": Stubborn(1)}
     app.teardown_request(lambda error: torn.append(type(error).__name__))
     with Semel(SQLiteStore(path), sweep_every=None) as guard:
-        SemelFlask(app, guard=guard, tenant=lambda request: "alice")
+        flask_install(app, guard=guard, tenant=lambda request: "alice")
 
         @app.post("/pay")
-        @flask_idempotent(transaction=engine.connect)
+        @flask_idempotent(connection=engine.connect)
         def pay(op: Operation) -> Any:
             handlers[op.key].run(len(b"".join(iter(lambda: flask.request.stream.read(9999), b""))))
             return "", 201
@@ -290,7 +291,7 @@ def test_in_django_the_body_is_read_again_however_the_view_reads_it(tmp_path: Pa
     url, handler = str(tmp_path / "shop.db"), Stubborn(2)
     alias = database(url)
 
-    @django_idempotent(transaction=alias)
+    @django_idempotent(connection=alias)
     def pay(request: Any) -> HttpResponse:
         handler.run(READS[read](request))
         return HttpResponse(status=201)

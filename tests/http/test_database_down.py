@@ -76,11 +76,11 @@ ASYNC: dict[str, Callable[[str], Callable[[], Any]]] = {
 def test_flask_answers_503_and_runs_nothing(dead: str, opened: Callable[[str], Callable[[], Any]]) -> None:
     app = flask.Flask("shop")
     ran: list[int] = []
-    with Semel(PostgresStore(dead, lanes=1), sweep_every=None) as guard:
-        sync_glue.SemelFlask(app, guard=guard, tenant=lambda request: "alice")
+    with Semel(PostgresStore(dead, connections=1), sweep_every=None) as guard:
+        sync_glue.install(app, guard=guard, tenant=lambda request: "alice")
 
         @app.post("/pay")
-        @sync_glue.idempotent(transaction=opened(dead))
+        @sync_glue.idempotent(connection=opened(dead))
         def pay() -> str:
             ran.append(1)
             return "paid"
@@ -95,11 +95,11 @@ def test_fastapi_answers_503_and_runs_nothing(dead: str, opened: Callable[[str],
     ran: list[int] = []
 
     async def main() -> httpx.Response:
-        async with AsyncSemel(AsyncPostgresStore(dead, lanes=1), sweep_every=None) as guard:
-            async_glue.install(app, guard=guard, tenant=lambda scope: "alice")
+        async with AsyncSemel(AsyncPostgresStore(dead, connections=1), sweep_every=None) as guard:
+            async_glue.install(app, guard=guard, tenant=lambda request: "alice")
 
             @app.post("/pay")
-            @async_glue.idempotent(transaction=opened(dead))
+            @async_glue.idempotent(connection=opened(dead))
             async def pay() -> str:
                 ran.append(1)
                 return "paid"
@@ -114,11 +114,11 @@ def test_fastapi_answers_503_and_runs_nothing(dead: str, opened: Callable[[str],
 
 def test_what_opens_no_connection_at_all_is_a_mistake_and_no_outage(dead: str) -> None:
     app = flask.Flask("shop")
-    with Semel(PostgresStore(dead, lanes=1), sweep_every=None) as guard:
-        sync_glue.SemelFlask(app, guard=guard, tenant=lambda request: "alice")
+    with Semel(PostgresStore(dead, connections=1), sweep_every=None) as guard:
+        sync_glue.install(app, guard=guard, tenant=lambda request: "alice")
 
         @app.post("/pay")
-        @sync_glue.idempotent(transaction=lambda: "no connection")
+        @sync_glue.idempotent(connection=lambda: "no connection")
         def pay() -> str:
             return "paid"
 

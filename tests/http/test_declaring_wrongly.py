@@ -9,6 +9,7 @@ from typing import Any
 
 import flask
 import pytest
+from fastapi import FastAPI
 from litestar import Litestar, post
 
 from semel import AsyncMemoryStore, AsyncSemel, ConfigurationError, MemoryStore, Policy, PolicyError, Semel
@@ -33,15 +34,19 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 
 
 def around_asgi(**settings: Any) -> object:
-    return asgi.Idempotency(application, guard=AsyncSemel(AsyncMemoryStore()), **settings)
+    return asgi.ASGIMiddleware(application, guard=AsyncSemel(AsyncMemoryStore()), **settings)
 
 
 def around_wsgi(**settings: Any) -> object:
-    return wsgi.Idempotency(lambda environ, start_response: [], guard=Semel(MemoryStore()), **settings)
+    return wsgi.WSGIMiddleware(lambda environ, start_response: [], guard=Semel(MemoryStore()), **settings)
 
 
 def in_flask(**settings: Any) -> object:
-    return for_flask.SemelFlask(flask.Flask("shop"), guard=Semel(MemoryStore()), **settings)
+    return for_flask.install(flask.Flask("shop"), guard=Semel(MemoryStore()), **settings)
+
+
+def in_fastapi(**settings: Any) -> object:
+    return for_fastapi.install(FastAPI(), guard=AsyncSemel(AsyncMemoryStore()), **settings)
 
 
 def in_litestar(**settings: Any) -> object:
@@ -84,7 +89,7 @@ def test_rules_to_start_from_may_be_of_a_narrower_kind() -> None:
 @pytest.mark.parametrize("name", ["tll", "kind"])
 def test_an_unknown_setting_lists_those_of_the_route_and_those_of_the_policy(name: str) -> None:
     with pytest.raises(
-        PolicyError, match=f"unknown setting {name}; there are: body_limit, .*key_format.*, ttl, without"
+        PolicyError, match=f"unknown setting {name}; there are: max_stored_body, .*key_format.*, ttl, without"
     ):
         idempotent(**{name: "7d"})
 
@@ -95,7 +100,7 @@ def test_a_route_has_no_arguments_that_could_be_kept() -> None:
             wrong()
 
 
-@pytest.mark.parametrize("install", [around_asgi, around_wsgi, in_flask, in_litestar])
+@pytest.mark.parametrize("install", [around_asgi, around_wsgi, in_fastapi, in_flask, in_litestar])
 def test_a_tenant_that_cannot_be_asked_is_refused_at_once(install: Callable[..., object]) -> None:
     with pytest.raises(ConfigurationError, match=r"tenant= is a function .* not 'alice'.*Semel\(store, tenant=…\)"):
         install(tenant="alice")
@@ -134,5 +139,5 @@ def test_a_forgotten_extension_is_named_as_the_framework_calls_it() -> None:
     app = flask.Flask("shop")
     app.testing = True
     app.post("/pay")(for_flask.idempotent()(view))
-    with pytest.raises(ConfigurationError, match=r"SemelFlask\(app, guard=…, tenant=…\) in Flask"):
+    with pytest.raises(ConfigurationError, match=r"install\(app, guard=…, tenant=…\) in Flask"):
         app.test_client().post("/pay")

@@ -418,7 +418,7 @@ def test_an_answer_that_cannot_be_stored_is_not_sent(runs: list[Any]) -> None:
                 raise StoreUnavailable("secret-host: gone")
             return super().execute(op)
 
-    @idempotent(settle_for=0.01)
+    @idempotent(completion_timeout=0.01)
     def pay(request: HttpRequest, how: str) -> Any:
         runs.append(how)
         response = HttpResponse("paid")
@@ -683,7 +683,7 @@ def test_annotations_for_the_type_checker_alone_do_no_harm(project: Project) -> 
 
 
 def test_views_may_share_the_rules_of_the_house(project: Project) -> None:
-    house = idempotent(replayed_header=b"x-again")
+    house = idempotent(replay_marker="x-again")
 
     @require_POST
     @idempotent(house, ttl="1h")
@@ -698,7 +698,7 @@ def test_views_may_share_the_rules_of_the_house(project: Project) -> None:
 
 
 def test_an_answer_too_large_to_keep_goes_through_and_is_remembered(project: Project, runs: list[Any]) -> None:
-    @idempotent(body_limit=10)
+    @idempotent(max_stored_body=10)
     def large(request: HttpRequest, how: str) -> Any:
         runs.append(how)
         chunks = [b"x" * 8] * 4

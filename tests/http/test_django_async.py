@@ -125,12 +125,12 @@ def test_a_view_that_fails_takes_its_steps_back_wherever_it_is_served(
         runs.append("charge")
         return "charge"
 
-    @idempotent(settle_for=0.01)
+    @idempotent(completion_timeout=0.01)
     async def pay_async(request: Any, op: AsyncOperation) -> HttpResponse:
         await op.step("charge", charge, undo=undo)
         raise ValueError("the rest failed")
 
-    @idempotent(settle_for=0.01)
+    @idempotent(completion_timeout=0.01)
     def pay(request: Any, op: Operation) -> HttpResponse:
         op.step("charge", charge, undo=undo)
         raise ValueError("the rest failed")
@@ -269,7 +269,7 @@ def test_a_view_whose_client_has_gone_can_still_read_its_request_and_is_stored(
 
 
 def test_streams_are_captured_or_let_through(guard: Semel, runs: list[Any]) -> None:
-    @idempotent(body_limit=10)
+    @idempotent(max_stored_body=10)
     async def large(request: Any, count: int) -> StreamingHttpResponse:
         runs.append(count)
 
@@ -314,7 +314,7 @@ def test_a_large_answer_that_another_middleware_throws_away_is_stored_all_the_sa
 
     replacing.async_capable = True  # type: ignore[attr-defined]
 
-    @idempotent(body_limit=1)
+    @idempotent(max_stored_body=1)
     async def large(request: Any) -> StreamingHttpResponse:
         runs.append(1)
 

@@ -16,10 +16,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 
-from semel import AsyncMemoryStore, AsyncOperation, AsyncSemel, Operation, current_operation, wait
+from semel import AsyncMemoryStore, AsyncOperation, AsyncSemel, Operation, Wait, current_operation
 from semel.core.ops import SaveStep
+from semel.http.asgi import ASGIMiddleware
 from semel.http.asgi.held_body import HeldBody
-from semel.http.fastapi import Idempotency, idempotent
+from semel.http.fastapi import idempotent
 from tests.http.asking import ask, body_of, header, scope_of, whose
 
 
@@ -36,8 +37,8 @@ def account_of() -> str:
     return "a-1"
 
 
-def guarded(app: Any, store: Any = None) -> Idempotency:
-    return Idempotency(app, guard=AsyncSemel(store or AsyncMemoryStore()), tenant=whose)
+def guarded(app: Any, store: Any = None) -> ASGIMiddleware:
+    return ASGIMiddleware(app, guard=AsyncSemel(store or AsyncMemoryStore()), tenant=whose)
 
 
 def twice(app: Any, *bodies: bytes, path: str = "/pay") -> list[Any]:
@@ -248,10 +249,10 @@ def test_equal_requests_that_wait_leave_the_winner_a_thread_to_finish_in(threads
         await asyncio.to_thread(open_up.wait, 10)
         return Receipt(number=7)
 
-    app.post("/pay")(idempotent(on_duplicate=wait("3s"))(pay if threads else apay))
+    app.post("/pay")(idempotent(on_duplicate=Wait("3s"))(pay if threads else apay))
     begun = asyncio.Event()
     guard = AsyncSemel(AsyncMemoryStore(), on_event=lambda event: begun.set())
-    served = Idempotency(app, guard=guard, tenant=whose)
+    served = ASGIMiddleware(app, guard=guard, tenant=whose)
 
     async def run() -> list[Any]:
         current_default_thread_limiter().total_tokens = 2

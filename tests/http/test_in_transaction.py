@@ -74,10 +74,10 @@ class FastAPIShop(Shop):
         sessions = async_sessionmaker(self.engine)
         app = FastAPI()
         self.guard = AsyncSemel(self.loop.run(_made(store)), sweep_every=None)
-        async_glue.install(app, guard=self.guard, tenant=lambda scope: "alice")
+        async_glue.install(app, guard=self.guard, tenant=lambda request: "alice")
 
         @app.post("/pay", status_code=201)
-        @async_glue.idempotent(transaction=sessions, into="session")
+        @async_glue.idempotent(connection=sessions, connection_parameter="session")
         async def pay(session: AsyncSession, op: AsyncOperation) -> Any:
             assert op.connection is session
             await session.execute(sa.text("INSERT INTO payment VALUES (:key)"), {"key": op.key})
@@ -110,10 +110,10 @@ class FlaskShop(Shop):
         self.engine = sa.create_engine(url, poolclass=sa.NullPool)
         app = flask.Flask("shop")
         self.guard = Semel(store(), sweep_every=None)
-        sync_glue.SemelFlask(app, guard=self.guard, tenant=lambda request: "alice")
+        sync_glue.install(app, guard=self.guard, tenant=lambda request: "alice")
 
         @app.post("/pay")
-        @sync_glue.idempotent(transaction=self.engine.connect, into="conn")
+        @sync_glue.idempotent(connection=self.engine.connect, connection_parameter="conn")
         def pay(conn: sa.Connection, op: Operation) -> Any:
             assert op.connection is conn
             conn.execute(sa.text("INSERT INTO payment VALUES (:key)"), {"key": op.key})
@@ -197,7 +197,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
         driver = "asyncpg" if framework == "fastapi" else "psycopg"
         store = AsyncPostgresStore if framework == "fastapi" else PostgresStore
         spoken = url if django else url.replace("postgresql:", f"postgresql+{driver}:")
-        made = kind(spoken, lambda: store(url, lanes=1), count)
+        made = kind(spoken, lambda: store(url, connections=1), count)
     yield made
     made.close()
 
@@ -294,31 +294,33 @@ def test_mistakes_are_named_when_the_route_is_declared() -> None:
     async def awaited() -> None: ...
 
     with pytest.raises(PolicyError, match="it is an async def"):
-        async_glue.idempotent(transaction=plain)(plain)
-    with pytest.raises(PolicyError, match="into='session' names no parameter"):
-        async_glue.idempotent(transaction=plain, into="session")(awaited)
-    with pytest.raises(PolicyError, match="into= names the parameter for the connection"):
-        async_glue.idempotent(into="session")
+        async_glue.idempotent(connection=plain)(plain)
+    with pytest.raises(PolicyError, match="connection_parameter='session' names no parameter"):
+        async_glue.idempotent(connection=plain, connection_parameter="session")(awaited)
+    with pytest.raises(PolicyError, match="connection_parameter= needs connection="):
+        async_glue.idempotent(connection_parameter="session")
     with pytest.raises(PolicyError, match="needs a key on every request"):
-        async_glue.idempotent(transaction=plain, required=False)
+        async_glue.idempotent(connection=plain, required=False)
     with pytest.raises(PolicyError, match="needs a key on every request"):
-        async_glue.conditional(transaction=plain)
-    with pytest.raises(PolicyError, match=r"transaction= and external_effects=True exclude each other.*Leave transa"):
-        async_glue.idempotent(transaction=plain, external_effects=True)
-    with pytest.raises(PolicyError, match='transaction= and guarantee="at_most_once" exclude each other'):
-        sync_glue.idempotent(transaction=plain, guarantee="at_most_once")
+        async_glue.conditional(connection=plain)
+    with pytest.raises(
+        PolicyError, match=r"connection= and external_effects=True exclude each other.*Leave connection="
+    ):
+        async_glue.idempotent(connection=plain, external_effects=True)
+    with pytest.raises(PolicyError, match='connection= and guarantee="at_most_once" exclude each other'):
+        sync_glue.idempotent(connection=plain, guarantee="at_most_once")
     with pytest.raises(PolicyError, match="exclude each other"):
-        django_glue.idempotent(transaction="default", external_effects=True)
+        django_glue.idempotent(connection="default", external_effects=True)
 
 
 def test_a_guard_whose_policy_a_transaction_cannot_keep_is_refused_when_the_service_starts() -> None:
-    rule = idempotent(transaction=lambda: None)
+    rule = idempotent(connection=lambda: None)
     guard = Semel(MemoryStore(), policy=Policy(guarantee="at_most_once"))
-    shop = wsgi.Idempotency(lambda environ, start: [], guard=guard, tenant=str, routes={"POST /pay": rule})
-    with pytest.raises(PolicyError, match='transaction= and guarantee="at_most_once" exclude each other'):
+    shop = wsgi.WSGIMiddleware(lambda environ, start: [], guard=guard, tenant=str, routes={"POST /pay": rule})
+    with pytest.raises(PolicyError, match='connection= and guarantee="at_most_once" exclude each other'):
         shop.report()
-    own = idempotent(transaction=lambda: None, guarantee="effectively_once")
-    wsgi.Idempotency(lambda environ, start: [], guard=guard, tenant=str, routes={"POST /pay": own}).report()
+    own = idempotent(connection=lambda: None, guarantee="effectively_once")
+    wsgi.WSGIMiddleware(lambda environ, start: [], guard=guard, tenant=str, routes={"POST /pay": own}).report()
 
 
 def test_mistakes_in_django_are_named_when_the_view_is_declared_or_asked(tmp_path: Path) -> None:
@@ -326,15 +328,15 @@ def test_mistakes_in_django_are_named_when_the_view_is_declared_or_asked(tmp_pat
 
     async def awaited(request: Any) -> None: ...
 
-    with pytest.raises(PolicyError, match="Django has no async transactions, so with transaction= it is a plain def"):
-        django_glue.idempotent(transaction="default")(awaited)
-    with pytest.raises(PolicyError, match="transaction= is the name of one of DATABASES"):
-        django_glue.idempotent(transaction=plain)(plain)
-    with pytest.raises(PolicyError, match="into='conn' names no parameter"):
-        django_glue.idempotent(transaction="default", into="conn")(plain)
+    with pytest.raises(PolicyError, match="Django has no async transactions, so with connection= it is a plain def"):
+        django_glue.idempotent(connection="default")(awaited)
+    with pytest.raises(PolicyError, match="connection= is the name of one of DATABASES"):
+        django_glue.idempotent(connection=plain)(plain)
+    with pytest.raises(PolicyError, match="connection_parameter='conn' names no parameter"):
+        django_glue.idempotent(connection="default", connection_parameter="conn")(plain)
     with pytest.raises(PolicyError, match=r"opens a connection or session, such as engine\.connect, not 'default'"):
-        async_glue.idempotent(transaction="default")(awaited)
-    assert django_glue.idempotent(transaction=transaction.atomic)(plain).__semel_rule__.transaction.alias == "default"
+        async_glue.idempotent(connection="default")(awaited)
+    assert django_glue.idempotent(connection=transaction.atomic)(plain).__semel_rule__.connection.alias == "default"
 
 
 def test_a_view_has_its_own_transaction_and_not_that_of_atomic_requests(tmp_path: Path) -> None:
@@ -391,7 +393,9 @@ def test_under_asgi_a_guard_that_is_async_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_example_of_the_route_is_made_without_its_database() -> None:
-    route = Endpoint("POST", "/pay", async_glue.idempotent(transaction=lambda: pytest.fail("opened"), into="session"))
+    route = Endpoint(
+        "POST", "/pay", async_glue.idempotent(connection=lambda: pytest.fail("opened"), connection_parameter="session")
+    )
     steps = example_exchange(route)
     assert [step.answer.split()[1] for step in steps] == ["201", "409", "201", "422"]
 

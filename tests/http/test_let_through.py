@@ -69,7 +69,7 @@ def test_an_answer_that_breaks_is_cut_off(tmp_path: Path, why: str, packed: bool
                 app.add_middleware(GZipMiddleware)
 
             @app.post("/report")
-            @idempotent(body_limit=100, **settings[why])
+            @idempotent(max_stored_body=100, **settings[why])
             async def report() -> StreamingResponse:
                 return StreamingResponse(chunks())
 

@@ -31,9 +31,9 @@ from semel.http import django as for_django
 from semel.http import fastapi as for_fastapi
 from semel.http import flask as for_flask
 from semel.http import litestar as for_litestar
-from semel.http.asgi import Idempotency
-from semel.http.contract.rules import LONGEST_BODY, idempotent
-from semel.http.wsgi import Idempotency as WSGIIdempotency
+from semel.http.asgi import ASGIMiddleware
+from semel.http.contract.rules import MAX_REQUEST_BODY, idempotent
+from semel.http.wsgi import WSGIMiddleware
 from tests.http.asking import Counting, ask, body_of, scope_of, whose
 
 QUOTA = Quota(live_keys=2)
@@ -61,7 +61,9 @@ def async_guard() -> AsyncSemel:
 
 def asgi(longest: int) -> Asks:
     routes = {"POST /pay": idempotent()}
-    return over_asgi(Idempotency(Counting(), guard=async_guard(), tenant=whose, routes=routes, longest_body=longest))
+    return over_asgi(
+        ASGIMiddleware(Counting(), guard=async_guard(), tenant=whose, routes=routes, max_request_body=longest)
+    )
 
 
 def starlette(longest: int) -> Asks:
@@ -70,7 +72,7 @@ def starlette(longest: int) -> Asks:
         return PlainTextResponse("")
 
     app = Starlette(routes=[Route("/pay", pay, methods=["POST"])])
-    for_fastapi.install(app, guard=async_guard(), tenant=whose, longest_body=longest)
+    for_fastapi.install(app, guard=async_guard(), tenant=whose, max_request_body=longest)
     return over_asgi(app)
 
 
@@ -86,7 +88,7 @@ def starlette_that_reads_first(longest: int) -> Asks:
         return await pay(request)
 
     app = Starlette(routes=[Route("/pay", read, methods=["POST"])])
-    for_fastapi.install(app, guard=async_guard(), tenant=whose, longest_body=longest)
+    for_fastapi.install(app, guard=async_guard(), tenant=whose, max_request_body=longest)
     return over_asgi(app)
 
 
@@ -96,13 +98,13 @@ def litestar(longest: int) -> Asks:
     async def pay() -> str:
         return ""
 
-    plugin = for_litestar.SemelPlugin(guard=async_guard(), tenant=whose, longest_body=longest)
+    plugin = for_litestar.SemelPlugin(guard=async_guard(), tenant=whose, max_request_body=longest)
     return over_asgi(Litestar([pay], plugins=[plugin]))
 
 
 def of_flask(longest: int) -> Asks:
     app = flask.Flask("shop")
-    for_flask.SemelFlask(app, guard=Semel(MemoryStore(), quota=QUOTA), tenant=whose, longest_body=longest)
+    for_flask.install(app, guard=Semel(MemoryStore(), quota=QUOTA), tenant=whose, max_request_body=longest)
     app.post("/pay")(for_flask.idempotent()(lambda: ""))
 
     def asks(keys: list[str], body: bytes) -> list[Told]:
@@ -115,7 +117,7 @@ def of_flask(longest: int) -> Asks:
 
 def flask_that_reads_first(longest: int) -> Asks:
     app = flask.Flask("shop")
-    for_flask.SemelFlask(app, guard=Semel(MemoryStore(), quota=QUOTA), tenant=whose, longest_body=longest)
+    for_flask.install(app, guard=Semel(MemoryStore(), quota=QUOTA), tenant=whose, max_request_body=longest)
     app.before_request(lambda: flask.request.get_data() and None)
     app.post("/pay")(for_flask.idempotent()(lambda: ""))
 
@@ -130,7 +132,7 @@ def flask_that_reads_first(longest: int) -> Asks:
 def over_django(view: Any, longest: int, *, in_loop: bool = False) -> Asks:
     def asks(keys: list[str], body: bytes) -> list[Told]:
         with Project(Semel(MemoryStore(), quota=QUOTA)) as project:
-            project.serve(path("pay", view), longest_body=longest)
+            project.serve(path("pay", view), max_request_body=longest)
             client: Any = project.async_client() if in_loop else project.client()
 
             def send(key: str) -> Any:
@@ -213,7 +215,7 @@ SERVICES = [
 
 @pytest.mark.parametrize("service", SERVICES, ids=lambda made: made.__name__)
 def test_who_holds_too_many_keys_is_told_429(service: Callable[[int], Asks]) -> None:
-    one, two, three, again = service(LONGEST_BODY)(["k1", "k2", "k3", "k1"], b"")
+    one, two, three, again = service(MAX_REQUEST_BODY)(["k1", "k2", "k3", "k1"], b"")
     assert [one[0], two[0], again[0]] == [200, 200, 200]
     assert again[1]["idempotent-replayed"] == "true"
     status, lines, body = three
@@ -242,15 +244,15 @@ def test_a_body_above_the_middlewares_bound_is_told_413(service: Callable[[int],
 
 @pytest.mark.parametrize("longest", [-1, 1.5, True, "64M"])
 def test_a_bound_that_is_no_number_of_bytes_is_refused(longest: Any) -> None:
-    with pytest.raises(PolicyError, match="longest_body is a number of bytes"):
-        for_fastapi.idempotent(longest_body=longest)
-    with pytest.raises(PolicyError, match="longest_body is a number of bytes"):
-        Idempotency(Counting(), guard=async_guard(), tenant=whose, longest_body=longest)
-    with pytest.raises(PolicyError, match="longest_body is a number of bytes"):
-        WSGIIdempotency(Any, guard=Semel(MemoryStore()), tenant=whose, longest_body=longest)
-    with pytest.raises(PolicyError, match="longest_body is a number of bytes"):
-        for_flask.SemelFlask(guard=Semel(MemoryStore()), tenant=whose, longest_body=longest)
-    with pytest.raises(PolicyError, match="longest_body is a number of bytes"):
-        for_litestar.SemelPlugin(guard=async_guard(), tenant=whose, longest_body=longest)
-    with pytest.raises(PolicyError, match="longest_body is a number of bytes"):
+    with pytest.raises(PolicyError, match="max_request_body is a number of bytes"):
+        for_fastapi.idempotent(max_request_body=longest)
+    with pytest.raises(PolicyError, match="max_request_body is a number of bytes"):
+        ASGIMiddleware(Counting(), guard=async_guard(), tenant=whose, max_request_body=longest)
+    with pytest.raises(PolicyError, match="max_request_body is a number of bytes"):
+        WSGIMiddleware(Any, guard=Semel(MemoryStore()), tenant=whose, max_request_body=longest)
+    with pytest.raises(PolicyError, match="max_request_body is a number of bytes"):
+        for_flask.install(flask.Flask("shop"), guard=Semel(MemoryStore()), tenant=whose, max_request_body=longest)
+    with pytest.raises(PolicyError, match="max_request_body is a number of bytes"):
+        for_litestar.SemelPlugin(guard=async_guard(), tenant=whose, max_request_body=longest)
+    with pytest.raises(PolicyError, match="max_request_body is a number of bytes"):
         django(longest)(["k"], b"")

@@ -59,9 +59,9 @@ class CountingWSGI:
         return [b"run %d" % self.runs]
 
 
-def at_the_edge_of(app: Any, guard: Semel | None = None) -> wsgi.Idempotency:
+def at_the_edge_of(app: Any, guard: Semel | None = None) -> wsgi.WSGIMiddleware:
     routes = {"POST /pay": idempotent()}
-    return wsgi.Idempotency(app, guard=guard or Semel(MemoryStore()), tenant=whose, routes=routes)
+    return wsgi.WSGIMiddleware(app, guard=guard or Semel(MemoryStore()), tenant=whose, routes=routes)
 
 
 # -- decorators
@@ -126,7 +126,7 @@ def test_a_server_that_tells_of_its_start_hears_of_it_then() -> None:
 def test_a_decorator_above_the_routes_is_an_error_in_flask_as_well() -> None:
     runs: list[int] = []
     app = flask.Flask("shop")
-    for_flask.SemelFlask(app, guard=Semel(MemoryStore()), tenant=whose)
+    for_flask.install(app, guard=Semel(MemoryStore()), tenant=whose)
 
     @for_flask.idempotent()
     @app.post("/pay")
@@ -178,7 +178,7 @@ def test_an_action_that_only_answers_to_get_is_told(caplog: pytest.LogCaptureFix
     starlette = Starlette(routes=[Route("/pay", Payments)])
     for_fastapi.install(starlette, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
     app = flask.Flask("shop")
-    for_flask.SemelFlask(app, guard=Semel(MemoryStore()), tenant=whose)
+    for_flask.install(app, guard=Semel(MemoryStore()), tenant=whose)
     app.add_url_rule("/orders", view_func=Orders.as_view("orders"))
     app.add_url_rule("/both", view_func=for_flask.idempotent()(both), methods=["GET", "POST"])
     with caplog.at_level(logging.WARNING):
@@ -194,10 +194,10 @@ def test_an_action_that_only_answers_to_get_is_told(caplog: pytest.LogCaptureFix
 def test_two_middlewares_that_claim_the_same_request_are_an_error_and_nothing_runs() -> None:
     """The second would find the first one's claim, and turn the request away for ever."""
     guard, app = AsyncSemel(AsyncMemoryStore()), Counting()
-    with pytest.raises(ConfigurationError, match="one Idempotency middleware"):
+    with pytest.raises(ConfigurationError, match="one middleware of Semel"):
         asyncio.run(ask(at_the_edge(at_the_edge(app, guard), guard)))
     sync_guard, sync_app = Semel(MemoryStore()), CountingWSGI()
-    with pytest.raises(ConfigurationError, match="one Idempotency middleware"):
+    with pytest.raises(ConfigurationError, match="one middleware of Semel"):
         serve(at_the_edge_of(at_the_edge_of(sync_app, sync_guard), sync_guard), environ())
     assert (app.runs, sync_app.runs) == (0, 0)
 
@@ -267,9 +267,9 @@ def test_below_two_mounts_the_same_path_is_two_operations_and_a_likeness_is_none
 @pytest.mark.parametrize("kind", ["asgi", "wsgi"])
 def test_rules_that_are_made_for_each_request_are_not_kept(kind: str) -> None:
     around: Any = (
-        asgi.Idempotency(Counting(), guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+        asgi.ASGIMiddleware(Counting(), guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
         if kind == "asgi"
-        else wsgi.Idempotency(CountingWSGI(), guard=Semel(MemoryStore()), tenant=whose)
+        else wsgi.WSGIMiddleware(CountingWSGI(), guard=Semel(MemoryStore()), tenant=whose)
     )
     for _ in range(2 * MOST_RULES + 1):
         assert around.rule(idempotent()).policy == around.guard.policy
@@ -297,5 +297,5 @@ def test_a_get_of_an_application_that_is_a_generator_knows_its_middleware() -> N
         start_response("200 OK", [])
         yield b"not claimed" if responder is None or responder.claim(rule) else b""
 
-    served = wsgi.Idempotency(app, guard=Semel(MemoryStore()), tenant=whose)
+    served = wsgi.WSGIMiddleware(app, guard=Semel(MemoryStore()), tenant=whose)
     assert serve(served, environ(method="GET"))[0] == b"not claimed"

@@ -31,7 +31,7 @@ class Client:
 
 def service() -> tuple[Client, dict[str, int]]:
     app = FastAPI()
-    install(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=lambda scope: "alice")
+    install(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=lambda request: "alice")
     rows: dict[str, int] = {"here": 1}
 
     @app.put("/set/{id}")

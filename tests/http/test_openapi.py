@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from semel import KeyFormat, MemoryStore, Policy, Semel, wait
+from semel import KeyFormat, MemoryStore, Policy, Semel, Wait
 from semel.core.quota import Quota
 from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint
@@ -80,13 +80,13 @@ UNKNOWN = {("500", "idempotency_outcome_unknown")}
         (idempotent(on_abandoned="reject"), ALWAYS | UNKNOWN),
         (idempotent(recover=lambda: None), ALWAYS | UNKNOWN),
         (idempotent(on_store_error="open"), ALWAYS - {("503", "idempotency_store_unavailable")}),
-        (idempotent(refuse_expired="7d"), ALWAYS | {("422", "idempotency_key_expired")}),
+        (idempotent(reject_expired_for="7d"), ALWAYS | {("422", "idempotency_key_expired")}),
         (
             conditional(),
             (ALWAYS - {("400", "idempotency_key_missing")})
             | {("400", "precondition_invalid"), ("412", "precondition_failed"), ("428", "precondition_required")},
         ),
-        (idempotent(transaction=Semel), ALWAYS | {("503", "idempotency_transaction_conflict")}),
+        (idempotent(connection=Semel), ALWAYS | {("503", "idempotency_transaction_conflict")}),
         (natural(), set()),
         (exempt("a search"), set()),
     ],
@@ -196,7 +196,7 @@ def test_a_key_that_the_whole_path_shares_is_overridden_for_the_operation_alone(
 
 
 def test_success_shows_the_echo_and_the_mark_of_a_replay() -> None:
-    headers = documented(idempotent(replayed_header=b"x-again"))["responses"]["201"]["headers"]
+    headers = documented(idempotent(replay_marker="x-again"))["responses"]["201"]["headers"]
     assert headers["Idempotency-Key"]
     assert headers["X-Again"]["schema"]["enum"] == ["true", "omitted"]
 
@@ -261,7 +261,7 @@ def test_a_delete_of_what_is_not_there_is_a_204() -> None:
 def test_the_result_is_valid_in_each_version_and_twice_is_as_once(version: str) -> None:
     spec = spec_of("post /orders", "patch /orders/{id}", "put /orders/{id}", "delete /orders/{id}", version=version)
     routes: dict[str, Rule] = {
-        "POST /orders": idempotent(guarantee="at_most_once", on_duplicate=wait("5s"), refuse_expired="1h"),
+        "POST /orders": idempotent(guarantee="at_most_once", on_duplicate=Wait("5s"), reject_expired_for="1h"),
         "PATCH /orders/{id}": conditional(),
         "PUT /orders/{id}": conditional(precondition_required=False, key_mode="raw"),
         "DELETE /orders/{id}": natural(),

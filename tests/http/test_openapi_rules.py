@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel import KeyFormat, MemoryStore, Policy, Semel, wait
+from semel import KeyFormat, MemoryStore, Policy, Semel, Wait
 from semel.core.keys import parse_header
 from semel.errors import ConfigurationError, KeyInvalid, PreconditionInvalid
 from semel.http.contract.conditional import preconditions
@@ -17,7 +17,7 @@ from semel.http.contract.rules import Idempotent, Rule, conditional, exempt, ide
 from semel.http.describe.openapi import document, rules_by_operation
 from semel.http.describe.plain_rules import duration_text, plain_rule, rule_from_plain
 from semel.http.describe.problem_schemas import key_schema, tags_schema
-from semel.http.wsgi import Idempotency
+from semel.http.wsgi import WSGIMiddleware
 
 
 def spec() -> dict[str, Any]:
@@ -48,7 +48,7 @@ def test_the_routes_are_ones_that_a_middleware_takes() -> None:
         raise AssertionError("it is refused before it gets here")
 
     with Semel(MemoryStore(), tenant="t") as guard:
-        middleware = Idempotency(application, guard=guard, routes=routes)
+        middleware = WSGIMiddleware(application, guard=guard, routes=routes)
     assert middleware.routes.find("PATCH", "/api/payments/42") is routes["PATCH /api/payments/{payment_id}"]
 
 
@@ -98,7 +98,7 @@ def test_the_document_itself_may_say_the_rule_and_the_program_wins() -> None:
         ({"class": "action", "key_format": {"name": "uid"}}, "unknown key format 'uid'"),
         ({"class": "action", "key_format": 7}, "cannot be read as a rule"),
         ({"class": "action", "required": "yes"}, "required is a bool, not 'yes'"),
-        ({"class": "action", "body_limit": "1 MiB"}, "body_limit is a int"),
+        ({"class": "action", "max_stored_body": "1 MiB"}, "max_stored_body is a int"),
         ({"class": "action", "on_duplicate": {"wait": []}}, "duration"),
         ({"class": "exempt"}, "cannot be read as a rule"),
         ({"class": "natural", "absent": 404}, "cannot be read as a rule"),
@@ -116,15 +116,13 @@ def test_a_rule_that_cannot_be_read_names_its_operation(said: Any, complaint: st
     [
         idempotent(),
         idempotent(ttl=None, lease="1h30m", guarantee="at_most_once"),
-        idempotent(ttl="250ms", on_duplicate=wait("5s"), on_store_error="open", refuse_expired="7d"),
+        idempotent(ttl="250ms", on_duplicate=Wait("5s"), on_store_error="open", reject_expired_for="7d"),
         idempotent(on_abandoned="reject", on_interrupted="release"),
         idempotent(required=False, key_mode="strict", key_format=KeyFormat.named("ulid", max_length=26)),
         idempotent(key_format=KeyFormat.matching("ord-[0-9]+", max_length=40), reused_status=409, scope="tenant"),
-        idempotent(only=("amount",), fingerprint_headers=("X-Account",), canonical_json=True, external_effects=True),
-        idempotent(
-            without=("note",), released=frozenset({429}), replayed_headers=frozenset({b"etag"}), keep_body=False
-        ),
-        idempotent(replayed_header=b"x-again", body_limit=10),
+        idempotent(include=("amount",), fingerprint_headers=("X-Account",), canonical_json=True, external_effects=True),
+        idempotent(exclude=("note",), released=frozenset({429}), replay_headers=frozenset({"etag"}), keep_body=False),
+        idempotent(replay_marker="x-again", max_stored_body=10),
         conditional(precondition_required=False, required=True),
         natural(absent=frozenset({404})),
         exempt("reads only"),
@@ -136,7 +134,7 @@ def test_a_rule_as_plain_data_is_the_same_rule_when_it_is_read_back(rule: Rule) 
     assert plain_rule(again) == plain_rule(rule)
     if isinstance(rule, Idempotent) and isinstance(again, Idempotent):
         under, back = rule.under(Policy()), again.under(Policy())
-        for name in ("ttl_seconds", "lease_seconds", "wait_seconds", "takeover", "fails_open", "refuse_seconds"):
+        for name in ("ttl_seconds", "lease_seconds", "wait_seconds", "takeover", "fails_open", "reject_seconds"):
             assert getattr(back.policy, name) == getattr(under.policy, name), name
         settings = set(Idempotent.__dataclass_fields__) - {"policy", "changes", "protect"}
         assert [name for name in settings if getattr(back, name) != getattr(under, name)] == []

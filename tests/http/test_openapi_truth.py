@@ -28,7 +28,7 @@ def documented_service() -> dict[str, Any]:
     for method, path in map(str.split, table()):
         paths.setdefault(path, {})[method.lower()] = {"responses": {"201": {"description": "Made."}}}
     spec = {"openapi": "3.1.0", "info": {"title": "Test", "version": "1"}, "paths": paths}
-    return document(spec, table(), policy=Policy(settle_for="100ms"), docs=DOCS, strict=True)
+    return document(spec, table(), policy=Policy(completion_timeout="100ms"), docs=DOCS, strict=True)
 
 
 SPEC = documented_service()
@@ -76,7 +76,7 @@ def test_a_key_that_comes_with_another_request(served: Served, key: str, path: s
 def test_a_body_that_is_too_long(served: Served, key: str) -> None:
     answer = served.post("/parsed", key, {"note": "x" * 5000})
     hold(SPEC, "/parsed", answer, "idempotency_body_too_large")
-    assert SPEC["paths"]["/parsed"]["post"]["x-idempotency"]["longest_body"] == 5000
+    assert SPEC["paths"]["/parsed"]["post"]["x-idempotency"]["max_request_body"] == 5000
 
 
 def test_the_first_answer_and_its_replay_have_the_documented_headers(served: Served, key: str) -> None:
@@ -130,7 +130,7 @@ def _let_down(served: Served, path: str, key: str) -> None:
 def test_preconditions_quotas_and_expired_keys() -> None:
     app = FastAPI()
     guard = AsyncSemel(AsyncMemoryStore(), quota=Quota(live_keys=2))
-    install(app, guard=guard, tenant=lambda scope: "alice")
+    install(app, guard=guard, tenant=lambda request: "alice")
 
     @app.patch("/orders/{id}")
     @conditional()
@@ -138,7 +138,7 @@ def test_preconditions_quotas_and_expired_keys() -> None:
         check_match(etag(8))
 
     @app.post("/orders")
-    @idempotent(ttl="1ms", refuse_expired="1h")
+    @idempotent(ttl="1ms", reject_expired_for="1h")
     async def order() -> None: ...
 
     async def ask(method: str, path: str, **headers: str) -> httpx.Response:

@@ -120,7 +120,7 @@ def of_flask(world: World) -> list[Answer]:
     store = MemoryStore(clock=world.clock)
     app = flask.Flask("shop")
     with Semel(store, sweep_every=None) as guard:
-        for_flask.SemelFlask(app, guard=guard, tenant=whose)
+        for_flask.install(app, guard=guard, tenant=whose)
         app.post("/pay")(for_flask.idempotent(recover=world.recover, lease="5s")(lambda: f'"{world.ran()}"'))
         world.died(store)
         answers = [app.test_client().post("/pay", headers={"Idempotency-Key": "k"}) for _ in range(2)]

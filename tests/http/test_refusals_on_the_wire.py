@@ -321,7 +321,7 @@ def test_a_lease_is_kept_while_the_handler_runs(service: Served, key: str, word:
 
 
 class TestLongBodies:
-    """A body above ``longest_body``: 413, nothing run, nothing claimed."""
+    """A body above ``max_request_body``: 413, nothing run, nothing claimed."""
 
     def test_what_is_announced_is_refused_unread(self, service: Served, key: str) -> None:
         """The body itself is never sent: whoever waits for it waits for ever."""

@@ -29,11 +29,12 @@ from starlette.middleware.sessions import SessionMiddleware  # isort: skip
 
 from semel import AsyncSemel, AsyncSQLiteStore, Semel, SQLiteStore, TransactionConflict
 from semel.core.transactional import Occupied
+from semel.http.asgi import ASGIMiddleware
 from semel.http.django import idempotent as django_idempotent
-from semel.http.fastapi import Idempotency, install
 from semel.http.fastapi import idempotent as fastapi_idempotent
-from semel.http.flask import SemelFlask
+from semel.http.fastapi import install
 from semel.http.flask import idempotent as flask_idempotent
+from semel.http.flask import install as flask_install
 from semel.http.litestar import SemelPlugin, idempotent
 from semel.sql.units import AsyncUnit, Unit
 from tests.http.asking import ask, scope_of, whose
@@ -110,7 +111,7 @@ def test_in_litestar_a_run_may_be_refused_after_one_that_was_answered(
     runs: list[State] = []
 
     @post("/pay")
-    @idempotent(transaction=async_sessionmaker(served.engine, class_=MeetsAtTheCommit))
+    @idempotent(connection=async_sessionmaker(served.engine, class_=MeetsAtTheCommit))
     async def pay(state: State) -> str:
         runs.append(state)
         if len(runs) == 2:
@@ -126,7 +127,7 @@ def test_in_litestar_an_upload_is_read_again(served: Served) -> None:
     seen: list[int] = []
 
     @post("/pay")
-    @idempotent(transaction=served.sessions)
+    @idempotent(connection=served.sessions)
     async def pay(data: MultipartBody[UploadFile]) -> str:
         seen.append(len(await data.read()))
         if len(seen) < 3:
@@ -155,7 +156,7 @@ def test_in_litestar_all_that_a_run_has_opened_is_closed(served: Served) -> None
     runs: list[int] = []
 
     @post("/pay", dependencies={"first": Provide(first), "second": Provide(second)})
-    @idempotent(transaction=served.sessions)
+    @idempotent(connection=served.sessions)
     async def pay(first: NamedDependency[int], second: NamedDependency[int]) -> str:
         runs.append(first + second)
         if len(runs) == 1:
@@ -181,7 +182,7 @@ def test_what_a_run_did_to_the_session_is_forgotten(served: Served) -> None:
         return answer
 
     @app.post("/pay")
-    @fastapi_idempotent(transaction=served.sessions)
+    @fastapi_idempotent(connection=served.sessions)
     async def pay(request: Request) -> dict[str, int]:
         runs.append(1)
         assert request.state.seen == "outside"
@@ -218,10 +219,10 @@ def test_in_flask_a_failure_that_cannot_be_kept_is_run_again(path: str, monkeypa
     monkeypatch.setattr(Unit, "lock", occupied_once(Unit.lock, False))
     engine, app, runs = sa.create_engine(f"sqlite:///{path}"), flask.Flask("shop"), []
     with Semel(SQLiteStore(path), sweep_every=None) as guard:
-        SemelFlask(app, guard=guard, tenant=lambda request: "alice")
+        flask_install(app, guard=guard, tenant=lambda request: "alice")
 
         @app.post("/pay")
-        @flask_idempotent(transaction=engine.connect, remember=LookupError)
+        @flask_idempotent(connection=engine.connect, remember_errors=LookupError)
         def pay() -> Any:
             runs.append(1)
             if len(runs) == 1:
@@ -242,7 +243,7 @@ def test_in_asgi_a_failure_that_cannot_be_kept_is_run_again(served: Served, monk
     install(app, guard=served.guard, tenant=whose)
 
     @app.post("/pay", status_code=201)
-    @fastapi_idempotent(transaction=served.sessions, remember=LookupError)
+    @fastapi_idempotent(connection=served.sessions, remember_errors=LookupError)
     async def pay() -> None:
         runs.append(1)
         if len(runs) == 1:
@@ -264,8 +265,8 @@ def test_a_client_that_hangs_up_in_the_pause_stops_nothing(served: Served, monke
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def main() -> None:
-        routes = {"POST /pay": idempotent(transaction=served.sessions)}
-        guarded = Idempotency(app, guard=served.guard, tenant=whose, routes=routes)
+        routes = {"POST /pay": idempotent(connection=served.sessions)}
+        guarded = ASGIMiddleware(app, guard=served.guard, tenant=whose, routes=routes)
         task = asyncio.ensure_future(ask(guarded, scope_of()))
 
         def hung_up(call: Any, tried: int) -> float:
@@ -294,7 +295,7 @@ class Django:
         self.loop = asyncio.Runner()
         self.guard = Semel(SQLiteStore(path), sweep_every=None)
         self.project = Project(self.guard)
-        declared = django_idempotent(transaction=self.alias)(view)
+        declared = django_idempotent(connection=self.alias)(view)
         self.project.serve(route("pay", declared), middleware=(*middleware, MIDDLEWARE))
 
     def ask(self, **sent: Any) -> Any:

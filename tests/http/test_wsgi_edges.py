@@ -16,7 +16,7 @@ from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel, current_oper
 from semel.core.states import State
 from semel.errors import ConfigurationError, LeaseLost
 from semel.http.contract.rules import idempotent
-from semel.http.wsgi import Idempotency, current_responder
+from semel.http.wsgi import WSGIMiddleware, current_responder
 from semel.http.wsgi.body import SPOOL_LIMIT, RequestBody
 from semel.observe.events import Unkeyed
 
@@ -86,9 +86,9 @@ def guard() -> Iterator[Semel]:
 
 
 @pytest.fixture
-def protect(guard: Semel) -> Callable[..., Idempotency]:
-    def wrap(app: App, **settings: Any) -> Idempotency:
-        return Idempotency(app, guard=guard, routes={"POST /x": idempotent(**settings)})
+def protect(guard: Semel) -> Callable[..., WSGIMiddleware]:
+    def wrap(app: App, **settings: Any) -> WSGIMiddleware:
+        return WSGIMiddleware(app, guard=guard, routes={"POST /x": idempotent(**settings)})
 
     return wrap
 
@@ -110,7 +110,7 @@ class Closing:
 # -- the answer
 
 
-def test_what_is_written_comes_before_what_is_returned(protect: Callable[..., Idempotency]) -> None:
+def test_what_is_written_comes_before_what_is_returned(protect: Callable[..., WSGIMiddleware]) -> None:
     runs = []
 
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
@@ -127,14 +127,14 @@ def test_what_is_written_comes_before_what_is_returned(protect: Callable[..., Id
     assert len(runs) == 1
 
 
-def test_too_much_is_written(protect: Callable[..., Idempotency]) -> None:
+def test_too_much_is_written(protect: Callable[..., WSGIMiddleware]) -> None:
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         write = start("200 OK", [("ETag", '"e"')])
         for chunk in (b"ab", b"cd", b"ef"):
             write(chunk)
         return [b"gh"]
 
-    served = protect(app, body_limit=3)
+    served = protect(app, max_stored_body=3)
     first, again = serve(served), serve(served)
     assert first.body == b"abcdefgh"
     assert (again.body, again.header("etag"), again.header("idempotent-replayed")) == (b"", '"e"', "omitted")
@@ -142,13 +142,13 @@ def test_too_much_is_written(protect: Callable[..., Idempotency]) -> None:
 
 @pytest.mark.parametrize("external", [True, False])
 def test_an_error_after_too_much_was_written_is_told_to_the_server_alone(
-    protect: Callable[..., Idempotency], external: bool
+    protect: Callable[..., WSGIMiddleware], external: bool
 ) -> None:
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         start("200 OK", [])(b"too much")
         raise RuntimeError("broke")
 
-    served = protect(app, body_limit=3, external_effects=external)
+    served = protect(app, max_stored_body=3, external_effects=external)
     first, again = serve(served), serve(served)
     assert isinstance(first.error, RuntimeError)
     assert (first.status, first.body) == ("200 OK", b"too much")
@@ -157,14 +157,14 @@ def test_an_error_after_too_much_was_written_is_told_to_the_server_alone(
 
 @pytest.mark.parametrize("chunks", [[b"ab", b"cd", b"ef"], [b"abcdef"]], ids=["many", "one"])
 def test_the_last_chunk_of_a_large_answer_waits_until_it_is_stored(
-    protect: Callable[..., Idempotency], guard: Semel, chunks: list[bytes]
+    protect: Callable[..., WSGIMiddleware], guard: Semel, chunks: list[bytes]
 ) -> None:
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         start("200 OK", [])
         return chunks
 
     states = []
-    answer = iter(protect(app, body_limit=3)(environ(), lambda *_: None))
+    answer = iter(protect(app, max_stored_body=3)(environ(), lambda *_: None))
     for _ in answer:
         record = guard.lookup("POST /x", "k")
         assert record is not None
@@ -173,7 +173,7 @@ def test_the_last_chunk_of_a_large_answer_waits_until_it_is_stored(
     assert set(states[:-1]) <= {"RUNNING"}
 
 
-def test_a_large_answer_is_run_to_its_end_when_the_client_goes_away(protect: Callable[..., Idempotency]) -> None:
+def test_a_large_answer_is_run_to_its_end_when_the_client_goes_away(protect: Callable[..., WSGIMiddleware]) -> None:
     done = []
 
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
@@ -183,13 +183,13 @@ def test_a_large_answer_is_run_to_its_end_when_the_client_goes_away(protect: Cal
             assert current_operation() is not None  # in the context of its request, to the end
             done.append(n)
 
-    served = protect(app, body_limit=3)
+    served = protect(app, max_stored_body=3)
     serve(served, take=1)
     assert done == [0, 1, 2, 3, 4]
     assert serve(served).header("idempotent-replayed") == "omitted"
 
 
-def test_a_large_answer_that_breaks_leaves_the_key_free(protect: Callable[..., Idempotency]) -> None:
+def test_a_large_answer_that_breaks_leaves_the_key_free(protect: Callable[..., WSGIMiddleware]) -> None:
     answers = []
 
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
@@ -202,26 +202,26 @@ def test_a_large_answer_that_breaks_leaves_the_key_free(protect: Callable[..., I
         answers.append(Closing(chunks()))
         return answers[-1]
 
-    served = protect(app, body_limit=3)
+    served = protect(app, max_stored_body=3)
     for _ in range(2):
         assert isinstance(serve(served).error, RuntimeError)
     assert [answer.closed for answer in answers] == [1, 1]
 
 
 @pytest.mark.parametrize("limit", [3, 1000], ids=["let through", "held back"])
-def test_an_answer_is_closed_once(protect: Callable[..., Idempotency], limit: int) -> None:
+def test_an_answer_is_closed_once(protect: Callable[..., WSGIMiddleware], limit: int) -> None:
     answer = Closing([b"abc", b"def"])
 
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         start("200 OK", [])
         return answer
 
-    assert serve(protect(app, body_limit=limit)).body == b"abcdef"
+    assert serve(protect(app, max_stored_body=limit)).body == b"abcdef"
     assert answer.closed == 1
 
 
 @pytest.mark.parametrize("limit", [3, 1000], ids=["let through", "held back"])
-def test_a_close_that_raises_is_a_handler_that_raises(protect: Callable[..., Idempotency], limit: int) -> None:
+def test_a_close_that_raises_is_a_handler_that_raises(protect: Callable[..., WSGIMiddleware], limit: int) -> None:
     runs = []
 
     class Broken(Closing):
@@ -234,7 +234,7 @@ def test_a_close_that_raises_is_a_handler_that_raises(protect: Callable[..., Ide
         start("200 OK", [])
         return runs[-1]
 
-    served = protect(app, body_limit=limit)
+    served = protect(app, max_stored_body=limit)
     for _ in range(2):
         assert isinstance(serve(served).error, RuntimeError)
     assert [answer.closed for answer in runs] == [1, 1]
@@ -252,7 +252,7 @@ def test_the_answer_in_the_place_of_a_replay_is_closed_and_never_iterated(guard:
         return answers[-1]
 
     rule = idempotent()
-    served = Idempotency(app, guard=guard)
+    served = WSGIMiddleware(app, guard=guard)
     first, again = serve(served), serve(served)
     assert (first.body, again.body) == (b"done", b"done")
     assert [answer.closed for answer in answers] == [1, 1]
@@ -275,12 +275,12 @@ def test_a_generator_application_may_claim_while_it_is_iterated(guard: Semel) ->
         yield b"b"
 
     rule = idempotent()
-    served = Idempotency(app, guard=guard)
+    served = WSGIMiddleware(app, guard=guard)
     assert [serve(served).body for _ in range(3)] == [b"ab"] * 3
     assert len(runs) == 1
 
 
-def test_an_error_page_takes_the_place_of_an_answer_that_has_no_bytes(protect: Callable[..., Idempotency]) -> None:
+def test_an_error_page_takes_the_place_of_an_answer_that_has_no_bytes(protect: Callable[..., WSGIMiddleware]) -> None:
     runs = []
 
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
@@ -299,7 +299,7 @@ def test_an_error_page_takes_the_place_of_an_answer_that_has_no_bytes(protect: C
     assert len(runs) == 2
 
 
-def test_an_error_page_after_bytes_is_refused_with_the_error(protect: Callable[..., Idempotency]) -> None:
+def test_an_error_page_after_bytes_is_refused_with_the_error(protect: Callable[..., WSGIMiddleware]) -> None:
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         write = start("200 OK", [])
         write(b"half")
@@ -314,7 +314,7 @@ def test_an_error_page_after_bytes_is_refused_with_the_error(protect: Callable[.
     assert seen.status == ""
 
 
-def test_an_answer_begun_twice_or_never_is_an_error(protect: Callable[..., Idempotency]) -> None:
+def test_an_answer_begun_twice_or_never_is_an_error(protect: Callable[..., WSGIMiddleware]) -> None:
     def twice(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         start("200 OK", [])
         start("201 Created", [])
@@ -326,7 +326,7 @@ def test_an_answer_begun_twice_or_never_is_an_error(protect: Callable[..., Idemp
 
 
 def test_effects_outside_an_error_is_answered_stored_and_told_to_the_server(
-    protect: Callable[..., Idempotency],
+    protect: Callable[..., WSGIMiddleware],
 ) -> None:
     runs = []
 
@@ -344,13 +344,13 @@ def test_effects_outside_an_error_is_answered_stored_and_told_to_the_server(
 
 
 def test_an_error_that_the_policy_remembers_is_replayed_as_the_answer_it_was(
-    protect: Callable[..., Idempotency],
+    protect: Callable[..., WSGIMiddleware],
 ) -> None:
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         raise errors.pop()
 
     errors: list[Exception] = [KeyError("other"), ValueError("remembered"), KeyError("not remembered")]
-    served = protect(app, remember=(ValueError,))
+    served = protect(app, remember_errors=(ValueError,))
     assert isinstance(serve(served).error, KeyError)
     first, again = serve(served), serve(served)
     assert isinstance(first.error, ValueError)
@@ -359,19 +359,21 @@ def test_an_error_that_the_policy_remembers_is_replayed_as_the_answer_it_was(
     assert len(errors) == 1
 
 
-def test_a_large_answer_that_cannot_be_stored_has_no_end(protect: Callable[..., Idempotency], guard: Semel) -> None:
+def test_a_large_answer_that_cannot_be_stored_has_no_end(protect: Callable[..., WSGIMiddleware], guard: Semel) -> None:
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         start("200 OK", [])
         yield b"large"
         guard.release("POST /x", "k", force=True)
         yield b"end"
 
-    seen = serve(protect(app, body_limit=3))
+    seen = serve(protect(app, max_stored_body=3))
     assert isinstance(seen.error, ConnectionError)
     assert seen.body == b"large"
 
 
-def test_a_refusal_of_an_owner_that_was_replaced_is_not_told(protect: Callable[..., Idempotency], guard: Semel) -> None:
+def test_a_refusal_of_an_owner_that_was_replaced_is_not_told(
+    protect: Callable[..., WSGIMiddleware], guard: Semel
+) -> None:
     """The lease was lost and the handler says 503: the client gets the new owner's word instead."""
 
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
@@ -395,7 +397,7 @@ def test_a_refusal_of_an_owner_that_was_replaced_is_not_told(protect: Callable[.
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
 def test_an_interrupted_handler_leaves_the_key_free_or_abandoned_where_it_may_have_had_effects(
-    protect: Callable[..., Idempotency], guard: Semel, interruption: type[BaseException]
+    protect: Callable[..., WSGIMiddleware], guard: Semel, interruption: type[BaseException]
 ) -> None:
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         raise interruption
@@ -411,7 +413,7 @@ def test_an_interrupted_handler_leaves_the_key_free_or_abandoned_where_it_may_ha
 
 
 def test_an_owner_that_was_replaced_answers_with_its_successor(
-    protect: Callable[..., Idempotency], guard: Semel
+    protect: Callable[..., WSGIMiddleware], guard: Semel
 ) -> None:
     """The handler comes back late: what it did is not stored over the new owner's answer."""
     bodies = [b"late", b"new owner's"]
@@ -430,7 +432,7 @@ def test_an_owner_that_was_replaced_answers_with_its_successor(
     assert (seen.body, seen.header("idempotent-replayed")) == (b"new owner's", "true")
 
 
-def test_a_handler_that_learns_that_its_lease_is_lost(protect: Callable[..., Idempotency], guard: Semel) -> None:
+def test_a_handler_that_learns_that_its_lease_is_lost(protect: Callable[..., WSGIMiddleware], guard: Semel) -> None:
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         guard.release("POST /x", "k", force=True)
         raise LeaseLost("fenced off")
@@ -450,7 +452,7 @@ def test_an_application_that_raises_in_the_place_of_a_replay_is_not_hushed_up(gu
         return [b"done"]
 
     rule = idempotent()
-    served = Idempotency(app, guard=guard)
+    served = WSGIMiddleware(app, guard=guard)
     assert serve(served).body == b"done"
     assert isinstance(serve(served).error, RuntimeError)
 
@@ -464,7 +466,7 @@ def test_an_application_that_raises_in_the_place_of_a_replay_is_not_hushed_up(gu
     ids=["undeclared", "undeclared, no key", "GET"],
 )
 def test_an_answer_that_is_not_claimed_reaches_the_server_as_it_is(
-    protect: Callable[..., Idempotency], asked: dict[str, Any]
+    protect: Callable[..., WSGIMiddleware], asked: dict[str, Any]
 ) -> None:
     """A server knows its own file wrapper by its type, and sends the file without reading it here."""
 
@@ -478,7 +480,7 @@ def test_an_answer_that_is_not_claimed_reaches_the_server_as_it_is(
     assert seen.body == b"file"
 
 
-def test_a_file_wrapper_of_a_claimed_route_is_captured(protect: Callable[..., Idempotency]) -> None:
+def test_a_file_wrapper_of_a_claimed_route_is_captured(protect: Callable[..., WSGIMiddleware]) -> None:
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         start("200 OK", [])
         wrapped: Iterable[bytes] = env["wsgi.file_wrapper"](io.BytesIO(b"file"))
@@ -493,22 +495,22 @@ def test_a_file_wrapper_of_a_claimed_route_is_captured(protect: Callable[..., Id
 
 def test_a_service_without_tenants_is_warned() -> None:
     with Semel(MemoryStore()) as guard, pytest.warns(UserWarning, match="no tenant="):
-        Idempotency(lambda env, start: [], guard=guard)
+        WSGIMiddleware(lambda env, start: [], guard=guard)
 
 
 def test_an_async_guard_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="takes a Semel"):
-        Idempotency(lambda env, start: [], guard=AsyncSemel(AsyncMemoryStore(), tenant="t"))  # type: ignore[arg-type]
+        WSGIMiddleware(lambda env, start: [], guard=AsyncSemel(AsyncMemoryStore(), tenant="t"))  # type: ignore[arg-type]
 
 
 def test_a_rule_for_a_get_is_refused(guard: Semel) -> None:
     with pytest.raises(ConfigurationError, match="GET /x changes nothing"):
-        Idempotency(lambda env, start: [], guard=guard, routes={"GET /x": idempotent()})
+        WSGIMiddleware(lambda env, start: [], guard=guard, routes={"GET /x": idempotent()})
 
 
 @pytest.mark.parametrize("tenant", ["", None, "x" * 256])
 def test_a_tenant_that_is_none_runs_nothing(guard: Semel, tenant: str | None) -> None:
-    served = Idempotency(
+    served = WSGIMiddleware(
         lambda env, start: pytest.fail("ran"),
         guard=guard,
         tenant=lambda env: tenant,
@@ -534,7 +536,7 @@ def test_one_rule_for_one_request_and_before_the_answer(guard: Semel) -> None:
         return []
 
     rule = idempotent()
-    served = Idempotency(app, guard=guard)
+    served = WSGIMiddleware(app, guard=guard)
     assert "claimed already" in str(serve(served).error)
     assert "has begun" in str(serve(served, environ(path="/late")).error)
     assert guard.lookup("POST /x", "k") is None
@@ -545,7 +547,7 @@ def test_a_route_of_a_mounted_application_is_known_by_its_whole_path(guard: Seme
         start("200 OK", [])
         return [b"mounted"]
 
-    served = Idempotency(app, guard=guard, routes={"POST /shop/x": idempotent()})
+    served = WSGIMiddleware(app, guard=guard, routes={"POST /shop/x": idempotent()})
     assert serve(served, environ(SCRIPT_NAME="/shop")).header("idempotency-key") == "k"
     assert guard.lookup("POST /shop/x", "k") is not None
     assert serve(served).header("idempotency-key") is None
@@ -556,7 +558,7 @@ def test_a_route_may_have_parts(guard: Semel) -> None:
         start("200 OK", [])
         return [env["PATH_INFO"].encode()]
 
-    served = Idempotency(app, guard=guard, routes={"POST /orders/{id}": idempotent()})
+    served = WSGIMiddleware(app, guard=guard, routes={"POST /orders/{id}": idempotent()})
     for path in ("/orders/1", "/orders/2"):
         assert serve(served, environ(path=path)).body == path.encode()
         assert serve(served, environ(path=path)).header("idempotent-replayed") == "true"
@@ -571,7 +573,7 @@ def test_paths_that_are_no_text_are_kept_apart(guard: Semel) -> None:
         return [env["PATH_INFO"].encode("latin-1") if run else b""]
 
     rule = idempotent()
-    served = Idempotency(app, guard=guard)
+    served = WSGIMiddleware(app, guard=guard)
     for path in ("/\xff", "/\xfe", "/\u00c3\u00bf"):
         for _ in range(2):
             assert serve(served, environ(path=path)).body == path.encode("latin-1")
@@ -585,7 +587,7 @@ def test_a_request_without_a_key_says_so_in_the_events() -> None:
         return []
 
     with Semel(MemoryStore(), tenant="t", on_event=lambda event: told.append(event.name)) as guard:
-        serve(Idempotency(app, guard=guard, routes={"POST /x": idempotent(required=False)}), environ(key=None))
+        serve(WSGIMiddleware(app, guard=guard, routes={"POST /x": idempotent(required=False)}), environ(key=None))
     assert told == [Unkeyed.name]
 
 
@@ -654,7 +656,7 @@ def test_a_body_that_is_cut_is_known() -> None:
 
 
 def test_a_body_that_breaks_claims_nothing_and_lets_go_of_what_it_spooled(
-    protect: Callable[..., Idempotency], guard: Semel
+    protect: Callable[..., WSGIMiddleware], guard: Semel
 ) -> None:
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
@@ -669,7 +671,7 @@ def test_a_body_that_breaks_claims_nothing_and_lets_go_of_what_it_spooled(
 
 
 def test_a_large_body_is_spooled_to_a_file_and_let_go(
-    protect: Callable[..., Idempotency],
+    protect: Callable[..., WSGIMiddleware],
 ) -> None:
     spools = []
 
@@ -697,7 +699,7 @@ def test_nothing_of_a_request_waits_for_the_garbage_collector(
     guard: Semel, edge: bool, status: int, size: int, settings: Any
 ) -> None:
     left: list[weakref.ref[Any]] = []
-    rule = idempotent(body_limit=1000, **settings)
+    rule = idempotent(max_stored_body=1000, **settings)
 
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         responder = current_responder()
@@ -710,7 +712,7 @@ def test_nothing_of_a_request_waits_for_the_garbage_collector(
         start(f"{status} Said", [])
         return [b"x" * size]
 
-    middleware = Idempotency(app, guard=guard, routes={"POST /x": rule} if edge else None)
+    middleware = WSGIMiddleware(app, guard=guard, routes={"POST /x": rule} if edge else None)
     gc.collect()
     gc.disable()
     try:

@@ -13,7 +13,7 @@ from flask.views import MethodView
 
 from semel import AsyncOperation, MemoryStore, Operation, Semel, current_operation
 from semel.errors import ConfigurationError, PolicyError
-from semel.http.flask import SemelFlask, idempotent
+from semel.http.flask import idempotent, install
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -31,7 +31,7 @@ def guard() -> Iterator[Semel]:
 def app(guard: Semel) -> flask.Flask:
     app = flask.Flask("shop")
     app.secret_key = "not a secret"
-    SemelFlask(app, guard=guard, tenant=lambda request: request.headers.get("X-User", "alice"))
+    install(app, guard=guard, tenant=lambda request: request.headers.get("X-User", "alice"))
     return app
 
 
@@ -336,9 +336,8 @@ def test_a_failure_that_the_policy_remembers_is_replayed_as_the_500_it_was(app: 
 # -- set-up
 
 
-def test_the_app_may_come_later_and_have_rules_of_the_house(guard: Semel, runs: list[Any]) -> None:
-    house = idempotent(replayed_header=b"x-again")
-    extension = SemelFlask(guard=guard, tenant=lambda request: "alice", docs="https://docs.example")
+def test_an_app_has_one_guard_and_views_have_rules_of_the_house(guard: Semel, runs: list[Any]) -> None:
+    house = idempotent(replay_marker="x-again")
     blueprint = flask.Blueprint("payments", __name__, url_prefix="/payments")
 
     @blueprint.post("/")
@@ -348,15 +347,15 @@ def test_the_app_may_come_later_and_have_rules_of_the_house(guard: Semel, runs: 
         return "paid"
 
     app = flask.Flask("later")
-    extension.init_app(app)
+    install(app, guard=guard, tenant=lambda request: "alice", docs="https://docs.example")
     app.register_blueprint(blueprint)
     client = app.test_client()
     assert client.post("/payments/", headers=KEY).status_code == 200
     assert client.post("/payments/", headers=KEY).headers["X-Again"] == "true"
     assert client.post("/payments/").headers["Link"] == '<https://docs.example>; rel="describedby"'
-    assert app.extensions["semel"] is extension
+    assert app.extensions["semel"].guard is guard
     with pytest.raises(ConfigurationError, match="already"):
-        extension.init_app(app)
+        install(app, guard=guard, tenant=lambda request: "alice")
 
 
 def test_without_the_extension_a_declared_view_does_not_run_unprotected(runs: list[Any]) -> None:
@@ -375,8 +374,8 @@ def test_without_the_extension_a_declared_view_does_not_run_unprotected(runs: li
 
 
 def test_no_tenant_is_a_loud_warning(guard: Semel) -> None:
-    with pytest.warns(UserWarning, match="no tenant="):
-        SemelFlask(flask.Flask("open"), guard=guard)
+    with pytest.warns(UserWarning, match="tenant= is missing"):
+        install(flask.Flask("open"), guard=guard)
 
 
 def test_an_async_handle_is_refused_when_the_view_is_declared() -> None:

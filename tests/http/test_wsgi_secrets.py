@@ -9,7 +9,7 @@ import flask
 import pytest
 
 from semel import Codec, KeyRing, Quota, Semel, SQLiteStore
-from semel.http.flask import SemelFlask, idempotent
+from semel.http.flask import idempotent, install
 
 KEY = "a-key-that-nobody-may-read-0123456789"
 SECRET = "card 4242 4242 4242 4242"
@@ -18,7 +18,7 @@ SECRET = "card 4242 4242 4242 4242"
 def service(path: Path, **settings: Any) -> tuple[Any, Semel]:
     app = flask.Flask("secrets")
     guard = Semel(SQLiteStore(path / "records.db"), **settings)
-    SemelFlask(app, guard=guard, tenant=lambda request: request.headers["X-User"])
+    install(app, guard=guard, tenant=lambda request: request.headers["X-User"])
 
     @app.post("/cards")
     @idempotent()
@@ -54,7 +54,7 @@ def test_stored_answers_are_sealed_where_the_guard_has_a_cipher(tmp_path: Path, 
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_keys_are_kept_as_hashes_where_the_guard_says_so(tmp_path: Path, kept: bool) -> None:
-    client, guard = service(tmp_path, keep_keys=kept)
+    client, guard = service(tmp_path, readable_keys=kept)
     first, again = ask(client), ask(client)
     assert again.data == first.data
     assert again.headers["Idempotency-Key"] == KEY

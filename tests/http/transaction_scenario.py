@@ -52,10 +52,10 @@ async def _asked(folder: str) -> httpx.Response:
     engine = create_async_engine(f"sqlite+aiosqlite:///{folder}/shop.db", poolclass=sa.NullPool)
     app = FastAPI()
     guard = AsyncSemel(AsyncSQLiteStore(f"{folder}/shop.db", migrate=False), sweep_every=None)
-    install(app, guard=guard, tenant=lambda scope: "alice")
+    install(app, guard=guard, tenant=lambda request: "alice")
 
     @app.post("/pay", status_code=201)
-    @idempotent(transaction=async_sessionmaker(engine), into="session")
+    @idempotent(connection=async_sessionmaker(engine), connection_parameter="session")
     async def handler(session: AsyncSession, op: AsyncOperation) -> str:
         await session.execute(sa.text("INSERT INTO payment VALUES (:key)"), {"key": op.key})
         return "paid"

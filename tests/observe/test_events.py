@@ -21,8 +21,8 @@ from semel import (
     State,
     StoreUnavailable,
     TooManyKeys,
+    Wait,
     current_operation,
-    wait,
 )
 from semel.core.keys import identity
 from semel.core.ops import Claim, Release, Renew
@@ -69,7 +69,7 @@ def completed(engine: Engine) -> Found:
 
 def failure_remembered(engine: Engine) -> Found:
     with pytest.raises(Boom):
-        engine.run(fail, tenant="acme", remember=Boom)
+        engine.run(fail, tenant="acme", remember_errors=Boom)
     return {"attempt": 1, "error": "Boom('no')"}
 
 
@@ -95,7 +95,7 @@ def replayed(engine: Engine) -> Found:
 def waited(engine: Engine) -> Found:
     engine.claim_elsewhere(tenant="acme")
     with pytest.raises(InProgress):
-        engine.run(lambda: 1, tenant="acme", on_duplicate=wait("10ms"))
+        engine.run(lambda: 1, tenant="acme", on_duplicate=Wait("10ms"))
     return {"seconds": float}
 
 
@@ -182,7 +182,7 @@ def undo_failed(engine: Engine) -> Found:
         raise KeyError
 
     with pytest.raises(NotUndone):
-        engine.run(body, tenant="acme", settle_for=0.01)
+        engine.run(body, tenant="acme", completion_timeout=0.01)
     return {"step": "charge", "error": "ValueError('stuck')"}
 
 
@@ -211,10 +211,10 @@ def unkeyed(engine: Engine) -> Found:
 
 
 def expired(engine: Engine) -> Found:
-    engine.run(lambda: 1, tenant="acme", ttl=60, refuse_expired=600)
+    engine.run(lambda: 1, tenant="acme", ttl=60, reject_expired_for=600)
     engine.clock.advance(100)
     with pytest.raises(KeyExpired):
-        engine.run(lambda: 1, tenant="acme", ttl=60, refuse_expired=600)
+        engine.run(lambda: 1, tenant="acme", ttl=60, reject_expired_for=600)
     return {"age": pytest.approx(100, abs=0.01)}
 
 

@@ -61,7 +61,7 @@ class World(NamedTuple):
             return self.memory[0]
         if self.kind == "sqlite":
             return SQLiteStore(self.records, synchronous="normal")
-        return PostgresStore(self.url, lanes=1, listen=False)
+        return PostgresStore(self.url, connections=1, listen=False)
 
     @contextmanager
     def connection(self) -> Iterator[Any]:
@@ -112,7 +112,7 @@ class Teller:
         self.trouble = trouble
         self.seen: list[str] = []
         self.guard = Semel(
-            Troubled(world.store(), trouble), policy=Policy(lease=LEASE, settle_for="30ms"), sweep_every=None
+            Troubled(world.store(), trouble), policy=Policy(lease=LEASE, completion_timeout="30ms"), sweep_every=None
         )
 
     def close(self) -> None:
@@ -137,10 +137,10 @@ class Teller:
                 return "paid"
 
             if self.mode is Mode.OWN_TRANSACTION:
-                return self.guard.transaction(conn, "pay", key=self.name, call=handler, begin=True)
+                return self.guard.run_in_transaction(conn, "pay", key=self.name, call=handler, own_transaction=True)
             conn.execute("BEGIN")
             try:
-                answer = self.guard.transaction(conn, "pay", key=self.name, call=handler)
+                answer = self.guard.run_in_transaction(conn, "pay", key=self.name, call=handler)
                 self.trouble.at("before", "commit")
             except Exception:
                 conn.execute("ROLLBACK")

@@ -1,4 +1,4 @@
-"""The recoverer of the same orders under an async guard."""
+"""The resumer of the same orders under an async guard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes killed while they work, and recoverers in others that finish all of it, each effect once."""
+"""Processes killed while they work, and resumers in others that finish all of it, each effect once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check_all_is_done_once(store: str, effects: Path) -> None:
             record = guard.lookup("ship", order)
             assert record is not None
             assert record.state is State.DONE
-            assert record.attempt >= 2  # more, where a recoverer was so slow that it lost its lease
+            assert record.attempt >= 2  # more, where a resumer was so slow that it lost its lease
     # What had its mark was not even asked for again.
     marked = sorted(f"{worker}-{place}" for worker in WORKERS for place in ("booked", "marked"))
     asked = [order for (order,) in rows(effects, "SELECT order_id FROM asked WHERE kind = 'charged'")]
@@ -93,19 +93,19 @@ def finish_with_two_recoverers(module: str, store: str, effects: Path) -> None:
         process(*command, store=store, effects=effects) as one,
         process(*command, store=store, effects=effects) as two,
     ):
-        for recoverer in (one, two):
-            assert recoverer.stdout is not None
-            assert recoverer.stdout.readline() == "recovering ship; Ctrl-C stops it\n"
+        for resumer in (one, two):
+            assert resumer.stdout is not None
+            assert resumer.stdout.readline() == "recovering ship; Ctrl-C stops it\n"
         end = time.monotonic() + PATIENCE
         while not all_done(store):
-            assert time.monotonic() < end, "the recoverers do not finish"
+            assert time.monotonic() < end, "the resumers do not finish"
             assert one.poll() is None
             assert two.poll() is None
             time.sleep(0.1)
         said = []
-        for recoverer in (one, two):
-            recoverer.send_signal(signal.SIGTERM)
-            said.append(recoverer.communicate(timeout=PATIENCE))
+        for resumer in (one, two):
+            resumer.send_signal(signal.SIGTERM)
+            said.append(resumer.communicate(timeout=PATIENCE))
         assert [one.returncode, two.returncode] == [0, 0], said
     totals = [re.search(r"in all: resumed (\d+), 0 failed", out) for out, _ in said]
     assert sum(int(total[1]) for total in totals if total) == len(ORDERS), said

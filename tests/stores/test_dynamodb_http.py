@@ -124,7 +124,7 @@ def asked(shelf: Shelf, kind: str, *asks: tuple[str, str]) -> list[httpx.Respons
     async def main() -> list[httpx.Response]:
         async with AsyncSemel(AsyncDynamoDBStore(shelf.url), sweep_every=None) as guard:
             app = fastapi_app(shelf)
-            on_fastapi.install(app, guard=guard, tenant=lambda scope: "shop")
+            on_fastapi.install(app, guard=guard, tenant=lambda request: "shop")
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop") as client:
                 return [await client.post(path, headers={"Idempotency-Key": key}) for path, key in asks]
 
@@ -132,7 +132,7 @@ def asked(shelf: Shelf, kind: str, *asks: tuple[str, str]) -> list[httpx.Respons
         return asyncio.run(main())
     with Semel(DynamoDBStore(shelf.url), sweep_every=None) as guard:
         app = flask_app(shelf)
-        on_flask.SemelFlask(app, guard=guard, tenant=lambda request: "shop")
+        on_flask.install(app, guard=guard, tenant=lambda request: "shop")
         with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://shop") as client:
             return [client.post(path, headers={"Idempotency-Key": key}) for path, key in asks]
 

@@ -335,7 +335,7 @@ def test_a_server_that_is_away_is_unavailable_and_nothing_is_run() -> None:
     url = "dynamodb://eu-central-1/semel?endpoint=http://127.0.0.1:1"
     ran: list[int] = []
     with (
-        contextlib.closing(DynamoDBStore(url, patience=0.05)) as store,
+        contextlib.closing(DynamoDBStore(url, retry_for=0.05)) as store,
         pytest.raises(StoreUnavailable, match="reached"),
     ):
         Semel(store, sweep_every=None).run("ship", key=1, call=lambda: ran.append(1))

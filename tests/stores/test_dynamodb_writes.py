@@ -218,7 +218,7 @@ def test_an_async_function_under_a_sync_guard_has_them_too(shop: Shop, store: Dy
 def test_a_handler_that_raises_writes_nothing(shop: Shop, store: DynamoDBStore) -> None:
     with Semel(store, sweep_every=None) as guard:
 
-        @guard.once(key="order", operation="transfer", remember=(KeyError,), without=("error",))
+        @guard.once(key="order", operation="transfer", remember_errors=(KeyError,), exclude=("error",))
         def fail(order: str, error: type[Exception], op: Operation = INJECTED) -> None:
             op.write(shop.add("bert", 10))
             raise error(order)
@@ -295,7 +295,7 @@ def test_a_failed_condition_is_remembered_where_the_policy_says_so(shop: Shop, s
     with Semel(store, sweep_every=None) as guard:
         for _ in range(2):
             with pytest.raises(ConditionFailed, match="write 1 of 2"):
-                pay(shop, guard, remember=(ConditionFailed,))
+                pay(shop, guard, remember_errors=(ConditionFailed,))
             shop.open("anna", 50)  # too late: the first answer stands
     assert accounts(shop) == (50, None)
 
@@ -411,7 +411,7 @@ def test_a_lost_answer_that_stays_lost_is_uncertain_and_the_next_call_knows(shop
 
         told.after = lose
         with pytest.raises(StoreUncertain) as uncertain:
-            pay(shop, guard, settle_for=0)
+            pay(shop, guard, completion_timeout=0)
         assert uncertain.value.result == "paid"
         assert pay(shop, guard) == "paid", "a replay"
     assert accounts(shop) == (0, 10)
@@ -463,11 +463,11 @@ def test_nothing_is_told_while_a_transaction_holds_the_record(shop: Shop, store:
 
 def test_a_service_that_stays_busy_has_certainly_written_nothing(shop: Shop) -> None:
     shop.open("anna", 10)
-    with Semel(DynamoDBStore(shop.url, patience="100ms"), sweep_every=None) as guard:
+    with Semel(DynamoDBStore(shop.url, retry_for="100ms"), sweep_every=None) as guard:
         store: Any = guard.store
         Refusing(store._open(), busy("TransactionConflict", "None", "None"), 1000)
         with pytest.raises(StoreUnavailable) as failed:
-            pay(shop, guard, settle_for=0, on_store_error="open")  # also an open policy makes no answer of it
+            pay(shop, guard, completion_timeout=0, on_store_error="open")  # also an open policy makes no answer of it
         assert failed.value.result == "paid"
     assert accounts(shop) == (10, None)
 
@@ -478,11 +478,11 @@ def test_one_that_is_still_at_it_is_asked_again_and_uncertain_in_the_end(shop: S
         "Error": {"Code": "TransactionInProgressException", "Message": "in progress"},
         "ResponseMetadata": {"HTTPStatusCode": 400},
     }
-    with Semel(DynamoDBStore(shop.url, patience="100ms"), sweep_every=None) as guard:
+    with Semel(DynamoDBStore(shop.url, retry_for="100ms"), sweep_every=None) as guard:
         store: Any = guard.store
         refusing = Refusing(store._open(), still, 1000)
         with pytest.raises(StoreUncertain):
-            pay(shop, guard, settle_for=0)
+            pay(shop, guard, completion_timeout=0)
         assert refusing.asked > 1
 
 
@@ -702,7 +702,7 @@ def test_after_the_operation_they_are_refused(shop: Shop, store: DynamoDBStore) 
 
 
 def test_without_a_lease_there_is_nothing_to_go_with() -> None:
-    store = DynamoDBStore("dynamodb://eu-central-1/semel?endpoint=http://127.0.0.1:1", patience="50ms")
+    store = DynamoDBStore("dynamodb://eu-central-1/semel?endpoint=http://127.0.0.1:1", retry_for="50ms")
     with Semel(store, sweep_every=None) as guard, pytest.raises(StoreUnavailable, match="unprotected"):
         guard.run(
             "pay", key="1", on_store_error="open", call=lambda: current_operation().write()  # type: ignore[union-attr]

@@ -50,7 +50,7 @@ def database(mariadb_url: str) -> str:
 
 @pytest.fixture
 def store(database: str) -> Iterator[MySQLStore]:
-    with contextlib.closing(MySQLStore(database, lanes=1)) as made:
+    with contextlib.closing(MySQLStore(database, connections=1)) as made:
         yield made
 
 
@@ -111,7 +111,7 @@ def test_what_is_larger_than_a_packet_is_refused_before_it_is_sent(private_maria
     url = private_mariadb.create_database()
     migrate(url)
     private_mariadb.execute("SET GLOBAL max_allowed_packet = 1048576")
-    with contextlib.closing(MySQLStore(url, lanes=1)) as store:
+    with contextlib.closing(MySQLStore(url, connections=1)) as store:
         small, large = store.execute_many([claim("a"), claim("b")])
         lane: Any = store._combiner._connections[0]._sender
         answers = store.execute_many(
@@ -282,11 +282,11 @@ def test_a_host_that_never_answers_is_given_up(async_: bool) -> None:
         def ask() -> None:
             if async_:
                 asyncio.run(ask_async())
-            with contextlib.closing(MySQLStore(url, connect_timeout=0.3, patience=0.0)) as store:
+            with contextlib.closing(MySQLStore(url, connect_timeout=0.3, retry_for=0.0)) as store:
                 store.execute(Lookup(b"x" * 16))
 
         async def ask_async() -> None:
-            store = AsyncMySQLStore(url, connect_timeout=0.3, patience=0.0)
+            store = AsyncMySQLStore(url, connect_timeout=0.3, retry_for=0.0)
             try:
                 await store.execute(Lookup(b"x" * 16))
             finally:
@@ -306,13 +306,13 @@ def test_a_server_that_falls_silent_is_uncertain_within_the_time_out(
     assert server is not None
 
     def ask() -> None:
-        with contextlib.closing(MySQLStore(url, timeout=0.5, patience=0.0, lanes=1)) as store:
+        with contextlib.closing(MySQLStore(url, timeout=0.5, retry_for=0.0, connections=1)) as store:
             store.execute(claim("a"))
             freeze(server)
             store.execute(claim("a"))
 
     async def ask_async() -> None:
-        store = AsyncMySQLStore(url, timeout=0.5, patience=0.0, lanes=1)
+        store = AsyncMySQLStore(url, timeout=0.5, retry_for=0.0, connections=1)
         try:
             await store.execute(claim("a"))
             freeze(server)
@@ -349,7 +349,7 @@ def test_a_forked_child_opens_connections_of_its_own(database: str, store: MySQL
 
 
 def test_threads_share_few_connections(database: str) -> None:
-    with contextlib.closing(MySQLStore(database, lanes=2)) as store:
+    with contextlib.closing(MySQLStore(database, connections=2)) as store:
         answers: list[Any] = []
         threads = [
             threading.Thread(target=lambda n=n: answers.append(store.execute(claim(f"k{n}")))) for n in range(16)

@@ -111,7 +111,7 @@ def flavour(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("flavour")
 def test_a_first_execution_is_two_round_trips_and_a_replay_one(database: str, trips: Trips) -> None:
-    with contextlib.closing(MySQLStore(database, lanes=1)) as store:
+    with contextlib.closing(MySQLStore(database, connections=1)) as store:
         guard = Semel(store, sweep_every=None)
         guard.run("ship", key="0", call=lambda: 0)  # opens the connection
         trips.new()
@@ -125,7 +125,7 @@ def test_a_first_execution_is_two_round_trips_and_a_replay_one(database: str, tr
 @pytest.mark.usefixtures("flavour")
 def test_an_async_first_execution_is_two_round_trips_and_a_replay_one(database: str, trips: Trips) -> None:
     async def main() -> None:
-        store = AsyncMySQLStore(database, lanes=1)
+        store = AsyncMySQLStore(database, connections=1)
         guard = AsyncSemel(store, sweep_every=None)
 
         async def call() -> int:
@@ -147,7 +147,7 @@ def test_the_server_sees_two_statements_and_then_one(private_mariadb: MariaDBSer
     """Of MariaDB the packets are single statements too: no transaction, no look, no reset. MySQL needs the look."""
     url = private_mariadb.create_database()
     migrate(url)
-    with contextlib.closing(MySQLStore(url, lanes=1)) as store:
+    with contextlib.closing(MySQLStore(url, connections=1)) as store:
         guard = Semel(store, sweep_every=None)
         guard.run("ship", key="0", call=lambda: 0)
         private_mariadb.execute("SET GLOBAL general_log = 1")
@@ -163,7 +163,7 @@ def test_the_server_sees_two_statements_and_then_one(private_mariadb: MariaDBSer
 
 def test_tasks_of_one_turn_share_a_trip_and_so_do_their_completions(database: str, trips: Trips) -> None:
     async def main() -> None:
-        store = AsyncMySQLStore(database, lanes=1)
+        store = AsyncMySQLStore(database, connections=1)
         await store.execute(claim(0))
         trips.new()
         claims = [claim(i) for i in range(1, 33)]
@@ -213,7 +213,7 @@ def test_concurrent_claims_releases_and_sweeps_of_the_same_keys_do_not_deadlock(
     wrong: list[Any] = []
 
     def storm(number: int) -> None:
-        with contextlib.closing(MySQLStore(url, lanes=1)) as own:
+        with contextlib.closing(MySQLStore(url, connections=1)) as own:
             for turn in range(15):
                 keys = [(number * 7 + turn * 3 + i) % 24 for i in range(12)]
                 claims = [claim(key, nonce=number * 1000 + turn) for key in dict.fromkeys(keys)]

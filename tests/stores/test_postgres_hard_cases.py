@@ -28,7 +28,7 @@ def database(postgres_url: str) -> str:
 
 @pytest.fixture
 def store(database: str) -> Iterator[PostgresStore]:
-    made = PostgresStore(database, lanes=1)
+    made = PostgresStore(database, connections=1)
     yield made
     made.close()
 
@@ -66,7 +66,7 @@ def test_not_stored_is_never_said_of_what_was_stored(database: str, store: Postg
 
 def test_a_statement_that_takes_too_long_is_not_tried_once_for_every_op(database: str) -> None:
     """A slow database: a batch that timed out is sent apart, each with the whole time-out again."""
-    store = PostgresStore(database, lanes=1, timeout=0.2)
+    store = PostgresStore(database, connections=1, timeout=0.2)
     try:
         held = [store.execute(claim(f"k{i}")) for i in range(8)]
         sql(database, TRIGGER.format(body="PERFORM pg_sleep(0.5);"))
@@ -138,7 +138,7 @@ SECRET = "hunter2"
 def test_no_error_shows_the_password(url: str, driver: str) -> None:
     try:
         if driver == "sync":
-            store = PostgresStore(url, patience=0)
+            store = PostgresStore(url, retry_for=0)
             try:
                 store.execute(Lookup(b"x" * 16))
             finally:
@@ -152,7 +152,7 @@ def test_no_error_shows_the_password(url: str, driver: str) -> None:
 
 
 async def _lookup(url: str, driver: Any) -> None:
-    store = AsyncPostgresStore(url, driver=driver, patience=0)
+    store = AsyncPostgresStore(url, driver=driver, retry_for=0)
     try:
         await store.execute(Lookup(b"x" * 16))
     finally:
@@ -171,7 +171,7 @@ def test_a_resolution_whose_answer_was_lost_touches_no_newer_claim(database: str
         if type(ops[0]) is Resolve and not lost:
             lost.append(1)
             lane.close()
-            other = PostgresStore(database, lanes=1)
+            other = PostgresStore(database, connections=1)
             assert isinstance(other.execute(claim("a", nonce=2)), Claimed)  # a new owner begins
             other.close()
             raise StoreUncertain("the answer was lost")
@@ -198,13 +198,13 @@ def test_steps_of_an_expired_record_are_forgotten_with_it(database: str, store: 
 
 
 def test_a_host_that_swallows_packets_is_given_up_within_patience_and_one_time_out() -> None:
-    """`patience` counts only the pauses between tries, not the tries."""
+    """`retry_for` counts only the pauses between tries, not the tries."""
     import socket
 
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(64)
-        store = PostgresStore(f"postgresql://x@127.0.0.1:{deaf.getsockname()[1]}/x", connect_timeout=2, patience=0.1)
+        store = PostgresStore(f"postgresql://x@127.0.0.1:{deaf.getsockname()[1]}/x", connect_timeout=2, retry_for=0.1)
         before = time.monotonic()
         with pytest.raises(StoreError):
             store.execute(Lookup(b"x" * 16))
@@ -217,7 +217,7 @@ def test_a_claim_that_was_cancelled_and_given_back_stays_given_back(database: st
     """The first send is held up on its lane; the second overtakes it on the other, is released, and the first lands."""
 
     async def scenario() -> Any:
-        store = AsyncPostgresStore(database, driver=driver, lanes=2, listen=False)
+        store = AsyncPostgresStore(database, driver=driver, connections=2, listen=False)
         guard = AsyncSemel(store, sweep_every=None)
         await asyncio.gather(*(store.execute(Lookup(bytes([i]) * 16)) for i in range(2)))
         held = asyncio.Event()
@@ -255,7 +255,7 @@ def test_a_claim_that_was_cancelled_and_given_back_stays_given_back(database: st
 
 def test_completing_and_watching_the_same_records_do_not_deadlock(database: str) -> None:
     names = [f"k{i:02}" for i in range(40)]
-    one, two = PostgresStore(database, lanes=1), PostgresStore(database, lanes=1)
+    one, two = PostgresStore(database, connections=1), PostgresStore(database, connections=1)
     try:
         tokens = {
             a.id: b.token for a, b in zip(map(claim, names), one.execute_many([claim(n) for n in names]), strict=True)

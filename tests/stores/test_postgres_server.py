@@ -90,7 +90,7 @@ def statements(postgres: PostgresServer, database: str) -> Statements:
 
 
 def test_a_first_execution_is_two_statements_and_a_replay_one(database: str, statements: Statements) -> None:
-    with contextlib.closing(PostgresStore(database, lanes=1)) as store:
+    with contextlib.closing(PostgresStore(database, connections=1)) as store:
         guard = Semel(store, sweep_every=None)
         guard.run("ship", key="0", call=lambda: 0)  # opens the connection
         statements.new()
@@ -106,7 +106,7 @@ def test_an_async_first_execution_is_two_statements_and_a_replay_one(
     database: str, statements: Statements, driver: Any
 ) -> None:
     async def main() -> None:
-        store = AsyncPostgresStore(database, driver=driver, lanes=1)
+        store = AsyncPostgresStore(database, driver=driver, connections=1)
         guard = AsyncSemel(store, sweep_every=None)
 
         async def call() -> int:
@@ -126,7 +126,7 @@ def test_an_async_first_execution_is_two_statements_and_a_replay_one(
 
 def test_tasks_of_one_turn_share_a_statement(database: str, statements: Statements) -> None:
     async def main() -> None:
-        store = AsyncPostgresStore(database, lanes=1)
+        store = AsyncPostgresStore(database, connections=1)
         await store.execute(claim(0))
         await asyncio.to_thread(statements.new)
         answers = await asyncio.gather(*(store.execute(claim(i)) for i in range(1, 33)))

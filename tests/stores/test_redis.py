@@ -52,7 +52,7 @@ class TestConfirmedRedisStore(conformance.StoreSuite):
     @pytest.fixture
     def open_store(self, replicated: RedisServer) -> Callable[[], RedisStore]:
         replicated.cli("FLUSHALL")
-        return lambda: RedisStore(replicated.url, wait_replicas=1, patience="10s")
+        return lambda: RedisStore(replicated.url, wait_replicas=1, retry_for="10s")
 
 
 class TestAsyncConfirmedRedisStore(conformance.AsyncStoreSuite):
@@ -63,7 +63,7 @@ class TestAsyncConfirmedRedisStore(conformance.AsyncStoreSuite):
     @pytest.fixture
     def open_store(self, replicated: RedisServer) -> Callable[[], AsyncRedisStore]:
         replicated.cli("FLUSHALL")
-        return lambda: AsyncRedisStore(replicated.url, wait_replicas=1, patience="10s")
+        return lambda: AsyncRedisStore(replicated.url, wait_replicas=1, retry_for="10s")
 
 
 class TestRedisClusterStore(conformance.StoreSuite):

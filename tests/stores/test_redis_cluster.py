@@ -126,8 +126,8 @@ def test_a_slot_that_nobody_has_is_an_error_and_is_sought_again(private_redis_cl
         pass
 
     async def main() -> None:
-        sync = RedisStore(private_redis_cluster.url, patience=0)
-        aio = AsyncRedisStore(private_redis_cluster.url, patience=0)
+        sync = RedisStore(private_redis_cluster.url, retry_for=0)
+        aio = AsyncRedisStore(private_redis_cluster.url, retry_for=0)
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="slot"):
                 sync.execute(op)

@@ -25,7 +25,7 @@ from tests.servers.base import LOOPBACK
 from tests.servers.freezing import freeze
 from tests.stores.test_redis_server import claim, commands, number
 
-STRICT: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": "200ms", "patience": 0}
+STRICT: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": "200ms", "retry_for": 0}
 """Gives up soon: for what no replica confirms."""
 PATIENT: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": "20s", "timeout": "40s"}
 """A replica may take its time, on a busy machine."""
@@ -136,13 +136,13 @@ def test_a_caller_whose_operation_was_run_is_told_so_only_when_a_replica_has_it(
     try:
         with owner, other:
             with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
-                owner.run("charge", key=1, call=charge, settle_for="10ms")
+                owner.run("charge", key=1, call=charge, completion_timeout="10ms")
             with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
                 other.run("charge", key=1, call=charge)
     finally:
         os.kill(replica.pid, signal.SIGCONT)
     with Semel(RedisStore(private_redis.url, **PATIENT), sweep_every=None) as guard:
-        outcome = guard.outcome("charge", key=1, call=charge)
+        outcome = guard.run_outcome("charge", key=1, call=charge)
         assert (outcome.value, outcome.replayed) == ("charged", True)
     assert ran == [1]
 
@@ -324,7 +324,7 @@ def test_the_second_connection_is_opened_again_when_it_is_lost(
     private_redis: RedisServer, replica: RedisServer
 ) -> None:
     async def main() -> None:
-        store = AsyncRedisStore(private_redis.url, **{**PATIENT, "patience": "20s"})
+        store = AsyncRedisStore(private_redis.url, **{**PATIENT, "retry_for": "20s"})
         for _ in range(3):
             op = claim()
             won = await store.execute(op)
@@ -401,7 +401,7 @@ def test_no_more_are_held_behind_a_barrier_than_may_be_in_flight(
     private_redis: RedisServer, replica: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        store = AsyncRedisStore(private_redis.url, **{**PATIENT, "patience": 0})
+        store = AsyncRedisStore(private_redis.url, **{**PATIENT, "retry_for": 0})
         assert isinstance(await store.execute(claim()), Claimed)
         (second,) = store._servers._waits.values()
         with frozen(replica):
@@ -492,7 +492,7 @@ def test_of_those_whose_barrier_is_lost_only_they_have_an_answer_who_found_one(
     op = finished(private_redis.url)
 
     async def main() -> None:
-        store = AsyncRedisStore(private_redis.url, **{**PATIENT, "patience": 0})
+        store = AsyncRedisStore(private_redis.url, **{**PATIENT, "retry_for": 0})
         assert isinstance(await store.execute(claim()), Claimed)
         (second,) = store._servers._waits.values()
         with frozen(replica):

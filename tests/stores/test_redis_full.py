@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from semel import AsyncRedisStore, AsyncSemel, InProgress, RedisStore, Semel, StoreUnavailable, wait
+from semel import AsyncRedisStore, AsyncSemel, InProgress, RedisStore, Semel, StoreUnavailable, Wait
 from semel.core.ops import Claimed, Complete, Existing, Lookup, Release, Renew, Resolve, SaveStep
 from semel.core.states import State
 from tests.servers import RedisClusterServers, RedisServer
@@ -35,7 +35,7 @@ def test_an_operation_that_runs_when_the_server_becomes_full_is_finished_and_doe
         fill(private_redis)
         return "charged"
 
-    with Semel(RedisStore(private_redis.url, patience=0), sweep_every=None) as guard:
+    with Semel(RedisStore(private_redis.url, retry_for=0), sweep_every=None) as guard:
         assert guard.run("charge", key=1, call=charge) == "charged"
         assert guard.run("charge", key=1, call=charge) == "charged", "a full server still replays"
         with pytest.raises(StoreUnavailable, match="no memory left"):
@@ -48,7 +48,7 @@ def test_an_operation_that_runs_when_the_server_becomes_full_is_finished_and_doe
         return "charged"
 
     async def main() -> None:
-        async with AsyncSemel(AsyncRedisStore(private_redis.url, patience=0), sweep_every=None) as guard:
+        async with AsyncSemel(AsyncRedisStore(private_redis.url, retry_for=0), sweep_every=None) as guard:
             assert await guard.run("charge", key=3, call=charged) == "charged"
             assert await guard.run("charge", key=3, call=charged) == "charged"
             with pytest.raises(StoreUnavailable, match="no memory left"):
@@ -101,8 +101,8 @@ def test_an_attempt_that_ended_without_a_word_is_not_taken_over_on_a_full_server
 def test_duplicates_of_an_operation_that_runs_on_a_full_server_wait_for_it(private_redis: RedisServer) -> None:
     """They were refused, and with a policy that fails open they ran it a second time."""
     ran: list[int] = []
-    policy: dict[str, Any] = {"on_duplicate": wait("60s"), "on_store_error": "open"}
-    first, second = (Semel(RedisStore(private_redis.url, patience=0), sweep_every=None) for _ in range(2))
+    policy: dict[str, Any] = {"on_duplicate": Wait("60s"), "on_store_error": "open"}
+    first, second = (Semel(RedisStore(private_redis.url, retry_for=0), sweep_every=None) for _ in range(2))
 
     def awaited() -> bool:
         (key,) = private_redis.cli("KEYS", "semel:*").split()

@@ -20,7 +20,7 @@ from tests.servers.base import LOOPBACK
 from tests.stores.test_redis_confirmed import answer, finished, shut, until
 from tests.stores.test_redis_server import claim
 
-PATIENT: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": "20s", "timeout": "40s", "patience": "20s"}
+PATIENT: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": "20s", "timeout": "40s", "retry_for": "20s"}
 
 
 class Switch:
@@ -95,7 +95,7 @@ def test_an_answer_that_is_gone_before_it_is_confirmed_is_not_handed_out(
 
     async def main() -> None:
         with switched(private_redis.port, successor.port) as switch:
-            aio = AsyncRedisStore(switch.url, **{**PATIENT, "patience": 0})
+            aio = AsyncRedisStore(switch.url, **{**PATIENT, "retry_for": 0})
             with pytest.raises(StoreUnavailable, match="lost the answer before it was confirmed") as told:
                 await aio.execute(claim(op.id, 2))
             assert told.value.answered
@@ -119,8 +119,8 @@ def test_a_failover_behind_one_address_is_followed_by_both_connections(
 
     async def main() -> None:
         with RedisServer() as new, switched(private_redis.port, private_redis.port, new.port) as switch:
-            one_lane = {"lanes": 1} if kind is RedisStore else {}
-            store = kind(switch.url, **{**PATIENT, "wait_timeout": "300ms", "patience": "2s"}, **one_lane)
+            one_lane = {"connections": 1} if kind is RedisStore else {}
+            store = kind(switch.url, **{**PATIENT, "wait_timeout": "300ms", "retry_for": "2s"}, **one_lane)
             with pytest.raises(StoreUncertain):
                 await answer(store, claim())
             private_redis.cli("REPLICAOF", LOOPBACK, str(new.port))
@@ -136,7 +136,7 @@ def test_an_answer_that_is_held_behind_a_wait_is_stored_although_the_store_is_cl
     private_redis: RedisServer,
 ) -> None:
     async def main() -> None:
-        store = AsyncRedisStore(private_redis.url, wait_replicas=1, wait_timeout="300ms", patience=0)
+        store = AsyncRedisStore(private_redis.url, wait_replicas=1, wait_timeout="300ms", retry_for=0)
         op = claim()
         with contextlib.suppress(StoreUncertain):
             await store.execute(op)
@@ -163,7 +163,7 @@ def test_a_claim_that_is_lost_before_it_is_confirmed_is_made_anew_where_it_was_l
 ) -> None:
     async def main() -> None:
         with switched(private_redis.port, successor.port) as switch:
-            one_lane = {"lanes": 1} if kind is RedisStore else {}
+            one_lane = {"connections": 1} if kind is RedisStore else {}
             store = kind(switch.url, **PATIENT, **one_lane)
             for _ in range(2):
                 op = claim()
@@ -185,7 +185,7 @@ def test_a_store_that_is_closed_during_a_claim_leaves_no_connection_and_tells_th
     ready: bool, private_redis: RedisServer
 ) -> None:
     async def main() -> None:
-        store = AsyncRedisStore(private_redis.url, wait_replicas=1, wait_timeout="200ms", patience="500ms")
+        store = AsyncRedisStore(private_redis.url, wait_replicas=1, wait_timeout="200ms", retry_for="500ms")
         with contextlib.suppress(StoreUncertain):
             await store.execute(claim() if ready else Lookup(os.urandom(16)))
         op = claim()
@@ -209,7 +209,7 @@ def test_who_waits_for_a_connection_when_the_store_is_closed_is_told_and_not_can
 ) -> None:
     async def main() -> None:
         with switched(private_redis.port, None) as switch:
-            store = AsyncRedisStore(switch.url, wait_replicas=1, patience=0)
+            store = AsyncRedisStore(switch.url, wait_replicas=1, retry_for=0)
             assert await store.execute(Lookup(os.urandom(16))) is None
             calling = [asyncio.create_task(store.execute(claim())) for _ in range(2)]
             await asyncio.to_thread(until, lambda: switch.taken == 2)
@@ -220,7 +220,7 @@ def test_who_waits_for_a_connection_when_the_store_is_closed_is_told_and_not_can
             with pytest.raises(StoreUncertain, match="closed"):
                 await calling[0]
         with switched(None) as switch:
-            store = AsyncRedisStore(switch.url.replace("redis:", "redis+cluster:").removesuffix("/0"), patience=0)
+            store = AsyncRedisStore(switch.url.replace("redis:", "redis+cluster:").removesuffix("/0"), retry_for=0)
             seeking = asyncio.create_task(store.execute(claim()))
             await asyncio.to_thread(until, lambda: switch.taken == 1)
             await store.close()

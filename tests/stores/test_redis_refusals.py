@@ -46,14 +46,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "redis.md"
 def refused(url: str, kind: type[SemelError], words: str, **settings: Any) -> None:
     """The sync and the async store say the same, and nothing is run."""
     ran: list[int] = []
-    with Semel(RedisStore(url, patience=0, **settings), sweep_every=None) as guard:
+    with Semel(RedisStore(url, retry_for=0, **settings), sweep_every=None) as guard:
         with pytest.raises(kind, match=words) as error:
             guard.run("ship", key=1, call=lambda: ran.append(1))
         assert error.value.__cause__ is not None or kind is ConfigurationError, "the driver's own error is behind it"
         assert "s3cret" not in f"{error.value!r} {error.value.__cause__!r}"
 
     async def main() -> None:
-        store = AsyncRedisStore(url, patience=0, **settings)
+        store = AsyncRedisStore(url, retry_for=0, **settings)
         with pytest.raises(kind, match=words) as error:
             await store.execute(claim())
         assert "s3cret" not in f"{error.value!r} {error.value.__cause__!r}"
@@ -104,7 +104,7 @@ def test_a_user_with_the_rights_that_the_page_names_is_enough(private_redis: Red
         (unreadable,) = guard.store.risks()  # type: ignore[attr-defined]
         assert unreadable.name == "unreadable"
     op = claim()
-    with contextlib.closing(RedisStore(url, wait_replicas=1, wait_timeout="50ms", patience=0)) as store:
+    with contextlib.closing(RedisStore(url, wait_replicas=1, wait_timeout="50ms", retry_for=0)) as store:
         with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
             store.execute(op)
         with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
@@ -304,8 +304,8 @@ def test_writes_that_matter_wait_for_the_replica_and_replays_do_not(
     private_redis: RedisServer, replica: RedisServer
 ) -> None:
     async def main() -> None:
-        sync = RedisStore(private_redis.url, wait_replicas=1, patience="20s")
-        aio = AsyncRedisStore(private_redis.url + "?wait_replicas=1", patience="20s")
+        sync = RedisStore(private_redis.url, wait_replicas=1, retry_for="20s")
+        aio = AsyncRedisStore(private_redis.url + "?wait_replicas=1", retry_for="20s")
         sync.execute(claim())
         await aio.execute(claim())
         commands(private_redis)
@@ -335,7 +335,7 @@ def test_too_few_confirmations_leave_it_uncertain_and_the_same_claim_may_try_aga
     private_redis: RedisServer, replica: RedisServer
 ) -> None:
     async def main() -> None:
-        settings: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": 0.1, "patience": 0}
+        settings: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": 0.1, "retry_for": 0}
         sync, aio = RedisStore(private_redis.url, **settings), AsyncRedisStore(private_redis.url, **settings)
         assert sync.execute(Lookup(os.urandom(16))) is None
         assert await aio.execute(Lookup(os.urandom(16))) is None
@@ -354,8 +354,8 @@ def test_too_few_confirmations_leave_it_uncertain_and_the_same_claim_may_try_aga
         sync.close()
         await aio.close()
         replica.cli("REPLICAOF", LOOPBACK, str(private_redis.port))
-        sync = RedisStore(private_redis.url, wait_replicas=1, patience="30s")
-        aio = AsyncRedisStore(private_redis.url, wait_replicas=1, patience="30s")
+        sync = RedisStore(private_redis.url, wait_replicas=1, retry_for="30s")
+        aio = AsyncRedisStore(private_redis.url, wait_replicas=1, retry_for="30s")
         for found in (sync.execute(one), await aio.execute(two)):
             assert isinstance(found, Claimed)
             assert found.attempt == 1
@@ -381,14 +381,14 @@ def test_what_is_said_again_on_a_new_connection_is_confirmed_anew(
             assert store.execute(completed) is True
             said: tuple[Op[Any], ...] = (claimed, saved, completed)
             for op in said:
-                strict = RedisStore(private_redis.url, wait_replicas=1, wait_timeout="100ms", patience=0)
+                strict = RedisStore(private_redis.url, wait_replicas=1, wait_timeout="100ms", retry_for=0)
                 commands(private_redis)
                 with contextlib.closing(strict), pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
                     strict.execute(op)
                 assert commands(private_redis)["setrange"] == 1, "nothing was written that could be waited for"
         finally:
             os.kill(replica.pid, signal.SIGCONT)
-        with contextlib.closing(RedisStore(private_redis.url, wait_replicas=1, patience="20s")) as strict:
+        with contextlib.closing(RedisStore(private_redis.url, wait_replicas=1, retry_for="20s")) as strict:
             again = strict.execute(claimed)
             assert isinstance(again, Claimed)
             assert again.token == won.token
@@ -428,8 +428,8 @@ def test_with_its_own_settings_a_store_waits_until_the_disk_has_it(on_disk: Redi
     """The server confirms once a second: claims and answers that follow each other closely wait for that."""
 
     async def main() -> None:
-        sync = RedisStore(on_disk.url, wait_aof=True, patience=0)
-        aio = AsyncRedisStore(on_disk.url, wait_aof=True, patience=0)
+        sync = RedisStore(on_disk.url, wait_aof=True, retry_for=0)
+        aio = AsyncRedisStore(on_disk.url, wait_aof=True, retry_for=0)
         for store in (sync, aio):
             op = claim()
             won = await answer(store, op)
@@ -450,8 +450,8 @@ def test_what_is_written_and_cannot_be_confirmed_is_uncertain(on_disk: RedisServ
     """Someone turns the append-only file off: what was written before the question stands."""
 
     async def main() -> None:
-        sync = RedisStore(on_disk.url, wait_aof=True, patience=0)
-        aio = AsyncRedisStore(on_disk.url, wait_aof=True, patience=0)
+        sync = RedisStore(on_disk.url, wait_aof=True, retry_for=0)
+        aio = AsyncRedisStore(on_disk.url, wait_aof=True, retry_for=0)
         for store in (sync, aio):
             assert isinstance(await answer(store, claim()), Claimed)
         on_disk.cli("CONFIG", "SET", "appendonly", "no")
@@ -472,8 +472,8 @@ def test_whatever_the_confirmation_is_refused_with_the_record_is_written(private
     url = private_redis.url.replace("redis://", "redis://app:pw@")
 
     async def main() -> None:
-        sync = RedisStore(url, wait_replicas=1, patience=0)
-        aio = AsyncRedisStore(url, wait_replicas=1, patience=0)
+        sync = RedisStore(url, wait_replicas=1, retry_for=0)
+        aio = AsyncRedisStore(url, wait_replicas=1, retry_for=0)
         for store in (sync, aio):
             op = claim()
             with pytest.raises(StoreUncertain, match="not confirmed"):
@@ -500,7 +500,7 @@ def test_a_disk_is_given_more_time_than_replicas() -> None:
 
 def settings(url: str, **more: Any) -> Settings:
     given: dict[str, Any] = {
-        "prefix": None, "lanes": 2, "timeout": 10, "connect_timeout": 5, "patience": 1,
+        "prefix": None, "connections": 2, "timeout": 10, "connect_timeout": 5, "retry_for": 1,
         "wait_replicas": None, "wait_aof": None, "wait_timeout": 1, **more,
     }  # fmt: skip
     return Settings(url, **given)
@@ -580,8 +580,8 @@ def test_what_is_wrong_with_a_url_is_named(url: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"lanes": 0}, "1 to 64"),
-        ({"lanes": "2"}, "1 to 64, not '2'"),
+        ({"connections": 0}, "1 to 64"),
+        ({"connections": "2"}, "1 to 64, not '2'"),
         ({"wait_replicas": -1}, "wait_replicas"),
         ({"wait_replicas": 1.5}, "wait_replicas is how many must confirm a write, not 1.5"),
         ({"wait_replicas": True}, "wait_replicas"),

@@ -101,14 +101,14 @@ def test_silent_nodes_leave_time_for_the_one_that_answers(
     counted(AsyncServers)
     good = redis_cluster.url.removeprefix("redis+cluster://")
     url = f"redis+cluster://{','.join(silent)},{good}"
-    with contextlib.closing(RedisStore(url, connect_timeout=2.0, patience=0)) as store:
+    with contextlib.closing(RedisStore(url, connect_timeout=2.0, retry_for=0)) as store:
         assert isinstance(store.execute(claim()), Claimed)
     assert len(given) == 5
     assert sum(given[:4]) < 2.0
 
     async def main() -> None:
         given.clear()
-        store = AsyncRedisStore(url, connect_timeout=2.0, patience=0)
+        store = AsyncRedisStore(url, connect_timeout=2.0, retry_for=0)
         assert isinstance(await told(store, claim()), Claimed)
         await store.close()
         assert len(given) == 5
@@ -180,7 +180,7 @@ def test_tasks_share_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncServers, "_ask", ask)
 
     async def main() -> None:
-        store = AsyncRedisStore("redis+cluster://a:1,b:1", patience=0)
+        store = AsyncRedisStore("redis+cluster://a:1,b:1", retry_for=0)
         answers = await store.execute_many([claim() for _ in range(3)])
         assert [type(answer) for answer in answers] == [StoreUnavailable] * 3
         assert len(asked) == 2
@@ -206,13 +206,13 @@ def test_a_sentinel_that_names_a_master_that_is_gone_is_asked_last_the_next_time
     monkeypatch.setattr(Servers, "_ask", lambda self, address, command, share: says(address))
     monkeypatch.setattr(AsyncServers, "_ask", ask)
     url = "redis+sentinel://a:1,b:1,c:1/shop"
-    with contextlib.closing(RedisStore(url, patience="20s")) as store:
+    with contextlib.closing(RedisStore(url, retry_for="20s")) as store:
         assert isinstance(store.execute(claim()), Claimed)
     assert asked == ["a", "b"]
 
     async def main() -> None:
         asked.clear()
-        store = AsyncRedisStore(url, patience="20s")
+        store = AsyncRedisStore(url, retry_for="20s")
         assert isinstance(await told(store, claim()), Claimed)
         await store.close()
         assert asked == ["a", "b"]

@@ -341,7 +341,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(private_redis: RedisServe
     def forgets() -> None:
         private_redis.cli("SCRIPT", "FLUSH") if forget == "flush" else private_redis.restart()
 
-    with contextlib.closing(RedisStore(private_redis.url, patience="20s")) as store:
+    with contextlib.closing(RedisStore(private_redis.url, retry_for="20s")) as store:
         store.execute(claim())
         forgets()
         op = claim()
@@ -351,7 +351,7 @@ def test_scripts_that_the_server_forgot_are_sent_again(private_redis: RedisServe
         assert store.execute(Complete(op.id, won.token, b"answer", 60.0)) is True
 
     async def main() -> None:
-        store = AsyncRedisStore(private_redis.url, patience="20s")
+        store = AsyncRedisStore(private_redis.url, retry_for="20s")
         await store.execute(claim())
         forgets()
         op = claim()
@@ -380,12 +380,12 @@ def test_a_server_that_is_not_there_is_not_available(private_redis: RedisServer)
     private_redis.crash()
 
     async def main() -> None:
-        with contextlib.closing(RedisStore(private_redis.url, patience=0.1)) as store:
+        with contextlib.closing(RedisStore(private_redis.url, retry_for=0.1)) as store:
             for _ in range(2):
                 with pytest.raises(StoreUnavailable, match="cannot be reached") as refused:
                     store.execute(claim())
                 assert refused.value.__cause__ is not None, "the driver's own error is behind it"
-        aio = AsyncRedisStore(private_redis.url, patience=0.1)
+        aio = AsyncRedisStore(private_redis.url, retry_for=0.1)
         for _ in range(2):
             with pytest.raises(StoreUnavailable, match="cannot be reached") as refused:
                 await aio.execute(claim())
@@ -397,7 +397,7 @@ def test_a_server_that_is_not_there_is_not_available(private_redis: RedisServer)
 
 def test_a_server_that_comes_back_within_the_patience_is_found_again(private_redis: RedisServer) -> None:
     async def main() -> None:
-        sync, aio = RedisStore(private_redis.url, patience="20s"), AsyncRedisStore(private_redis.url, patience="20s")
+        sync, aio = RedisStore(private_redis.url, retry_for="20s"), AsyncRedisStore(private_redis.url, retry_for="20s")
         sync.execute(claim())
         await aio.execute(claim())
         private_redis.crash()
@@ -416,7 +416,7 @@ def test_a_server_that_comes_back_within_the_patience_is_found_again(private_red
 
 def test_a_silent_server_leaves_it_uncertain(private_redis: RedisServer) -> None:
     async def main() -> None:
-        settings: dict[str, Any] = {"timeout": 1.0, "wait_timeout": 0.1, "patience": 0}
+        settings: dict[str, Any] = {"timeout": 1.0, "wait_timeout": 0.1, "retry_for": 0}
         sync, aio = RedisStore(private_redis.url, **settings), AsyncRedisStore(private_redis.url, **settings)
         sync.execute(claim())
         await aio.execute(claim())
@@ -484,7 +484,7 @@ class HalfDeaf:
 def test_an_answer_that_was_lost_is_asked_for_again_and_nothing_happens_twice(private_redis: RedisServer) -> None:
     async def main() -> None:
         async with HalfDeaf(private_redis.port) as between:
-            store = AsyncRedisStore(f"redis://127.0.0.1:{between.port}", patience="20s")
+            store = AsyncRedisStore(f"redis://127.0.0.1:{between.port}", retry_for="20s")
             await store.execute(claim())
             op = claim()
             between.deaf = True
@@ -548,7 +548,7 @@ def test_what_never_left_is_told_from_what_may_have_arrived(private_redis: Redis
     """The line breaks in the turn in which a command was queued: nothing was written, so nothing can be stored."""
 
     async def main() -> None:
-        store = AsyncRedisStore(private_redis.url, patience=0)
+        store = AsyncRedisStore(private_redis.url, retry_for=0)
         await store.execute(claim())
         (link,) = store._servers._links.values()
         assert isinstance(link, AsyncLink)
@@ -596,7 +596,7 @@ def test_a_crowd_is_refused_before_it_fills_the_memory(
     monkeypatch.setattr("semel.stores.redis.aio_link.MOST_IN_FLIGHT", 20)
 
     async def main() -> None:
-        store = AsyncRedisStore(private_redis.url, patience=0)
+        store = AsyncRedisStore(private_redis.url, retry_for=0)
         await store.execute(claim())
         answers = await store.execute_many([claim() for _ in range(50)])
         assert [type(answer) for answer in answers] == [Claimed] * 20 + [StoreUnavailable] * 30

@@ -77,18 +77,18 @@ def test_a_checked_line_carries_records(address: str, certificate: Path) -> None
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused_unless_the_url_says_otherwise(address: str) -> None:
-    refusing = RedisStore(address, patience=0)
+    refusing = RedisStore(address, retry_for=0)
     with contextlib.closing(refusing), pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
         refusing.execute(claim())
-    with contextlib.closing(RedisStore(f"{address}?ssl_cert_reqs=none", patience=0)) as store:
+    with contextlib.closing(RedisStore(f"{address}?ssl_cert_reqs=none", retry_for=0)) as store:
         assert isinstance(store.execute(claim()), Claimed)
 
     async def main() -> None:
-        aio = AsyncRedisStore(address, patience=0)
+        aio = AsyncRedisStore(address, retry_for=0)
         with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
             await aio.execute(claim())
         await aio.close()
-        aio = AsyncRedisStore(f"{address}?ssl_cert_reqs=none", patience=0)
+        aio = AsyncRedisStore(f"{address}?ssl_cert_reqs=none", retry_for=0)
         assert isinstance(await told(aio, claim()), Claimed)
         await aio.close()
 
@@ -103,12 +103,12 @@ def test_a_file_that_is_not_there_is_a_mistake_of_the_set_up() -> None:
 
 def test_a_file_that_is_no_certificate_is_one_too(address: str, certificate: Path) -> None:
     url = f"{address}?ssl_ca_certs={certificate}/key.pem"
-    refusing = RedisStore(url, patience=0)
+    refusing = RedisStore(url, retry_for=0)
     with contextlib.closing(refusing), pytest.raises((ConfigurationError, StoreUnavailable)):
         refusing.execute(claim())
 
     async def main() -> None:
-        aio = AsyncRedisStore(url, patience=0)
+        aio = AsyncRedisStore(url, retry_for=0)
         with pytest.raises((ConfigurationError, StoreUnavailable)):
             await aio.execute(claim())
         await aio.close()

@@ -124,7 +124,7 @@ def test_model_with_late_marks(tmp_path: Path, redis_url: str) -> None:
 
 def test_async_model_with_late_marks(tmp_path: Path, redis_url: str) -> None:
     def opened() -> AsyncTieredStore:
-        truth = AsyncSQLiteStore(tmp_path / "semel.db", synchronous="normal")
-        return ConnectedStore(truth, AsyncRedisCache(redis_url, timeout=PATIENT), mark_after="4ms")
+        primary = AsyncSQLiteStore(tmp_path / "semel.db", synchronous="normal")
+        return ConnectedStore(primary, AsyncRedisCache(redis_url, timeout=PATIENT), mark_after="4ms")
 
     check(async_machine_for(opened), 40)

@@ -30,7 +30,7 @@ from semel import (
     Semel,
     StoreUnavailable,
     TieredStore,
-    wait,
+    Wait,
 )
 from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Release, Renew, Resolve
 from semel.core.states import TRANSITIONS, Move, State, Takeover
@@ -68,33 +68,33 @@ class Truth(MemoryStore):
 class AwaitedTruth(AsyncMemoryStore):
     """The same records, for the async twin."""
 
-    def __init__(self, truth: Truth) -> None:
+    def __init__(self, primary: Truth) -> None:
         super().__init__()
-        self._truth = truth
+        self._primary = primary
 
     async def execute(self, op: Op[Any]) -> Any:
-        return self._truth.execute(op)
+        return self._primary.execute(op)
 
     async def execute_many(self, ops: Any) -> list[Any]:
-        return self._truth.execute_many(ops)
+        return self._primary.execute_many(ops)
 
     async def wait(self, id: bytes, seconds: float) -> None:
-        await asyncio.to_thread(self._truth.wait, id, seconds)
+        await asyncio.to_thread(self._primary.wait, id, seconds)
 
 
 class Tiers:
     """A tiered store of either kind, in front of a truth that several may share. Driven from here, step by step."""
 
-    def __init__(self, twin: str, truth: Truth, url: str, cache: dict[str, Any], settings: dict[str, Any]) -> None:
-        self.truth = truth
+    def __init__(self, twin: str, primary: Truth, url: str, cache: dict[str, Any], settings: dict[str, Any]) -> None:
+        self.primary = primary
         self._runner = asyncio.Runner() if twin == "async" else None
         cache = {"timeout": PATIENT, **cache}
         self.store: Any
         if self._runner is None:
-            self.store = TieredStore(truth, RedisCache(url, **cache), **settings)
+            self.store = TieredStore(primary, RedisCache(url, **cache), **settings)
             self.guard: Any = Semel(self.store, sweep_every=None)
         else:
-            self.store = AsyncTieredStore(AwaitedTruth(truth), AsyncRedisCache(url, **cache), **settings)
+            self.store = AsyncTieredStore(AwaitedTruth(primary), AsyncRedisCache(url, **cache), **settings)
             self.guard = AsyncSemel(self.store, sweep_every=None)
 
     @property
@@ -148,16 +148,16 @@ def twin(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def truth() -> Truth:
+def primary() -> Truth:
     return Truth()
 
 
 @pytest.fixture
-def open_tiers(twin: str, truth: Truth) -> Iterator[Open]:
+def open_tiers(twin: str, primary: Truth) -> Iterator[Open]:
     opened: list[Tiers] = []
 
     def make(url: str, *, connected: bool = True, cache: dict[str, Any] | None = None, **settings: Any) -> Tiers:
-        opened.append(Tiers(twin, truth, url, cache or {}, settings))
+        opened.append(Tiers(twin, primary, url, cache or {}, settings))
         return opened[-1].connect() if connected else opened[-1]
 
     yield make
@@ -224,11 +224,11 @@ def test_nothing_but_the_end_of_its_time_leads_out_of_done() -> None:
 def test_a_replay_is_one_redis_command_and_asks_the_truth_nothing(tiers: Tiers, raw: Redis) -> None:
     assert tiers.run("k", lambda: {"paid": 12}) == {"paid": 12}
     tiers.written(1)
-    tiers.truth.asked.clear()
+    tiers.primary.asked.clear()
     raw.forget_commands()
     for _ in range(10):
         assert tiers.run("k", lambda: "never") == {"paid": 12}
-    assert tiers.truth.asked == []
+    assert tiers.primary.asked == []
     assert raw.commands() == {"get": 10}
     assert tiers.tally.replayed == 10
 
@@ -237,7 +237,7 @@ def test_a_first_execution_is_two_ops_of_the_truth_and_one_write(tiers: Tiers, r
     raw.forget_commands()
     tiers.run("k", lambda: 1)
     tiers.written(1)
-    assert tiers.truth.kinds == ["Claim", "Complete"]
+    assert tiers.primary.kinds == ["Claim", "Complete"]
     assert {name: n for name, n in raw.commands().items() if name != "time"} == {"get": 1, "set": 1}
 
 
@@ -245,13 +245,13 @@ def test_what_the_truth_has_shown_is_answered_by_the_cache_from_then_on(
     tiers: Tiers, open_tiers: Open, redis_url: str
 ) -> None:
     """Finished while the cache was away, or before there was one."""
-    tiers.truth.execute(claim())
-    tiers.truth.execute(Complete(claim().id, tiers.truth.execute(Lookup(claim().id)).token, b"answer", 3600.0))
+    tiers.primary.execute(claim())
+    tiers.primary.execute(Complete(claim().id, tiers.primary.execute(Lookup(claim().id)).token, b"answer", 3600.0))
     before = tiers.execute(claim(nonce=2)).record
     tiers.written(1)
-    tiers.truth.asked.clear()
+    tiers.primary.asked.clear()
     after = open_tiers(redis_url).execute(claim(nonce=3)).record
-    assert tiers.truth.asked == []
+    assert tiers.primary.asked == []
     for name in ("id", "state", "token", "attempt", "fingerprint", "snapshot", "tenant", "operation", "key"):
         assert getattr(after, name) == getattr(before, name), name
     assert before.expires_in - 60 < after.expires_in <= before.expires_in
@@ -277,9 +277,9 @@ def test_a_duplicate_of_a_running_attempt_is_turned_away_without_the_truth(
     owner, other = open_tiers(redis_url, mark_after=0), open_tiers(redis_url)
     claimed = owner.execute(claim())
     owner.written(1)
-    owner.truth.asked.clear()
+    owner.primary.asked.clear()
     found = other.execute(claim(nonce=2))
-    assert owner.truth.asked == []
+    assert owner.primary.asked == []
     assert (found.record.state, found.record.token, found.record.attempt) == (State.RUNNING, claimed.token, 1)
     assert 0 < found.record.lease_left <= 30
     assert other.tally.turned_away == 1
@@ -314,10 +314,10 @@ def test_a_mark_answers_a_call_once_and_then_the_truth_is_asked(open_tiers: Open
     owner, other = open_tiers(redis_url, mark_after=0), open_tiers(redis_url)
     owner.execute(claim())
     owner.written(1)
-    owner.truth.asked.clear()
+    owner.primary.asked.clear()
     for _ in range(3):
         assert other.execute(claim(nonce=2)).record.state is State.RUNNING
-    assert owner.truth.kinds == ["Claim", "Claim"]
+    assert owner.primary.kinds == ["Claim", "Claim"]
 
 
 def test_a_mark_ends_before_the_lease_does(open_tiers: Open, redis_url: str, raw: Redis) -> None:
@@ -325,14 +325,14 @@ def test_a_mark_ends_before_the_lease_does(open_tiers: Open, redis_url: str, raw
     owner.execute(claim(lease=0.4))  # and its owner is never heard of again
     owner.written(1)
     assert 0 < raw.client.pttl(raw.only()) <= 0.8 * 400
-    owner.until(lambda: owner.truth.execute(Lookup(claim().id)).state is State.ABANDONED)
+    owner.until(lambda: owner.primary.execute(Lookup(claim().id)).state is State.ABANDONED)
     assert other.execute(claim(nonce=2)).attempt == 2
 
 
 def test_a_mark_is_short_however_long_the_lease_and_renewals_write_it_anew(
     open_tiers: Open, redis_url: str, raw: Redis
 ) -> None:
-    owner = open_tiers(redis_url, mark_after=0, mark_for="60s")
+    owner = open_tiers(redis_url, mark_after=0, in_progress_ttl="60s")
     claimed = owner.execute(claim(lease=1000.0))
     owner.written(1)
     assert raw.client.pttl(raw.only()) <= 60_000
@@ -372,7 +372,7 @@ def test_an_attempt_that_is_overruled_is_not_marked_any_more(
 def test_a_mark_whose_removal_was_lost_turns_away_for_its_short_life_only_and_never_one_that_waits(
     open_tiers: Open, redis_url: str, raw: Redis
 ) -> None:
-    owner, other = open_tiers(redis_url, mark_after=0, mark_for="1s"), open_tiers(redis_url)
+    owner, other = open_tiers(redis_url, mark_after=0, in_progress_ttl="1s"), open_tiers(redis_url)
     begun = time.monotonic()
     marks: list[bytes] = []
 
@@ -383,7 +383,7 @@ def test_a_mark_whose_removal_was_lost_turns_away_for_its_short_life_only_and_ne
         marks.append(raw.client.get(raw.only()))
         return "answer"
 
-    owner.guard._policy = owner.guard._policy.but(lease=30)
+    owner.guard._policy = owner.guard._policy.replace(lease=30)
     if isinstance(owner.guard, Semel):
         assert owner.run("k", handler) == "answer"
     else:
@@ -393,7 +393,7 @@ def test_a_mark_whose_removal_was_lost_turns_away_for_its_short_life_only_and_ne
     if time.monotonic() < begun + 0.5:  # on a slow machine the mark may be over by now
         with pytest.raises(InProgress):
             other.run("k", lambda: "never")
-        assert other.run("k", lambda: "never", on_duplicate=wait("10s")) == "answer"
+        assert other.run("k", lambda: "never", on_duplicate=Wait("10s")) == "answer"
         assert other.tally.turned_away == 2
         raw.client.set(raw.only(), mark, px=60_000)
     end = time.monotonic() + BOUND
@@ -416,10 +416,10 @@ def test_another_request_under_the_key_is_refused_by_the_cache_as_by_the_truth(
     tiers = open_tiers(redis_url)
     tiers.run("k", lambda: 1, fingerprint={"amount": 1})
     tiers.written(1)
-    tiers.truth.asked.clear()
+    tiers.primary.asked.clear()
     with pytest.raises(KeyReused):
         tiers.run("k", lambda: 1, fingerprint={"amount": 2})
-    assert tiers.truth.asked == []
+    assert tiers.primary.asked == []
 
 
 # Time
@@ -450,7 +450,7 @@ def test_of_a_record_that_ends_soon_no_copy_is_made(tiers: Tiers, raw: Redis) ->
 def test_a_write_that_is_late_leaves_nothing_behind(tiers: Tiers, raw: Redis) -> None:
     """An instant travels with it, not a duration: a command that was stuck somewhere gives its key no life."""
     now = time.monotonic()
-    record = tiers.truth.execute(claim(3)) and tiers.truth.execute(Lookup(claim(3).id))
+    record = tiers.primary.execute(claim(3)) and tiers.primary.execute(Lookup(claim(3).id))
 
     async def write() -> None:
         tiers.store.cache.write(Write(record.id, record, now - 10, now - 5))
@@ -464,10 +464,10 @@ def test_a_write_that_is_late_leaves_nothing_behind(tiers: Tiers, raw: Redis) ->
 
 
 def test_an_expired_key_is_refused_by_the_cache_when_the_truth_would(tiers: Tiers) -> None:
-    settings = {"ttl": "700ms", "refuse_expired": "1h"}
+    settings = {"ttl": "700ms", "reject_expired_for": "1h"}
     assert tiers.run("k", lambda: 1, **settings) == 1
     tiers.written(1)
-    tiers.truth.asked.clear()
+    tiers.primary.asked.clear()
     replays = 0
     end = time.monotonic() + BOUND
     while True:
@@ -478,7 +478,7 @@ def test_an_expired_key_is_refused_by_the_cache_when_the_truth_would(tiers: Tier
             break
         assert time.monotonic() < end
         time.sleep(0.02)
-    assert tiers.truth.asked == []
+    assert tiers.primary.asked == []
     assert tiers.tally.replayed == replays + 1
 
 
@@ -495,9 +495,9 @@ def test_a_servers_clock_is_an_interval_and_every_reckoning_errs_to_the_early_si
 
 
 def test_a_copy_is_read_as_it_was_written_and_not_after_its_end() -> None:
-    truth = Truth()
-    truth.execute(claim(ttl=100.0))
-    record = truth.execute(Lookup(claim().id))
+    primary = Truth()
+    primary.execute(claim(ttl=100.0))
+    record = primary.execute(Lookup(claim().id))
     clock = ServerTime(10.0, 10.0, (b"1000", b"0"))
     packed, until = pack(Write(record.id, record, 10.0, 15.0, nonce=7), record, clock)
     found = unpack(record.id, packed, clock.latest(11.0))
@@ -524,7 +524,7 @@ def test_values_that_are_none_of_ours_are_misses(tiers: Tiers, raw: Redis) -> No
     tiers.written(1)
     raw.client.set(raw.only(), b"something else")
     assert tiers.run("k", lambda: "never") == 1
-    assert tiers.truth.kinds == ["Claim", "Complete", "Claim"]
+    assert tiers.primary.kinds == ["Claim", "Complete", "Claim"]
 
 
 def test_answers_that_are_errors_are_misses_and_after_some_the_cache_is_left_alone(
@@ -543,7 +543,7 @@ def test_answers_that_are_errors_are_misses_and_after_some_the_cache_is_left_alo
         assert tiers.tally.failed == failures
         if failures < MOST_REFUSALS:
             tiers.until(lambda: raw.client.type(key) == b"string")  # the truth's answer has replaced it
-    assert tiers.truth.kinds == ["Claim", "Complete", *["Claim"] * MOST_REFUSALS]
+    assert tiers.primary.kinds == ["Claim", "Complete", *["Claim"] * MOST_REFUSALS]
     assert type(told[0]) is events.CacheLost
     raw.client.delete(key)
     tiers.connect()
@@ -562,7 +562,7 @@ def test_a_server_that_is_full_costs_copies_and_nothing_else(open_tiers: Open, p
 
 
 def test_what_is_too_large_is_not_copied(open_tiers: Open, redis_url: str, raw: Redis) -> None:
-    tiers = open_tiers(redis_url, largest=100, mark_after=0)
+    tiers = open_tiers(redis_url, max_copy_bytes=100, mark_after=0)
     claimed = tiers.execute(claim())
     tiers.written(1)
     tiers.execute(Complete(claim().id, claimed.token, b"x" * 101, 3600.0))
@@ -614,14 +614,14 @@ def test_a_server_that_is_killed_flushed_and_started_again_is_found_again(
 
 
 def test_a_truth_that_fails_fails_the_call_and_leaves_no_mark(open_tiers: Open, redis_url: str, raw: Redis) -> None:
-    tiers = open_tiers(redis_url, mark_after=0, mark_for="1h")
+    tiers = open_tiers(redis_url, mark_after=0, in_progress_ttl="1h")
     claimed = tiers.execute(claim(lease=3600.0))
     tiers.written(1)
-    tiers.truth.fails = Complete
+    tiers.primary.fails = Complete
     with pytest.raises(StoreUnavailable, match="broken on purpose"):
         tiers.execute(Complete(claim().id, claimed.token, b"one", 3600.0))
     tiers.until(lambda: raw.found() == [])
-    tiers.truth.fails = None
+    tiers.primary.fails = None
     assert tiers.execute(Complete(claim().id, claimed.token, b"two", 3600.0)) is True
     assert tiers.execute(claim(nonce=2)).record.snapshot == b"two"
 
@@ -629,11 +629,11 @@ def test_a_truth_that_fails_fails_the_call_and_leaves_no_mark(open_tiers: Open, 
 def test_replays_go_on_while_the_truth_is_down(tiers: Tiers) -> None:
     tiers.run("k", lambda: 1)
     tiers.written(1)
-    tiers.truth.fails = Op
+    tiers.primary.fails = Op
     assert tiers.run("k", lambda: "never") == 1
     with pytest.raises(StoreUnavailable):
         tiers.run("other", lambda: "never")
-    tiers.truth.fails = None
+    tiers.primary.fails = None
 
 
 def test_a_call_that_is_interrupted_while_it_reads_harms_no_other(
@@ -689,15 +689,15 @@ def test_a_cluster_answers_replays(open_tiers: Open, redis_cluster: RedisCluster
     for i in range(12):
         tiers.run(f"k{i}", lambda: 1)
     tiers.written(12)
-    tiers.truth.asked.clear()
+    tiers.primary.asked.clear()
     for i in range(12):
         assert tiers.run(f"k{i}", lambda: "never") == 1
-    assert tiers.truth.asked == []
+    assert tiers.primary.asked == []
 
 
 def test_settings_that_cannot_be_meant_are_refused(redis_url: str) -> None:
     with pytest.raises(ConfigurationError, match="largest is a number of bytes"):
-        TieredStore(MemoryStore(), RedisCache(redis_url), largest=-1)
+        TieredStore(MemoryStore(), RedisCache(redis_url), max_copy_bytes=-1)
     with pytest.raises(ConfigurationError, match="keep: 'soon' is no duration"):
         TieredStore(MemoryStore(), RedisCache(redis_url), keep="soon")
 
@@ -709,7 +709,7 @@ def test_a_truth_outside_of_sql_has_no_units_of_work(redis_url: str) -> None:
         Semel(store, sweep_every=None) as guard,
         pytest.raises(ConfigurationError, match="a transaction needs a guard whose store is in the same database"),
     ):
-        guard.transaction(object(), "op", key="k", call=lambda: None)
+        guard.run_in_transaction(object(), "op", key="k", call=lambda: None)
 
 
 def test_many_threads_share_one_line(redis_url: str) -> None:

@@ -77,13 +77,13 @@ class Till:
             )
             self.guard = AsyncSemel(self.store, sweep_every=None)
         assert self.do(self.store.cache.connect(BOUND))
-        sent = self.store.truth._sent
+        sent = self.store.primary._sent
 
         def noting(call: Any, tries: Any) -> Any:
             self.asked.append(call.action)
             return sent(call, tries)
 
-        self.store.truth._sent = noting
+        self.store.primary._sent = noting
 
     def do(self, answer: Any) -> Any:
         return answer if self._runner is None else self._runner.run(answer)
@@ -236,7 +236,7 @@ def test_a_failure_that_is_remembered_is_replayed_as_the_truth_has_it(open_till:
     till.put(5)
     for _ in range(4):
         with pytest.raises(ConditionFailed, match="Nothing was written"):
-            till.take(remember=(ConditionFailed,))
+            till.take(remember_errors=(ConditionFailed,))
         till.settle()
     assert (till.balance, till.ran) == (5, 1)
     assert till.store.tally.replayed > 0, "shown by the truth once, and from then on by the cache"
@@ -268,10 +268,10 @@ def test_a_duplicate_of_one_that_still_runs_is_turned_away_by_the_cache(open_til
 def test_by_url_and_in_decorated_functions_it_is_the_same(dynamodb: DynamoDBServer, redis_url: str) -> None:
     till = Till("sync", dynamodb.table(), redis_url)
     till.put(100)
-    settings = till.store.truth._settings
-    truth = f"dynamodb://{settings.region}/{settings.table}?endpoint={settings.endpoint}"
+    settings = till.store.primary._settings
+    primary = f"dynamodb://{settings.region}/{settings.table}?endpoint={settings.endpoint}"
     put = {"Put": {"TableName": till.accounts, "Item": {"id": {"S": "bert"}, "balance": {"N": "1"}}}}
-    with Semel(open_store(f"tiered:{truth},{redis_url}"), sweep_every=None) as guard:
+    with Semel(open_store(f"tiered:{primary},{redis_url}"), sweep_every=None) as guard:
 
         @guard.once(key="key")
         def open_account(key: str, op: Operation = INJECTED) -> str:

@@ -38,14 +38,14 @@ def async_parts() -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("spoiled", "words"),
     [
-        (lambda truth, cache: (cache, truth), "takes the store first, and then the cache"),
-        (lambda truth, cache: ("sqlite:///secret.db", cache), "the truth of a tiered store is a store, not a text"),
-        (lambda truth, cache: (truth, NOBODY), "the cache of a tiered store is a cache, not a text"),
-        (lambda truth, cache: (NOBODY, NOBODY), "the truth of a tiered store is a store, not a text"),
-        (lambda truth, cache: (None, cache), "is a store, not NoneType"),
-        (lambda truth, cache: (truth, None), "is a cache, not NoneType"),
-        (lambda truth, cache: (type(truth), cache), "is a store, not the class"),
-        (lambda truth, cache: (truth, RedisStore(NOBODY)), "is a cache, not RedisStore"),
+        (lambda primary, cache: (cache, primary), "takes the store first, and then the cache"),
+        (lambda primary, cache: ("sqlite:///secret.db", cache), "the primary of a tiered store is a store, not a text"),
+        (lambda primary, cache: (primary, NOBODY), "the cache of a tiered store is a cache, not a text"),
+        (lambda primary, cache: (NOBODY, NOBODY), "the primary of a tiered store is a store, not a text"),
+        (lambda primary, cache: (None, cache), "is a store, not NoneType"),
+        (lambda primary, cache: (primary, None), "is a cache, not NoneType"),
+        (lambda primary, cache: (type(primary), cache), "is a store, not the class"),
+        (lambda primary, cache: (primary, RedisStore(NOBODY)), "is a cache, not RedisStore"),
     ],
 )
 def test_what_is_no_store_or_no_cache_is_refused_and_not_quoted(
@@ -59,7 +59,7 @@ def test_what_is_no_store_or_no_cache_is_refused_and_not_quoted(
 
 
 @pytest.mark.parametrize(
-    ("kind", "truth", "cache", "named"),
+    ("kind", "primary", "cache", "named"),
     [
         (TieredStore, AsyncMemoryStore, RedisCache, "AsyncMemoryStore is async"),
         (TieredStore, MemoryStore, AsyncRedisCache, "AsyncRedisCache is async"),
@@ -69,8 +69,8 @@ def test_what_is_no_store_or_no_cache_is_refused_and_not_quoted(
         (AsyncTieredStore, MemoryStore, RedisCache, "MemoryStore is sync"),
     ],
 )
-def test_a_part_of_the_other_kind_is_named_with_what_to_write(kind: Any, truth: Any, cache: Any, named: str) -> None:
+def test_a_part_of_the_other_kind_is_named_with_what_to_write(kind: Any, primary: Any, cache: Any, named: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        kind(truth(), cache(NOBODY))
+        kind(primary(), cache(NOBODY))
     assert str(refused.value).startswith(named)
     assert all(words in str(refused.value) for words in MADE.values())

@@ -25,7 +25,7 @@ from semel import (
     SQLiteStore,
     StoreURLError,
     TieredStore,
-    wait,
+    Wait,
 )
 from semel.cli import main
 from semel.core.states import State
@@ -54,7 +54,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("truth", "cache"),
+    ("primary", "cache"),
     [
         ("postgresql://app:s%2Cecret@db:5432/shop?sslmode=require", "redis://cache:6379/1"),
         ("sqlite:////tmp/a,b.db", "rediss://u:p@cache?ssl_cert_reqs=none"),
@@ -63,8 +63,8 @@ def until(condition: Callable[[], object]) -> None:
         ("memory:", "unix:///run/redis.sock"),
     ],
 )
-def test_a_url_names_the_truth_and_then_the_cache(truth: str, cache: str) -> None:
-    assert tiers(f"tiered:{truth},{cache}") == (truth, cache)
+def test_a_url_names_the_truth_and_then_the_cache(primary: str, cache: str) -> None:
+    assert tiers(f"tiered:{primary},{cache}") == (primary, cache)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_forked_child_has_lines_of_its_own(url: str) -> None:
 def test_a_cancelled_call_leaves_no_mark(tmp_path: Path, redis_url: str) -> None:
     async def program() -> None:
         cache = AsyncRedisCache(redis_url, timeout=PATIENT)
-        store = AsyncTieredStore(AsyncSQLiteStore(tmp_path / "semel.db"), cache, mark_after=0, mark_for="1h")
+        store = AsyncTieredStore(AsyncSQLiteStore(tmp_path / "semel.db"), cache, mark_after=0, in_progress_ttl="1h")
         assert await cache.connect(BOUND)
         async with AsyncSemel(store, sweep_every=None) as guard:
             running = asyncio.Event()
@@ -212,7 +212,7 @@ def test_one_that_waits_is_woken_by_the_truth(url: str) -> None:
         until(lambda: first.tally.written)  # type: ignore[attr-defined]
         answers: list[str] = []
         waiter = threading.Thread(
-            target=lambda: answers.append(other.run("pay", key="k", call=lambda: "never", on_duplicate=wait(BOUND)))
+            target=lambda: answers.append(other.run("pay", key="k", call=lambda: "never", on_duplicate=Wait(BOUND)))
         )
         waiter.start()
         until(lambda: second.tally.turned_away)  # type: ignore[attr-defined]

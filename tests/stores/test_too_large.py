@@ -93,10 +93,10 @@ def test_over_http_the_client_gets_its_answer_and_a_replay_says_that_the_body_is
     async def run() -> None:
         async with AsyncSemel(url) as guard:
             app = FastAPI()
-            install(app, guard=guard, tenant=lambda scope: "acme")
+            install(app, guard=guard, tenant=lambda request: "acme")
 
             @app.post("/reports", status_code=201)
-            @idempotent(body_limit=LARGE[kind])
+            @idempotent(max_stored_body=LARGE[kind])
             async def report() -> Response:
                 return Response(runs_of(runs, LARGE[kind])(), status_code=201, media_type="application/pdf")
 

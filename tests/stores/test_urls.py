@@ -53,7 +53,7 @@ def test_a_guard_takes_the_url_of_its_store_and_closes_it_with_itself(tmp_path: 
         assert _open_files(tmp_path)
     assert not _open_files(tmp_path)
     with Semel(SQLiteStore(tmp_path / "app.db"), sweep_every=None) as other:
-        assert other.outcome("ship", key=1, call=lambda: "again").replayed
+        assert other.run_outcome("ship", key=1, call=lambda: "again").replayed
 
 
 def test_an_async_guard_takes_the_url_of_its_store(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_an_async_guard_takes_the_url_of_its_store(tmp_path: Path) -> None:
     async def main() -> None:
         async with AsyncSemel(f"sqlite:///{tmp_path / 'app.db'}", sweep_every=None) as guard:
             assert await guard.run("ship", key=1, call=call) == "shipped"
-            assert (await guard.outcome("ship", key=1, call=call)).replayed
+            assert (await guard.run_outcome("ship", key=1, call=call)).replayed
         assert not _open_files(tmp_path)
 
     asyncio.run(main())
@@ -75,7 +75,7 @@ def test_a_guard_by_url_works_on_a_server(redis_url: str) -> None:
 
     async def main() -> bool:
         async with AsyncSemel(redis_url, sweep_every=None) as twin:
-            return (await twin.outcome("ship", key=1, call=_never)).replayed
+            return (await twin.run_outcome("ship", key=1, call=_never)).replayed
 
     assert asyncio.run(main()) is True
     with pytest.raises(StoreUnavailable):

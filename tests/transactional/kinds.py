@@ -68,8 +68,8 @@ class Till:
         self.kind = kind
         store: Any = (
             SQLiteStore(url) if kind in SQLITE
-            else MySQLStore(url, lanes=1) if kind in MYSQL
-            else PostgresStore(url, lanes=1, listen=False)
+            else MySQLStore(url, connections=1) if kind in MYSQL
+            else PostgresStore(url, connections=1, listen=False)
         )  # fmt: skip
         self.guard = Semel(store, sweep_every=None, **settings)
         self._life = OPEN[kind](url)
@@ -86,10 +86,10 @@ class Till:
                 self.send(f"INSERT INTO payment (key) VALUES ('{key}')")
             return {"paid": key} if call is None else call(op)
 
-        if how.get("begin"):
-            return self.guard.transaction_outcome(self.conn, "pay", key=key, call=work, **how)
+        if how.get("own_transaction"):
+            return self.guard.run_in_transaction_outcome(self.conn, "pay", key=key, call=work, **how)
         with self.transaction():
-            outcome = self.guard.transaction_outcome(self.conn, "pay", key=key, call=work, **how)
+            outcome = self.guard.run_in_transaction_outcome(self.conn, "pay", key=key, call=work, **how)
             then()
         return outcome
 
@@ -117,8 +117,8 @@ class AsyncTill:
         self.runner = asyncio.Runner()
         store: Any = (
             AsyncSQLiteStore(url) if kind in ASYNC_SQLITE
-            else AsyncMySQLStore(url, lanes=1) if kind in ASYNC_MYSQL
-            else AsyncPostgresStore(url, lanes=1, listen=False)
+            else AsyncMySQLStore(url, connections=1) if kind in ASYNC_MYSQL
+            else AsyncPostgresStore(url, connections=1, listen=False)
         )  # fmt: skip
         self.guard = AsyncSemel(store, sweep_every=None, **settings)
         self._life = OPEN[kind](url)
@@ -136,10 +136,10 @@ class AsyncTill:
                 await self.send(f"INSERT INTO payment (key) VALUES ('{key}')")
             return {"paid": key} if call is None else call(op)
 
-        if how.get("begin"):
-            return await self.guard.transaction_outcome(self.conn, "pay", key=key, call=work, **how)
+        if how.get("own_transaction"):
+            return await self.guard.run_in_transaction_outcome(self.conn, "pay", key=key, call=work, **how)
         async with self.transaction():
-            outcome = await self.guard.transaction_outcome(self.conn, "pay", key=key, call=work, **how)
+            outcome = await self.guard.run_in_transaction_outcome(self.conn, "pay", key=key, call=work, **how)
             then()
         return outcome
 

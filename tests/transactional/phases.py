@@ -68,12 +68,12 @@ def ship(world: World) -> Any:
     raise AssertionError("the lease was lost each time")
 
 
-POLICY = Policy(lease=LEASE, settle_for="50ms")
+POLICY = Policy(lease=LEASE, completion_timeout="50ms")
 
 
 def _sync(kind: str, where: str, key: str) -> Any:
     conn: Any = sqlite3.connect(where, timeout=20) if kind == "sqlite3" else psycopg.connect(where)
-    kept = store(where) if kind == "sqlite3" else PostgresStore(where, lanes=1, listen=False)
+    kept = store(where) if kind == "sqlite3" else PostgresStore(where, connections=1, listen=False)
 
     def write(what: str) -> str:
         conn.execute(f"INSERT INTO payment (key) VALUES ('{key}-{what}')")
@@ -83,7 +83,7 @@ def _sync(kind: str, where: str, key: str) -> Any:
         op: Any = current_operation()
         done = []
         for what in STEPS[kind]:
-            done.append(op.step(what, write, what, on=conn))
+            done.append(op.step(what, write, what, connection=conn))
             conn.commit()
         return done
 
@@ -106,10 +106,10 @@ async def _awaited(where: str, key: str) -> Any:
         done = []
         for what in STEPS["asyncpg"]:
             async with conn.transaction():
-                done.append(await op.step(what, write, what, on=conn))
+                done.append(await op.step(what, write, what, connection=conn))
         return done
 
-    guard = AsyncSemel(AsyncPostgresStore(where, lanes=1, listen=False), policy=POLICY, sweep_every=None)
+    guard = AsyncSemel(AsyncPostgresStore(where, connections=1, listen=False), policy=POLICY, sweep_every=None)
     try:
         return await guard.run("ship", key=key, call=work)
     finally:

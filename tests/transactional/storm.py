@@ -18,7 +18,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from semel import InProgress, StoreUnavailable, wait
+from semel import InProgress, StoreUnavailable, Wait
 from tests.transactional.kinds import Till, till
 
 PACKAGES = (
@@ -28,13 +28,13 @@ PACKAGES = (
 """Seconds between two kills at random."""
 
 
-def points(kind: str, url: str, begin: bool) -> dict[str, Any]:
+def points(kind: str, url: str, own_transaction: bool) -> dict[str, Any]:
     """Die before the first statement, before the second, … each time with another key, until none is left to die at."""
     _load(kind)
     deaths: list[str] = []
     for number in itertools.count():
         key = f"k{number}"
-        code = _in_a_child(lambda key=key, number=number: _die_at(kind, url, key, begin, number))  # type: ignore[misc]
+        code = _in_a_child(lambda key=key, number=number: _die_at(kind, url, key, own_transaction, number))  # type: ignore[misc]
         if code == 0:
             return {"deaths": deaths}
         assert code == -signal.SIGKILL, f"the child ended with {code}"
@@ -49,7 +49,7 @@ def _load(kind: str) -> None:
             import_module(package)
 
 
-def _die_at(kind: str, url: str, key: str, begin: bool, number: int) -> None:
+def _die_at(kind: str, url: str, key: str, own_transaction: bool, number: int) -> None:
     """One payment that kills its process at its ``number``-th point: before and after everything that is sent."""
     passed = itertools.count()
 
@@ -79,7 +79,7 @@ def _die_at(kind: str, url: str, key: str, begin: bool, number: int) -> None:
         if hasattr(cls, name):
             setattr(cls, name, around(getattr(cls, name), awaited))
     desk.send = around(desk.send, awaited)
-    desk.pay(key, begin=begin, then=point)
+    desk.pay(key, own_transaction=own_transaction, then=point)
     point()  # committed, and nobody was told
 
 
@@ -95,7 +95,7 @@ def _pay_all(kind: str, url: str, keys: list[str]) -> None:
     for number, key in enumerate(keys):
         while True:
             try:
-                outcome = desk.pay(key, begin=bool(number % 2), on_duplicate=wait("20s"))
+                outcome = desk.pay(key, own_transaction=bool(number % 2), on_duplicate=Wait("20s"))
             except (InProgress, StoreUnavailable):
                 continue
             break
@@ -164,7 +164,7 @@ def _work(url: str, operations: int, slot: int, progress: mmap.mmap, luck: float
         while True:
             try:
                 outcome = desk.pay(
-                    f"op-{number}", insert=False, call=apply, begin=bool(number % 2), on_duplicate=wait("20s")
+                    f"op-{number}", insert=False, call=apply, own_transaction=bool(number % 2), on_duplicate=Wait("20s")
                 )
             except (InProgress, StoreUnavailable):  # the conflict of a transaction that is not ours to run again
                 continue

@@ -39,7 +39,7 @@ def never() -> None:
 
 def test_an_unknown_connection_is_refused_and_the_known_ones_are_listed(guard: Semel) -> None:
     with pytest.raises(ConfigurationError, match=r"not on a builtins\.str.*sqlite3\.Connection.*psycopg\.Connection"):
-        guard.transaction("postgresql://app@localhost/shop", "pay", key="1", call=never)
+        guard.run_in_transaction("postgresql://app@localhost/shop", "pay", key="1", call=never)
     assert len(kinds()) >= 14
 
 
@@ -49,13 +49,15 @@ def test_a_subclass_of_a_known_connection_is_known(guard: Semel, tmp_path: Path)
 
     conn = sqlite3.connect(tmp_path / "shop.db", factory=Mine)
     with conn:
-        assert guard.transaction(conn, "pay", key="1", call=lambda: 1) == 1
+        assert guard.run_in_transaction(conn, "pay", key="1", call=lambda: 1) == 1
     conn.close()
 
 
 def test_a_store_outside_of_any_database_cannot_take_part() -> None:
     with pytest.raises(ConfigurationError, match=r"MemoryStore is in none.*SQLiteStore, PostgresStore or MySQLStore"):
-        Semel(MemoryStore(), sweep_every=None).transaction(sqlite3.connect(":memory:"), "pay", key="1", call=never)
+        Semel(MemoryStore(), sweep_every=None).run_in_transaction(
+            sqlite3.connect(":memory:"), "pay", key="1", call=never
+        )
 
 
 @pytest.mark.postgres
@@ -65,7 +67,7 @@ def test_a_store_of_another_database_is_refused(guard: Semel, database: str) -> 
         psycopg.connect(database) as conn,
         pytest.raises(ConfigurationError, match=r"store is SQLite and psycopg's Connection is connected to PostgreSQL"),
     ):
-        guard.transaction(conn, "pay", key="1", call=never)
+        guard.run_in_transaction(conn, "pay", key="1", call=never)
 
 
 def test_an_async_connection_belongs_to_an_async_guard(guard: Semel, tmp_path: Path) -> None:
@@ -74,10 +76,10 @@ def test_an_async_connection_belongs_to_an_async_guard(guard: Semel, tmp_path: P
     async def main() -> None:
         async with aiosqlite.connect(tmp_path / "shop.db") as conn:
             with pytest.raises(ConfigurationError, match="is async: use it with AsyncSemel"):
-                guard.transaction(conn, "pay", key="1", call=never)
+                guard.run_in_transaction(conn, "pay", key="1", call=never)
         async with AsyncSemel(AsyncSQLiteStore(tmp_path / "shop.db"), sweep_every=None) as other:
             with pytest.raises(ConfigurationError, match="is sync: use it with Semel"):
-                await other.transaction(sqlite3.connect(":memory:"), "pay", key="1", call=never)  # type: ignore[arg-type]
+                await other.run_in_transaction(sqlite3.connect(":memory:"), "pay", key="1", call=never)  # type: ignore[arg-type]
 
     asyncio.run(main())
 
@@ -87,10 +89,10 @@ def test_an_async_connection_belongs_to_an_async_guard(guard: Semel, tmp_path: P
 
 def test_sqlite3_in_autocommit_needs_a_begin(guard: Semel, tmp_path: Path) -> None:
     conn = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
-    with pytest.raises(ConfigurationError, match=r"no transaction is open.*BEGIN IMMEDIATE.*begin=True"):
-        guard.transaction(conn, "pay", key="1", call=never)
+    with pytest.raises(ConfigurationError, match=r"no transaction is open.*BEGIN IMMEDIATE.*own_transaction=True"):
+        guard.run_in_transaction(conn, "pay", key="1", call=never)
     conn.execute("BEGIN")
-    assert guard.transaction(conn, "pay", key="1", call=lambda: 1) == 1
+    assert guard.run_in_transaction(conn, "pay", key="1", call=lambda: 1) == 1
     conn.execute("COMMIT")
     conn.close()
 
@@ -101,13 +103,13 @@ def test_sqlite3s_own_autocommit_is_understood(guard: Semel, tmp_path: Path, aut
     conn = sqlite3.connect(tmp_path / "shop.db", autocommit=autocommit)  # type: ignore[call-overload,unused-ignore]
     if autocommit:
         with pytest.raises(ConfigurationError, match="no transaction is open"):
-            guard.transaction(conn, "pay", key="1", call=never)
-        assert guard.transaction(conn, "pay", key="1", call=lambda: 1, begin=True) == 1
+            guard.run_in_transaction(conn, "pay", key="1", call=never)
+        assert guard.run_in_transaction(conn, "pay", key="1", call=lambda: 1, own_transaction=True) == 1
         assert not conn.in_transaction
     else:
         with pytest.raises(ConfigurationError, match="open already"):
-            guard.transaction(conn, "pay", key="1", call=never, begin=True)
-        assert guard.transaction(conn, "pay", key="1", call=lambda: 1) == 1
+            guard.run_in_transaction(conn, "pay", key="1", call=never, own_transaction=True)
+        assert guard.run_in_transaction(conn, "pay", key="1", call=lambda: 1) == 1
         conn.commit()
     assert guard.lookup("pay", "1") is not None
     conn.close()
@@ -124,21 +126,21 @@ def test_postgres_connections_in_autocommit_are_refused(database: str) -> None:
             psycopg.connect(database, autocommit=True) as conn,
             pytest.raises(ConfigurationError, match=r"with conn\.transaction"),
         ):
-            guard.transaction(conn, "pay", key="1", call=never)
+            guard.run_in_transaction(conn, "pay", key="1", call=never)
         by_engine = sa.create_engine(database.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
         for engine in (
             by_engine.execution_options(isolation_level="AUTOCOMMIT"),
             sa.create_engine(by_engine.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool),
         ):
             with engine.begin() as connection, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
-                guard.transaction(connection, "pay", key="1", call=never)
+                guard.run_in_transaction(connection, "pay", key="1", call=never)
             with Session(engine) as session, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
-                guard.transaction(session, "pay", key="1", call=never)
+                guard.run_in_transaction(session, "pay", key="1", call=never)
         with (
             Session(by_engine, autobegin=False) as session,
             pytest.raises(ConfigurationError, match=r"with session\.begin"),
         ):
-            guard.transaction(session, "pay", key="1", call=never)
+            guard.run_in_transaction(session, "pay", key="1", call=never)
         assert guard.lookup("pay", "1") is None
 
 
@@ -156,7 +158,7 @@ def test_a_driver_that_commits_behind_sqlalchemys_back_is_found_out(
         Session(engine) if as_session else engine.connect() as conn,
         pytest.raises(ConfigurationError, match="commits each statement"),
     ):
-        guard.transaction(conn, "pay", key="1", call=never)
+        guard.run_in_transaction(conn, "pay", key="1", call=never)
     assert guard.lookup("pay", "1") is None
 
     @sa.event.listens_for(engine, "begin")  # SQLAlchemy's own recipe for real transactions on SQLite
@@ -164,7 +166,7 @@ def test_a_driver_that_commits_behind_sqlalchemys_back_is_found_out(
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     with Session(engine) if as_session else engine.connect() as conn:
-        assert guard.transaction(conn, "pay", key="1", call=lambda: 1) == 1
+        assert guard.run_in_transaction(conn, "pay", key="1", call=lambda: 1) == 1
         conn.commit()
     assert guard.lookup("pay", "1") is not None
 
@@ -174,13 +176,13 @@ def test_django_outside_of_atomic_is_refused(tmp_path: Path) -> None:
 
     till = Till("django-sqlite", str(tmp_path / "shop.db"))
     with pytest.raises(ConfigurationError, match=r"with transaction\.atomic"):
-        till.guard.transaction(till.conn, "pay", key="1", call=never)
+        till.guard.run_in_transaction(till.conn, "pay", key="1", call=never)
     from django.db import connections
     from django.utils.connection import ConnectionProxy
 
     proxy = ConnectionProxy(connections, till.conn.alias)  # what programs import as django.db.connection
     with till.transaction():
-        assert till.guard.transaction(proxy, "pay", key="1", call=lambda: 1) == 1
+        assert till.guard.run_in_transaction(proxy, "pay", key="1", call=lambda: 1) == 1
     till.close()
 
 
@@ -188,7 +190,7 @@ def test_a_database_that_cannot_keep_transactions_is_named(guard: Semel) -> None
     from django.db.backends.dummy.base import DatabaseWrapper
 
     with pytest.raises(ConfigurationError, match="not on Django's unknown"):
-        guard.transaction(DatabaseWrapper({}), "pay", key="1", call=never)
+        guard.run_in_transaction(DatabaseWrapper({}), "pay", key="1", call=never)
 
 
 @pytest.mark.postgres
@@ -198,7 +200,7 @@ def test_asyncpg_outside_of_a_transaction_is_refused(database: str) -> None:
 
     till = AsyncTill("asyncpg", database)
     with pytest.raises(ConfigurationError, match=r"async with conn\.transaction"):
-        till.run(lambda: till.guard.transaction(till.conn, "pay", key="1", call=never))
+        till.run(lambda: till.guard.run_in_transaction(till.conn, "pay", key="1", call=never))
     till.close()
 
 
@@ -211,7 +213,7 @@ def test_the_callers_row_and_text_factories_are_for_the_callers_rows(guard: Seme
     conn.text_factory = bytes
     for _ in range(2):
         with conn:
-            assert guard.transaction(conn, "pay", key="ключ", call=lambda: "да") == "да"
+            assert guard.run_in_transaction(conn, "pay", key="ключ", call=lambda: "да") == "да"
     assert conn.execute("SELECT 1").fetchone() == {"row": (1,)}
     conn.close()
 
@@ -230,7 +232,7 @@ def test_psycopgs_factories_formats_and_settings_are_left_alone(database: str, c
         path = conn.execute("SHOW search_path").fetchone()
         for _ in range(7):
             with conn.transaction():
-                assert guard.transaction(conn, "pay", key="1", call=lambda: "да") == "да"
+                assert guard.run_in_transaction(conn, "pay", key="1", call=lambda: "да") == "да"
         assert conn.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == {"count": 0}
         assert conn.execute("SHOW search_path").fetchone() == path
         assert (conn.autocommit, conn.isolation_level, conn.adapters) == (False, None, adapters)
@@ -269,9 +271,9 @@ def test_adopting_imports_no_package_that_is_not_loaded() -> None:
 def test_tries_are_for_transactions_that_semel_opens(guard: Semel, tmp_path: Path) -> None:
     conn = sqlite3.connect(tmp_path / "shop.db")
     with pytest.raises(PolicyError, match="only you can run again"):
-        guard.transaction(conn, "pay", key="1", call=never, tries=2)
+        guard.run_in_transaction(conn, "pay", key="1", call=never, tries=2)
     with pytest.raises(PolicyError, match="from 1"):
-        guard.transaction(conn, "pay", key="1", call=never, begin=True, tries=0)
+        guard.run_in_transaction(conn, "pay", key="1", call=never, own_transaction=True, tries=0)
     conn.close()
 
 
@@ -290,17 +292,19 @@ def test_the_function_may_take_the_handle_or_nothing(guard: Semel, tmp_path: Pat
 
     calls: list[Any] = [Desk().with_handle, Desk().without, Desk(), lambda: "nothing", lambda op: op.key, int]
     with conn:
-        answers = [guard.transaction(conn, "pay", key=str(n), call=call) for n, call in enumerate(calls)]
+        answers = [guard.run_in_transaction(conn, "pay", key=str(n), call=call) for n, call in enumerate(calls)]
     assert answers == ["0", 7, "called 2", "nothing", "4", 0]
     with pytest.raises(PolicyError, match="generator"):
-        guard.transaction(conn, "pay", key="g", call=lambda: (yield 1))
+        guard.run_in_transaction(conn, "pay", key="g", call=lambda: (yield 1))
     conn.close()
 
 
 def test_an_operation_within_itself_is_found_out(guard: Semel, tmp_path: Path) -> None:
     conn = sqlite3.connect(tmp_path / "shop.db")
     with conn, pytest.raises(Exception, match="called within itself"):
-        guard.transaction(conn, "pay", key="1", call=lambda: guard.transaction(conn, "pay", key="1", call=never))
+        guard.run_in_transaction(
+            conn, "pay", key="1", call=lambda: guard.run_in_transaction(conn, "pay", key="1", call=never)
+        )
     conn.close()
 
 
@@ -308,7 +312,7 @@ def test_a_decorated_function_finds_its_connection_among_its_arguments(guard: Se
     conn = sqlite3.connect(tmp_path / "shop.db")
     conn.execute("CREATE TABLE payment (amount)")
 
-    @guard.once_in_transaction(conn="session", key="order")
+    @guard.once_in_transaction(connection="session", key="order")
     def pay(order: str, amount: int, session: sqlite3.Connection) -> dict[str, int]:
         session.execute("INSERT INTO payment VALUES (?)", (amount,))
         return {"amount": amount}
@@ -320,11 +324,11 @@ def test_a_decorated_function_finds_its_connection_among_its_arguments(guard: Se
         assert pay("o-1", 5, session=other) == {"amount": 5}  # another connection is no other request
     assert other.execute("SELECT count(*) FROM payment").fetchone() == (1,)
     with pytest.raises(PolicyError, match="no parameter 'nothing'"):
-        guard.once_in_transaction(conn="nothing", key="order")(pay)
+        guard.once_in_transaction(connection="nothing", key="order")(pay)
 
     async def later(order: str, session: Any) -> None: ...
 
     with pytest.raises(PolicyError, match="AsyncSemel"):
-        guard.once_in_transaction(conn="session", key="order")(later)
+        guard.once_in_transaction(connection="session", key="order")(later)
     conn.close()
     other.close()

@@ -22,7 +22,7 @@ from semel import (
     SQLiteStore,
     StoreUnavailable,
     TransactionConflict,
-    wait,
+    Wait,
 )
 from semel.core.keys import identity
 from semel.observe import events
@@ -59,34 +59,38 @@ def never() -> None:
 
 def test_a_duplicate_learns_at_once_that_the_first_still_runs(guard: Semel, database: str) -> None:
     with psycopg.connect(database) as first, psycopg.connect(database) as second:
-        guard.transaction(first, "pay", key="k1", call=lambda: pay(first))
+        guard.run_in_transaction(first, "pay", key="k1", call=lambda: pay(first))
         for _ in range(2):
             with pytest.raises(InProgress) as refused:
-                guard.transaction(second, "pay", key="k1", call=never)
+                guard.run_in_transaction(second, "pay", key="k1", call=never)
             assert refused.value.retry_after
             assert second.info.transaction_status == psycopg.pq.TransactionStatus.INTRANS  # usable, and not aborted
         first.commit()
-        assert guard.transaction_outcome(second, "pay", key="k1", call=never).replayed
+        assert guard.run_in_transaction_outcome(second, "pay", key="k1", call=never).replayed
     assert payments(database) == 1
 
 
 def test_replays_do_not_stand_in_each_others_way(guard: Semel, database: str) -> None:
     with psycopg.connect(database) as first, psycopg.connect(database) as second:
-        guard.transaction(first, "pay", key="k1", call=lambda: pay(first))
+        guard.run_in_transaction(first, "pay", key="k1", call=lambda: pay(first))
         first.commit()
         for conn in (first, second, first, second):  # both transactions stay open
-            assert guard.transaction_outcome(conn, "pay", key="k1", call=never).replayed
+            assert guard.run_in_transaction_outcome(conn, "pay", key="k1", call=never).replayed
         with psycopg.connect(database, autocommit=True) as third:
-            assert guard.transaction_outcome(third, "pay", key="k1", call=never, begin=True).replayed
+            assert guard.run_in_transaction_outcome(third, "pay", key="k1", call=never, own_transaction=True).replayed
 
 
 def test_a_pipeline_of_the_callers_is_no_hindrance(guard: Semel, database: str) -> None:
     with psycopg.connect(database, autocommit=True) as conn:
         for expected in (False, True):
             with conn.pipeline(), conn.transaction():
-                assert guard.transaction_outcome(conn, "pay", key="k1", call=lambda: pay(conn)).replayed is expected
+                assert (
+                    guard.run_in_transaction_outcome(conn, "pay", key="k1", call=lambda: pay(conn)).replayed is expected
+                )
             with conn.pipeline():
-                outcome = guard.transaction_outcome(conn, "pay", key="k2", call=lambda: pay(conn), begin=True)
+                outcome = guard.run_in_transaction_outcome(
+                    conn, "pay", key="k2", call=lambda: pay(conn), own_transaction=True
+                )
                 assert outcome.replayed is expected
     assert payments(database) == 2
 
@@ -104,9 +108,13 @@ def test_an_async_pipeline_of_the_callers_is_no_hindrance(database: str) -> None
 
             for expected in (False, True):
                 async with conn.pipeline(), conn.transaction():
-                    assert (await guard.transaction_outcome(conn, "pay", key="k1", call=work)).replayed is expected
+                    assert (
+                        await guard.run_in_transaction_outcome(conn, "pay", key="k1", call=work)
+                    ).replayed is expected
                 async with conn.pipeline():
-                    outcome = await guard.transaction_outcome(conn, "pay", key="k2", call=work, begin=True)
+                    outcome = await guard.run_in_transaction_outcome(
+                        conn, "pay", key="k2", call=work, own_transaction=True
+                    )
                     assert outcome.replayed is expected
 
     asyncio.run(main())
@@ -115,9 +123,9 @@ def test_an_async_pipeline_of_the_callers_is_no_hindrance(database: str) -> None
 
 def test_other_keys_do_not_wait(guard: Semel, database: str) -> None:
     with psycopg.connect(database) as first, psycopg.connect(database) as second:
-        guard.transaction(first, "pay", key="k1", call=lambda: pay(first))
-        guard.transaction(second, "pay", key="k2", call=lambda: pay(second, "k2"))
-        guard.transaction(second, "pay", key="k1", tenant="other", call=lambda: pay(second))
+        guard.run_in_transaction(first, "pay", key="k1", call=lambda: pay(first))
+        guard.run_in_transaction(second, "pay", key="k2", call=lambda: pay(second, "k2"))
+        guard.run_in_transaction(second, "pay", key="k1", tenant="other", call=lambda: pay(second))
     assert payments(database) == 3
 
 
@@ -135,7 +143,7 @@ def test_a_waiting_duplicate_sees_the_winners_commit(database: str) -> None:
         psycopg.connect(database) as first,
         psycopg.connect(database) as second,
     ):
-        guard.transaction(first, "pay", key="k1", call=lambda: pay(first))
+        guard.run_in_transaction(first, "pay", key="k1", call=lambda: pay(first))
         second.execute("INSERT INTO payment (key) VALUES ('mine')")  # work of the caller's that must survive the wait
 
         def commit() -> None:
@@ -144,7 +152,7 @@ def test_a_waiting_duplicate_sees_the_winners_commit(database: str) -> None:
 
         thread = threading.Thread(target=commit)
         thread.start()
-        outcome = guard.transaction_outcome(second, "pay", key="k1", call=never, on_duplicate=wait("30s"))
+        outcome = guard.run_in_transaction_outcome(second, "pay", key="k1", call=never, on_duplicate=Wait("30s"))
         thread.join()
     assert outcome.replayed
     assert outcome.value == {"paid": "k1"}
@@ -153,10 +161,12 @@ def test_a_waiting_duplicate_sees_the_winners_commit(database: str) -> None:
 
 def test_a_waiting_duplicate_runs_where_the_first_rolls_back(guard: Semel, database: str) -> None:
     with psycopg.connect(database) as first, psycopg.connect(database) as second:
-        guard.transaction(first, "pay", key="k1", call=lambda: pay(first))
+        guard.run_in_transaction(first, "pay", key="k1", call=lambda: pay(first))
         timer = threading.Timer(0.05, first.rollback)
         timer.start()
-        outcome = guard.transaction_outcome(second, "pay", key="k1", call=lambda: pay(second), on_duplicate=wait("30s"))
+        outcome = guard.run_in_transaction_outcome(
+            second, "pay", key="k1", call=lambda: pay(second), on_duplicate=Wait("30s")
+        )
         timer.join()
         assert not outcome.replayed
     assert payments(database) == 1
@@ -164,9 +174,9 @@ def test_a_waiting_duplicate_runs_where_the_first_rolls_back(guard: Semel, datab
 
 def test_waiting_is_bounded(guard: Semel, database: str) -> None:
     with psycopg.connect(database) as first, psycopg.connect(database) as second:
-        guard.transaction(first, "pay", key="k1", call=lambda: pay(first))
+        guard.run_in_transaction(first, "pay", key="k1", call=lambda: pay(first))
         with pytest.raises(InProgress):
-            guard.transaction(second, "pay", key="k1", call=never, on_duplicate=wait("60ms"))
+            guard.run_in_transaction(second, "pay", key="k1", call=never, on_duplicate=Wait("60ms"))
         first.rollback()
 
 
@@ -175,10 +185,12 @@ def test_semel_waits_with_a_new_snapshot_each_time(guard: Semel, database: str, 
     """In a transaction of ours: under these levels one that was begun before the winner's commit would never see it."""
     with psycopg.connect(database) as first, psycopg.connect(database, autocommit=True) as second:
         second.isolation_level = level
-        guard.transaction(first, "pay", key="k1", call=lambda: pay(first))
+        guard.run_in_transaction(first, "pay", key="k1", call=lambda: pay(first))
         timer = threading.Timer(0.05, first.commit)
         timer.start()
-        outcome = guard.transaction_outcome(second, "pay", key="k1", call=never, on_duplicate=wait("30s"), begin=True)
+        outcome = guard.run_in_transaction_outcome(
+            second, "pay", key="k1", call=never, on_duplicate=Wait("30s"), own_transaction=True
+        )
         timer.join()
         assert outcome.replayed
 
@@ -207,7 +219,7 @@ def looked_up(database: str, id: bytes, look: str) -> list[Any]:
                 Semel(PostgresStore(database, listen=False), sweep_every=None) as guard,
                 psycopg.connect(database) as first,
             ):
-                guard.transaction(first, "pay", key="k1", call=lambda: pay(first))
+                guard.run_in_transaction(first, "pay", key="k1", call=lambda: pay(first))
         finally:
             gate.execute("SELECT pg_advisory_unlock(%s)", (GATE,))
         thread.join(30)
@@ -236,7 +248,7 @@ def test_a_replay_works_at_every_level(guard: Semel, database: str, level: Isola
     with psycopg.connect(database) as conn:
         conn.isolation_level = level
         for expected in (False, True):
-            assert guard.transaction_outcome(conn, "pay", key="k1", call=lambda: pay(conn)).replayed is expected
+            assert guard.run_in_transaction_outcome(conn, "pay", key="k1", call=lambda: pay(conn)).replayed is expected
             conn.commit()
     assert payments(database) == 1
 
@@ -248,14 +260,14 @@ def test_a_snapshot_older_than_the_winner_ends_in_a_conflict(
     with psycopg.connect(database) as first, psycopg.connect(database) as second:
         second.isolation_level = level
         second.execute("SELECT count(*) FROM payment")  # its snapshot is taken here
-        guard.transaction(first, "pay", key="k1", call=lambda: pay(first))
+        guard.run_in_transaction(first, "pay", key="k1", call=lambda: pay(first))
         first.commit()
         with pytest.raises(TransactionConflict, match="roll back and run the unit of work again") as conflict:
-            guard.transaction(second, "pay", key="k1", call=lambda: pay(second))
+            guard.run_in_transaction(second, "pay", key="k1", call=lambda: pay(second))
         assert conflict.value.__cause__ is not None
         assert second.info.transaction_status == psycopg.pq.TransactionStatus.INERROR  # it cannot be committed
         second.rollback()
-        assert guard.transaction_outcome(second, "pay", key="k1", call=never).replayed
+        assert guard.run_in_transaction_outcome(second, "pay", key="k1", call=never).replayed
     assert payments(database) == 1
 
 
@@ -282,7 +294,7 @@ def test_serialization_failures_run_the_unit_of_work_again(database: str, autoco
             conn.execute("UPDATE payment SET worker = worker + 10")
             return runs
 
-        assert guard.transaction(conn, "pay", key="k1", call=work, begin=True) == 3
+        assert guard.run_in_transaction(conn, "pay", key="k1", call=work, own_transaction=True) == 3
         assert other.execute("SELECT worker FROM payment").fetchone() == (12,)
     names = [type(event).__name__ for event in told]
     assert names == ["Started", "Conflicted", "Started", "Conflicted", "Started", "Completed"]
@@ -301,7 +313,7 @@ def test_the_runs_after_conflicts_are_bounded(guard: Semel, database: str) -> No
 
     with psycopg.connect(database, autocommit=True) as conn:
         with pytest.raises(TransactionConflict) as conflict:
-            guard.transaction(conn, "pay", key="k1", call=work, begin=True, tries=3)
+            guard.run_in_transaction(conn, "pay", key="k1", call=work, own_transaction=True, tries=3)
         assert isinstance(conflict.value.__cause__, psycopg.errors.SerializationFailure)
         assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     assert runs == 3
@@ -323,11 +335,13 @@ def test_at_most_once_is_not_run_again_once_it_has_begun(guard: Semel, database:
             AsyncSemel(AsyncPostgresStore(database), sweep_every=None) as other,
             await psycopg.AsyncConnection.connect(database, autocommit=True) as conn,
         ):
-            await other.transaction(conn, "pay", key="k1", call=work_soon, begin=True, guarantee="at_most_once")
+            await other.run_in_transaction(
+                conn, "pay", key="k1", call=work_soon, own_transaction=True, guarantee="at_most_once"
+            )
 
     with psycopg.connect(database, autocommit=True) as conn:
         with pytest.raises(TransactionConflict, match="nothing was stored"):
-            guard.transaction(conn, "pay", key="k1", call=work, begin=True, guarantee="at_most_once")
+            guard.run_in_transaction(conn, "pay", key="k1", call=work, own_transaction=True, guarantee="at_most_once")
         assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
     assert runs == 1
     with pytest.raises(TransactionConflict, match="nothing was stored"):
@@ -348,7 +362,9 @@ def test_at_most_once_is_tried_again_while_it_has_not_begun(
 
     monkeypatch.setattr(Unit, "lock", met)
     with psycopg.connect(database, autocommit=True) as conn:
-        paid = guard.transaction(conn, "pay", key="k1", call=lambda: "paid", begin=True, guarantee="at_most_once")
+        paid = guard.run_in_transaction(
+            conn, "pay", key="k1", call=lambda: "paid", own_transaction=True, guarantee="at_most_once"
+        )
     assert (paid, len(asked)) == ("paid", 3)
 
 
@@ -357,7 +373,7 @@ def test_in_the_callers_transaction_its_own_conflicts_are_its_own(guard: Semel, 
         raise psycopg.errors.DeadlockDetected("deadlock")
 
     with psycopg.connect(database) as conn, pytest.raises(psycopg.errors.DeadlockDetected):
-        guard.transaction(conn, "pay", key="k1", call=work)
+        guard.run_in_transaction(conn, "pay", key="k1", call=work)
 
 
 def test_a_real_deadlock_is_run_again(guard: Semel, database: str) -> None:
@@ -382,7 +398,7 @@ def test_a_real_deadlock_is_run_again(guard: Semel, database: str) -> None:
                 conn.execute("UPDATE payment SET worker = worker + 1 WHERE key = %s", (order[1],))
                 return runs
 
-            results.append(guard.transaction(conn, "transfer", key=key, call=work, begin=True))
+            results.append(guard.run_in_transaction(conn, "transfer", key=key, call=work, own_transaction=True))
 
     threads = [threading.Thread(target=transfer, args=each) for each in (("1", ("a", "b")), ("2", ("b", "a")))]
     for thread in threads:
@@ -405,9 +421,9 @@ def test_threads_run_every_key_once_at_every_level(guard: Semel, database: str, 
             with psycopg.connect(database, autocommit=True) as conn:
                 conn.isolation_level = level
                 for key in keys:
-                    guard.transaction(
-                        conn, "pay", key=key, call=lambda op: pay(conn, op.key), begin=True, tries=50,
-                        on_duplicate=wait("30s"),
+                    guard.run_in_transaction(
+                        conn, "pay", key=key, call=lambda op: pay(conn, op.key), own_transaction=True, tries=50,
+                        on_duplicate=Wait("30s"),
                     )  # fmt: skip
         except BaseException as failure:
             failures.append(failure)
@@ -437,8 +453,8 @@ def test_tasks_of_one_loop_run_a_key_once(database: str) -> None:
                         await conn.execute("INSERT INTO payment (key) VALUES ('k1')")
                         return "paid"
 
-                    outcome = await guard.transaction_outcome(
-                        conn, "pay", key="k1", call=work, begin=True, on_duplicate=wait("30s")
+                    outcome = await guard.run_in_transaction_outcome(
+                        conn, "pay", key="k1", call=work, own_transaction=True, on_duplicate=Wait("30s")
                     )
                     assert outcome.value == "paid"
                     return outcome.replayed
@@ -462,7 +478,9 @@ def test_cancellation_rolls_back_and_leaves_the_connection_clean(database: str) 
                 inside.set()
                 await asyncio.sleep(60)
 
-            task = asyncio.ensure_future(guard.transaction(conn, "pay", key="k1", call=work, begin=True))
+            task = asyncio.ensure_future(
+                guard.run_in_transaction(conn, "pay", key="k1", call=work, own_transaction=True)
+            )
             await inside.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -491,11 +509,11 @@ def test_on_sqlite_a_duplicate_waits_for_the_file_and_replays(shop: Path) -> Non
     with Semel(SQLiteStore(shop), sweep_every=None) as guard:
         first = sqlite3.connect(shop, check_same_thread=False)
         second = sqlite3.connect(shop, timeout=30)
-        guard.transaction(first, "pay", key="k1", call=lambda: 1)
+        guard.run_in_transaction(first, "pay", key="k1", call=lambda: 1)
         timer = threading.Timer(0.05, first.commit)
         timer.start()
         with second:
-            assert guard.transaction_outcome(second, "pay", key="k1", call=never).replayed
+            assert guard.run_in_transaction_outcome(second, "pay", key="k1", call=never).replayed
         timer.join()
         first.close()
         second.close()
@@ -504,11 +522,11 @@ def test_on_sqlite_a_duplicate_waits_for_the_file_and_replays(shop: Path) -> Non
 def test_on_sqlite_a_duplicate_may_wait_longer_than_the_connection_does(shop: Path) -> None:
     with Semel(SQLiteStore(shop), sweep_every=None) as guard:
         first, second = sqlite3.connect(shop, check_same_thread=False), sqlite3.connect(shop, timeout=0)
-        guard.transaction(first, "pay", key="k1", call=lambda: 1)
+        guard.run_in_transaction(first, "pay", key="k1", call=lambda: 1)
         timer = threading.Timer(0.05, first.commit)
         timer.start()
         with second:
-            outcome = guard.transaction_outcome(second, "pay", key="k1", call=never, on_duplicate=wait("30s"))
+            outcome = guard.run_in_transaction_outcome(second, "pay", key="k1", call=never, on_duplicate=Wait("30s"))
         timer.join()
         assert outcome.replayed
         first.close()
@@ -518,15 +536,15 @@ def test_on_sqlite_a_duplicate_may_wait_longer_than_the_connection_does(shop: Pa
 def test_on_sqlite_a_busy_file_is_no_word_about_the_key(shop: Path) -> None:
     with Semel(SQLiteStore(shop), sweep_every=None) as guard:
         first, second = sqlite3.connect(shop), sqlite3.connect(shop, timeout=0)
-        guard.transaction(first, "pay", key="k1", call=lambda: 1)
+        guard.run_in_transaction(first, "pay", key="k1", call=lambda: 1)
         with pytest.raises(StoreUnavailable, match="another process held the database") as busy:
-            guard.transaction(second, "pay", key="k2", call=never)
+            guard.run_in_transaction(second, "pay", key="k2", call=never)
         assert not isinstance(busy.value, TransactionConflict)
         with pytest.raises(StoreUnavailable):
-            guard.transaction(second, "pay", key="k2", call=never, on_duplicate=wait("30ms"))
+            guard.run_in_transaction(second, "pay", key="k2", call=never, on_duplicate=Wait("30ms"))
         first.commit()
         with second:
-            assert guard.transaction_outcome(second, "pay", key="k1", call=never).replayed
+            assert guard.run_in_transaction_outcome(second, "pay", key="k1", call=never).replayed
         first.close()
         second.close()
 
@@ -535,9 +553,9 @@ def test_on_sqlite_the_wait_for_the_file_counts(shop: Path) -> None:
     told: list[Any] = []
     with Semel(SQLiteStore(shop), sweep_every=None, on_event=told.append) as guard:
         first, second = sqlite3.connect(shop), sqlite3.connect(shop, timeout=0.2)
-        guard.transaction(first, "pay", key="k1", call=lambda: 1)
+        guard.run_in_transaction(first, "pay", key="k1", call=lambda: 1)
         with pytest.raises(StoreUnavailable):
-            guard.transaction(second, "pay", key="k1", call=never, on_duplicate=wait("250ms"))
+            guard.run_in_transaction(second, "pay", key="k1", call=never, on_duplicate=Wait("250ms"))
         assert sum(isinstance(event, events.Waited) for event in told) <= 1  # and not until polls alone make 250 ms
         first.close()
         second.close()
@@ -551,7 +569,7 @@ def test_on_sqlite_a_stale_snapshot_is_a_conflict(tmp_path: Path, kind: str) -> 
             second.send("BEGIN")
         second.send("SELECT count(*) FROM payment")
         first.pay("k1")
-        second.guard.transaction(second.conn, "pay", key="k1", call=never)
+        second.guard.run_in_transaction(second.conn, "pay", key="k1", call=never)
     assert second.pay("k1").replayed
     assert second.rows() == ["k1"]
     first.close()

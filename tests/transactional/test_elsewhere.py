@@ -47,12 +47,12 @@ def desk(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
     opened.close()
 
 
-@pytest.mark.parametrize("begin", [False, True])
+@pytest.mark.parametrize("own_transaction", [False, True])
 def test_the_database_that_was_looked_at_is_named_with_the_command_that_migrates_it(
-    desk: Till | AsyncTill, kind: str, begin: bool, request: pytest.FixtureRequest, tmp_path: Path
+    desk: Till | AsyncTill, kind: str, own_transaction: bool, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     with pytest.raises(NotMigrated, match=r"run `semel migrate (\S+)`, or use a connection to") as caught:
-        desk.pay("k1", insert=False, **({"begin": True} if begin else {}))
+        desk.pay("k1", insert=False, **({"own_transaction": True} if own_transaction else {}))
     place = str(caught.value).split("semel migrate ")[1].split("`")[0]
     if kind in SQLITE + ASYNC_SQLITE:
         assert place == f"sqlite:///{tmp_path / 'other.db'}"
@@ -70,11 +70,11 @@ def test_the_command_that_is_named_is_the_cure(tmp_path: Path) -> None:
         closing(sqlite3.connect(tmp_path / "shop.db")) as conn,
     ):
         with pytest.raises(NotMigrated) as caught:
-            guard.transaction(conn, "pay", key=1, call=lambda: "paid")
+            guard.run_in_transaction(conn, "pay", key=1, call=lambda: "paid")
         assert main(str(caught.value).split("`semel ")[1].split("`")[0].split()) == 0
         conn.rollback()
         with conn:
-            assert guard.transaction(conn, "pay", key=1, call=lambda: "paid") == "paid"
+            assert guard.run_in_transaction(conn, "pay", key=1, call=lambda: "paid") == "paid"
 
 
 def test_a_database_in_memory_is_called_so(tmp_path: Path) -> None:
@@ -83,4 +83,4 @@ def test_a_database_in_memory_is_called_so(tmp_path: Path) -> None:
         closing(sqlite3.connect(":memory:")) as conn,
         pytest.raises(NotMigrated, match=r"This connection is to a database in memory: use one to the database"),
     ):
-        guard.transaction(conn, "pay", key=1, call=lambda: "paid")
+        guard.run_in_transaction(conn, "pay", key=1, call=lambda: "paid")

@@ -57,12 +57,12 @@ def test_a_handler_that_raises_leaves_nothing(open_till: OpenTill) -> None:
 
 def test_semel_opens_and_commits_where_it_is_asked_to(open_till: OpenTill) -> None:
     till = open_till()
-    assert till.pay("k1", begin=True).replayed is False
+    assert till.pay("k1", own_transaction=True).replayed is False
     assert till.lent.begun() is False
-    assert till.pay("k1", begin=True).replayed is True
+    assert till.pay("k1", own_transaction=True).replayed is True
     assert till.lent.begun() is False
     with pytest.raises(Refused):
-        till.pay("k2", begin=True, call=lambda op: fail())
+        till.pay("k2", own_transaction=True, call=lambda op: fail())
     assert till.lent.begun() is False
     assert till.rows() == ["k1"]
     assert till.lookup("k2") is None
@@ -72,7 +72,7 @@ def test_a_remembered_failure_is_replayed_and_its_effect_undone(open_till: OpenT
     till = open_till()
     for _ in range(2):
         with pytest.raises(Refused):
-            till.pay("k1", begin=True, call=lambda op: fail(), remember=Refused)
+            till.pay("k1", own_transaction=True, call=lambda op: fail(), remember_errors=Refused)
         assert till.rows() == []
     assert till.lookup("k1").state is State.DONE
 
@@ -100,13 +100,13 @@ def test_begin_inside_an_open_transaction_is_an_error(open_till: OpenTill) -> No
         async def inside() -> None:
             async with till.transaction():
                 await till.send("INSERT INTO payment (key) VALUES ('mine')")
-                await till.pay_async("k1", begin=True)
+                await till.pay_async("k1", own_transaction=True)
     else:
 
         def inside() -> None:  # type: ignore[misc]
             with till.transaction():
                 till.send("INSERT INTO payment (key) VALUES ('mine')")
-                till.pay("k1", begin=True)
+                till.pay("k1", own_transaction=True)
 
     with pytest.raises(ConfigurationError, match="one is open already"):
         till.run(inside)
@@ -119,7 +119,7 @@ def test_completion_is_told_as_prepared_until_the_commit_is_ours_to_make(open_ti
     till.pay("k1")
     assert [type(event) for event in told] == [events.Started, events.Prepared]
     told.clear()
-    till.pay("k2", begin=True)
+    till.pay("k2", own_transaction=True)
     assert [type(event) for event in told] == [events.Started, events.Completed]
     told.clear()
     till.pay("k2")
@@ -144,6 +144,6 @@ def test_a_handler_may_open_savepoints_in_a_transaction_of_semels(open_till: Ope
                 till.send("INSERT INTO payment (key) VALUES ('k1')")
             return "paid"
 
-    till.run(lambda: till.guard.transaction(till.conn, "pay", key="k1", call=work, begin=True))
+    till.run(lambda: till.guard.run_in_transaction(till.conn, "pay", key="k1", call=work, own_transaction=True))
     assert till.lent.begun() is False
     assert till.rows() == ["k1"]

@@ -56,7 +56,9 @@ def twice(desk: Till | AsyncTill, runs: list[int], **how: Any) -> Any:
             desk.send(sql)
             return "taken"
 
-    return desk.run(lambda: desk.guard.transaction(desk.conn, "pay", key="k1", call=work, begin=True, **how))
+    return desk.run(
+        lambda: desk.guard.run_in_transaction(desk.conn, "pay", key="k1", call=work, own_transaction=True, **how)
+    )
 
 
 def code_of(error: BaseException) -> str | None:
@@ -81,7 +83,7 @@ def test_a_constraint_that_fails_at_the_commit_is_the_handlers_own_error(
         assert desk.lent.begun() is False
         assert desk.lookup("k1") is None
     assert [type(event) for event in told] == [events.Started, events.Released] * 2
-    assert desk.pay("k1", begin=True).replayed is False, "the key is free, and so is its place in the quota"
+    assert desk.pay("k1", own_transaction=True).replayed is False, "the key is free, and so is its place in the quota"
     desk.close()
 
 
@@ -102,9 +104,9 @@ def test_such_an_error_is_remembered_where_the_policy_says_so(database: str, con
     desk = till("psycopg", database)
     runs: list[int] = []
     with pytest.raises(VIOLATIONS):
-        twice(desk, runs, remember=VIOLATIONS)
+        twice(desk, runs, remember_errors=VIOLATIONS)
     with pytest.raises(RememberedFailure, match=r'"seat"|"one"'):
-        twice(desk, runs, remember=VIOLATIONS)
+        twice(desk, runs, remember_errors=VIOLATIONS)
     assert runs == [1]
     desk.close()
 
@@ -127,7 +129,7 @@ def test_a_record_that_stands_there_by_then_is_a_conflict_still(kind: str, datab
         return "paid"
 
     with pytest.raises(TransactionConflict, match="stood in the way of the record"):
-        desk.pay("k1", begin=True, tries=1, call=come_between)
+        desk.pay("k1", own_transaction=True, tries=1, call=come_between)
     assert desk.rows() == []
     desk.close()
 
@@ -155,7 +157,9 @@ def ended(desk: Any, word: str, then: str | None = None) -> Any:
             return "paid"
 
     return desk.run(
-        lambda: desk.guard.transaction(desk.conn, "pay", key="k1", call=work, begin=True, remember=Exception)
+        lambda: desk.guard.run_in_transaction(
+            desk.conn, "pay", key="k1", call=work, own_transaction=True, remember_errors=Exception
+        )
     )
 
 
@@ -179,7 +183,7 @@ def test_a_handler_that_ends_its_transaction_is_told_so_and_nothing_is_remembere
         assert desk.lookup("k1") is None
         assert [type(event) for event in told] == [events.Started, events.Released]
         assert desk.rows() == (["k1"] if word == "commit" else [])
-        assert desk.pay("k2", begin=True).replayed is False
+        assert desk.pay("k2", own_transaction=True).replayed is False
     assert desk.lent.begun() is False
 
 

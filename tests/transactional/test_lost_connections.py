@@ -45,18 +45,20 @@ def stored(database: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("autocommit", [False, True])
-@pytest.mark.parametrize("begin", [False, True])
+@pytest.mark.parametrize("own_transaction", [False, True])
 def test_a_connection_that_is_closed_is_no_mistake_of_the_programs(
-    database: str, autocommit: bool, begin: bool
+    database: str, autocommit: bool, own_transaction: bool
 ) -> None:
     desk = till("psycopg-autocommit" if autocommit else "psycopg", database)
     assert isinstance(desk, Till)
     ran: list[int] = []
     desk.conn.close()
     with pytest.raises(StoreUnavailable, match="nothing was stored"):
-        desk.guard.transaction(desk.conn, "pay", key="k1", call=lambda: ran.append(1), begin=begin)
+        desk.guard.run_in_transaction(
+            desk.conn, "pay", key="k1", call=lambda: ran.append(1), own_transaction=own_transaction
+        )
     desk.close()
-    asyncio.run(_closed(database, autocommit, begin))
+    asyncio.run(_closed(database, autocommit, own_transaction))
     assert ran == []
 
 
@@ -64,12 +66,12 @@ async def paid() -> str:
     return "paid"
 
 
-async def _closed(database: str, autocommit: bool, begin: bool) -> None:
+async def _closed(database: str, autocommit: bool, own_transaction: bool) -> None:
     conn = await psycopg.AsyncConnection.connect(database, autocommit=autocommit)
     await conn.close()
-    async with AsyncSemel(AsyncPostgresStore(database, lanes=1), sweep_every=None) as guard:
+    async with AsyncSemel(AsyncPostgresStore(database, connections=1), sweep_every=None) as guard:
         with pytest.raises(StoreUnavailable, match="nothing was stored"):
-            await guard.transaction(conn, "pay", key="k1", call=paid, begin=begin)
+            await guard.run_in_transaction(conn, "pay", key="k1", call=paid, own_transaction=own_transaction)
 
 
 def test_a_call_of_asyncpg_that_is_cancelled_on_its_way_leaves_no_transaction_open(database: str) -> None:
@@ -77,10 +79,12 @@ def test_a_call_of_asyncpg_that_is_cancelled_on_its_way_leaves_no_transaction_op
 
     async def main() -> None:
         other = await asyncpg.connect(database)
-        async with AsyncSemel(AsyncPostgresStore(database, lanes=1), sweep_every=None) as guard:
+        async with AsyncSemel(AsyncPostgresStore(database, connections=1), sweep_every=None) as guard:
             for turns in range(6):
                 conn = await asyncpg.connect(database)
-                call = asyncio.ensure_future(guard.transaction(conn, "pay", key=str(turns), call=paid, begin=True))
+                call = asyncio.ensure_future(
+                    guard.run_in_transaction(conn, "pay", key=str(turns), call=paid, own_transaction=True)
+                )
                 for _ in range(turns):
                     await asyncio.sleep(0)
                 call.cancel()
@@ -112,6 +116,6 @@ def test_in_the_callers_transaction_nothing_is_stored_for_certain(desk: Any, dat
 
 def test_during_a_commit_of_ours_nobody_can_say(desk: Any, database: str) -> None:
     with pytest.raises(StoreUncertain) as lost:
-        desk.pay("k1", call=severed(database), begin=True)
+        desk.pay("k1", call=severed(database), own_transaction=True)
     assert lost.value.result == "paid"
     assert stored(database) == (0, 0)

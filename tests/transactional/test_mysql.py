@@ -28,7 +28,7 @@ from semel import (
     StoreUnavailable,
     StoreUncertain,
     TransactionConflict,
-    wait,
+    Wait,
 )
 from semel.core.keys import identity
 from semel.core.ops import Claim, Complete
@@ -92,17 +92,17 @@ def test_a_duplicate_learns_at_once_that_the_first_still_runs(
     guard: Semel, connect: Callable[..., Any], level: str, mariadb: MariaDBServer
 ) -> None:
     first, second = connect(level), connect(level)
-    guard.transaction(first, "pay", key="k1", call=lambda: pay(first))
+    guard.run_in_transaction(first, "pay", key="k1", call=lambda: pay(first))
     patience = 1 if mariadb.is_mysql() else 100  # the caller's own: MySQL waits for so long, MariaDB does not
     asked(second, f"SET innodb_lock_wait_timeout = {patience}")
     pay(second, "mine")
     for _ in range(2):
         with pytest.raises(InProgress) as refused:
-            guard.transaction(second, "pay", key="k1", call=never)
+            guard.run_in_transaction(second, "pay", key="k1", call=never)
         assert refused.value.retry_after
     assert asked(second, "SELECT @@innodb_lock_wait_timeout") == ((patience,),)
     first.commit()
-    assert guard.transaction_outcome(second, "pay", key="k1", call=never).replayed
+    assert guard.run_in_transaction_outcome(second, "pay", key="k1", call=never).replayed
     second.commit()  # what it wrote before it was turned away is still there
     assert payments(connect) == 2
 
@@ -113,20 +113,20 @@ def test_replays_and_other_keys_do_not_stand_in_each_others_way(
 ) -> None:
     first, second, third = connect(level), connect(level), connect(level)
     for key in ("k1", "k2", "k3", "k4"):
-        guard.transaction(first, "pay", key=key, call=lambda: pay(first))
+        guard.run_in_transaction(first, "pay", key=key, call=lambda: pay(first))
     first.commit()
     for conn in (first, second, first, second):  # both transactions stay open
         for key in ("k1", "k2", "k3", "k4"):
-            assert guard.transaction_outcome(conn, "pay", key=key, call=never).replayed
+            assert guard.run_in_transaction_outcome(conn, "pay", key=key, call=never).replayed
     for number in range(40):  # in every gap between the records, none of which is locked
-        guard.transaction(third, "pay", key=f"other {number}", call=lambda: 1)
+        guard.run_in_transaction(third, "pay", key=f"other {number}", call=lambda: 1)
     assert guard.store.execute(Claim(identity("", "pay", "leased"), 7, b"", 60, 60, Takeover.RETRY, "", "", "")).token  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("begin", [False, True])
+@pytest.mark.parametrize("own_transaction", [False, True])
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_waiting_duplicate_sees_the_winners_commit(
-    mysql_database: str, connect: Callable[..., Any], level: str, begin: bool
+    mysql_database: str, connect: Callable[..., Any], level: str, own_transaction: bool
 ) -> None:
     waited = threading.Event()
 
@@ -136,9 +136,9 @@ def test_a_waiting_duplicate_sees_the_winners_commit(
 
     with Semel(MySQLStore(mysql_database), sweep_every=None, on_event=tell) as guard:
         first, second = connect(level), connect(level)
-        if not begin:
+        if not own_transaction:
             asked(second, "SELECT count(*) FROM semel_step")  # its snapshot is taken here
-        guard.transaction(first, "pay", key="k1", call=lambda: pay(first))
+        guard.run_in_transaction(first, "pay", key="k1", call=lambda: pay(first))
 
         def commit() -> None:
             waited.wait(30)
@@ -146,7 +146,9 @@ def test_a_waiting_duplicate_sees_the_winners_commit(
 
         thread = threading.Thread(target=commit)
         thread.start()
-        outcome = guard.transaction_outcome(second, "pay", key="k1", call=never, on_duplicate=wait("30s"), begin=begin)
+        outcome = guard.run_in_transaction_outcome(
+            second, "pay", key="k1", call=never, on_duplicate=Wait("30s"), own_transaction=own_transaction
+        )
         thread.join()
     assert outcome.replayed
     assert outcome.value == {"paid": "k1"}
@@ -154,10 +156,12 @@ def test_a_waiting_duplicate_sees_the_winners_commit(
 
 def test_a_waiting_duplicate_runs_where_the_first_rolls_back(guard: Semel, connect: Callable[..., Any]) -> None:
     first, second = connect(), connect()
-    guard.transaction(first, "pay", key="k1", call=lambda: pay(first))
+    guard.run_in_transaction(first, "pay", key="k1", call=lambda: pay(first))
     timer = threading.Timer(0.05, first.rollback)
     timer.start()
-    outcome = guard.transaction_outcome(second, "pay", key="k1", call=lambda: pay(second), on_duplicate=wait("30s"))
+    outcome = guard.run_in_transaction_outcome(
+        second, "pay", key="k1", call=lambda: pay(second), on_duplicate=Wait("30s")
+    )
     timer.join()
     second.commit()
     assert not outcome.replayed
@@ -171,7 +175,7 @@ def test_a_transaction_does_not_wait_for_an_owner_whom_it_keeps_from_finishing(
     claimed: Any = guard.store.execute(Claim(ID, 7, b"", 60, 60, Takeover.RETRY, "", "pay", "k1"))
     conn = connect()
     with pytest.raises(InProgress):
-        guard.transaction(conn, "pay", key="k1", call=never, on_duplicate=wait("60s"))
+        guard.run_in_transaction(conn, "pay", key="k1", call=never, on_duplicate=Wait("60s"))
     conn.rollback()
     assert guard.store.execute(Complete(ID, claimed.token, b"done", 60.0))
 
@@ -190,8 +194,8 @@ def test_a_transaction_of_semels_does_wait_for_an_owner_under_a_lease(
     thread.start()
     inside.wait(30)
     threading.Timer(0.05, go_on.set).start()
-    outcome: Any = guard.transaction_outcome(
-        connect(), "pay", key="k1", call=never, on_duplicate=wait("30s"), begin=True
+    outcome: Any = guard.run_in_transaction_outcome(
+        connect(), "pay", key="k1", call=never, on_duplicate=Wait("30s"), own_transaction=True
     )
     thread.join()
     assert (outcome.replayed, outcome.value) == (True, "by lease")
@@ -205,9 +209,9 @@ def test_threads_run_every_key_once_at_every_level(guard: Semel, connect: Callab
     def work(conn: Any) -> None:
         try:
             for key in keys:
-                guard.transaction(
-                    conn, "pay", key=key, call=lambda op: pay(conn, op.key), begin=True, tries=50,
-                    on_duplicate=wait("30s"),
+                guard.run_in_transaction(
+                    conn, "pay", key=key, call=lambda op: pay(conn, op.key), own_transaction=True, tries=50,
+                    on_duplicate=Wait("30s"),
                 )  # fmt: skip
         except BaseException as failure:
             failures.append(failure)
@@ -238,8 +242,8 @@ def test_tasks_of_one_loop_run_a_key_once(mysql_database: str, connect: Callable
                             await cursor.execute("INSERT INTO payment (`key`) VALUES ('k1')")
                         return "paid"
 
-                    outcome = await guard.transaction_outcome(
-                        conn, "pay", key="k1", call=work, begin=True, on_duplicate=wait("30s")
+                    outcome = await guard.run_in_transaction_outcome(
+                        conn, "pay", key="k1", call=work, own_transaction=True, on_duplicate=Wait("30s")
                     )
                     return outcome.replayed
 
@@ -263,7 +267,9 @@ def test_cancellation_leaves_nothing(mysql_database: str, connect: Callable[...,
                 inside.set()
                 await asyncio.sleep(60)
 
-            task = asyncio.ensure_future(guard.transaction(conn, "pay", key="k1", call=work, begin=True))
+            task = asyncio.ensure_future(
+                guard.run_in_transaction(conn, "pay", key="k1", call=work, own_transaction=True)
+            )
             await inside.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -287,13 +293,13 @@ def test_a_step_is_remembered_in_the_transaction_that_its_rows_are_in(
 
     def reserve(order: str, op: Operation) -> str:
         for ends in (conn.rollback, conn.commit):
-            op.step("reserve", lambda: pay(conn, "reserved"), on=conn)
+            op.step("reserve", lambda: pay(conn, "reserved"), connection=conn)
             ends()
             counted.append(asked(other, "SELECT (SELECT count(*) FROM payment), (SELECT count(*) FROM semel_step)")[0])
         with pytest.raises(
             PolicyError, match="asked for twice"
         ):  # after the commit it is known, after the rollback not
-            op.step("reserve", never, on=conn)
+            op.step("reserve", never, connection=conn)
         return "done"
 
     once: Any = guard.once(key="order")(reserve)
@@ -323,7 +329,7 @@ def test_a_real_deadlock_is_run_again(guard: Semel, connect: Callable[..., Any])
             asked(conn, f"UPDATE account SET balance = balance + 1 WHERE id = {order[1]}")
             return runs
 
-        results.append(guard.transaction(conn, "transfer", key=key, call=work, begin=True))
+        results.append(guard.run_in_transaction(conn, "transfer", key=key, call=work, own_transaction=True))
 
     threads = [threading.Thread(target=transfer, args=(*each, connect())) for each in (("1", (1, 2)), ("2", (2, 1)))]
     for thread in threads:
@@ -334,9 +340,9 @@ def test_a_real_deadlock_is_run_again(guard: Semel, connect: Callable[..., Any])
     assert asked(set_up, "SELECT sum(balance) FROM account")[0][0] == 4
 
 
-@pytest.mark.parametrize("begin", [False, True])
+@pytest.mark.parametrize("own_transaction", [False, True])
 def test_a_handler_that_ends_the_transaction_cannot_be_kept_beside_another(
-    guard: Semel, connect: Callable[..., Any], begin: bool
+    guard: Semel, connect: Callable[..., Any], own_transaction: bool
 ) -> None:
     """A rollback, or a CREATE TABLE, which commits by itself, gives the key away; the row's token tells."""
     conn = connect()
@@ -347,7 +353,9 @@ def test_a_handler_that_ends_the_transaction_cannot_be_kept_beside_another(
         return "mine"
 
     with pytest.raises(TransactionConflict):
-        guard.transaction(conn, "pay", key="k1", call=work, begin=begin, tries=1 if begin else None)
+        guard.run_in_transaction(
+            conn, "pay", key="k1", call=work, own_transaction=own_transaction, tries=1 if own_transaction else None
+        )
     conn.rollback()
     assert guard.run("pay", key="k1", call=never) == "another's"
 
@@ -360,17 +368,17 @@ def test_what_was_begun_and_committed_unfinished_counts_as_absent(guard: Semel, 
 
     for _ in range(2):
         with pytest.raises(LookupError):
-            guard.transaction(conn, "pay", key="k1", call=fail)
+            guard.run_in_transaction(conn, "pay", key="k1", call=fail)
     conn.commit()
     assert asked(conn, "SELECT count(*) FROM semel_record") == ((1,),)
     conn.commit()
     assert guard.lookup("pay", "k1") is None
     assert guard.run("pay", key="k2", call=lambda: 1) == 1
     with pytest.raises(LookupError):
-        guard.transaction(conn, "pay", key="k2", call=fail, tenant="other")
+        guard.run_in_transaction(conn, "pay", key="k2", call=fail, tenant="other")
     conn.commit()
     assert guard.sweep().removed == 2
-    outcome = guard.transaction_outcome(conn, "pay", key="k1", call=lambda: pay(conn))
+    outcome = guard.run_in_transaction_outcome(conn, "pay", key="k1", call=lambda: pay(conn))
     conn.commit()
     assert (outcome.replayed, outcome.attempt) == (False, 1)
 
@@ -390,11 +398,11 @@ def test_a_server_that_undoes_whole_transactions_on_a_time_out_is_heeded(private
         pymysql.connect(**mysql_parameters(url)) as first,
         pymysql.connect(**mysql_parameters(url)) as second,
     ):
-        guard.transaction(first, "pay", key="k1", call=lambda: 1)
+        guard.run_in_transaction(first, "pay", key="k1", call=lambda: 1)
         with pytest.raises(TransactionConflict, match="undoes all of a transaction"):
-            guard.transaction(second, "pay", key="k1", call=never)
+            guard.run_in_transaction(second, "pay", key="k1", call=never)
         first.commit()
-        assert guard.transaction_outcome(second, "pay", key="k1", call=never).replayed
+        assert guard.run_in_transaction_outcome(second, "pay", key="k1", call=never).replayed
 
 
 # What it costs
@@ -420,11 +428,11 @@ class Heard(pymysql.connections.Connection):  # type: ignore[type-arg]
 def test_two_statements_and_no_commit_are_added(guard: Semel, mysql_database: str) -> None:
     with Heard(**mysql_parameters(mysql_database), autocommit=True) as conn:
         conn.heard()
-        for how, ends in (({}, True), ({"begin": True}, False)):
+        for how, ends in (({}, True), ({"own_transaction": True}, False)):
             key = f"k{ends}"
             if ends:
                 conn.begin()
-            guard.transaction(conn, "pay", key=key, call=lambda: pay(conn), **how)  # type: ignore[arg-type]
+            guard.run_in_transaction(conn, "pay", key=key, call=lambda: pay(conn), **how)  # type: ignore[arg-type]
             if ends:
                 conn.commit()
             assert conn.heard() == [
@@ -432,7 +440,7 @@ def test_two_statements_and_no_commit_are_added(guard: Semel, mysql_database: st
             ]  # fmt: skip
             if ends:
                 conn.begin()
-            guard.transaction(conn, "pay", key=key, call=never, **how)  # type: ignore[arg-type]
+            guard.run_in_transaction(conn, "pay", key=key, call=never, **how)  # type: ignore[arg-type]
             if ends:
                 conn.commit()
             assert conn.heard() == ["BEGIN", "INSERT INTO semel_record", "FROM semel_record", "COMMIT" if ends else
@@ -457,7 +465,7 @@ def test_the_connection_is_left_as_it_was(guard: Semel, connect: Callable[..., A
         before = asked(conn, settings)
         key = f"ключ 🗝 {id(conn)}"
         for expected in (False, True):
-            outcome = guard.transaction_outcome(conn, "pay", key=key, tenant="ü", call=lambda: "да")
+            outcome = guard.run_in_transaction_outcome(conn, "pay", key=key, tenant="ü", call=lambda: "да")
             assert (outcome.value, outcome.replayed) == ("да", expected)
             conn.commit()
         assert asked(conn, settings) == before
@@ -472,14 +480,14 @@ def test_autocommit_without_a_transaction_is_refused(guard: Semel, mysql_databas
 
     with (
         pymysql.connect(**mysql_parameters(mysql_database), autocommit=True) as conn,
-        pytest.raises(ConfigurationError, match=r"no transaction is open.*conn\.begin\(\).*begin=True"),
+        pytest.raises(ConfigurationError, match=r"no transaction is open.*conn\.begin\(\).*own_transaction=True"),
     ):
-        guard.transaction(conn, "pay", key="k1", call=never)
+        guard.run_in_transaction(conn, "pay", key="k1", call=never)
     engine = sa.create_engine(
         mysql_database.replace("mysql:", "mysql+pymysql:"), connect_args={"autocommit": True}, poolclass=sa.NullPool
     )
     with engine.begin() as connection, pytest.raises(ConfigurationError, match="commits each statement"):
-        guard.transaction(connection, "pay", key="k1", call=never)
+        guard.run_in_transaction(connection, "pay", key="k1", call=never)
     assert guard.lookup("pay", "k1") is None
 
 
@@ -491,7 +499,7 @@ def test_tables_that_are_missing_are_named(mariadb_url: str) -> None:
         pymysql.connect(**mysql_parameters(mariadb_url)) as conn,
         pytest.raises(NotMigrated, match="semel migrate"),
     ):
-        guard.transaction(conn, "pay", key="k1", call=never)
+        guard.run_in_transaction(conn, "pay", key="k1", call=never)
 
 
 # A connection that is lost
@@ -539,7 +547,7 @@ def test_lost_before_a_commit_of_ours_was_sent_the_answer_is_handed_over(
     desk: Any, connect: Callable[..., Any]
 ) -> None:
     with pytest.raises((StoreUncertain, StoreUnavailable)) as lost:
-        desk.pay("k1", call=severed(connect), begin=True)
+        desk.pay("k1", call=severed(connect), own_transaction=True)
     assert lost.value.result == "paid"
     assert payments(connect) == 0
 

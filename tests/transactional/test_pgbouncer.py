@@ -12,7 +12,7 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from semel import AsyncPostgresStore, AsyncSemel, PostgresStore, Semel, wait
+from semel import AsyncPostgresStore, AsyncSemel, PostgresStore, Semel, Wait
 from semel.stores.postgres import migrate
 from tests.servers import Server
 from tests.servers.pgbouncer import PgBouncerServer
@@ -42,8 +42,8 @@ def payments(direct: str) -> list[str]:
         return [row[0] for row in conn.execute("SELECT key FROM payment ORDER BY key")]
 
 
-@pytest.mark.parametrize("begin", [False, True])
-def test_clients_that_share_sessions_pay_each_key_once(urls: tuple[str, str], begin: bool) -> None:
+@pytest.mark.parametrize("own_transaction", [False, True])
+def test_clients_that_share_sessions_pay_each_key_once(urls: tuple[str, str], own_transaction: bool) -> None:
     pooled, direct = urls
     failures: list[BaseException] = []
     with Semel(PostgresStore(direct, listen=False), sweep_every=None) as guard:
@@ -52,11 +52,11 @@ def test_clients_that_share_sessions_pay_each_key_once(urls: tuple[str, str], be
             try:
                 with psycopg.connect(pooled, autocommit=True, prepare_threshold=None) as conn:
                     for key in KEYS * 2:
-                        opened = nullcontext() if begin else conn.transaction()
+                        opened = nullcontext() if own_transaction else conn.transaction()
                         with opened:
-                            guard.transaction(
-                                conn, "pay", key=key, call=lambda op: pay(conn, op.key), begin=begin,
-                                on_duplicate=wait("30s"),
+                            guard.run_in_transaction(
+                                conn, "pay", key=key, call=lambda op: pay(conn, op.key),
+                                own_transaction=own_transaction, on_duplicate=Wait("30s"),
                             )  # fmt: skip
             except BaseException as failure:
                 failures.append(failure)
@@ -75,8 +75,8 @@ def pay(conn: Any, key: str) -> str:
     return key
 
 
-@pytest.mark.parametrize("begin", [False, True])
-def test_asyncpg_without_a_statement_cache(urls: tuple[str, str], begin: bool) -> None:
+@pytest.mark.parametrize("own_transaction", [False, True])
+def test_asyncpg_without_a_statement_cache(urls: tuple[str, str], own_transaction: bool) -> None:
     import asyncpg
 
     pooled, direct = urls
@@ -97,12 +97,12 @@ def test_asyncpg_without_a_statement_cache(urls: tuple[str, str], begin: bool) -
                     await conn.execute("INSERT INTO payment (key) VALUES ($1)", key)
                     return key
 
-                how: dict[str, Any] = {"key": key, "call": work, "on_duplicate": wait("30s")}
-                if begin:
-                    await guard.transaction(conn, "pay", begin=True, **how)
+                how: dict[str, Any] = {"key": key, "call": work, "on_duplicate": Wait("30s")}
+                if own_transaction:
+                    await guard.run_in_transaction(conn, "pay", own_transaction=True, **how)
                     return
                 async with conn.transaction():
-                    await guard.transaction(conn, "pay", **how)
+                    await guard.run_in_transaction(conn, "pay", **how)
 
             await asyncio.gather(*(client() for _ in range(CLIENTS)))
 

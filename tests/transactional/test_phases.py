@@ -83,7 +83,7 @@ def test_rows_and_mark_commit_together_and_a_later_attempt_goes_on_after_them(op
 
     async def body(op: Any) -> Any:
         async with transaction(till):
-            got = await answer(op.step("reserve", reserve, on=till.conn))
+            got = await answer(op.step("reserve", reserve, connection=till.conn))
         if failing:
             raise failing.pop()
         return [got, op.attempt]
@@ -104,13 +104,13 @@ def test_what_is_rolled_back_may_be_asked_for_again_in_the_same_run(open_till: C
     async def body(op: Any) -> Any:
         with contextlib.suppress(Boom):
             async with transaction(till):
-                await answer(op.step("reserve", reserve, on=till.conn))
+                await answer(op.step("reserve", reserve, connection=till.conn))
                 raise Boom
         async with transaction(till):
-            got = await answer(op.step("reserve", reserve, on=till.conn))
+            got = await answer(op.step("reserve", reserve, connection=till.conn))
         with pytest.raises(PolicyError, match="asked for twice"):  # this time it is done
             async with transaction(till):
-                await answer(op.step("reserve", reserve, on=till.conn))
+                await answer(op.step("reserve", reserve, connection=till.conn))
         return got
 
     assert ship(till, "k1", body) == "row of k1"
@@ -125,10 +125,10 @@ def test_twice_in_one_transaction_is_refused_before_it_runs(open_till: Callable[
 
     async def body(op: Any) -> None:
         async with transaction(till):
-            await answer(op.step("reserve", reserve, on=till.conn))
-            await answer(op.step("book", reserving(till, "k2", runs), on=till.conn))
+            await answer(op.step("reserve", reserve, connection=till.conn))
+            await answer(op.step("book", reserving(till, "k2", runs), connection=till.conn))
             with pytest.raises(PolicyError, match="asked for twice"):
-                await answer(op.step("reserve", reserve, on=till.conn))
+                await answer(op.step("reserve", reserve, connection=till.conn))
 
     ship(till, "k1", body)
     assert runs == ["k1", "k2"]
@@ -144,7 +144,7 @@ def test_after_a_rollback_nothing_is_left_and_the_key_is_free(open_till: Callabl
 
     async def body(op: Any) -> int:
         async with transaction(till):
-            await answer(op.step("reserve", reserve, on=till.conn, undo=undone.append))
+            await answer(op.step("reserve", reserve, connection=till.conn, undo=undone.append))
             if failing:
                 raise failing.pop()
         return int(op.attempt)
@@ -164,7 +164,7 @@ def test_what_was_committed_is_undone_when_the_operation_fails_later(open_till: 
 
     async def body(op: Any) -> None:
         async with transaction(till):
-            await answer(op.step("reserve", reserve, on=till.conn, undo=undone.append))
+            await answer(op.step("reserve", reserve, connection=till.conn, undo=undone.append))
         raise Boom
 
     with pytest.raises(Boom):
@@ -179,10 +179,10 @@ def test_an_owner_that_was_replaced_commits_nothing(open_till: Callable[..., Any
     async def body(op: Any) -> None:
         await answer(till.guard.release("ship", "k1", force=True))
         async with transaction(till):
-            await answer(op.step("reserve", reserving(till, "k1", []), on=till.conn))
+            await answer(op.step("reserve", reserving(till, "k1", []), connection=till.conn))
 
     with pytest.raises(LeaseLost, match="before 'reserve' was saved"):
-        ship(till, "k1", body, settle_for="20ms")
+        ship(till, "k1", body, completion_timeout="20ms")
     assert till.rows() == []
 
 
@@ -192,7 +192,7 @@ def test_in_the_transactional_mode_a_step_is_part_of_the_transaction_already(ope
         return
 
     def work(op: Any) -> str:
-        return str(op.step("reserve", reserving(till, "k1", []), on=till.conn))
+        return str(op.step("reserve", reserving(till, "k1", []), connection=till.conn))
 
     assert till.pay("k1", call=work, insert=False).value == "row of k1"
     assert till.rows() == ["k1"]
@@ -209,7 +209,7 @@ def test_without_an_open_transaction_nothing_is_run(tmp_path: Path) -> None:
 
         def work() -> None:
             op: Any = current_operation()
-            op.step("reserve", lambda: runs.append(1), on=conn)
+            op.step("reserve", lambda: runs.append(1), connection=conn)
 
         with pytest.raises(ConfigurationError, match="no transaction is open"):
             guard.run("ship", key="k", call=work)
@@ -221,7 +221,7 @@ def test_without_an_open_transaction_nothing_is_run(tmp_path: Path) -> None:
 def test_a_store_without_transactions_says_so() -> None:
     def work() -> None:
         op: Any = current_operation()
-        op.step("reserve", lambda: None, on=object())
+        op.step("reserve", lambda: None, connection=object())
 
     with Semel(MemoryStore()) as guard, pytest.raises(ConfigurationError, match="MemoryStore is in none"):
         guard.run("ship", key="k", call=work)
@@ -235,7 +235,7 @@ def test_what_waits_for_the_open_transaction_says_so(tmp_path: Path) -> None:
         def work() -> str:
             op: Any = current_operation()
             with conn:
-                op.step("reserve", lambda: "pen", on=conn)
+                op.step("reserve", lambda: "pen", connection=conn)
                 with pytest.raises(StoreUnavailable) as refused:
                     op.capture("id", lambda: "value")
             return str(refused.value.__notes__)
@@ -264,7 +264,7 @@ def test_a_renewal_that_waits_for_the_transaction_does_not_lose_the_lease(open_t
     def work() -> int:
         op: Any = current_operation()
         with till.transaction():
-            op.step("reserve", reserving(till, "k1", []), on=till.conn)
+            op.step("reserve", reserving(till, "k1", []), connection=till.conn)
             phases.until(lambda: asked, "no renewal was sent")
             assert not [event for event in seen if isinstance(event, Renewed)], "it cannot have got through"
         phases.until(lambda: [event for event in seen if isinstance(event, Renewed)], "the renewal did not get through")
@@ -297,7 +297,7 @@ def test_a_lease_that_may_have_to_wait_is_renewed_after_the_others(open_till: Ca
     def work() -> tuple[bytes, bytes]:
         op: Any = current_operation()
         with till.transaction():
-            op.step("reserve", reserving(till, "k1", []), on=till.conn)
+            op.step("reserve", reserving(till, "k1", []), connection=till.conn)
         return op.id, till.guard.run("other", key="k2", call=lambda: other(op), lease="1s")
 
     ship, last = till.guard.run("ship", key="k1", call=work, lease="1s")

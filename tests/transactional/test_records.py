@@ -86,7 +86,7 @@ def test_its_answer_is_replayed_and_ours_is_replayed_by_it(till: Till) -> None:
     assert till.guard.run("pay", key="k1", call=lambda: {"by": "lease"}) == {"by": "lease"}
     assert till.pay("k1").value == {"by": "lease"}
     till.pay("k2")
-    assert till.guard.outcome("pay", key="k2", call=lambda: {"by": "lease"}).value == {"paid": "k2"}
+    assert till.guard.run_outcome("pay", key="k2", call=lambda: {"by": "lease"}).value == {"paid": "k2"}
     assert till.rows() == ["k2"]
 
 
@@ -119,14 +119,14 @@ def test_an_attempt_that_may_not_be_taken_over_is_unknown(till: Till) -> None:
     assert till.pay("k1").replayed is False
 
 
-@pytest.mark.parametrize("begin", [False, True])
-def test_a_recover_hook_is_asked_first(till: Till, begin: bool) -> None:
+@pytest.mark.parametrize("own_transaction", [False, True])
+def test_a_recover_hook_is_asked_first(till: Till, own_transaction: bool) -> None:
     claimed(till, takeover=Takeover.REJECT)
     with pytest.raises(OutcomeUnknown, match="could not tell"):
-        till.pay("k1", recover=lambda: CANNOT_TELL, begin=begin)
-    assert till.pay("k1", recover=lambda: Recovered("found"), begin=begin).value == "found"
+        till.pay("k1", recover=lambda: CANNOT_TELL, own_transaction=own_transaction)
+    assert till.pay("k1", recover=lambda: Recovered("found"), own_transaction=own_transaction).value == "found"
     assert till.rows() == []
-    assert till.pay("k1", begin=begin).value == "found"
+    assert till.pay("k1", own_transaction=own_transaction).value == "found"
 
 
 def test_a_recover_hook_may_say_that_nothing_happened(till: Till) -> None:
@@ -149,9 +149,9 @@ def test_an_expired_record_makes_room(till: Till) -> None:
 
 
 def test_a_key_may_be_refused_after_its_time(till: Till) -> None:
-    till.pay("k1", ttl=0.0001, refuse_expired="1h")
+    till.pay("k1", ttl=0.0001, reject_expired_for="1h")
     with pytest.raises(KeyExpired):
-        till.pay("k1", ttl=0.0001, refuse_expired="1h")
+        till.pay("k1", ttl=0.0001, reject_expired_for="1h")
     assert till.rows() == ["k1"]
 
 
@@ -188,9 +188,9 @@ def test_a_failure_is_remembered_if_the_caller_commits_it(till: Till, told: list
         raise LookupError("no such account")
 
     with till.transaction(), pytest.raises(LookupError):
-        till.guard.transaction(till.conn, "pay", key="k1", call=work, remember=LookupError)
+        till.guard.run_in_transaction(till.conn, "pay", key="k1", call=work, remember_errors=LookupError)
     with pytest.raises(LookupError, match="no such account"):
-        till.pay("k1", remember=LookupError)
+        till.pay("k1", remember_errors=LookupError)
     assert [type(event) for event in told] == [events.Started, events.FailureRemembered, events.Replayed]
     assert till.rows() == []
 
@@ -207,23 +207,23 @@ def test_a_failure_in_a_broken_transaction_is_not_remembered(postgres_till: Till
     assert events.StoreFailed in [type(event) for event in told]
 
 
-@pytest.mark.parametrize("begin", [False, True])
-def test_a_result_that_cannot_be_kept_is_done_all_the_same(till: Till, begin: bool) -> None:
-    if begin:
+@pytest.mark.parametrize("own_transaction", [False, True])
+def test_a_result_that_cannot_be_kept_is_done_all_the_same(till: Till, own_transaction: bool) -> None:
+    if own_transaction:
         with pytest.raises(ResultNotStored, match="will not run again"):
-            till.pay("k1", call=lambda op: object(), begin=True)
+            till.pay("k1", call=lambda op: object(), own_transaction=True)
     else:
         with till.transaction(), pytest.raises(ResultNotStored, match="once you commit"):
-            till.guard.transaction(till.conn, "pay", key="k1", call=object)
+            till.guard.run_in_transaction(till.conn, "pay", key="k1", call=object)
     with pytest.raises(ResultNotStored):
         till.pay("k1")
 
 
 def test_a_quota_is_asked(url: tuple[str, str]) -> None:
     till = Till(*url, quota=Quota(live_keys=1))
-    till.pay("k1", begin=True)
+    till.pay("k1", own_transaction=True)
     with pytest.raises(TooManyKeys):
-        till.pay("k2", begin=True)
+        till.pay("k2", own_transaction=True)
     assert till.pay("k1").replayed
     till.close()
 
@@ -238,16 +238,16 @@ def meet(op: Any) -> None:
     raise Met
 
 
-@pytest.mark.parametrize("begin", [True, False])
-def test_a_conflict_gives_its_place_in_the_quota_back(url: tuple[str, str], begin: bool) -> None:
+@pytest.mark.parametrize("own_transaction", [True, False])
+def test_a_conflict_gives_its_place_in_the_quota_back(url: tuple[str, str], own_transaction: bool) -> None:
     till = Till(*url, quota=Quota(live_keys=100))
-    tries: dict[str, Any] = {"tries": 5} if begin else {}
-    with pytest.raises(TransactionConflict if begin else Met):
-        till.pay("k1", insert=False, call=meet, begin=begin, **tries)
+    tries: dict[str, Any] = {"tries": 5} if own_transaction else {}
+    with pytest.raises(TransactionConflict if own_transaction else Met):
+        till.pay("k1", insert=False, call=meet, own_transaction=own_transaction, **tries)
     meter = till.guard._meter
     assert meter is not None
     assert meter.estimate("") == 0
-    till.pay("k1", begin=begin)
+    till.pay("k1", own_transaction=own_transaction)
     assert meter.estimate("") == 1
     till.close()
 
@@ -265,15 +265,17 @@ def test_a_failure_that_could_not_be_kept_gives_its_place_back(postgres_till: Ti
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        till.pay("k1", insert=False, call=come_between, begin=True, remember=ZeroDivisionError)
+        till.pay("k1", insert=False, call=come_between, own_transaction=True, remember_errors=ZeroDivisionError)
     assert meter.estimate("") == 0
     till.close()
 
 
 @pytest.mark.parametrize("key", ["it's", "a\\b", "ключ 🗝", "$$; DROP TABLE payment; --", "%s :id"])
 def test_any_key_is_only_a_key(till: Till, key: str) -> None:
-    for begin in (True, False):
-        assert till.pay(key, insert=False, tenant=key, begin=begin, call=lambda op: [op.key]).value == [key]
+    for own_transaction in (True, False):
+        assert till.pay(
+            key, insert=False, tenant=key, own_transaction=own_transaction, call=lambda op: [op.key]
+        ).value == [key]
     record = till.guard.lookup("pay", key, tenant=key)
     assert record is not None
     assert (record.tenant, record.key) == (key, key)
@@ -281,8 +283,8 @@ def test_any_key_is_only_a_key(till: Till, key: str) -> None:
 
 def test_large_answers_and_fingerprints_travel_whole(till: Till) -> None:
     answer = {"text": "ü" * 200_000}
-    assert till.pay("k1", begin=True, fingerprint=list(range(1000)), call=lambda op: answer).value == answer
-    again = till.pay("k1", begin=True, fingerprint=list(range(1000)), call=lambda op: None)
+    assert till.pay("k1", own_transaction=True, fingerprint=list(range(1000)), call=lambda op: answer).value == answer
+    again = till.pay("k1", own_transaction=True, fingerprint=list(range(1000)), call=lambda op: None)
     assert (again.replayed, again.value) == (True, answer)
 
 
@@ -304,7 +306,7 @@ def test_the_functions_are_part_of_the_schema_that_is_checked(postgres_url: str)
 
     with Semel(PostgresStore(postgres_url), sweep_every=None) as guard, psycopg.connect(postgres_url) as conn:
         with pytest.raises(NotMigrated, match="semel migrate"):
-            guard.transaction(conn, "pay", key="k1", call=lambda: 1)
+            guard.run_in_transaction(conn, "pay", key="k1", call=lambda: 1)
         conn.rollback()
         migrate(postgres_url)
         check(postgres_url)
@@ -341,8 +343,8 @@ def test_a_database_of_the_version_before_is_migrated_and_its_records_are_replay
         assert migrate(postgres_url) == ["0005_transaction_calls"]
         check(postgres_url)
         with psycopg.connect(postgres_url) as conn:
-            assert guard.transaction_outcome(conn, "pay", key="k1", call=lambda: "again").replayed
-            assert guard.transaction(conn, "pay", key="k2", call=lambda: "paid") == "paid"
+            assert guard.run_in_transaction_outcome(conn, "pay", key="k1", call=lambda: "again").replayed
+            assert guard.run_in_transaction(conn, "pay", key="k2", call=lambda: "paid") == "paid"
             # A worker of the version before, which is still at work, meets the new one's record.
             found = conn.execute("SELECT length(semel_lock(%s, 1)) > 8", (identity("", "pay", "k2"),)).fetchall()
             assert found == [(True,)]

@@ -66,10 +66,10 @@ def test_a_savepoint_undoes_the_record_with_the_effect(open_till: OpenTill) -> N
                 await till.send("INSERT INTO payment (key) VALUES ('before')")
                 with pytest.raises(Undone):  # noqa: PT012
                     async with nested():
-                        await till.guard.transaction(till.conn, "pay", key="k1", call=work)
+                        await till.guard.run_in_transaction(till.conn, "pay", key="k1", call=work)
                         raise Undone
                 async with nested():
-                    outcome = await till.guard.transaction_outcome(till.conn, "pay", key="k1", call=work)
+                    outcome = await till.guard.run_in_transaction_outcome(till.conn, "pay", key="k1", call=work)
                 return bool(outcome.replayed)
 
         replayed = till.run(main)
@@ -82,10 +82,10 @@ def test_a_savepoint_undoes_the_record_with_the_effect(open_till: OpenTill) -> N
         with till.transaction():
             till.send("INSERT INTO payment (key) VALUES ('before')")
             with pytest.raises(Undone), nested():  # noqa: PT012
-                till.guard.transaction(till.conn, "pay", key="k1", call=sync_work)
+                till.guard.run_in_transaction(till.conn, "pay", key="k1", call=sync_work)
                 raise Undone
             with nested():
-                replayed = till.guard.transaction_outcome(till.conn, "pay", key="k1", call=sync_work).replayed
+                replayed = till.guard.run_in_transaction_outcome(till.conn, "pay", key="k1", call=sync_work).replayed
     assert replayed is False
     assert till.rows() == ["before", "k1"]
     assert till.lookup("k1").state is State.DONE
@@ -98,7 +98,7 @@ def test_a_second_call_in_the_same_transaction_is_a_replay(open_till: OpenTill) 
         async def main() -> list[bool]:
             async with till.transaction():
                 return [
-                    (await till.guard.transaction_outcome(till.conn, "pay", key="k1", call=lambda: 1)).replayed
+                    (await till.guard.run_in_transaction_outcome(till.conn, "pay", key="k1", call=lambda: 1)).replayed
                     for _ in range(2)
                 ]
 
@@ -106,6 +106,6 @@ def test_a_second_call_in_the_same_transaction_is_a_replay(open_till: OpenTill) 
         return
     with till.transaction():
         replays = [
-            till.guard.transaction_outcome(till.conn, "pay", key="k1", call=lambda: 1).replayed for _ in range(2)
+            till.guard.run_in_transaction_outcome(till.conn, "pay", key="k1", call=lambda: 1).replayed for _ in range(2)
         ]
     assert replays == [False, True]

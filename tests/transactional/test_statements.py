@@ -79,10 +79,10 @@ def test_opened_by_semel_guard_and_begin_are_one_message_and_so_are_record_and_c
 ) -> None:
     before = transactions(database)
     wire = Wire(till.conn, tmp_path / "wire")
-    till.pay("k1", begin=True)
+    till.pay("k1", own_transaction=True)
     said = wire.said()
     assert [ours([message]) for message in said] == [["BEGIN", "semel_guard"], ["payment"], ["semel_keep", "COMMIT"]]
-    till.pay("k1", begin=True)
+    till.pay("k1", own_transaction=True)
     assert [ours([message]) for message in wire.said()] == [["BEGIN", "semel_guard"], ["ROLLBACK"]]
     wire.close()
     assert transactions(database) - before == 2
@@ -93,7 +93,7 @@ def test_without_autocommit_the_drivers_own_begin_travels_with_the_guard(till: T
     till.conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     wire = Wire(till.conn, tmp_path / "wire")
     pay = "INSERT INTO payment (key) VALUES ('k1')"
-    till.guard.transaction(till.conn, "pay", key="k1", call=lambda: till.conn.execute(pay).rowcount)
+    till.guard.run_in_transaction(till.conn, "pay", key="k1", call=lambda: till.conn.execute(pay).rowcount)
     till.conn.commit()
     said = wire.said()
     wire.close()
@@ -102,13 +102,15 @@ def test_without_autocommit_the_drivers_own_begin_travels_with_the_guard(till: T
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "psycopg-autocommit"])
-@pytest.mark.parametrize("begin", [False, True])
-def test_a_replay_is_read_whatever_form_the_caller_has_chosen_for_bytes(database: str, kind: str, begin: bool) -> None:
+@pytest.mark.parametrize("own_transaction", [False, True])
+def test_a_replay_is_read_whatever_form_the_caller_has_chosen_for_bytes(
+    database: str, kind: str, own_transaction: bool
+) -> None:
     till = Till(kind, database)
     till.conn.execute("SET bytea_output = 'escape'")
     till.conn.commit()
-    till.pay("k1", begin=begin)
-    assert till.pay("k1", begin=begin, call=lambda op: "again").replayed
+    till.pay("k1", own_transaction=own_transaction)
+    assert till.pay("k1", own_transaction=own_transaction, call=lambda op: "again").replayed
     till.close()
 
 
@@ -129,7 +131,7 @@ def test_asyncpg_sends_as_many(database: str) -> None:
     till.pay("k1")
     assert ours(said) == ["BEGIN", "semel_guard", "payment", "semel_record", "COMMIT"]
     said.clear()
-    till.pay("k2", begin=True)
+    till.pay("k2", own_transaction=True)
     assert [ours([message]) for message in said] == [["BEGIN", "semel_guard"], ["payment"], ["semel_keep", "COMMIT"]]
     till.close()
 

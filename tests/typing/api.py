@@ -17,7 +17,7 @@ from semel import (
     NOT_DONE,
     AsyncMemoryStore,
     AsyncOperation,
-    AsyncRecoverer,
+    AsyncResumer,
     AsyncSemel,
     AsyncSQLiteStore,
     AsyncStore,
@@ -29,21 +29,21 @@ from semel import (
     Policy,
     Record,
     Recovered,
-    Recoverer,
-    Recovery,
+    Resumer,
+    ResumeReport,
     Semel,
     SQLiteStore,
     State,
     Store,
     Swept,
-    current_key,
+    Wait,
     current_operation,
+    derive_key,
     in_context,
     log_events,
     outgoing_headers,
     outgoing_key,
     outgoing_metadata,
-    wait,
 )
 
 
@@ -62,12 +62,12 @@ store: Store = MemoryStore()
 store = SQLiteStore("app.db", synchronous="normal", busy_timeout="5s")
 guard = Semel(
     store,
-    policy=Policy(guarantee="at_most_once", lease="30s", ttl=timedelta(days=1), on_duplicate=wait("5s")),
+    policy=Policy(guarantee="at_most_once", lease="30s", ttl=timedelta(days=1), on_duplicate=Wait("5s")),
     tenant="acme",
     on_event=log_events(show_keys=False),
     codec=Codec(),
     secret=b"secret",
-    keep_keys=False,
+    readable_keys=False,
     sweep_every=None,
 )
 
@@ -82,12 +82,14 @@ def by_name(order: Order, carrier: str = "mail") -> Receipt:
     return Receipt(uuid4())
 
 
-@guard.once(key=lambda order: order.id, ttl="7d", lease=10, on_duplicate=wait(5), remember=(KeyError, ValueError))
+@guard.once(
+    key=lambda order: order.id, ttl="7d", lease=10, on_duplicate=Wait(5), remember_errors=(KeyError, ValueError)
+)
 def by_function(order: Order, *, note: str | None = None) -> int:
     return order.total
 
 
-@guard.once(key="order.id", recover=lambda order: NOT_DONE, key_format=KeyFormat.named("uuid"), without=("op",))
+@guard.once(key="order.id", recover=lambda order: NOT_DONE, key_format=KeyFormat.named("uuid"), exclude=("op",))
 def with_handle(order: Order, op: Operation = INJECTED) -> str:
     assert_type(op.capture("id", uuid4), UUID)
     assert_type(op.derive("charge"), str)
@@ -126,12 +128,12 @@ def use(order: Order) -> None:
     by_function(order, "note")  # type: ignore[call-arg]
     assert_type(guard.run("ship", key=order.id, call=lambda: by_name(order)), Receipt)
     assert_type(guard.run("ship", key=7, call=lambda: None, ttl=None, returns=None), None)
-    assert_type(guard.outcome("ship", key=uuid4(), call=lambda: 1, fingerprint={"a": 1}), Outcome[int])
-    assert_type(guard.outcome("ship", key="k", call=lambda: 1).replayed, bool)
+    assert_type(guard.run_outcome("ship", key=uuid4(), call=lambda: 1, fingerprint={"a": 1}), Outcome[int])
+    assert_type(guard.run_outcome("ship", key="k", call=lambda: 1).replayed, bool)
     assert_type(guard.run("ship", key=1, call=lambda op: op.capture("id", uuid4)), UUID)
     assert_type(guard.run("ship", key=1, call=charge), int)
     assert_type(guard.run("ship", key=1, call=count), str)
-    assert_type(guard.outcome("ship", key=1, call=lambda op: op.attempt), Outcome[int])
+    assert_type(guard.run_outcome("ship", key=1, call=lambda op: op.attempt), Outcome[int])
     assert_type(guard.lookup("ship", order.id), Record | None)
     assert_type(guard.sweep(), Swept)
     guard.resolve("ship", order.id, Receipt(uuid4()), returns=Receipt)
@@ -195,10 +197,10 @@ async def use_async(order: Order) -> None:
     results = await asyncio.gather(ship(order), ship(order))
     assert_type(results, tuple[Receipt, Receipt])
     assert_type(await async_guard.run("ship", key=order.id, call=lambda: ship(order)), Receipt)
-    assert_type(await async_guard.outcome("ship", key=order.id, call=lambda: ship(order)), Outcome[Receipt])
+    assert_type(await async_guard.run_outcome("ship", key=order.id, call=lambda: ship(order)), Outcome[Receipt])
     assert_type(await async_guard.run("ship", key=1, call=charge_async), int)
     assert_type(await async_guard.run("ship", key=1, call=lambda op: op.capture("id", uuid4)), UUID)
-    assert_type(await async_guard.outcome("ship", key=1, call=charge_async), Outcome[int])
+    assert_type(await async_guard.run_outcome("ship", key=1, call=charge_async), Outcome[int])
     assert_type(await async_guard.lookup("ship", order.id), Record | None)
     assert_type(await async_guard.sweep(10), Swept)
     await async_guard.resolve("ship", order.id, None)
@@ -232,19 +234,19 @@ def resumable(order: Order, op: Operation = INJECTED) -> int:
         assert_type(outgoing_headers(), dict[str, str])
         assert_type(outgoing_metadata("POST /charges"), dict[str, str])
         assert_type(outgoing_key(), str | None)
-    assert_type(current_key("charge"), str | None)
+    assert_type(derive_key("charge"), str | None)
     assert_type(in_context(outgoing_key)("target"), str | None)
     in_context(outgoing_key)(5)  # type: ignore[arg-type]
     return 1
 
 
-assert_type(Recoverer(guard, [resumable], every="5s").recover(), Recovery)
-Recoverer(async_guard)  # type: ignore[arg-type]
+assert_type(Resumer(guard, [resumable], every="5s").resume(), ResumeReport)
+Resumer(async_guard)  # type: ignore[arg-type]
 
 
 async def use_recovery() -> None:
-    async with AsyncRecoverer(async_guard, [ship], tries=3) as recoverer:
-        assert_type(await recoverer.recover(), Recovery)
+    async with AsyncResumer(async_guard, [ship], tries=3) as resumer:
+        assert_type(await resumer.resume(), ResumeReport)
 
 
 op = current_operation()
@@ -260,7 +262,7 @@ def count() -> str:
     return ""
 
 
-@guard.once_in_transaction(conn="session", key="order")
+@guard.once_in_transaction(connection="session", key="order")
 def pay_once(order: str, session: object) -> bytes:
     return b""
 
@@ -270,10 +272,13 @@ async def charge_async(op: AsyncOperation) -> int:
 
 
 async def transactions(aguard: AsyncSemel, conn: object) -> None:
-    assert_type(guard.transaction(conn, "pay", key=1, call=charge), int)
-    assert_type(guard.transaction(conn, "pay", key=1, call=count, begin=True, tries=3, ttl="7d"), str)
-    assert_type(guard.transaction(conn, "pay", key=1, call=lambda: 1), int)
-    assert_type(guard.transaction_outcome(conn, "pay", key=1, call=charge), Outcome[int])
+    assert_type(guard.run_in_transaction(conn, "pay", key=1, call=charge), int)
+    assert_type(guard.run_in_transaction(conn, "pay", key=1, call=count, own_transaction=True, tries=3, ttl="7d"), str)
+    assert_type(guard.run_in_transaction(conn, "pay", key=1, call=lambda: 1), int)
+    assert_type(guard.run_in_transaction_outcome(conn, "pay", key=1, call=charge), Outcome[int])
     assert_type(pay_once("o-1", conn), bytes)
-    assert_type(await aguard.transaction(conn, "pay", key=1, call=charge_async), int)
-    assert_type(await aguard.transaction_outcome(conn, "pay", key=1, call=charge_async, begin=True), Outcome[int])
+    assert_type(await aguard.run_in_transaction(conn, "pay", key=1, call=charge_async), int)
+    assert_type(
+        await aguard.run_in_transaction_outcome(conn, "pay", key=1, call=charge_async, own_transaction=True),
+        Outcome[int],
+    )

@@ -63,7 +63,7 @@ fastapi.idempotent(reused_status=418)  # type: ignore[arg-type]
 fastapi.idempotent(guarantee="exactly_once")  # type: ignore[arg-type]
 fastapi.conditional(fastapi.idempotent())  # type: ignore[arg-type]
 
-asgi.Idempotency(
+asgi.ASGIMiddleware(
     application,
     guard=AsyncSemel(AsyncMemoryStore()),
     tenant=lambda scope: str(scope["user"]),
@@ -74,17 +74,17 @@ asgi.Idempotency(
         "POST /search": asgi.exempt("it only reads"),
     },
 )
-wsgi.Idempotency(
+wsgi.WSGIMiddleware(
     lambda environ, start_response: [],
     guard=Semel(MemoryStore()),
     routes={"POST /orders": wsgi.idempotent(ttl="7d"), "PUT /orders/{id}": wsgi.conditional()},
 )
-wsgi.Idempotency(
+wsgi.WSGIMiddleware(
     lambda environ, start_response: [],
     guard=Semel(MemoryStore()),
     routes={"POST /orders": wsgi.idempotent(tll="7d")},  # type: ignore[call-arg]
 )
-wsgi.Idempotency(
+wsgi.WSGIMiddleware(
     lambda environ, start_response: [],
     guard=Semel(MemoryStore()),
     routes={"POST /orders": "idempotent"},  # type: ignore[dict-item]

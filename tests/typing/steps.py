@@ -25,7 +25,7 @@ async def refund(receipt: UUID) -> None: ...
 def work(op: Operation) -> None:
     assert_type(op.step("reserve", reserve, "pen"), int)
     assert_type(op.step("reserve", reserve, item="pen", undo=put_back), int)
-    assert_type(op.step("reserve", reserve, "pen", on=object()), int)
+    assert_type(op.step("reserve", reserve, "pen", connection=object()), int)
     number = op.step("count", lambda: 3)
     assert_type(number, int)
 

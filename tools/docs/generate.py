@@ -113,7 +113,7 @@ def _lineage(cls: type) -> list[int]:
     return [order[c] for c in reversed(cls.__mro__) if c in order and issubclass(c, errors.SemelError)]
 
 
-PLAIN_NONE: Final = ("recover", "refuse_expired")
+PLAIN_NONE: Final = ("recover", "reject_expired_for")
 """Settings whose None is no word of the guarantee's."""
 
 
@@ -149,18 +149,18 @@ GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
                 "TieredStore", "AsyncTieredStore", "RedisCache", "AsyncRedisCache",
                 "Store", "AsyncStore")),
     ("Stores by URL", ("open_store", "open_async_store", "migrate_store")),
-    ("Policies", ("Policy", "wait", "Quota")),
+    ("Policies", ("Policy", "Wait", "Quota")),
     ("Inside a handler", ("Operation", "AsyncOperation", "current_operation", "INJECTED")),
-    ("Keys on the way out", ("outgoing_headers", "outgoing_metadata", "outgoing_key", "current_key", "in_context")),
-    ("Recovery", ("Recovered", "NOT_DONE", "CANNOT_TELL", "Recoverer", "AsyncRecoverer", "Recovery")),
+    ("Keys on the way out", ("outgoing_headers", "outgoing_metadata", "outgoing_key", "derive_key", "in_context")),
+    ("Recovery and resumption", ("Recovered", "NOT_DONE", "CANNOT_TELL", "Resumer", "AsyncResumer", "ResumeReport")),
     ("What comes back", ("Outcome", "Record", "State", "Swept")),
-    ("Keys, results, encryption", ("KeyFormat", "Serializer", "Codec", "make_codec", "KeyRing")),
+    ("Keys, results, encryption", ("KeyFormat", "Serializer", "Codec", "KeyRing")),
     ("Events", ("log_events",)),
     ("Errors", tuple(errors.__all__)),
 )  # fmt: skip
 
 
-TWINS: Final = {"AsyncSemel": "Semel", "AsyncOperation": "Operation", "AsyncRecoverer": "Recoverer"}
+TWINS: Final = {"AsyncSemel": "Semel", "AsyncOperation": "Operation", "AsyncResumer": "Resumer"}
 """Their methods are described once."""
 SAID_TWICE: Final = ("once", "capture")
 WITHOUT_MEMBERS: Final = {name for _, names in GROUPS[1:2] for name in names if name not in ("Store", "AsyncStore")}

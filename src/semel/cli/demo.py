@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _in_memory(url: str) -> bool:
-    """Whether the records would be in the memory of one process; of a tiered store, those of its truth."""
+    """Whether the records would be in the memory of one process; of a tiered store, those of its primary."""
     from semel.stores.urls import sqlite_path, tiers
 
     if url.startswith("tiered:"):

@@ -78,7 +78,7 @@ def _claimed(route: dict[str, Any]) -> Iterable[str]:
     yield f"{route['key_source']}, {_format(route['key_format'])}, {'required' if route['required'] else 'optional'}"
     yield "one request in the service" if route["scope"] == "tenant" else "this method and path"
     window = route["ttl"] or "for ever"
-    yield f"{window}, then refused for {route['refuse_expired']}" if "refuse_expired" in route else window
+    yield f"{window}, then refused for {route['reject_expired_for']}" if "reject_expired_for" in route else window
     yield route["lease"]
     yield "409" if waits == "raise" else f"waits {waits['wait']}, then 409"
     yield {"retry": "runs again", "reject": "500 until resolved", "recover": "the recover hook decides"}[
@@ -140,18 +140,18 @@ def _store(store: dict[str, Any], records: dict[str, Any]) -> list[str]:
 
 
 def _replay(design: dict[str, Any]) -> list[str]:
-    marks = sorted({route["replayed_header"] for route in design["routes"] if "replayed_header" in route})
+    marks = sorted({route["replay_marker"] for route in design["routes"] if "replay_marker" in route})
     if not marks:
         return []
-    limits = sorted({route["body_limit"] for route in design["routes"] if "body_limit" in route})
+    limits = sorted({route["max_stored_body"] for route in design["routes"] if "max_stored_body" in route})
     replay = design["replay"]
     lines = [
         f"- The first answer again: status, body bytes, and these headers: {_listed(replay['headers'])}. "
         f"Never {_listed(replay['never'])}.",
         *(
-            f"- {_place(route)}: these headers only: {_listed(route['replayed_headers'])}."
+            f"- {_place(route)}: these headers only: {_listed(route['replay_headers'])}."
             for route in design["routes"]
-            if "replayed_headers" in route
+            if "replay_headers" in route
         ),
         f"- Marked {_listed(f'{mark}: true' for mark in marks)}; `omitted` where the body was not kept, because it is "
         f"larger than the route's limit ({', '.join(map(str, limits))} bytes).",

@@ -58,8 +58,9 @@ def describe(record: Record | None) -> dict[str, Any]:
 
 
 def _outcome(record: Record) -> dict[str, Any]:
+    from semel.codec import Codec
     from semel.core.encoding.serializers import PLAIN, decode_result
-    from semel.core.encoding.snapshot import Codec, Kind
+    from semel.core.encoding.snapshot import Kind
 
     try:
         snapshot = Codec().open(record.snapshot or b"", record.id)

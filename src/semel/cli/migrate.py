@@ -90,8 +90,8 @@ def _check_mysql(url: str) -> None:
 def _check_tiered(url: str) -> None:
     from semel.stores.urls import tiers
 
-    truth = tiers(url)[0]
-    CHECKS[truth.partition(":")[0]](truth)
+    primary = tiers(url)[0]
+    CHECKS[primary.partition(":")[0]](primary)
 
 
 def _check_dynamodb(url: str) -> None:

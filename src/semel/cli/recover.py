@@ -14,7 +14,7 @@ from semel.cli.signals import SIGNALS, stop_on_signals
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from semel.core.resume import Recovery
+    from semel.core.resume import ResumeReport
     from semel.observe.events import Event
 
 NAME = "recover"
@@ -73,13 +73,13 @@ class _Rounds:
         if not self.once:
             print(f"recovering {self.operations}; Ctrl-C stops it", flush=True)
 
-    def add(self, recovery: Recovery) -> None:
-        self.resumed += recovery.resumed
-        self.failed += recovery.failed
-        self.given_up = recovery.given_up
-        if not self.once and (recovery.resumed or recovery.failed):
-            resting = f", {recovery.resting} resting" if recovery.resting else ""
-            print(f"resumed {recovery.resumed}, {recovery.failed} failed{resting}", flush=True)
+    def add(self, report: ResumeReport) -> None:
+        self.resumed += report.resumed
+        self.failed += report.failed
+        self.given_up = report.given_up
+        if not self.once and (report.resumed or report.failed):
+            resting = f", {report.resting} resting" if report.resting else ""
+            print(f"resumed {report.resumed}, {report.failed} failed{resting}", flush=True)
 
     def finished(self) -> int:
         left = f", {self.given_up} given up" if self.given_up else ""
@@ -98,25 +98,25 @@ def _print_failure(event: Event) -> None:
 
 
 def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
-    from semel.engine.recovery import Recoverer
+    from semel.engine.resumer import Resumer
 
-    class Telling(Recoverer):
-        def recover(self) -> Recovery:
-            recovery = super().recover()
-            rounds.add(recovery)
-            return recovery
+    class Telling(Resumer):
+        def resume(self) -> ResumeReport:
+            report = super().resume()
+            rounds.add(report)
+            return report
 
     failure: list[BaseException] = []
 
     def work() -> None:
         try:
-            recoverer.recover() if rounds.once else recoverer._keep_on()
+            resumer.resume() if rounds.once else resumer._keep_on()
         except BaseException as error:
             failure.append(error)
 
     with guard:
-        recoverer = Telling(guard, **settings)
-        recoverer._refuse_async()
+        resumer = Telling(guard, **settings)
+        resumer._refuse_async()
         with stop_on_signals() as stopping:
             rounds.begin()
             thread = threading.Thread(target=work, name="semel-recoverer", daemon=True)
@@ -124,7 +124,7 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
             while thread.is_alive():
                 thread.join(LOOK)
                 if stopping.is_set():
-                    recoverer.stop()
+                    resumer.stop()
     if failure:
         raise failure[0]
 
@@ -132,16 +132,16 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
 async def _in_loop(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
     import asyncio
 
-    from semel.engine.aio_recovery import AsyncRecoverer
+    from semel.engine.aio_resumer import AsyncResumer
 
-    class Telling(AsyncRecoverer):
-        async def recover(self) -> Recovery:
-            recovery = await super().recover()
-            rounds.add(recovery)
-            return recovery
+    class Telling(AsyncResumer):
+        async def resume(self) -> ResumeReport:
+            report = await super().resume()
+            rounds.add(report)
+            return report
 
     async with guard:
-        recoverer = Telling(guard, **settings)
+        resumer = Telling(guard, **settings)
         loop = asyncio.get_running_loop()
         signalled = asyncio.Event()
         for number in SIGNALS:
@@ -149,15 +149,15 @@ async def _in_loop(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> Non
         try:
             rounds.begin()
             if not rounds.once:
-                recoverer.start()
+                resumer.start()
                 await signalled.wait()
-                await recoverer.stop()
+                await resumer.stop()
                 return
-            work = asyncio.ensure_future(recoverer.recover())
+            work = asyncio.ensure_future(resumer.resume())
             waiting = asyncio.ensure_future(signalled.wait())
             await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
-            await recoverer.stop()
+            await resumer.stop()
             await work
         finally:
             for number in SIGNALS:

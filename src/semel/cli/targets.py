@@ -41,9 +41,9 @@ def add_record(parser: argparse.ArgumentParser) -> None:
 
 def open_guard(url: str) -> Semel:
     """A guard on a store that is there already. A SQLite file is neither made nor migrated by being looked at."""
-    truth = tiers(url)[0] if url.startswith("tiered:") else url
-    if truth.partition(":")[0] == "sqlite":
-        with sqlite_file(truth) as raw:
+    primary = tiers(url)[0] if url.startswith("tiered:") else url
+    if primary.partition(":")[0] == "sqlite":
+        with sqlite_file(primary) as raw:
             if not raw.execute(SQLITE.has_ledger).fetchall():
                 raise NotMigrated("the database has no Semel tables: run `semel migrate URL`")
     return Semel(open_store(url), sweep_every=None)

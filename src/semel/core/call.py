@@ -20,7 +20,7 @@ from semel.core.encoding.serializers import (
     decode_result,
     encode_error,
 )
-from semel.core.encoding.snapshot import Codec, Kind
+from semel.core.encoding.snapshot import Envelope, Kind
 from semel.core.ops import Claimed, Complete, CompleteWith, Op
 from semel.core.values import value
 from semel.errors import ResultNotStored, SemelError
@@ -208,7 +208,7 @@ class Call:
         nonce: int,
         policy: Policy,
         serializer: ResultSerializer,
-        codec: Codec,
+        codec: Envelope,
         hook: EventHook | None,
         quota: Meter | None = None,
     ) -> None:
@@ -266,7 +266,7 @@ class Call:
             return self._seal(Kind.EMPTY, "", reason.encode("utf-8", "replace")[:500])
         except NotSerializable:
             # The cipher fails. Store it in clear and without the reason: that it is done matters more.
-            return Codec(compression=None).seal_empty("its result could not be sealed", self.id)
+            return Envelope(compression=None).seal_empty("its result could not be sealed", self.id)
 
     def seal_error(self, error: BaseException) -> bytes:
         """Return the snapshot of an exception that is remembered as the answer."""

@@ -128,11 +128,11 @@ def _offer_again(
 
 
 def _settle(call: Call, op: Complete, result: Any, error: StoreError) -> Generator[Request, Any, bool | None]:
-    """Offer a finished outcome to a failing store until it takes it, for ``settle_for`` at most.
+    """Offer a finished outcome to a failing store until it takes it, for ``completion_timeout`` at most.
 
     None where it was not stored and the policy is open: the caller gets its answer all the same.
     """
-    left = call.policy.settle_seconds
+    left = call.policy.completion_seconds
     pauses = iter(SETTLE_PAUSES)
     pause = 0.0
     while True:

@@ -79,7 +79,7 @@ def perform(call: Call) -> Flow:
             return (yield from _execute(call, answer))
         record: Record = answer.record
         done = record.state is DONE
-        if done and 0 < policy.refuse_seconds >= record.expires_in:
+        if done and 0 < policy.reject_seconds >= record.expires_in:
             raise expired(call, record)
         check_same_request(call, record)
         if done:
@@ -111,7 +111,7 @@ def claim_of(call: Call) -> Claim:
 
 def _execute(call: Call, claimed: Claimed) -> Flow:
     if claimed.attempt == 1:
-        if call.resumption:  # what was abandoned is gone by now, and a recoverer begins nothing
+        if call.resumption:  # what was abandoned is gone by now, and a resumer begins nothing
             yield from release(call, claimed, None, to=State.ABSENT)
             return Outcome(None, False, 0)
         if call.quota is not None:

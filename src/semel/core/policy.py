@@ -28,7 +28,7 @@ from semel.core.ops import FOREVER
 from semel.core.states import State, Takeover
 from semel.errors import PolicyError
 
-__all__ = ["Duration", "Policy", "Wait", "seconds", "wait"]
+__all__ = ["Duration", "Policy", "Wait", "seconds"]
 
 Duration: TypeAlias = float | int | str | timedelta
 Guarantee: TypeAlias = Literal["effectively_once", "at_most_once", "at_least_once"]
@@ -71,16 +71,17 @@ def _finite(number: float) -> float:
         return float("inf")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Wait:
-    """Wait for the winner up to so many seconds, then its answer, or InProgress."""
+    """``on_duplicate=Wait("5s")``: a duplicate waits for the first call's answer instead of being turned away.
+
+    It returns that answer, or raises InProgress when the time is over.
+    """
 
     seconds: float
 
-
-def wait(duration: Duration) -> Wait:
-    """``on_duplicate=wait("5s")``: a duplicate waits for the first call's answer instead of being turned away."""
-    return Wait(seconds(duration, "wait"))
+    def __init__(self, duration: Duration) -> None:
+        object.__setattr__(self, "seconds", seconds(duration, "Wait"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class Policy:
     """How long a silent owner is believed alive. Renewed while the handler runs, so it may be shorter than the work."""
     ttl: Duration | None = 86400.0
     """How long an answer is remembered; None for ever."""
-    refuse_expired: Duration | None = None
+    reject_expired_for: Duration | None = None
     """For how long after the ttl a key is refused (KeyExpired) instead of being run again as a new one. The record is
     kept for so much longer; one that was written before this was set counts as expired in the last of its time.
     """
@@ -108,24 +109,24 @@ class Policy:
     again, the latter where it is rejected or recovered.
     """
     on_store_error: OnStoreError | None = None
-    remember: Remember | None = None
+    remember_errors: Remember | None = None
     """Exceptions that are an answer: stored, and replayed. The others mean that nothing happened: the key is free
     again.
     """
-    settle_for: Duration = 5.0
+    completion_timeout: Duration = 5.0
     """How long the outcome of a finished handler is offered to a failing store before giving up."""
     resumable: bool = False
-    """Keep what the function was called with, so that a recoverer can go on when its process has died. For functions
+    """Keep what the function was called with, so that a resumer can go on when its process has died. For functions
     decorated by ``once``.
     """
 
     lease_seconds: float = field(init=False, repr=False, compare=False)
     ttl_seconds: float = field(init=False, repr=False, compare=False)
-    refuse_seconds: float = field(init=False, repr=False, compare=False)
+    reject_seconds: float = field(init=False, repr=False, compare=False)
     kept_seconds: float = field(init=False, repr=False, compare=False)
     """How long the store keeps the record: the ttl, and the time in which the expired key is refused."""
     wait_seconds: float = field(init=False, repr=False, compare=False)
-    settle_seconds: float = field(init=False, repr=False, compare=False)
+    completion_seconds: float = field(init=False, repr=False, compare=False)
     takeover: Takeover = field(init=False, repr=False, compare=False)
     interrupted_to: State | None = field(init=False, repr=False, compare=False)
     """Where an interrupted attempt is released to; None: as one that raised."""
@@ -138,7 +139,7 @@ class Policy:
         _known("on_interrupted", self.on_interrupted, (None, "release", "abandon"))
         _known("on_store_error", self.on_store_error, (None, "closed", "open"))
         if self.on_duplicate != "raise" and not isinstance(self.on_duplicate, Wait):
-            raise PolicyError(f'on_duplicate is "raise" or wait(seconds), not {self.on_duplicate!r}')
+            raise PolicyError(f'on_duplicate is "raise" or Wait(seconds), not {self.on_duplicate!r}')
         if self.recover is not None and not callable(self.recover):
             raise PolicyError(f"recover is a function, not {self.recover!r}")
         if self.recover is not None and self.on_abandoned is not None:
@@ -155,25 +156,26 @@ class Policy:
         lease = seconds(self.lease, "lease")
         if lease <= 0:
             raise PolicyError("lease must be longer than 0 s")
-        settle = seconds(self.settle_for, "settle_for")
+        settle = seconds(self.completion_timeout, "completion_timeout")
         self._set("lease_seconds", lease)
         self._set("ttl_seconds", FOREVER if self.ttl is None else seconds(self.ttl, "ttl"))
         self._set("wait_seconds", self.on_duplicate.seconds if isinstance(self.on_duplicate, Wait) else 0.0)
-        self._set("settle_seconds", settle)
+        self._set("completion_seconds", settle)
         self._set("takeover", self._takeover(at_most_once))
         self._set("interrupted_to", self._interrupted_to())
         self._set(
             "fails_open", (self.on_store_error or ("open" if self.guarantee == "at_least_once" else "closed")) == "open"
         )
-        self._set("remembered", _exceptions(self.remember, all_of_them=at_most_once))
+        self._set("remembered", _exceptions(self.remember_errors, all_of_them=at_most_once))
         if self.ttl_seconds <= 0:
             raise PolicyError("ttl must be longer than 0 s")
-        if self.refuse_expired is not None and self.ttl is None:
-            raise PolicyError("refuse_expired= says what follows the ttl, and ttl=None never ends: leave one out")
+        if self.reject_expired_for is not None and self.ttl is None:
+            raise PolicyError("reject_expired_for= says what follows the ttl, and ttl=None never ends: leave one out")
         self._set(
-            "refuse_seconds", 0.0 if self.refuse_expired is None else seconds(self.refuse_expired, "refuse_expired")
+            "reject_seconds",
+            0.0 if self.reject_expired_for is None else seconds(self.reject_expired_for, "reject_expired_for"),
         )
-        self._set("kept_seconds", min(FOREVER, self.ttl_seconds + self.refuse_seconds))
+        self._set("kept_seconds", min(FOREVER, self.ttl_seconds + self.reject_seconds))
 
     def _takeover(self, at_most_once: bool) -> Takeover:
         if self.recover is not None:
@@ -191,7 +193,7 @@ class Policy:
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
 
-    def but(self, **changes: Any) -> Policy:
+    def replace(self, **changes: Any) -> Policy:
         """This policy with some promises changed; an unknown name is an error that lists the known ones."""
         if not changes:
             return self
@@ -208,15 +210,15 @@ def _known(name: str, word: object, words: tuple[object, ...]) -> None:
         raise PolicyError(f"{name} is one of {known}, not {word!r}")
 
 
-def _exceptions(remember: object, *, all_of_them: bool) -> tuple[type[BaseException], ...]:
-    if remember is None:
+def _exceptions(remember_errors: object, *, all_of_them: bool) -> tuple[type[BaseException], ...]:
+    if remember_errors is None:
         return (Exception,) if all_of_them else ()
-    if remember == "all":
+    if remember_errors == "all":
         return (Exception,)
-    classes = remember if isinstance(remember, tuple) else (remember,)
+    classes = remember_errors if isinstance(remember_errors, tuple) else (remember_errors,)
     for cls in classes:
         if not (isinstance(cls, type) and issubclass(cls, Exception)):
-            raise PolicyError(f'remember is "all" or exception classes, not {cls!r}')
+            raise PolicyError(f'remember_errors is "all" or exception classes, not {cls!r}')
     if all_of_them and Exception not in classes:
-        raise PolicyError('at_most_once remembers every failure: remember="all", or leave it out')
+        raise PolicyError('at_most_once remembers every failure: remember_errors="all", or leave it out')
     return classes

@@ -1,7 +1,7 @@
-"""How a recoverer goes about it, written once for sync and async: look through what was abandoned, and resume it.
+"""How a resumer goes about it, written once for sync and async: look through what was abandoned, and resume it.
 
 One round looks at every input that is kept, page by page, from a place of its own on and around to it again, so that
-several recoverers begin with different ones. Who resumes what is decided by the claim alone: a recoverer that comes
+several resumers begin with different ones. Who resumes what is decided by the claim alone: a resumer that comes
 second goes on to the next. An operation that fails is tried again later and later, and left alone after so many tries.
 
 A generator that yields Ops and the attempts to be resumed; it knows no store, clock or thread.
@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 from semel.core.ops import Abandoned, Page, Record, Resumable
 from semel.core.values import value
 
-__all__ = ["Recovery", "Rules", "Word", "look_through"]
+__all__ = ["ResumeReport", "Rules", "Word", "look_through"]
 
 LONGEST_PAUSE: Final = 3600.0
 """Seconds between two tries of an operation, at most."""
@@ -27,7 +27,7 @@ Word: TypeAlias = Literal["resumed", "failed", "elsewhere"]
 
 @value
 class Rules:
-    """How patient a recoverer is."""
+    """How patient a resumer is."""
 
     limit: int
     tries: int
@@ -43,8 +43,8 @@ class Rules:
 
 
 @dataclass
-class Recovery:
-    """What one round of a recoverer came to."""
+class ResumeReport:
+    """What one round of a resumer came to."""
 
     resumed: int = 0
     """Operations that were finished."""
@@ -67,9 +67,9 @@ class GivenUp:
 
 def look_through(
     operations: tuple[str, ...], start: bytes, rules: Rules
-) -> Generator[Resumable | Abandoned | GivenUp, Page | Word | None, Recovery]:
+) -> Generator[Resumable | Abandoned | GivenUp, Page | Word | None, ResumeReport]:
     """One round. Answer a Resumable with its page, an Abandoned with a word, a GivenUp with nothing."""
-    recovery = Recovery()
+    recovery = ResumeReport()
     after, around = start, False
     while True:
         page = yield Resumable(operations, after, rules.limit)

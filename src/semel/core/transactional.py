@@ -185,7 +185,7 @@ def _unit(call: Call, own: bool, patience: _Patience) -> Flow:
                 raise
         if own:
             yield Rollback()  # nothing was done in it, and a waiting duplicate needs a new snapshot anyway
-        if record.state is State.DONE and record.expires_in <= call.policy.refuse_seconds:
+        if record.state is State.DONE and record.expires_in <= call.policy.reject_seconds:
             raise expired(call, record)
         check_same_request(call, record)
         if record.state is State.DONE:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar, Unpack, cast
 
+from semel.codec import Codec
 from semel.core.call import Await, Call, Failed, NotRun, Outcome, Pause, Raised, Recover, Returned, Run, Stopped
 from semel.core.encoding.serializers import Serializer
-from semel.core.encoding.snapshot import Codec
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claim, Claimed, Complete, Count, Existing, Lookup, Op, Record, Release, Resolve, Sweep, Swept
 from semel.core.policy import Duration, Policy
@@ -55,14 +55,14 @@ class AsyncSemel(AsyncCalls):
         on_event: events.EventHook | None = None,
         codec: Codec | None = None,
         secret: bytes | None = None,
-        keep_keys: bool = True,
+        readable_keys: bool = True,
         sweep_every: Duration | None = "10m",
         quota: Quota | None = None,
     ) -> None:
         """The same settings as ``Semel``."""
         super().__init__(
             policy=policy, tenant=tenant, on_event=on_event, codec=codec, secret=secret,
-            keep_keys=keep_keys, sweep_every=sweep_every, quota=quota,
+            readable_keys=readable_keys, sweep_every=sweep_every, quota=quota,
         )  # fmt: skip
         self.store = opened(store, quota, awaited=True)
         self._flights: dict[bytes, Flight] = {}
@@ -78,7 +78,7 @@ class AsyncSemel(AsyncCalls):
         operation: str | None = None,
         tenant: Selector | None = None,
         fingerprint: Any = "auto",
-        without: tuple[str, ...] = (),
+        exclude: tuple[str, ...] = (),
         key_format: KeyFormat | str = "any",
         serializer: Serializer | None = None,
         **changes: Unpack[PolicyChanges],
@@ -90,7 +90,7 @@ class AsyncSemel(AsyncCalls):
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             declared = self._declare(
-                function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint, without=without,
+                function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint, exclude=exclude,
                 key_format=key_format, serializer=serializer, changes=changes,
             )  # fmt: skip
 

@@ -68,7 +68,7 @@ class AsyncCalls(AsyncTransactions):
         return outcome.value
 
     @overload
-    async def outcome(
+    async def run_outcome(
         self,
         operation: str,
         *,
@@ -81,7 +81,7 @@ class AsyncCalls(AsyncTransactions):
     ) -> Outcome[T]: ...
 
     @overload
-    async def outcome(
+    async def run_outcome(
         self,
         operation: str,
         *,
@@ -93,7 +93,7 @@ class AsyncCalls(AsyncTransactions):
         **changes: Unpack[PolicyChanges],
     ) -> Outcome[T]: ...
 
-    async def outcome(
+    async def run_outcome(
         self,
         operation: str,
         *,

@@ -68,7 +68,7 @@ class Calls(Transactions):
         return outcome.value
 
     @overload
-    def outcome(
+    def run_outcome(
         self,
         operation: str,
         *,
@@ -81,7 +81,7 @@ class Calls(Transactions):
     ) -> Outcome[T]: ...
 
     @overload
-    def outcome(
+    def run_outcome(
         self,
         operation: str,
         *,
@@ -93,7 +93,7 @@ class Calls(Transactions):
         **changes: Unpack[PolicyChanges],
     ) -> Outcome[T]: ...
 
-    def outcome(
+    def run_outcome(
         self,
         operation: str,
         *,

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, TypedDict
 
+from semel.codec import Codec
 from semel.core.call import Call
 from semel.core.encoding.fingerprint import Arguments
 from semel.core.encoding.serializers import PLAIN, NotSerializable, ResultSerializer, Serializer, serializer_for
-from semel.core.encoding.snapshot import Codec
 from semel.core.keys import KeyFormat, identity, normalize_key
 from semel.core.ops import Resolve
 from semel.core.policy import Duration, Guarantee, OnAbandoned, OnInterrupted, OnStoreError, Policy, Remember, seconds
@@ -36,14 +36,14 @@ class PolicyChanges(TypedDict, total=False):
     guarantee: Guarantee
     lease: Duration
     ttl: Duration | None
-    refuse_expired: Duration | None
+    reject_expired_for: Duration | None
     on_duplicate: Any  # "raise" | Wait, spelled loosely so that a literal needs no cast
     on_abandoned: OnAbandoned | None
     recover: Callable[..., Any] | None
     on_interrupted: OnInterrupted | None
     on_store_error: OnStoreError | None
-    remember: Remember | None
-    settle_for: Duration
+    remember_errors: Remember | None
+    completion_timeout: Duration
     resumable: bool
 
 
@@ -61,13 +61,13 @@ class Guard:
         on_event: EventHook | None = None,
         codec: Codec | None = None,
         secret: bytes | None = None,
-        keep_keys: bool = True,
+        readable_keys: bool = True,
         sweep_every: Duration | None = "10m",
         quota: Quota | None = None,
     ) -> None:
         self._settings: dict[str, Any] = {
             "policy": policy, "tenant": tenant, "on_event": on_event, "codec": codec, "secret": secret,
-            "keep_keys": keep_keys, "quota": quota,
+            "readable_keys": readable_keys, "quota": quota,
         }  # fmt: skip
         _check_kind("policy", policy, Policy, 'Policy(ttl="7d")')
         _check_kind("codec", codec, Codec, "Codec(cipher=KeyRing(…))")
@@ -81,7 +81,7 @@ class Guard:
         self._codec = codec or Codec()
         self.secret = secret
         self._data = Arguments(lambda fingerprint: None, "all", secret=secret)
-        self._keep_keys = keep_keys
+        self._readable_keys = readable_keys
         self._sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
         self._serializers: dict[Any, ResultSerializer] = {}
         self._operations: set[str] = set()
@@ -90,7 +90,7 @@ class Guard:
         if self._policy.resumable:
             raise PolicyError("resumable= is said of a function whose arguments can be kept: @guard.once(…)")
         self._resumable: dict[str, Declaration] = {}
-        """Functions that a recoverer may run, by the names of their operations."""
+        """Functions that a resumer may run, by the names of their operations."""
         self._meter = None if quota is None else Meter(quota, time.monotonic)
 
     @property
@@ -112,7 +112,7 @@ class Guard:
         key: Selector,
         tenant: Selector | None,
         fingerprint: Any,
-        without: tuple[str, ...],
+        exclude: tuple[str, ...],
         key_format: KeyFormat | str,
         serializer: Serializer | None,
         changes: Mapping[str, Any],
@@ -123,10 +123,10 @@ class Guard:
             key=key,
             tenant=tenant,
             fingerprint=fingerprint,
-            without=without,
+            exclude=exclude,
             key_format=key_format,
             serializer=serializer,
-            policy=self._policy.but(**changes),
+            policy=self._policy.replace(**changes),
             secret=self.secret,
             awaited=self._awaited,
         )
@@ -178,7 +178,7 @@ class Guard:
             tenant,
             operation,
             key,
-            key if self._keep_keys else None,
+            key if self._readable_keys else None,
             fingerprint,
             # 63 random bits, fresh from the system each time: a forked child must never repeat its parent's.
             int.from_bytes(os.urandom(8), "big") >> 1,
@@ -196,12 +196,12 @@ class Guard:
             if known is None:
                 if len(self._policies) >= REMEMBERED:
                     self._policies.clear()
-                known = self._policies[wanted] = self._policy.but(**changes)
+                known = self._policies[wanted] = self._policy.replace(**changes)
             if known.resumable:
                 raise PolicyError("resumable= is for functions, whose arguments can be kept: @guard.once(…)")
             return known
         except TypeError:  # an unhashable value: no policy has one, and but() says which
-            return self._policy.but(**changes)
+            return self._policy.replace(**changes)
 
     def _identity(self, operation: str, key: object, tenant: str | None) -> bytes:
         return identity(self.tenant if tenant is None else checked_tenant(tenant), operation, normalize_key(key, ANY))

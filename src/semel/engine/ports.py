@@ -28,7 +28,7 @@ class Store(Protocol):
     counts: bool
     """Whether the store executes ``Count``. A guard with a quota needs that."""
     resumes: bool
-    """Whether the store executes ``Resumable``. A recoverer needs that."""
+    """Whether the store executes ``Resumable``. A resumer needs that."""
 
     @property
     def adopt(self) -> Callable[[object], Unit] | None:

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from types import CoroutineType, TracebackType
 from typing import Any, ParamSpec, TypeVar, Unpack, cast
 
+from semel.codec import Codec
 from semel.core.call import Await, Call, Failed, NotRun, Outcome, Pause, Raised, Recover, Returned, Run
 from semel.core.encoding.serializers import Serializer
-from semel.core.encoding.snapshot import Codec
 from semel.core.keys import KeyFormat
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Record, Resolve, Sweep, Swept
 from semel.core.policy import Duration, Policy
@@ -55,7 +55,7 @@ class Semel(Calls):
         on_event: events.EventHook | None = None,
         codec: Codec | None = None,
         secret: bytes | None = None,
-        keep_keys: bool = True,
+        readable_keys: bool = True,
         sweep_every: Duration | None = "10m",
         quota: Quota | None = None,
     ) -> None:
@@ -66,13 +66,13 @@ class Semel(Calls):
         :param on_event: called with every event of ``semel.observe.events``.
         :param codec: compression and encryption of what is stored.
         :param secret: makes fingerprints unguessable (a MAC instead of a hash).
-        :param keep_keys: False stores keys hashed only.
+        :param readable_keys: False stores keys hashed only.
         :param sweep_every: how often expired records are removed in the background; None never.
         :param quota: how many live keys each tenant may hold.
         """
         super().__init__(
             policy=policy, tenant=tenant, on_event=on_event, codec=codec, secret=secret,
-            keep_keys=keep_keys, sweep_every=sweep_every, quota=quota,
+            readable_keys=readable_keys, sweep_every=sweep_every, quota=quota,
         )  # fmt: skip
         self.store = opened(store, quota, awaited=False)
         self._flights: dict[bytes, Flight] = {}
@@ -91,7 +91,7 @@ class Semel(Calls):
         operation: str | None = None,
         tenant: Selector | None = None,
         fingerprint: Any = "auto",
-        without: tuple[str, ...] = (),
+        exclude: tuple[str, ...] = (),
         key_format: KeyFormat | str = "any",
         serializer: Serializer | None = None,
         **changes: Unpack[PolicyChanges],
@@ -103,13 +103,13 @@ class Semel(Calls):
         :param tenant: like ``key``; the guard's own tenant by default.
         :param fingerprint: which arguments make it the same request: ``"auto"`` (all that are plain data), ``"all"``,
             names, a function, or None.
-        :param without: parameters that may differ between retries.
+        :param exclude: parameters that may differ between retries.
         :param serializer: how the result is kept; by default from the return annotation.
         """
 
         def decorate(function: Callable[P, T]) -> Callable[P, T]:
             declared = self._declare(
-                function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint, without=without,
+                function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint, exclude=exclude,
                 key_format=key_format, serializer=serializer, changes=changes,
             )  # fmt: skip
             if inspect.iscoroutinefunction(function):

@@ -1,8 +1,8 @@
-"""FastAPI and Starlette: ``@idempotent()`` on an endpoint, below the route's own decorator.
+"""FastAPI and Starlette: ``install`` protects an app, and ``@idempotent()`` declares an endpoint, below its route.
 
 ::
 
-    install(app, guard=guard, tenant=lambda scope: scope["user"].id)
+    install(app, guard=guard, tenant=lambda request: request.user.id)
 
     @app.post("/payments", status_code=201)
     @idempotent(ttl="24h")
@@ -13,19 +13,24 @@ The claim is made after the dependencies and the validation of the body, just be
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from semel.engine.aio import AsyncSemel
 from semel.errors import MissingDependency
 from semel.http.asgi.endpoints import protect
-from semel.http.asgi.middleware import Idempotency, TenantResolver
+from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.inventory import Endpoint, declared_rule
-from semel.http.contract.rules import LONGEST_BODY, Decorators, Rule
+from semel.http.contract.middleware import check_installation
+from semel.http.contract.routes import RouteTable
+from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Rule
+from semel.http.describe.openapi import wrap_fastapi
 
 try:
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
+    from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import BaseRoute, Mount, Route
 except ImportError as error:
@@ -35,8 +40,10 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 __all__ = [
-    "Idempotency", "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "install", "natural",
+    "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "install", "natural",
 ]  # fmt: skip
+
+TenantResolver: TypeAlias = Callable[[Request], "str | Awaitable[str | None] | None"]
 
 
 def install(
@@ -44,19 +51,24 @@ def install(
     *,
     guard: AsyncSemel,
     tenant: TenantResolver | None = None,
+    routes: RouteTable | None = None,
     docs: str | None = None,
-    longest_body: int = LONGEST_BODY,
+    max_request_body: int = MAX_REQUEST_BODY,
 ) -> None:
-    """Protect the app: its middleware, and for FastAPI the key and its errors in the generated OpenAPI document.
+    """Protect the app, and describe its declared endpoints in the OpenAPI document that FastAPI generates.
 
-    :param tenant: whose request it is, from the ASGI scope, after authentication; its result scopes the keys.
-    :param docs: a page that explains the errors; linked from them.
-    :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
+    :param tenant: a function of the request that returns its tenant, which scopes the keys. It is called after the
+        dependencies, and may be async.
+    :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
+    :param docs: the URL of a page that explains the errors; they link to it.
+    :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
     """
-    app.add_middleware(Idempotency, guard=guard, tenant=tenant, docs=docs, longest_body=longest_body)
+    check_installation(guard, AsyncSemel, tenant, max_request_body)  # Starlette makes the middleware later
+    app.add_middleware(
+        ASGIMiddleware, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+        request=Request, endpoints=lambda: endpoints(app),
+    )  # fmt: skip
     if hasattr(app, "openapi"):
-        from semel.http.describe.openapi import wrap_fastapi
-
         wrap_fastapi(app, lambda: endpoints(app), guard, docs)
 
 

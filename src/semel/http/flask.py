@@ -1,15 +1,15 @@
-"""Flask: an extension that installs the middleware, and ``@idempotent()`` on a view, below the route's own decorator.
+"""Flask: ``install`` protects an app, and ``@idempotent()`` declares a view, below the decorator of its route.
 
 ::
 
-    SemelFlask(app, guard=guard, tenant=lambda request: request.authorization.username)
+    install(app, guard=guard, tenant=lambda request: g.user.id)
 
     @app.post("/payments")
     @idempotent(ttl="24h")
     def pay(op: Operation): ...
 
-The claim is made just before the view runs: after ``before_request`` functions, so what they turn away is not claimed,
-and a replay is authorised as any request is.
+The claim is made just before the view runs. ``before_request`` functions run first: a request that they refuse is not
+claimed, and a replay is authorised like any other request.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ from semel.errors import (
 )
 from semel.http.contract.conditional import check_match, etag, hold, let_go
 from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
-from semel.http.contract.middleware import check_tenant
 from semel.http.contract.rerun import RunAgain
-from semel.http.contract.rules import LONGEST_BODY, Decorators, Exempt, Rule, check_longest_body
+from semel.http.contract.routes import RouteTable
+from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
 from semel.http.in_transaction import connected
-from semel.http.wsgi.middleware import Idempotency, current_responder
-from semel.http.wsgi.responder import Environ
+from semel.http.wsgi.middleware import WSGIMiddleware, current_responder
 
 try:
     import flask
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
     from flask import Flask, Request
 
 __all__ = [
-    "SemelFlask", "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "natural",
+    "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "install", "natural",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -60,52 +59,32 @@ TenantResolver: TypeAlias = "Callable[[Request], str | None]"
 NAME = "semel"
 
 
-class SemelFlask:
-    """``SemelFlask(app, guard=guard, tenant=…)``, or without an app, and ``init_app(app)`` later."""
+def install(
+    app: Flask,
+    *,
+    guard: Semel,
+    tenant: TenantResolver | None = None,
+    routes: RouteTable | None = None,
+    docs: str | None = None,
+    max_request_body: int = MAX_REQUEST_BODY,
+) -> None:
+    """Protect the app. Call it once, in the application factory if there is one.
 
-    def __init__(
-        self,
-        app: Flask | None = None,
-        *,
-        guard: Semel,
-        tenant: TenantResolver | None = None,
-        docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
-    ) -> None:
-        """
-        :param tenant: whose request it is, from Flask's request, when ``before_request`` functions have run; its
-            result scopes the keys.
-        :param docs: a page that explains the errors; linked from them.
-        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413, as is one
-            above Flask's own ``MAX_CONTENT_LENGTH``.
-        """
-        check_tenant(tenant)
-        check_longest_body(longest_body)
-        self.guard = guard
-        self.tenant = tenant
-        self.docs = docs
-        self.longest_body = longest_body
-        if app is not None:
-            self.init_app(app)
-
-    def init_app(self, app: Flask) -> None:
-        """Install the middleware. Once for an app; other middlewares may be put around it, or be there already."""
-        if NAME in app.extensions:
-            raise ConfigurationError("SemelFlask is installed in this app already: one guard for one app")
-        app.extensions[NAME] = self
-        middleware = Idempotency(
-            app.wsgi_app,
-            guard=self.guard,
-            tenant=self.tenant and self._tenant,
-            docs=self.docs,
-            longest_body=self.longest_body,
-        )
-        middleware.known = lambda: endpoints(app)
-        self.middleware = middleware
-        app.wsgi_app = middleware  # type: ignore[method-assign]
-
-    def _tenant(self, environ: Environ) -> str | None:
-        return self.tenant(flask.request) if self.tenant is not None else None
+    :param tenant: a function of the request that returns its tenant, which scopes the keys. It is called after the
+        ``before_request`` functions.
+    :param routes: rules of views that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
+    :param docs: the URL of a page that explains the errors; they link to it.
+    :param max_request_body: the longest request body in bytes; a longer one is refused with 413, as is one above
+        Flask's own ``MAX_CONTENT_LENGTH``.
+    """
+    if NAME in app.extensions:
+        raise ConfigurationError("install() was called for this app already: one guard for one app")
+    middleware = WSGIMiddleware(
+        app.wsgi_app, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+        request=lambda environ: flask.request, endpoints=lambda: endpoints(app),
+    )  # fmt: skip
+    app.extensions[NAME] = middleware
+    app.wsgi_app = middleware  # type: ignore[method-assign]
 
 
 def _protect(view: F, rule: Rule) -> F:
@@ -123,7 +102,7 @@ def _protect(view: F, rule: Rule) -> F:
         responder = current_responder()
         operation = preconditions = None
         if responder is not None:
-            responder.longest_body = flask.request.max_content_length
+            responder.max_request_body = flask.request.max_content_length
             if not responder.claim(rule):
                 return flask.Response(status=204)  # it takes the view's place; the middleware sends the real one
             preconditions = responder.preconditions

@@ -3,7 +3,7 @@
 ::
 
     @app.post("/payments", status_code=201)
-    @idempotent(transaction=sessions, into="session")          # sessions = async_sessionmaker(engine)
+    @idempotent(connection=sessions, connection_parameter="session")   # sessions = async_sessionmaker(engine)
     async def pay(payment: Payment, session: AsyncSession):
         session.add(Row(...))                              # no commit: Semel commits, before the answer leaves
         return {...}
@@ -141,38 +141,43 @@ class AsyncInTransaction:
 
 @runtime_checkable
 class OpensInLoop(Protocol):
-    """A ``transaction=`` that knows by itself how to be begun from an event loop, as a sync connection has to be."""
+    """A ``connection=`` that knows by itself how to be begun from an event loop, as a sync connection has to be."""
 
     async def open_in_loop(self, call: Call) -> AsyncAttempt | Outcome[Any]: ...
 
 
 def connected(function: F, rule: Rule) -> F:
     """The handler with its connection filled in, where the rule names a parameter for it."""
-    if isinstance(rule, Idempotent) and rule.transaction is not None and not callable(rule.transaction):
+    if isinstance(rule, Idempotent) and rule.connection is not None and not callable(rule.connection):
         raise PolicyError(
-            f"transaction= is a function that opens a connection or session, such as engine.connect, not "
-            f"{rule.transaction!r}"
+            f"connection= is a function that opens a connection or session, such as engine.connect, not "
+            f"{rule.connection!r}"
         )
-    into = rule.into if isinstance(rule, Idempotent) else None
-    if into is None:
+    parameter = rule.connection_parameter if isinstance(rule, Idempotent) else None
+    if parameter is None:
         return function
     signature = inspect.signature(function)
-    if into not in signature.parameters:
-        raise PolicyError(f"into={into!r} names no parameter; there are: {', '.join(signature.parameters) or 'none'}")
+    if parameter not in signature.parameters:
+        raise PolicyError(
+            f"connection_parameter={parameter!r} names no parameter; there are: "
+            f"{', '.join(signature.parameters) or 'none'}"
+        )
     inner: Any
     if inspect.iscoroutinefunction(function):
 
         async def inner(*args: Any, **kwargs: Any) -> Any:
-            return await function(*args, **{**kwargs, into: _connection()})
+            return await function(*args, **{**kwargs, parameter: _connection()})
 
     else:
 
         def inner(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **{**kwargs, into: _connection()})
+            return function(*args, **{**kwargs, parameter: _connection()})
 
     functools.update_wrapper(inner, function)
-    inner.__signature__ = signature.replace(parameters=[p for p in signature.parameters.values() if p.name != into])
-    inner.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name != into}
+    inner.__signature__ = signature.replace(
+        parameters=[p for p in signature.parameters.values() if p.name != parameter]
+    )
+    inner.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name != parameter}
     return cast(F, inner)
 
 
@@ -201,15 +206,15 @@ def open_transaction(
 def _opened(guard: Semel, opened: Callable[[], Any], call: Call) -> InTransaction | Outcome[Any]:
     with ExitStack() as stack:
         try:
-            conn = stack.enter_context(opened())
+            connection = stack.enter_context(opened())
         except _MISTAKES:
             raise
         except Exception as error:
             raise _unopened(error) from error
-        begun = begin(guard, conn, call)
+        begun = begin(guard, connection, call)
         if isinstance(begun, Outcome):
             return begun
-        begun.operation.connection = conn
+        begun.operation.connection = connection
         return InTransaction(begun, stack.pop_all())
 
 
@@ -238,13 +243,13 @@ async def _opened_async(guard: AsyncSemel, opened: Callable[[], Any], call: Call
         return await in_loop.open_in_loop(call)
     async with AsyncExitStack() as stack:
         try:
-            conn = await stack.enter_async_context(opened())
+            connection = await stack.enter_async_context(opened())
         except _MISTAKES:
             raise
         except Exception as error:
             raise _unopened(error) from error
-        begun = await begin_async(guard, conn, call)
+        begun = await begin_async(guard, connection, call)
         if isinstance(begun, Outcome):
             return begun
-        begun.operation.connection = conn
+        begun.operation.connection = connection
         return AsyncInTransaction(begun, stack.pop_all())

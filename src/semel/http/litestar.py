@@ -24,11 +24,10 @@ from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError, MissingDependency, PolicyError
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.messages import App, Receive, Scope, Send
-from semel.http.asgi.middleware import Idempotency, current_responder
+from semel.http.asgi.middleware import ASGIMiddleware, current_responder
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.inventory import Endpoint, declared_rule
-from semel.http.contract.middleware import check_tenant
-from semel.http.contract.rules import LONGEST_BODY, Decorators, Exempt, Idempotent, Rule
+from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Idempotent, Rule
 from semel.http.describe.litestar import document_litestar
 
 try:
@@ -61,18 +60,16 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         guard: AsyncSemel,
         tenant: TenantResolver | None = None,
         docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
     ) -> None:
         """
-        :param tenant: whose request it is, from Litestar's request, when guards and dependencies have run; its result
-            scopes the keys. It may be an ``async def``.
-        :param docs: a page that explains the errors; linked from them.
-        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
+        :param tenant: a function of the request that returns its tenant, which scopes the keys. It is called after
+            guards and dependencies, and may be async.
+        :param docs: the URL of a page that explains the errors; they link to it.
+        :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
         """
-        check_tenant(tenant)
-        self.tenant = tenant
-        self.middleware = Idempotency(
-            _nothing, guard=guard, tenant=tenant and self._tenant, docs=docs, longest_body=longest_body
+        self.middleware = ASGIMiddleware(
+            _nothing, guard=guard, tenant=tenant, docs=docs, max_request_body=max_request_body, request=Request
         )
         self._exposed: list[str] = []
 
@@ -100,11 +97,11 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
                 self.middleware.keep(rule)
                 if handler.cache:
                     raise ConfigurationError(f"{handler}: cache= answers without a claim; leave it out")
-                if (name := rule.replayed_header.decode("latin-1").title()) not in self._exposed:
+                if (name := rule.replay_marker.title()) not in self._exposed:
                     self._exposed.append(name)
             _let_answers_pass(handler)
 
-    def _around(self, app: App) -> Idempotency:
+    def _around(self, app: App) -> ASGIMiddleware:
         """The middleware around one route; they share all but that."""
         around = copy.copy(self.middleware)
         around._reported = True  # the hook at start-up does it, for all of them
@@ -120,11 +117,8 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         return around
 
     def _report(self, app: Litestar) -> None:
-        self.middleware.known = lambda: endpoints(app)
+        self.middleware.list_endpoints = lambda: endpoints(app)
         self.middleware.report()
-
-    def _tenant(self, scope: Any) -> str | Awaitable[str | None] | None:
-        return self.tenant(Request(scope)) if self.tenant is not None else None
 
 
 def endpoints(app: Litestar) -> list[Endpoint]:

@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 
 async def insert_once(
-    conn: Any,
+    connection: Any,
     table: str,
     values: Mapping[str, Any],
     *,
@@ -49,25 +49,25 @@ async def insert_once(
     :param key: columns with a unique constraint together, such as the order that a payment is for.
     :param returning: columns to be told of the row; those of ``values`` by default.
     """
-    if dynamodb.is_client(conn, awaited=True):
-        return await dynamodb.run_async(conn, dynamodb.insert_once(table, values, key, returning))
-    lent = _adopted(conn)
+    if dynamodb.is_client(connection, awaited=True):
+        return await dynamodb.run_async(connection, dynamodb.insert_once(table, values, key, returning))
+    lent = _adopted(connection)
     return await _run(
         lent, table, programs.insert_once(lent.dialect, indexes.place(lent), table, values, key, returning)
     )
 
 
-async def upsert(conn: Any, table: str, values: Mapping[str, Any], *, key: str | Iterable[str]) -> bool:
+async def upsert(connection: Any, table: str, values: Mapping[str, Any], *, key: str | Iterable[str]) -> bool:
     """Bring a row to these values, whether it is there or not; whether that changed anything.
 
     Give absolute values: a balance of 100, not ten more.
     """
-    lent = _adopted(conn)
+    lent = _adopted(connection)
     return await _run(lent, table, programs.upsert(lent.dialect, indexes.place(lent), table, values, key))
 
 
 async def compare_and_set(
-    conn: Any,
+    connection: Any,
     table: str,
     where: Mapping[str, Any],
     *,
@@ -85,16 +85,18 @@ async def compare_and_set(
     :param marker: a column and a value of one's own that is written with the change, such as
         ``("changed_by", op.derive("rename"))``.
     """
-    if dynamodb.is_client(conn, awaited=True):
-        return await dynamodb.run_async(conn, dynamodb.compare_and_set(table, where, version, values, column, marker))
-    lent = _adopted(conn)
+    if dynamodb.is_client(connection, awaited=True):
+        return await dynamodb.run_async(
+            connection, dynamodb.compare_and_set(table, where, version, values, column, marker)
+        )
+    lent = _adopted(connection)
     return await _run(
         lent, table, programs.compare_and_set(lent.dialect, table, where, version, values, column, marker)
     )
 
 
 async def transition(
-    conn: Any,
+    connection: Any,
     table: str,
     where: Mapping[str, Any],
     column: str,
@@ -108,12 +110,12 @@ async def transition(
     :param before: a state, or several to come from.
     :param values: other columns to be set with it.
     """
-    lent = _adopted(conn)
+    lent = _adopted(connection)
     return await _run(lent, table, programs.transition(lent.dialect, table, where, column, before, after, values or {}))
 
 
 async def append_event(
-    conn: Any,
+    connection: Any,
     table: str,
     aggregate: Mapping[str, Any],
     sequence: int,
@@ -130,7 +132,7 @@ async def append_event(
     :param sequence: the place that this event is to have: one more than the last that the caller has seen.
     :param id: the column that an event is known by.
     """
-    lent = _adopted(conn)
+    lent = _adopted(connection)
     return await _run(
         lent,
         table,
@@ -138,16 +140,16 @@ async def append_event(
     )
 
 
-async def delete(conn: Any, table: str, where: Mapping[str, Any]) -> bool:
+async def delete(connection: Any, table: str, where: Mapping[str, Any]) -> bool:
     """Delete rows; whether there were any. That there were none is no error: it is what was asked for."""
-    lent = _adopted(conn)
+    lent = _adopted(connection)
     return await _run(lent, table, programs.delete(lent.dialect, table, where))
 
 
-def _adopted(conn: Any) -> Any:
-    if dynamodb.is_client(conn, awaited=True):
+def _adopted(connection: Any) -> Any:
+    if dynamodb.is_client(connection, awaited=True):
         raise ConfigurationError("for DynamoDB there are insert_once and compare_and_set, and no others")
-    lent = adopt(conn)
+    lent = adopt(connection)
     if lent.awaited is False:
         raise ConfigurationError("this connection is not async: use the functions of semel.natural")
     return lent

@@ -25,9 +25,9 @@ _CLIENTS: Final = {"botocore.client.BaseClient": False, "aiobotocore.client.AioB
 _SHOW: Final = {"ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
 
 
-def is_client(conn: Any, *, awaited: bool) -> bool:
+def is_client(connection: Any, *, awaited: bool) -> bool:
     """Whether this is a client of DynamoDB; ConfigurationError for one of the other kind, or of another service."""
-    cls = type(conn)
+    cls = type(connection)
     if cls.__module__.partition(".")[0] not in ("boto3", "botocore", "aiobotocore"):
         return False
     if cls.__module__.startswith("boto3."):
@@ -35,7 +35,7 @@ def is_client(conn: Any, *, awaited: bool) -> bool:
     kinds = [_CLIENTS[name] for each in cls.__mro__ if (name := f"{each.__module__}.{each.__qualname__}") in _CLIENTS]
     if not kinds:
         return False
-    if conn.meta.service_model.service_name != "dynamodb":
+    if connection.meta.service_model.service_name != "dynamodb":
         raise ConfigurationError(f"this client is one of another service, {cls.__name__}, and not of DynamoDB")
     if kinds[0] is not awaited:
         there = "semel.natural.aio" if kinds[0] else "semel.natural"

@@ -295,7 +295,7 @@ class CacheBack(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryFailed(Event):
-    """A recoverer tried to resume an abandoned operation, and it failed; it is tried again later."""
+    """A resumer tried to resume an abandoned operation, and it failed; it is tried again later."""
 
     name = "recovery_failed"
     level = WARNING
@@ -305,7 +305,7 @@ class RecoveryFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryGivenUp(Event):
-    """An abandoned operation has used up its tries: recoverers leave it alone. Told once by each of them."""
+    """An abandoned operation has used up its tries: resumers leave it alone. Told once by each of them."""
 
     name = "recovery_given_up"
     level = ERROR

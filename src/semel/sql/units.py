@@ -69,11 +69,11 @@ class _Unit:
         """Raise unless there is a transaction to work in; or, where we are to open it, unless there is none."""
         connection = self.connection
         if own and connection.begun():
-            raise ConfigurationError("begin=True opens a transaction, and one is open already: leave it out")
+            raise ConfigurationError("own_transaction=True opens a transaction, and one is open already: leave it out")
         if not own and not connection.in_transaction():
             raise ConfigurationError(
                 "no transaction is open on this connection, so nothing would commit together. "
-                f"Open one: {connection.opening}; or let Semel open and commit it: begin=True"
+                f"Open one: {connection.opening}; or let Semel open and commit it: own_transaction=True"
             )
 
     def conflicts(self, error: BaseException) -> bool:
@@ -85,7 +85,7 @@ class _Unit:
         if not op.own and not self.connection.holds():
             raise ConfigurationError(
                 "the driver commits each statement of this connection by itself, so nothing would commit together; "
-                f"nothing was run. Open a transaction: {self.connection.opening}; or use begin=True"
+                f"nothing was run. Open a transaction: {self.connection.opening}; or use own_transaction=True"
             )
         return found
 

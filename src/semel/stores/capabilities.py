@@ -59,7 +59,7 @@ class StoreKind:
         return {name: told[name] for name in TRAITS}
 
 
-BEHIND: Final = "as the truth"
+BEHIND: Final = "as the primary"
 """Said of a tiered store: the store behind its cache decides."""
 TRAITS: Final = {
     "extra": "extra to install",
@@ -118,7 +118,7 @@ STORES: Final = (
     StoreKind(
         name="tiered", example="tiered:…,redis://…", schemes=("tiered",), extra="redis",
         sync="semel.stores.tiered:TieredStore", aio="semel.stores.tiered:AsyncTieredStore",
-        shared_by=BEHIND, survives=BEHIND, clock="the truth's",
+        shared_by=BEHIND, survives=BEHIND, clock="the primary's",
         wakes=None, expiry=BEHIND, atomic_by=BEHIND,
     ),
 )  # fmt: skip

@@ -193,9 +193,9 @@ class SQLiteStore:
         """Never called: the engine polls."""
         time.sleep(min(seconds, 0.05))
 
-    def adopt(self, conn: object) -> Unit:
+    def adopt(self, connection: object) -> Unit:
         """The caller's connection as a unit of work: its records are written in the caller's transaction."""
-        return adopt_unit(conn, "sqlite", awaited=False)  # type: ignore[no-any-return]
+        return adopt_unit(connection, "sqlite", awaited=False)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self._combiner.close()
@@ -250,9 +250,9 @@ class AsyncSQLiteStore:
         """Never called: the engine polls."""
         await asyncio.sleep(min(seconds, 0.05))
 
-    def adopt(self, conn: object) -> AsyncUnit:
+    def adopt(self, connection: object) -> AsyncUnit:
         """The caller's connection as a unit of work: its records are written in the caller's transaction."""
-        return adopt_unit(conn, "sqlite", awaited=True)  # type: ignore[no-any-return]
+        return adopt_unit(connection, "sqlite", awaited=True)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         await self._combiner.close()

@@ -139,15 +139,15 @@ def tiers(url: str) -> tuple[str, str]:
 def _tiered(url: str) -> Store:
     from semel.stores.tiered import RedisCache, TieredStore
 
-    truth, cache = tiers(url)
-    return TieredStore(open_store(truth), RedisCache(cache))
+    primary, cache = tiers(url)
+    return TieredStore(open_store(primary), RedisCache(cache))
 
 
 def _tiered_async(url: str) -> AsyncStore:
     from semel.stores.tiered import AsyncRedisCache, AsyncTieredStore
 
-    truth, cache = tiers(url)
-    return AsyncTieredStore(open_async_store(truth), AsyncRedisCache(cache))
+    primary, cache = tiers(url)
+    return AsyncTieredStore(open_async_store(primary), AsyncRedisCache(cache))
 
 
 def _dynamodb(url: str) -> Store:

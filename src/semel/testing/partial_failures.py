@@ -26,7 +26,7 @@ class Mode(Enum):
     AT_MOST_ONCE = '`guarantee="at_most_once"`'
     RECOVER_HOOK = "leased, with a `recover=` hook that can find the effect"
     STEPS = "steps: the effect is the first of two, and knows no key"
-    OWN_TRANSACTION = "transaction of Semel's (`begin=True`); the effect is in it"
+    OWN_TRANSACTION = "transaction of Semel's (`own_transaction=True`); the effect is in it"
     CALLERS_TRANSACTION = "transaction of the caller's; the effect is in it"
 
 

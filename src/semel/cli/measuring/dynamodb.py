@@ -32,12 +32,14 @@ _NOT_YET: Final = ("ResourceInUseException", "LimitExceededException", "Throttli
 def dynamodb(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.dynamodb import DynamoDBStore
     from semel.stores.dynamodb.programs import SCAN_PAGES
-    from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, PATIENCE, TIMEOUT, Settings, named, public
+    from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, RETRY_FOR, TIMEOUT, Settings, named, public
     from semel.stores.dynamodb.sync import _client
 
-    Settings(url, TIMEOUT, CONNECT_TIMEOUT, PATIENCE, None)  # refused here as everywhere, although the table is another
+    Settings(
+        url, TIMEOUT, CONNECT_TIMEOUT, RETRY_FOR, None
+    )  # refused here as everywhere, although the table is another
     inside = urlsplit(url)._replace(path=f"/semel-size-{secrets.token_hex(6)}").geturl()
-    settings = Settings(inside, TIMEOUT, CONNECT_TIMEOUT, PATIENCE, None)
+    settings = Settings(inside, TIMEOUT, CONNECT_TIMEOUT, RETRY_FOR, None)
     with closing(_client(settings)) as client:
         table = _Table(client, settings.table, sample)
         with sample.interrupts.place(table.remove, f"the table {settings.table}"):

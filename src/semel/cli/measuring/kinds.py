@@ -32,9 +32,9 @@ def measure(url: str, sample: Sample) -> list[Measured]:
 def _tiered(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.tiered.redis_commands import settings_of
 
-    truth, cache = tiers(url)
+    primary, cache = tiers(url)
     settings_of(cache, None, "5s", "5s")  # refused before anything is written
-    measured, cached = measure(truth, sample), copies(cache, sample.again())
+    measured, cached = measure(primary, sample), copies(cache, sample.again())
     if any(each.records for each in cached):
         seldom = "each retry that the cache has no copy of"
         measured = [replace(each, work=tuple(replace(work, which=seldom) for work in each.work)) for each in measured]

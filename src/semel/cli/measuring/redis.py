@@ -41,10 +41,10 @@ def copies(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.memory import MemoryStore
     from semel.stores.tiered import RedisCache, TieredStore
     from semel.stores.tiered.redis_commands import PREFIX
-    from semel.stores.tiered.sync import KEEP, LARGEST
+    from semel.stores.tiered.sync import KEEP, MAX_COPY_BYTES
 
-    if sample.stored() > LARGEST:
-        how = f"no copies are made of answers above {LARGEST // 1024} KiB (largest=)"
+    if sample.stored() > MAX_COPY_BYTES:
+        how = f"no copies are made of answers above {MAX_COPY_BYTES // 1024} KiB (max_copy_bytes=)"
         return [Measured("cache in redis", "memory", 0, 0.0, None, how, 0.0, (Work("commands", first=1, again=1),))]
     prefix = _prefix(url, PREFIX)
     cache = RedisCache(url, prefix=prefix, timeout="5s")

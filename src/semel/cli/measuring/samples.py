@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from semel.cli.measuring.interrupts import Interrupts
-from semel.core.encoding.snapshot import Codec, Kind
+from semel.codec import Codec
+from semel.core.encoding.snapshot import Kind
 from semel.core.ops import Claim, Claimed, Complete
 from semel.core.states import Takeover
 from semel.engine.ports import Store

@@ -183,18 +183,18 @@ ABSENT: Final = _Absent.ABSENT
 _Tree = dict[str, Any]  # segment -> the tree below it, or None: everything below
 
 
-def select_fields(document: Any, only: Iterable[str] | None = None, without: Iterable[str] | None = None) -> Any:
+def select_fields(document: Any, include: Iterable[str] | None = None, exclude: Iterable[str] | None = None) -> Any:
     """A copy of the parsed document that holds the named fields only, or all but the named ones, or both in turn.
 
     A field is named by its path: ``amount``, ``card.number``, ``items.*.sku``, where ``*`` stands for every element of
     a list or every member of an object. A field that is absent stays absent, which is not the same as null. Lists keep
     their length, so that two items of which nothing is chosen still differ from three.
     """
-    if only is not None:
-        kept = _keep(document, [_tree(_paths("only", only))])
+    if include is not None:
+        kept = _keep(document, [_tree(_paths("include", include))])
         document = {} if kept is ABSENT else kept
-    if without is not None:
-        document = _drop(document, [_tree(_paths("without", without))])
+    if exclude is not None:
+        document = _drop(document, [_tree(_paths("exclude", exclude))])
     return document
 
 

@@ -101,7 +101,7 @@ class Arguments:
     - a callable: it gets the call's arguments and returns what counts, as plain data or bytes.
     - None: no fingerprint; the digest is ``b""``.
 
-    ``without`` names parameters that do not count, ``skip`` those that the engine fills in. Arguments are taken by
+    ``exclude`` names parameters that do not count, ``skip`` those that the engine fills in. Arguments are taken by
     parameter, so that ``f(1, 2)`` and ``f(a=1, b=2)`` are one call; an argument that equals its parameter's default
     counts as omitted, so that a parameter added with a default does not make conflicts of the retries under way.
     ``name`` is the function's, for errors, where only its signature is given.
@@ -114,7 +114,7 @@ class Arguments:
         function: Callable[..., Any] | inspect.Signature,
         choice: Choice = "auto",
         *,
-        without: Iterable[str] = (),
+        exclude: Iterable[str] = (),
         skip: frozenset[str] = frozenset(),
         secret: bytes | None = None,
         name: str | None = None,
@@ -127,15 +127,15 @@ class Arguments:
         self._strict = choice != "auto"
         self._paths: tuple[tuple[str, list[str]], ...] | None = None
         self._columns: tuple[_Column | None, ...] | None = None
-        if isinstance(without, str):
-            raise PolicyError(f"without takes a list of parameters: write ({without!r},)")
-        left_out = frozenset(without)
+        if isinstance(exclude, str):
+            raise PolicyError(f"exclude takes a list of parameters: write ({exclude!r},)")
+        left_out = frozenset(exclude)
         for parameter in sorted(left_out):
             self._calls.check_name(parameter)
         self._without = left_out | skip
         if choice is None or callable(choice):
             if left_out:
-                raise PolicyError("without= has no meaning here: the choice leaves no arguments to name")
+                raise PolicyError("exclude= has no meaning here: the choice leaves no arguments to name")
         elif isinstance(choice, str):
             if choice not in ("auto", "all"):
                 raise PolicyError(f"unknown choice {choice!r}: 'auto', 'all', or a list of parameters: ({choice!r},)")
@@ -318,7 +318,7 @@ def _encode(value: Any, what: str) -> str:
 def _not_plain(what: str, exc: LiveObject) -> PolicyError:
     return PolicyError(
         f"{what} is or holds a {exc}, which is no plain data and has no fingerprint: "
-        "leave it out with without=, name the fields that count, or give a function that returns them"
+        "leave it out with exclude=, name the fields that count, or give a function that returns them"
     )
 
 

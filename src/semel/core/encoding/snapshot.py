@@ -35,8 +35,8 @@ __all__ = [
     "SIZE_LIMIT",
     "ZLIB",
     "Cipher",
-    "Codec",
     "Compressor",
+    "Envelope",
     "Kind",
     "NotSerializable",
     "Snapshot",
@@ -152,12 +152,10 @@ def _header(kind: int, coding: int, serializer: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Codec:
+class Envelope:
     """Seals payloads into snapshots and opens them again. Immutable; one serves all threads.
 
-    A payload is compressed, where that makes it smaller, and then encrypted. A compressed length tells a little of
-    the content: set ``compression=None`` where strangers choose part of a result that also holds a secret and can
-    watch the size of the stored row.
+    ``semel.Codec`` is the one that programs use: it chooses the compressors by name.
     """
 
     cipher: Cipher | None = None

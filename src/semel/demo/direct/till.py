@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel.core.call import NOT_DONE, Recovered, Verdict
-from semel.core.policy import wait
+from semel.core.policy import Wait
 from semel.demo.direct.ledger import Fenced, Ledger
 from semel.demo.direct.rows import Rows
 from semel.demo.direct.sightings import Sightings
@@ -94,7 +94,7 @@ class Till:
             "lease": LEASE,
             "ttl": "1h",
         }
-        return [self._guard.once(**settings, on_duplicate=what)(self.charge) for what in ("raise", wait("300ms"))]
+        return [self._guard.once(**settings, on_duplicate=what)(self.charge) for what in ("raise", Wait("300ms"))]
 
     def _unprotected(self, payment: int, amount: int, op: Operation) -> dict[str, int]:
         return self.charge(payment, amount, op)
@@ -171,9 +171,10 @@ class TransactionalTill(Till):
         def way(what: Any) -> Callable[[int, int], Any]:
             def ask(payment: int, amount: int) -> Any:
                 try:
-                    return self._guard.transaction(
+                    return self._guard.run_in_transaction(
                         self._rows.connection(), OPERATION, key=key_of(self._config.run, payment),
-                        call=lambda op: self.charge(payment, amount, op), begin=True, ttl="1h", on_duplicate=what,
+                        call=lambda op: self.charge(payment, amount, op), own_transaction=True, ttl="1h",
+                        on_duplicate=what,
                     )  # fmt: skip
                 except StoreError:
                     self._rows.drop()
@@ -181,7 +182,7 @@ class TransactionalTill(Till):
 
             return ask
 
-        return [way("raise"), way(wait("300ms"))]
+        return [way("raise"), way(Wait("300ms"))]
 
     def charge(self, payment: int, amount: int, op: Operation = INJECTED) -> dict[str, int]:
         """The handler: one row."""

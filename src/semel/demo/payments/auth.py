@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import Depends, HTTPException, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -30,7 +29,7 @@ async def authenticated(
 Tenant = Annotated[str, Depends(authenticated)]
 
 
-def tenant_of(scope: MutableMapping[str, Any]) -> str:
-    """For the guard, which asks at the moment of the claim: the one that authentication found, and no other."""
-    tenant: str = scope["state"]["tenant"]
+def tenant_of(request: Request) -> str:
+    """Return the tenant that authentication has found. The guard asks for it when it claims a key."""
+    tenant: str = request.state.tenant
     return tenant

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 
-from semel.core.policy import wait
+from semel.core.policy import Wait
 from semel.demo.payments import data
 from semel.demo.payments.auth import Tenant
 from semel.demo.payments.data import NothingLeft, PaymentRow
@@ -157,7 +157,7 @@ async def forget(id: PaymentId, tenant: Tenant, books: BooksOfService) -> None:
 
 
 @router.post("/refunds", status_code=201, response_model=Refund, responses={**WRITES, **NOT_FOUND, **CONFLICT})
-@idempotent(on_duplicate=wait("5s"))
+@idempotent(on_duplicate=Wait("5s"))
 async def refund(refund: NewRefund, tenant: Tenant, books: BooksOfService, op: AsyncOperation) -> dict[str, Any]:
     """Give money back. A duplicate waits for the first one's answer instead of being turned away."""
     await began(books, op)

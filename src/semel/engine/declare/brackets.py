@@ -24,7 +24,7 @@ def with_brackets(method: F) -> F:
         if not args and all(name in settings for name in needed):
             return method(self, **settings)
         first = _first_parameter(args[0] if args else None)
-        shown = ", ".join(f'{name}="{"session" if name == "conn" else first}"' for name in needed)
+        shown = ", ".join(f'{name}="{"session" if name == "connection" else first}"' for name in needed)
         raise PolicyError(
             f"@guard.{method.__name__} is given its settings in brackets, by name, and is told what the key is: "
             f"write @guard.{method.__name__}({shown})"

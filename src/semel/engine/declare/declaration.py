@@ -71,7 +71,7 @@ class Declaration:
         key: Selector,
         tenant: Selector | None,
         fingerprint: Any,
-        without: tuple[str, ...],
+        exclude: tuple[str, ...],
         key_format: KeyFormat | str,
         serializer: Serializer | None,
         policy: Policy,
@@ -95,7 +95,7 @@ class Declaration:
         self.tenant = None if tenant is None else select("tenant", tenant, given)
         self.key_format = key_format if isinstance(key_format, KeyFormat) else KeyFormat.named(key_format)
         self.fingerprint = Arguments(
-            given, fingerprint, without=without, secret=secret, name=getattr(function, "__qualname__", None)
+            given, fingerprint, exclude=exclude, secret=secret, name=getattr(function, "__qualname__", None)
         )
         self.serializer = serializer_for(hints.get("return", inspect.Signature.empty), serializer)
         self.policy = policy
@@ -125,7 +125,7 @@ class Declaration:
         first = next(iter(self.fingerprint.left_out))
         warnings.warn(
             f"{self.operation}: {names} is no plain data, so another one under the same key would not be noticed. "
-            f'Say what counts, fingerprint=("{first}.id", …), or that it does not, without=("{first}",)',
+            f'Say what counts, fingerprint=("{first}.id", …), or that it does not, exclude=("{first}",)',
             stacklevel=6,
         )
 

@@ -185,18 +185,18 @@ class OperationHandle:
         self._call.has_steps = True
         self._call.tell(events.StepSaved, label(op.name))
 
-    def _unit(self, on: object) -> Any:
+    def _unit(self, connection: object) -> Any:
         """The connection that a step is given as a unit of work; None where there is no lease, and no mark to write."""
-        if on is None or self._lease is None:
+        if connection is None or self._lease is None:
             return None
         if self._store is None:
             raise ConfigurationError(
-                f"{self._call}: on= needs a handler of its guard's own kind, a def under Semel or an async def under "
-                "AsyncSemel: this one is bridged to a guard of the other kind"
+                f"{self._call}: connection= needs a handler of its guard's own kind, a def under Semel or an async "
+                "def under AsyncSemel: this one is bridged to a guard of the other kind"
             )
         from semel.engine.transaction.sync import unit_of
 
-        return unit_of(self._store, on)
+        return unit_of(self._store, connection)
 
     def _lend(self, name: str) -> None:
         """The step is marked in a transaction of the caller's."""
@@ -221,7 +221,7 @@ class OperationHandle:
             names = ", ".join(map(repr, sorted(self.journal.lent)))
             error.add_note(
                 f"The transaction in which {names} was marked may be open still, and then it holds the record: commit "
-                "it before anything else is kept, or give that on= too"
+                "it before anything else is kept, or give that connection= too"
             )
 
     def leave(self) -> None:
@@ -292,8 +292,8 @@ def current_operation() -> OperationHandle | None:
 
 
 def undo_pauses(policy: Policy) -> Iterator[float]:
-    """Between the tries to undo one step; together no longer than the policy's ``settle_for``."""
-    left, pauses, pause = policy.settle_seconds, iter(SETTLE_PAUSES), 0.0
+    """Between the tries to undo one step; together no longer than the policy's ``completion_timeout``."""
+    left, pauses, pause = policy.completion_seconds, iter(SETTLE_PAUSES), 0.0
     while (pause := next(pauses, pause)) <= left and pause > 0:
         left -= pause
         yield pause

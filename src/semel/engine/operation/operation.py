@@ -57,28 +57,28 @@ class Operation(OperationHandle):
         function: Callable[..., T],
         *args: Any,
         undo: Callable[[T], Any] | None = None,
-        on: object = None,
+        connection: object = None,
         **kwargs: Any,
     ) -> T:
         """Do one part of the work: remembered when it returns, so that a re-run goes on after it.
 
         :param args: for the function; a re-run that gives it others is refused.
         :param undo: called with what the step returned, when the operation fails later on.
-        :param on: the connection or session, in a transaction, that the function writes its rows on. The step is
-            remembered in that transaction: when you commit it both are there, when you roll it back neither is.
+        :param connection: the connection or session, in a transaction, that the function writes its rows on. The step
+            is remembered in that transaction: a commit keeps both, a rollback undoes both.
         """
         self._alone(name)
         with self._one_at_a_time():
             digest = digest_of(self._call, args, kwargs)
             serializer = result_serializer(function)
-            unit = self._unit(on)
-            lent = on is not None and name in self.journal.lent
+            unit = self._unit(connection)
+            lent = connection is not None and name in self.journal.lent
             if lent and (unit is None or not unit.saved(self.id, mark_of(name))):
                 self.journal.forget(name)  # it was rolled back, so it is not done
             known = self._enter(name, digest)
             if known is not None:
                 result: T = self.journal.value(known, serializer)
-            elif on is not None:
+            elif connection is not None:
                 with self._in_step(name):
                     if unit is not None:
                         unit.require(False)
@@ -188,7 +188,7 @@ class AsyncOperation(OperationHandle):
         function: Callable[..., Coroutine[Any, Any, T]],
         *args: Any,
         undo: Callable[[T], Any] | None = None,
-        on: object = None,
+        connection: object = None,
         **kwargs: Any,
     ) -> T: ...
 
@@ -199,7 +199,7 @@ class AsyncOperation(OperationHandle):
         function: Callable[..., T],
         *args: Any,
         undo: Callable[[T], Any] | None = None,
-        on: object = None,
+        connection: object = None,
         **kwargs: Any,
     ) -> T: ...
 
@@ -209,7 +209,7 @@ class AsyncOperation(OperationHandle):
         function: Callable[..., Any],
         *args: Any,
         undo: Callable[[Any], Any] | None = None,
-        on: object = None,
+        connection: object = None,
         **kwargs: Any,
     ) -> Any:
         """Do one part of the work: remembered when it returns, so that a re-run goes on after it.
@@ -217,21 +217,21 @@ class AsyncOperation(OperationHandle):
         :param function: an ``async def``, or a plain function that does not block.
         :param args: for the function; a re-run that gives it others is refused.
         :param undo: called with what the step returned, when the operation fails later on.
-        :param on: the connection or session, in a transaction, that the function writes its rows on. The step is
-            remembered in that transaction: when you commit it both are there, when you roll it back neither is.
+        :param connection: the connection or session, in a transaction, that the function writes its rows on. The step
+            is remembered in that transaction: a commit keeps both, a rollback undoes both.
         """
         self._alone(name)
         async with self._one_at_a_time():
             digest = digest_of(self._call, args, kwargs)
             serializer = result_serializer(function)
-            unit = self._unit(on)
-            lent = on is not None and name in self.journal.lent
+            unit = self._unit(connection)
+            lent = connection is not None and name in self.journal.lent
             if lent and (unit is None or not await unit.saved(self.id, mark_of(name))):
                 self.journal.forget(name)  # it was rolled back, so it is not done
             known = self._enter(name, digest)
             if known is not None:
                 result = self.journal.value(known, serializer)
-            elif on is not None:
+            elif connection is not None:
                 with self._in_step(name):
                     if unit is not None:
                         unit.require(False)

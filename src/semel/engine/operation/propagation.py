@@ -23,7 +23,7 @@ from semel.engine.declare.declaration import check_name
 from semel.engine.operation.handle import OperationHandle, running
 from semel.errors import PolicyError
 
-__all__ = ["current_key", "in_context", "outgoing_headers", "outgoing_key", "outgoing_metadata", "propagating"]
+__all__ = ["derive_key", "in_context", "outgoing_headers", "outgoing_key", "outgoing_metadata", "propagating"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class _Scope(NamedTuple):
 _scope: ContextVar[_Scope | None] = ContextVar("semel_outgoing", default=None)
 
 
-def current_key(step: str) -> str | None:
+def derive_key(step: str) -> str | None:
     """The key to send on for a step of the operation that runs now, as ``op.derive(step)``; None outside of one."""
     op = running.get()
     return None if op is None else op.derive(check_name("a step", step))

@@ -42,9 +42,9 @@ class Transactions(Guard):
 
     store: Store
 
-    def transaction(
+    def run_in_transaction(
         self,
-        conn: object,
+        connection: object,
         operation: str,
         *,
         key: object,
@@ -52,25 +52,27 @@ class Transactions(Guard):
         tenant: str | None = None,
         fingerprint: Any = None,
         returns: Any = None,
-        begin: bool = False,
+        own_transaction: bool = False,
         tries: int | None = None,
         **changes: Unpack[PolicyChanges],
     ) -> T:
-        """Run ``call`` once, its record written in the transaction of ``conn``: both commit, or neither.
+        """Run ``call`` once, its record written in the transaction of ``connection``: both commit, or neither.
 
-        :param conn: the connection or session that ``call`` uses, of a database that the guard's store is in. Its
+        :param connection: the connection or session that ``call`` uses, of a database that the guard's store is in. Its
             transaction is open, and is yours to commit.
         :param call: a function without arguments, or of the operation's handle.
-        :param begin: open the transaction here and commit it; a conflict with another one runs ``call`` again.
-        :param tries: how often it is run at most, with ``begin``; 10 unless told.
+        :param own_transaction: open and commit the transaction here; run ``call`` again after a conflict with another.
+        :param tries: how often it is run at most, with ``own_transaction``; 10 unless told.
         """
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        outcome: Outcome[T] = self._transact(conn, what, with_handle(call), ignoring(what.policy.recover), begin, tries)
+        outcome: Outcome[T] = self._transact(
+            connection, what, with_handle(call), ignoring(what.policy.recover), own_transaction, tries
+        )
         return outcome.value
 
-    def transaction_outcome(
+    def run_in_transaction_outcome(
         self,
-        conn: object,
+        connection: object,
         operation: str,
         *,
         key: object,
@@ -78,45 +80,47 @@ class Transactions(Guard):
         tenant: str | None = None,
         fingerprint: Any = None,
         returns: Any = None,
-        begin: bool = False,
+        own_transaction: bool = False,
         tries: int | None = None,
         **changes: Unpack[PolicyChanges],
     ) -> Outcome[T]:
-        """Like ``transaction``, and tells whether the answer is a replay."""
+        """Like ``run_in_transaction``, and tells whether the answer is a replay."""
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        return self._transact(conn, what, with_handle(call), ignoring(what.policy.recover), begin, tries)
+        return self._transact(
+            connection, what, with_handle(call), ignoring(what.policy.recover), own_transaction, tries
+        )
 
     @with_brackets
     def once_in_transaction(
         self,
         *,
-        conn: Selector,
+        connection: Selector,
         key: Selector,
         operation: str | None = None,
         tenant: Selector | None = None,
         fingerprint: Any = "auto",
-        without: tuple[str, ...] = (),
+        exclude: tuple[str, ...] = (),
         key_format: KeyFormat | str = "any",
         serializer: Serializer | None = None,
-        begin: bool = False,
+        own_transaction: bool = False,
         tries: int | None = None,
         **changes: Unpack[PolicyChanges],
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-        """Decorate a function that is handed its connection or session: ``@guard.once_in_transaction(conn="session")``.
+        """Decorate a function that takes a connection or session: ``@guard.once_in_transaction(connection="session")``.
 
-        :param conn: the parameter that is the connection, by name or as a function of the arguments.
+        :param connection: the parameter that is the connection, by name or as a function of the arguments.
         """
 
         def decorate(function: Callable[P, T]) -> Callable[P, T]:
             if inspect.iscoroutinefunction(function):
                 raise PolicyError(f"{function.__qualname__} is async: decorate it with an AsyncSemel")
-            bounded(begin, tries)
+            bounded(own_transaction, tries)
             declared = self._declare(
                 function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint,
-                without=(*without, *connection_parameter(conn)), key_format=key_format, serializer=serializer,
+                exclude=(*exclude, *connection_parameter(connection)), key_format=key_format, serializer=serializer,
                 changes=changes,
             )  # fmt: skip
-            pick = pick_connection(declared, conn)
+            pick = pick_connection(declared, connection)
 
             @functools.wraps(function)
             def once(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -124,7 +128,7 @@ class Transactions(Guard):
                 outcome: Outcome[T] = self._transact(
                     pick(args, kwargs), self._declared_call(declared, args, kwargs),
                     lambda op: declared.invoke(op, args, kwargs),
-                    lambda op: recover and recover(args, kwargs), begin, tries,
+                    lambda op: recover and recover(args, kwargs), own_transaction, tries,
                 )  # fmt: skip
                 return outcome.value
 
@@ -134,24 +138,24 @@ class Transactions(Guard):
 
     def _transact(
         self,
-        conn: object,
+        connection: object,
         call: Call,
         handler: Callable[[Operation], Any],
         recover: Callable[[Operation], Any],
-        begin: bool,
+        own_transaction: bool,
         tries: int | None,
     ) -> Outcome[Any]:
-        unit: Unit = unit_of(self.store, conn)
-        unit.require(begin)
+        unit: Unit = unit_of(self.store, connection)
+        unit.require(own_transaction)
         not_within_itself(call)
-        flow = transact(call, begin, bounded(begin, tries))
+        flow = transact(call, own_transaction, bounded(own_transaction, tries))
         try:
             step = self._proceed(unit, call, flow, None)
             while isinstance(step, (Run, Recover)):
                 work = handler if type(step) is Run else recover
                 step = self._proceed(unit, call, flow, self._work(unit, call, step.claimed, work))
         except BaseException:
-            if begin:
+            if own_transaction:
                 self._undo(unit, call)
             raise
         return outcome_of(step)  # type: ignore[no-any-return]
@@ -208,14 +212,14 @@ class Transactions(Guard):
             call.tell(events.StoreFailed, "undo", str(error))
 
 
-def unit_of(store: Any, conn: object) -> Any:
+def unit_of(store: Any, connection: object) -> Any:
     """The caller's connection as a unit of work; stores outside of SQL have none."""
     if store.adopt is None:
         raise ConfigurationError(
             f"a transaction needs a guard whose store is in the same database, and {type(store).__name__} is in none: "
             "use SQLiteStore, PostgresStore or MySQLStore (Async… with AsyncSemel)"
         )
-    return store.adopt(conn)
+    return store.adopt(connection)
 
 
 def outcome_of(step: Any) -> Any:
@@ -225,11 +229,11 @@ def outcome_of(step: Any) -> Any:
     return step
 
 
-def bounded(begin: bool, tries: int | None) -> int:
+def bounded(own_transaction: bool, tries: int | None) -> int:
     if tries is None:
         return TRIES
-    if not begin:
-        raise PolicyError("tries= is for begin=True: what runs in your transaction only you can run again")
+    if not own_transaction:
+        raise PolicyError("tries= is for own_transaction=True: what runs in your transaction only you can run again")
     if type(tries) is not int or tries < 1:
         raise PolicyError(f"tries is a whole number from 1, not {tries!r}")
     return tries
@@ -241,14 +245,14 @@ def not_within_itself(call: Call) -> None:
         raise InProgress(f"{call} is called within itself", retry_after=1.0)
 
 
-def connection_parameter(conn: Selector) -> tuple[str, ...]:
+def connection_parameter(connection: Selector) -> tuple[str, ...]:
     """The parameter that holds the connection, where it is named: it is no part of the request."""
-    return (conn,) if isinstance(conn, str) and "." not in conn else ()
+    return (connection,) if isinstance(connection, str) and "." not in connection else ()
 
 
-def pick_connection(declared: Declaration, conn: Selector) -> Pick:
+def pick_connection(declared: Declaration, connection: Selector) -> Pick:
     if declared.inputs is not None:
         raise PolicyError(f"{declared.operation}: nothing is left of a transaction that died: resumable= is for once()")
     signature = inspect.signature(declared.function)
     given = [p for name, p in signature.parameters.items() if name != declared.handle]
-    return select("conn", conn, signature.replace(parameters=given))
+    return select("connection", connection, signature.replace(parameters=given))

@@ -55,8 +55,8 @@ def protect(
     ):
         wanted = "AsyncOperation" if awaits else "Operation"
         raise PolicyError(f"{function.__qualname__}: annotate {handle} with {wanted}")
-    if not awaits and isinstance(rule, Idempotent) and rule.transaction is not None:
-        raise PolicyError(f"{function.__qualname__}: with transaction= it is an async def, as its connection is async")
+    if not awaits and isinstance(rule, Idempotent) and rule.connection is not None:
+        raise PolicyError(f"{function.__qualname__}: with connection= it is an async def, as its connection is async")
     if awaits or threads is None:
         wrapper = (_async if awaits else _sync)(function, rule, blank, abort, handle)
     else:

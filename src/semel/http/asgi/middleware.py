@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import sys
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
@@ -20,13 +19,14 @@ from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.responder import Responder
+from semel.http.contract.inventory import Endpoint
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import RouteTable
-from semel.http.contract.rules import LONGEST_BODY, SAFE_METHODS
+from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 
-__all__ = ["Idempotency", "Responder", "current_responder"]
+__all__ = ["ASGIMiddleware", "Responder", "current_responder"]
 
-TenantResolver: TypeAlias = Callable[[Scope], "str | Awaitable[str | None] | None"]
+TenantResolver: TypeAlias = Callable[[Any], "str | Awaitable[str | None] | None"]
 
 _SAFE: Final = object()
 """The request in hand is a GET or the like: its endpoint runs as if it were not declared."""
@@ -39,15 +39,15 @@ def current_responder() -> Responder | None:
     responder = _current.get()
     if responder is None:
         raise ConfigurationError(
-            "this endpoint is declared to happen once, and the Idempotency middleware is not installed: "
+            "this endpoint is declared, but the middleware is not installed: "
             "install(app, guard=…, tenant=…) in FastAPI and Starlette, plugins=[SemelPlugin(guard=…, tenant=…)] in "
-            "Litestar, Idempotency(app, guard=…, tenant=…) elsewhere"
+            "Litestar, ASGIMiddleware(app, guard=…, tenant=…) elsewhere"
         )
     return responder if isinstance(responder, Responder) else None
 
 
-class Idempotency(Middleware[App, AsyncSemel]):
-    """``app.add_middleware(Idempotency, guard=guard, tenant=…)``"""
+class ASGIMiddleware(Middleware[App, AsyncSemel]):
+    """``app = ASGIMiddleware(app, guard=guard, tenant=…)``, for applications without a framework that we know."""
 
     def __init__(
         self,
@@ -57,15 +57,23 @@ class Idempotency(Middleware[App, AsyncSemel]):
         tenant: TenantResolver | None = None,
         routes: RouteTable | None = None,
         docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
+        request: Callable[[Any], Any] | None = None,
+        endpoints: Callable[[], list[Endpoint]] | None = None,
     ) -> None:
         """
-        :param tenant: whose request it is, from the ASGI scope, after authentication; its result scopes the keys.
+        :param tenant: a function of the request, here the ASGI scope, that returns its tenant, which scopes the keys.
+            It is called after authentication, and may be async.
         :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
-        :param docs: a page that explains the errors; linked from them.
-        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
+        :param docs: the URL of a page that explains the errors; they link to it.
+        :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
+        :param request: makes the framework's own request from the scope, for ``tenant``.
+        :param endpoints: lists the application's endpoints, for the report at start-up.
         """
-        super().__init__(app, guard, AsyncSemel, tenant=tenant, routes=routes, docs=docs, longest_body=longest_body)
+        super().__init__(
+            app, guard, AsyncSemel, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+            request=request, endpoints=endpoints,
+        )  # fmt: skip
         self._left: set[asyncio.Task[None]] = set()
         """Handlers that finish without a client; the event loop itself would let go of them."""
 
@@ -93,30 +101,20 @@ class Idempotency(Middleware[App, AsyncSemel]):
             _current.reset(token)
 
     async def _look(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Report on the routes. Of a mistake among them the server hears at start-up, and else at each request."""
+        """Raise if a route is misconfigured: at start-up, or at each request if the server has no lifespan."""
         try:
-            self._list(scope)
+            self.report()
         except ConfigurationError as error:
             if scope["type"] == "lifespan":
                 await receive()
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
             raise
 
-    def _list(self, scope: Scope) -> None:
-        """The first scope of a Starlette application knows it, and by then all of its routes are there."""
-        app = scope.get("app")
-        starlette = sys.modules.get("starlette.applications")
-        if self.known is None and starlette is not None and isinstance(app, starlette.Starlette):
-            from semel.http.fastapi import endpoints
-
-            self.known = lambda: endpoints(app)
-        self.report()
-
     def whose(self, scope: Scope) -> str | Awaitable[str] | None:
         """The tenant of a request; None: the guard's own. To be awaited where the resolver is async."""
         if self.tenant is None:
             return None
-        found = self.tenant(scope)
+        found = self.tenant(scope if self.request is None else self.request(scope))
         return found if type(found) is str and found else self._awaited(found)
 
     async def _awaited(self, found: Any) -> str:

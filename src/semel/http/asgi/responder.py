@@ -23,7 +23,7 @@ from semel.http.contract.rules import Idempotent, Natural, Rule
 from semel.http.in_transaction import open_async_transaction
 
 if TYPE_CHECKING:
-    from semel.http.asgi.middleware import Idempotency
+    from semel.http.asgi.middleware import ASGIMiddleware
 
 __all__ = ["Responder"]
 
@@ -31,7 +31,7 @@ __all__ = ["Responder"]
 class Responder(Outgoing):
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
-    def __init__(self, middleware: Idempotency, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, middleware: ASGIMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
         Outgoing.__init__(self, scope, receive, send)  # super() would cost as much as all of this
         self._middleware = middleware
         self._over: asyncio.Future[None] | None = None
@@ -167,7 +167,7 @@ class Responder(Outgoing):
         """Claim the request's key; whether the handler is to run. If not, what to answer is known."""
         if self._rule is not None or self._natural is not None or CLAIMED in self._scope:
             raise ConfigurationError(
-                "this request was claimed already: one rule for one request, and one Idempotency middleware"
+                "this request was claimed already: one rule for one request, and one middleware of Semel"
             )
         if not isinstance(declared, Idempotent):
             self._natural = declared if isinstance(declared, Natural) else None
@@ -180,9 +180,9 @@ class Responder(Outgoing):
             if key is None:
                 exchange.tell_unprotected(guard, rule)
                 return True
-            longest = rule.longest_body
+            longest = rule.max_request_body
             assert longest is not None  # the middleware's, where the route has none
-            if not rule.reads_json and rule.transaction is None:
+            if not rule.reads_json and rule.connection is None:
                 exchange.body = None
             if not await self._read_to_its_end(longest):  # half a request is none
                 self._silent = True
@@ -191,12 +191,12 @@ class Responder(Outgoing):
             if tenant is not None and not isinstance(tenant, str):
                 tenant = await tenant
             call = exchange.call(guard, rule, key, tenant)
-            if rule.transaction is None:
+            if rule.connection is None:
                 begun = await guard.begin(call)
             else:
                 if self._rerun is not None:
                     self._rerun.body = exchange.body
-                opening = open_async_transaction(guard, rule.transaction, call, self._rerun)
+                opening = open_async_transaction(guard, rule.connection, call, self._rerun)
                 begun = await opening
         except ConfigurationError:
             raise  # the service's mistake: for its logs, and no answer of ours

@@ -29,7 +29,7 @@ class Capture:
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.status = status
         self.headers, self._kept = [], []
-        wanted, mark = self._rule.replayed_headers, self._rule.replayed_header
+        wanted, mark = self._rule.replay_header_names, self._rule.replay_marker_name
         for name, value in headers:
             line = bytes(name).lower(), bytes(value)
             if line[0] == KEY or line[0] == mark:
@@ -44,7 +44,7 @@ class Capture:
             return False
         self._size += len(chunk)
         self._chunks.append(bytes(chunk))  # a buffer of the application's may change after this
-        self.overflowed = self._size > self._rule.body_limit
+        self.overflowed = self._size > self._rule.max_stored_body
         return not self.overflowed
 
     def taken(self) -> bytes:

@@ -124,7 +124,7 @@ def current_preconditions() -> Preconditions:
     found = _current.get()
     if found is None:
         raise ConfigurationError(
-            "check_match() is for handlers of routes declared @conditional(), behind the Idempotency middleware"
+            "check_match() is for handlers of routes declared @conditional(), behind the middleware"
         )
     return found
 

@@ -248,8 +248,8 @@ class Exchange:
             return None
         try:
             document = parse_json(b"".join(self.body))
-            if rule.only or rule.without:
-                document = select_fields(document, only=rule.only or None, without=rule.without or None)
+            if rule.include or rule.exclude:
+                document = select_fields(document, include=rule.include or None, exclude=rule.exclude or None)
             return canonical_json(document)
         except DocumentError:
             return None
@@ -273,7 +273,7 @@ class Exchange:
         status, lines, body, omitted = as_response(stored)
         if omitted:  # nothing is left to be decoded
             lines = [line for line in lines if line[0] != b"content-encoding"]
-        headers = [*lines, (rule.replayed_header, b"omitted" if omitted else b"true"), *self._echo()]
+        headers = [*lines, (rule.replay_marker_name, b"omitted" if omitted else b"true"), *self._echo()]
         if status not in (204, 304):
             headers.append((b"content-length", b"%d" % len(body)))
         return StoredResponse(status, headers, body, omitted)
@@ -293,7 +293,7 @@ class Exchange:
         """The lines of an answer, with those that belong to the exchange that carries it, such as CORS's."""
         if not carrier:
             return answer
-        left_out = _FRAMING if rule is None else _not_carried(rule.replayed_headers)
+        left_out = _FRAMING if rule is None else _not_carried(rule.replay_header_names)
         has = {name for name, _ in answer}
         lines = [(bytes(name).lower(), bytes(value)) for name, value in carrier]
         return answer + [line for line in lines if line[0] not in left_out and line[0] not in has]
@@ -307,7 +307,7 @@ class Exchange:
             return headers
         name = b"access-control-expose-headers"
         said = [v.strip() for n, value in headers if n == name for v in value.decode("latin-1").split(",") if v.strip()]
-        mark = (rule.replayed_header if rule is not None else b"idempotent-replayed").decode("latin-1").title()
+        mark = (rule.replay_marker if rule is not None else "idempotent-replayed").title()
         known = {word.lower() for word in said}
         missing = [word for word in (*_EXPOSED, mark) if word.lower() not in known]
         if not missing:

@@ -12,18 +12,18 @@ from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint, report
 from semel.http.contract.rerun import Kept
 from semel.http.contract.routes import Routes, RouteTable
-from semel.http.contract.rules import LONGEST_BODY, Idempotent, Rule, check_longest_body
+from semel.http.contract.rules import MAX_REQUEST_BODY, Idempotent, Rule, check_max_request_body
 
-__all__ = ["Middleware", "check_tenant"]
+__all__ = ["Middleware", "check_installation"]
 
 MOST_RULES: Final = 1000
-"""Rules whose form under the guard's policy is kept."""
+"""How many rules are remembered in their form under the guard's policy."""
 App = TypeVar("App")
 G = TypeVar("G", bound=Guard)
 
 
 class Middleware(Generic[App, G]):
-    """Base of ``semel.http.asgi.middleware.Idempotency`` and ``semel.http.wsgi.middleware.Idempotency``."""
+    """Base of ``semel.http.asgi.ASGIMiddleware`` and ``semel.http.wsgi.WSGIMiddleware``."""
 
     def __init__(
         self,
@@ -31,86 +31,81 @@ class Middleware(Generic[App, G]):
         guard: G,
         wanted: type[G],
         *,
-        tenant: Any,
+        tenant: Callable[[Any], Any] | None,
         routes: RouteTable | None,
         docs: str | None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
+        request: Callable[[Any], Any] | None = None,
+        endpoints: Callable[[], list[Endpoint]] | None = None,
         level: int = 3,
     ) -> None:
-        if not isinstance(guard, wanted):
-            raise ConfigurationError(f"guard= takes {_a(wanted.__name__)} here, not {type(guard).__name__}")
-        check_tenant(tenant)
-        check_longest_body(longest_body)
+        check_installation(guard, wanted, tenant, max_request_body)
         if tenant is None and not guard.tenant:
             warnings.warn(
-                "Idempotency has no tenant=: all callers share one space of keys, so one may be given another's answer",
+                "tenant= is missing: all callers share one space of keys, so one may get another's answer",
                 stacklevel=level,
             )
         self.app = app
         self.guard = guard
         self.tenant = tenant
         self.docs = docs
-        self.longest_body = longest_body
+        self.max_request_body = max_request_body
         self.routes = Routes(routes)
-        self.known: Callable[[], list[Endpoint]] | None = None
-        """Lists the application's endpoints, where the framework's glue can."""
+        self.request = request
+        """Makes the framework's own request, which ``tenant`` receives."""
+        self.list_endpoints = endpoints
+        """Lists the application's endpoints, where a framework can."""
         self.kept = Kept()
         self._reported = False
         self._rules: dict[int, tuple[Idempotent, Idempotent]] = {}
 
     def declared(self, method: str, path: str, root: str) -> Rule | None:
-        """The table's rule for a request, by its whole path or by the one below ``root``, where we are mounted."""
+        """Return the rule in ``routes=`` for a path, or for the part of it below ``root``, where we are mounted."""
         rule = self.routes.find(method, path)
         if rule is None and root and path.startswith(root):
             rule = self.routes.find(method, path[len(root) :])
         return rule
 
     def rule(self, declared: Idempotent) -> Idempotent:
-        """The rule under this guard's policy and our bound, made out once."""
+        """Return the rule with this guard's policy and our limit filled in. It is computed once."""
         known = self._rules.get(id(declared))
-        if known is None:  # the declared one is kept too, so that its id stays its own
-            if len(self._rules) == MOST_RULES:  # an application that makes new ones for each request
+        if known is None:  # the declared one is remembered too, so that no other gets its id
+            if len(self._rules) == MOST_RULES:  # an application that makes new rules for each request
                 self._rules.clear()
-            made = declared.under(self.guard.policy)
+            effective = declared.under(self.guard.policy)
             self.keep(declared)
-            if made.longest_body is None:
-                made = replace(made, longest_body=self.longest_body)
-            known = self._rules[id(declared)] = (declared, made)
+            if effective.max_request_body is None:
+                effective = replace(effective, max_request_body=self.max_request_body)
+            known = self._rules[id(declared)] = (declared, effective)
         return known[1]
 
     def endpoints(self) -> list[Endpoint]:
-        """All that is known of the application: what its framework lists, and the table of routes."""
-        listed = self.known() if self.known is not None else []
-        by_table = [
-            Endpoint(each.method, each.path, each.rule or self.routes.find(each.method, each.path), each.name)
-            for each in listed
-        ]
-        named = {(each.method, each.path) for each in by_table}
-        return [*by_table, *(each for each in self.routes.endpoints() if (each.method, each.path) not in named)]
+        """Return all known endpoints: those that the framework lists, and those in ``routes=``."""
+        return self.routes.merged(self.list_endpoints() if self.list_endpoints is not None else [])
 
     def report(self) -> None:
-        """Name the routes that nobody has declared, once. A mistake among them is an error, until it is mended."""
+        """Warn of undeclared routes, once. Raises ConfigurationError if a route is misconfigured."""
         listed = self.endpoints()
         report(listed)
         self.keep(*(each.rule for each in listed))
         self._reported = True
 
     def keep(self, *rules: Rule | None) -> None:
-        """Keep requests as they come from now on, where a rule has a transaction: they may have to be run again."""
+        """Buffer requests from now on if one of the rules has a transaction: a conflict runs its request again."""
         for rule in rules:
-            if isinstance(rule, Idempotent) and rule.transaction is not None:
-                rule.under(self.guard.policy)  # which may be one that a transaction cannot keep
+            if isinstance(rule, Idempotent) and rule.connection is not None:
+                rule.under(self.guard.policy)  # raises where the policy and a transaction exclude each other
                 self.kept.wanted = True
 
 
-def check_tenant(tenant: object) -> None:
-    """Refuse what could not be asked, when the middleware is made."""
+def check_installation(guard: object, wanted: type[Guard], tenant: object, max_request_body: object) -> None:
+    """Raise ConfigurationError for a guard of the other kind, or for a setting that cannot be used."""
+    if not isinstance(guard, wanted):
+        article = "an" if wanted.__name__[0] in "AEIOU" else "a"
+        raise ConfigurationError(f"guard= takes {article} {wanted.__name__} here, not {type(guard).__name__}")
     if tenant is not None and not callable(tenant):
         raise ConfigurationError(
-            f"tenant= is a function that says whose request it is, not {tenant!r}. One tenant for all requests is the "
-            "guard's: Semel(store, tenant=…)"
+            f"tenant= is a function of the request that returns its tenant, not {tenant!r}. To use one tenant for all "
+            "requests, set it on the guard: Semel(store, tenant=…)"
         )
-
-
-def _a(name: str) -> str:
-    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    check_max_request_body(max_request_body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from semel.errors import ConfigurationError
@@ -53,9 +53,15 @@ class Routes:
             literals = [re.escape(text) for text in _PART.split(path)]
             self._patterns.append((method, re.compile("[^/]+".join(literals)), rule))
 
-    def endpoints(self) -> list[Endpoint]:
-        """Return the whole table as endpoints."""
-        return [Endpoint(method, path, rule) for (method, path), rule in self.rules.items()]
+    def merged(self, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
+        """Return these endpoints with the table's rules filled in, and the rest of the table after them."""
+        listed = [
+            Endpoint(each.method, each.path, each.rule or self.find(each.method, each.path), each.name)
+            for each in endpoints
+        ]
+        known = {(each.method, each.path) for each in listed}
+        rest = [(*route, rule) for route, rule in self.rules.items() if route not in known]
+        return [*listed, *(Endpoint(method, path, rule) for method, path, rule in rest)]
 
     def find(self, method: str, path: str) -> Rule | None:
         """Return the rule of this request, or None if the route is not in the table."""

@@ -9,6 +9,7 @@ module of a framework, such as ``semel.http.fastapi``. This module knows no fram
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -20,9 +21,9 @@ from semel.engine.guard import PolicyChanges
 from semel.errors import PolicyError
 
 __all__ = [
-    "LONGEST_BODY", "RELEASED", "REPLAYED_HEADERS", "SAFE_METHODS", "Conditional", "ConditionalSettings", "Decorators",
-    "Exempt", "Idempotent", "IdempotentSettings", "Natural", "NaturalSettings", "Rule", "check_longest_body",
-    "conditional", "exempt", "idempotent", "natural",
+    "MAX_REQUEST_BODY", "RELEASED", "REPLAY_HEADERS", "SAFE_METHODS", "Conditional", "ConditionalSettings",
+    "Decorators", "Exempt", "Idempotent", "IdempotentSettings", "Natural", "NaturalSettings", "Rule",
+    "check_max_request_body", "conditional", "exempt", "idempotent", "natural",
 ]  # fmt: skip
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -31,27 +32,28 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 RELEASED: Final = frozenset({401, 403, 408, 409, 412, 423, 425, 428, 429})
 """Statuses that say nothing about the request itself: the answer is not stored, and the key may be used again."""
 
-REPLAYED_HEADERS: Final = frozenset(
+REPLAY_HEADERS: Final = frozenset(
     {
-        b"content-type",
-        b"content-language",
-        b"content-encoding",
-        b"content-disposition",
-        b"location",
-        b"content-location",
-        b"etag",
-        b"last-modified",
-        b"link",
+        "content-type",
+        "content-language",
+        "content-encoding",
+        "content-disposition",
+        "location",
+        "content-location",
+        "etag",
+        "last-modified",
+        "link",
     }
 )
 """Headers that belong to the answer; all others belong to the exchange that carried it."""
 
-_NEVER: Final = frozenset({b"set-cookie", b"www-authenticate", b"date"})
-BODY_LIMIT: Final = 1024 * 1024
-LONGEST_BODY: Final = 64 * 1024 * 1024
+_NEVER: Final = frozenset({"set-cookie", "www-authenticate", "date"})
+MAX_STORED_BODY: Final = 1024 * 1024
+MAX_REQUEST_BODY: Final = 64 * 1024 * 1024
 """The longest request body that is accepted, in bytes, unless the route or the middleware sets another limit."""
 _GUARDS: Final = Policy()
 """Means "the guard's policy"; recognised by identity."""
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _POLICY: Final = frozenset(each.name for each in fields(Policy) if each.init)
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -70,17 +72,17 @@ class IdempotentSettings(PolicyChanges, total=False):
     scope: Literal["operation", "tenant"]
     external_effects: bool
     released: frozenset[int]
-    replayed_headers: frozenset[bytes]
-    replayed_header: bytes
+    replay_headers: frozenset[str]
+    replay_marker: str
     fingerprint_headers: tuple[str, ...]
     canonical_json: bool
-    only: tuple[str, ...]
-    without: tuple[str, ...]
-    body_limit: int
-    longest_body: int | None
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    max_stored_body: int
+    max_request_body: int | None
     keep_body: bool
-    transaction: Callable[[], Any] | str | None
-    into: str | None
+    connection: Callable[[], Any] | str | None
+    connection_parameter: str | None
 
 
 class ConditionalSettings(IdempotentSettings, total=False):
@@ -141,27 +143,28 @@ class Idempotent(_Declaration):
     external_effects: bool = False
     """The handler changes things outside the database. A 5xx answer is stored then, and the handler not run again."""
     released: frozenset[int] = RELEASED
-    replayed_headers: frozenset[bytes] = REPLAYED_HEADERS
-    replayed_header: bytes = b"idempotent-replayed"
+    replay_headers: frozenset[str] = REPLAY_HEADERS
+    """Names of the headers that are stored with an answer and replayed; their case does not matter."""
+    replay_marker: str = "idempotent-replayed"
     """The name of the header that marks a replay."""
     fingerprint_headers: tuple[str, ...] = ()
     """Headers that make it a different request, besides Content-Type and the preconditions."""
     canonical_json: bool = False
     """Compare JSON bodies by their content (RFC 8785), not by their bytes."""
-    only: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
     """Fields of a JSON body to compare, by dotted path; all of them by default."""
-    without: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
     """Fields of a JSON body that are not compared."""
-    body_limit: int = BODY_LIMIT
+    max_stored_body: int = MAX_STORED_BODY
     """The longest answer body that is stored, in bytes. Of a longer answer only status and headers are stored."""
-    longest_body: int | None = None
+    max_request_body: int | None = None
     """The longest request body in bytes; a longer one is refused with 413. Defaults to the middleware's limit."""
     keep_body: bool = True
     """False for routes that issue secrets: the answer is stored without its body."""
-    transaction: Callable[[], Any] | None = None
+    connection: Callable[[], Any] | None = None
     """Opens the connection or session (a context manager) that the handler writes its rows to. They are committed
     together with the answer, before it is sent. See ``semel.http.in_transaction``."""
-    into: str | None = None
+    connection_parameter: str | None = None
     """The handler's parameter for this connection, which is ``op.connection`` too."""
 
     def __post_init__(self) -> None:
@@ -169,35 +172,45 @@ class Idempotent(_Declaration):
             raise PolicyError(f"reused_status is 422, 409 or 400, not {self.reused_status!r}")
         if self.scope not in ("operation", "tenant"):
             raise PolicyError(f'scope is "operation" or "tenant", not {self.scope!r}')
-        if any(name != name.lower() for name in self.replayed_headers) or self.replayed_header.lower() in _NEVER:
-            raise PolicyError("replayed_headers are names in lower case, as bytes")
-        if self.replayed_headers & _NEVER:
+        object.__setattr__(self, "replay_headers", frozenset(map(_header_name, self.replay_headers)))
+        object.__setattr__(self, "replay_marker", _header_name(self.replay_marker))
+        if self.replay_headers & _NEVER or self.replay_marker in _NEVER:
             raise PolicyError("Set-Cookie, WWW-Authenticate and Date are never replayed: leave them out")
-        if self.body_limit < 0:
-            raise PolicyError("body_limit is a number of bytes, 0 or more")
-        if self.longest_body is not None:
-            check_longest_body(self.longest_body)
+        if self.max_stored_body < 0:
+            raise PolicyError("max_stored_body is a number of bytes, 0 or more")
+        if self.max_request_body is not None:
+            check_max_request_body(self.max_request_body)
         if self.policy.resumable:
             raise PolicyError("resumable= is said of a function whose arguments can be kept: @guard.once(…)")
-        if self.transaction is not None and not self.required:
-            raise PolicyError("transaction= needs a key on every request: required=True")
-        if self.transaction is not None and self.stores(500):
+        if self.connection is not None and not self.required:
+            raise PolicyError("connection= needs a key on every request: required=True")
+        if self.connection is not None and self.stores(500):
             # A rolled back transaction undoes the record as well, so nothing would remember the outside effect.
             setting = "external_effects=True" if self.external_effects else 'guarantee="at_most_once"'
             raise PolicyError(
-                f"transaction= and {setting} exclude each other: a transaction that is rolled back leaves no record, "
-                "so what the handler did outside the database would be done again. Leave transaction= out to prevent "
-                "that; or keep only transaction= where the handler writes nothing but rows, which happen once by "
+                f"connection= and {setting} exclude each other: a transaction that is rolled back leaves no record, "
+                "so what the handler did outside the database would be done again. Leave connection= out to prevent "
+                "that; or keep only connection= where the handler writes nothing but rows, which happen once by "
                 'themselves (guarantee="effectively_once")'
             )
-        if self.into is not None and self.transaction is None:
-            raise PolicyError("into= names the parameter for the connection of transaction=, which is missing")
-        if self.only and self.without:
-            raise PolicyError("name the fields to compare (only=) or those to leave out (without=), not both")
+        if self.connection_parameter is not None and self.connection is None:
+            raise PolicyError("connection_parameter= needs connection=, which opens the connection")
+        if self.include and self.exclude:
+            raise PolicyError("name the fields to compare (include=) or those to leave out (exclude=), not both")
+
+    @cached_property
+    def replay_header_names(self) -> frozenset[bytes]:
+        """``replay_headers`` as they stand on the wire: encoded once, not per request."""
+        return frozenset(name.encode("latin-1") for name in self.replay_headers)
+
+    @cached_property
+    def replay_marker_name(self) -> bytes:
+        """``replay_marker`` as it stands on the wire."""
+        return self.replay_marker.encode("latin-1")
 
     @cached_property
     def reads_json(self) -> bool:
-        return self.canonical_json or bool(self.only or self.without)
+        return self.canonical_json or bool(self.include or self.exclude)
 
     def stores(self, status: int) -> bool:
         """Whether an answer with this status is stored and replayed. Otherwise the key is free again."""
@@ -207,10 +220,10 @@ class Idempotent(_Declaration):
 
     def under(self, policy: Policy) -> Self:
         """Return this rule with the guard's policy filled in, unless the rule has a policy of its own."""
-        effective = self.policy if self._has_own_policy else policy.but(**dict(self.changes))
+        effective = self.policy if self._has_own_policy else policy.replace(**dict(self.changes))
         if self.external_effects and effective.on_interrupted is None:
             # An interrupted handler may have had its effect, so an interruption is like a crash.
-            effective = effective.but(on_interrupted="abandon")
+            effective = effective.replace(on_interrupted="abandon")
         return self if effective is self.policy else replace(self, policy=effective, changes=())
 
     @property
@@ -227,10 +240,10 @@ class Idempotent(_Declaration):
         if isinstance(own.get("key_format"), str):
             own["key_format"] = KeyFormat.named(own["key_format"])
         if "policy" in own or self._has_own_policy:
-            own["policy"] = own.get("policy", self.policy).but(**policy)
+            own["policy"] = own.get("policy", self.policy).replace(**policy)
             return replace(self, **{**own, "changes": ()})
         changes = {**dict(self.changes), **policy}
-        return replace(self, **{**own, "policy": _GUARDS.but(**changes), "changes": tuple(changes.items())})
+        return replace(self, **{**own, "policy": _GUARDS.replace(**changes), "changes": tuple(changes.items())})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,10 +345,16 @@ _plain = Decorators(_no_framework)
 idempotent, conditional, natural, exempt = _plain.idempotent, _plain.conditional, _plain.natural, _plain.exempt
 
 
-def check_longest_body(longest: object) -> None:
+def check_max_request_body(longest: object) -> None:
     """Raise PolicyError unless it is a number of bytes."""
     if type(longest) is not int or longest < 0:
-        raise PolicyError(f"longest_body is a number of bytes, 0 or more, not {longest!r}")
+        raise PolicyError(f"max_request_body is a number of bytes, 0 or more, not {longest!r}")
+
+
+def _header_name(name: object) -> str:
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+        raise PolicyError(f'replay_headers and replay_marker are names of headers, such as "etag", not {name!r}')
+    return name.lower()
 
 
 R = TypeVar("R", Idempotent, Conditional, Natural)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from semel.core.policy import Policy
 from semel.engine.guard import Guard
 from semel.http.contract.inventory import Endpoint, undeclared
-from semel.http.contract.rules import REPLAYED_HEADERS, SAFE_METHODS, Idempotent
+from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Idempotent
 from semel.http.describe.example_exchange import chosen, example_exchange
 from semel.http.describe.installed import Installed
 from semel.http.describe.paths import example_path
@@ -17,7 +17,7 @@ from semel.http.describe.refusals import refusals
 
 __all__ = ["design_of"]
 
-_SPELLED: Final = {b"etag": "ETag"}
+_SPELLED: Final = {"etag": "ETag"}
 _NEVER: Final = ("Set-Cookie", "WWW-Authenticate", "Date")
 
 
@@ -65,8 +65,8 @@ def _route(endpoint: Endpoint, policy: Policy) -> dict[str, Any]:
         under = rule.under(policy)
         route["key_source"] = "Idempotency-Key"
         route["failures"] = "remembered" if under.stores(500) else "run again"
-        route["replayed_header"] = under.replayed_header.decode("latin-1").title()
-        route["body_limit"] = under.body_limit if under.keep_body else 0
+        route["replay_marker"] = under.replay_marker.title()
+        route["max_stored_body"] = under.max_stored_body if under.keep_body else 0
     return route
 
 
@@ -87,7 +87,7 @@ def _records(guard: Guard) -> dict[str, Any]:
     quota = settings["quota"]
     return {
         "guarantee": guard.policy.guarantee,
-        "keys": "readable" if settings["keep_keys"] else "hashed only",
+        "keys": "readable" if settings["readable_keys"] else "hashed only",
         "fingerprint": "keyed with a secret" if guard.secret else "a plain hash",
         "encrypted": codec.cipher is not None,
         "quota": None if quota is None else quota.live_keys,
@@ -97,7 +97,7 @@ def _records(guard: Guard) -> dict[str, Any]:
 
 def _replay() -> dict[str, Any]:
     return {
-        "headers": sorted(_SPELLED.get(name, name.decode("latin-1").title()) for name in REPLAYED_HEADERS),
+        "headers": sorted(_SPELLED.get(name, name.title()) for name in REPLAY_HEADERS),
         "never": list(_NEVER),
     }
 

@@ -21,7 +21,7 @@ from semel.http.contract.inventory import Endpoint
 from semel.http.contract.rules import Conditional, Idempotent
 from semel.http.describe.paths import example_path
 from semel.http.describe.refusals import example_key
-from semel.http.wsgi.middleware import Idempotency
+from semel.http.wsgi.middleware import WSGIMiddleware
 from semel.stores.memory import MemoryStore
 
 __all__ = ["Step", "chosen", "example_exchange"]
@@ -51,7 +51,9 @@ def example_exchange(endpoint: Endpoint, policy: Policy | None = None, docs: str
     assert isinstance(endpoint.rule, Idempotent)
     rule = endpoint.rule.under(policy or Policy())
     # Nobody is there to be waited for, nothing expires before the page is written, and there is no database.
-    rule = replace(rule, policy=rule.policy.but(on_duplicate="raise", ttl="24h"), transaction=None, into=None)
+    rule = replace(
+        rule, policy=rule.policy.replace(on_duplicate="raise", ttl="24h"), connection=None, connection_parameter=None
+    )
     early: list[Step] = []
 
     def handler(environ: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -65,10 +67,10 @@ def example_exchange(endpoint: Endpoint, policy: Policy | None = None, docs: str
 
     with Semel(MemoryStore(), tenant="example", sweep_every=None) as guard:
         routes = {f"{endpoint.method} {example_path(endpoint.path)}": rule}
-        protected = Idempotency(handler, guard=guard, routes=routes, docs=docs)
+        protected = WSGIMiddleware(handler, guard=guard, routes=routes, docs=docs)
         steps = [ask("The first request", _SENT), *early]
         steps.append(ask("A retry after that: the same key, the same request", _SENT))
-        if not rule.only and "amount" not in rule.without:  # else it may count as the same
+        if not rule.include and "amount" not in rule.exclude:  # else it may count as the same
             steps.append(ask("The same key, another request", _OTHER))
         return steps
 

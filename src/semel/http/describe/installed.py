@@ -56,7 +56,7 @@ def installed_in(app: Any) -> Installed:
             break
         app = inner
     raise ConfigurationError(
-        f"no Idempotency middleware is installed in this application ({' around '.join(seen)}): install it, or name "
+        f"no middleware of Semel is installed in this application ({' around '.join(seen)}): install it, or name "
         "the object that the server is given, if that is another one"
     )
 
@@ -68,16 +68,16 @@ def _by_hand(app: Any) -> Installed | None:
     inner = getattr(app.app, "__self__", app.app)  # such as the bound method Flask.wsgi_app
     listing = _listing(inner)
     kind = type(inner).__name__ if listing is not None else "WSGI" if _is_wsgi(app) else "ASGI"
-    return _installed(kind, app.guard, app.tenant, app.docs, app.known or listing, app.routes)
+    return _installed(kind, app.guard, app.tenant, app.docs, app.list_endpoints or listing, app.routes)
 
 
 def _starlette(app: Any) -> Installed | None:
     if not _is(app, "starlette.applications", "Starlette"):
         return None
-    from semel.http.asgi.middleware import Idempotency
+    from semel.http.asgi.middleware import ASGIMiddleware
 
     for entry in app.user_middleware:
-        if isinstance(entry.cls, type) and issubclass(entry.cls, Idempotency):
+        if isinstance(entry.cls, type) and issubclass(entry.cls, ASGIMiddleware):
             given: Mapping[str, Any] = entry.kwargs
             routes = Routes(given.get("routes"))
             listing, kind = _listing(app), type(app).__name__
@@ -93,7 +93,7 @@ def _litestar(app: Any) -> Installed | None:
     for plugin in app.plugins:
         if isinstance(plugin, SemelPlugin):
             around = plugin.middleware
-            return _installed("Litestar", around.guard, plugin.tenant, around.docs, _listing(app))
+            return _installed("Litestar", around.guard, around.tenant, around.docs, _listing(app))
     return None
 
 
@@ -128,13 +128,7 @@ def _installed(
     listing: Callable[[], list[Endpoint]] | None,
     routes: Routes | None = None,
 ) -> Installed:
-    routes = routes or Routes()
-    found = [
-        Endpoint(each.method, each.path, each.rule or routes.find(each.method, each.path), each.name)
-        for each in (listing() if listing is not None else [])
-    ]
-    listed = {(each.method, each.path) for each in found}
-    found += [each for each in routes.endpoints() if (each.method, each.path) not in listed]
+    found = (routes or Routes()).merged(listing() if listing is not None else [])
     return Installed(framework, guard, "" if tenant is None else _name_of(tenant), docs, found)
 
 
@@ -153,9 +147,9 @@ def _is(app: Any, module: str, name: str) -> bool:
 
 
 def _is_wsgi(app: Any) -> bool:
-    from semel.http.wsgi.middleware import Idempotency
+    from semel.http.wsgi.middleware import WSGIMiddleware
 
-    return isinstance(app, Idempotency)
+    return isinstance(app, WSGIMiddleware)
 
 
 def _name_of(resolver: Any) -> str:

@@ -3,7 +3,7 @@
 ::
 
     spec = document(app.openapi(), endpoints(app), guard=guard)
-    middleware = Idempotency(app, guard=guard, routes=rules_by_operation(spec, {"createPayment": idempotent()}))
+    middleware = WSGIMiddleware(app, guard=guard, routes=rules_by_operation(spec, {"createPayment": idempotent()}))
 
 FastAPI, Litestar and Django REST framework have their own small glue, which calls ``document`` by itself.
 """

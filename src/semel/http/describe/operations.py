@@ -167,7 +167,7 @@ def _part(holder: JSON, name: str) -> JSON:
 
 
 def _marks(rule: Idempotent) -> JSON:
-    mark = rule.replayed_header.decode("latin-1").title()
+    mark = rule.replay_marker.title()
     values = ["true", "omitted"]
     text = (
         "Only on an answer that was given before. `omitted`: its body was too large to be kept, or is not kept at all."

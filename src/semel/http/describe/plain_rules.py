@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from semel.core.keys import MAX_KEY_LENGTH, KeyFormat
 from semel.core.ops import FOREVER
-from semel.core.policy import Policy, wait
+from semel.core.policy import Policy, Wait
 from semel.core.states import Takeover
 from semel.errors import ConfigurationError
 from semel.http.contract.rules import Conditional, Exempt, Idempotent, Natural, Rule
@@ -29,8 +29,8 @@ _SETTINGS: Final = (
     "external_effects",
     "canonical_json",
     "keep_body",
-    "body_limit",
-    "longest_body",
+    "max_stored_body",
+    "max_request_body",
     "precondition_required",
 )
 """Said as they are, where they are not the default."""
@@ -71,23 +71,23 @@ def plain_rule(rule: Rule, policy: Policy | None = None) -> dict[str, Any]:
         "on_abandoned": _TAKEOVERS[promised.takeover],
         "on_store_error": "open" if promised.fails_open else "closed",
     }
-    if promised.refuse_seconds:
-        plain["refuse_expired"] = duration_text(promised.refuse_seconds)
+    if promised.reject_seconds:
+        plain["reject_expired_for"] = duration_text(promised.reject_seconds)
     if promised.on_interrupted is not None:
         plain["on_interrupted"] = promised.on_interrupted
     default = type(rule)()
     for name in _SETTINGS:
         if getattr(rule, name, None) != getattr(default, name, None):
             plain[name] = getattr(rule, name)
-    for name in ("only", "without", "fingerprint_headers"):
+    for name in ("include", "exclude", "fingerprint_headers"):
         if getattr(rule, name):
             plain[name] = list(getattr(rule, name))
     if rule.released != default.released:
         plain["released"] = sorted(rule.released)
-    if rule.replayed_headers != default.replayed_headers:
-        plain["replayed_headers"] = sorted(name.decode("latin-1") for name in rule.replayed_headers)
-    if rule.replayed_header != default.replayed_header:
-        plain["replayed_header"] = rule.replayed_header.decode("latin-1")
+    if rule.replay_headers != default.replay_headers:
+        plain["replay_headers"] = sorted(rule.replay_headers)
+    if rule.replay_marker != default.replay_marker:
+        plain["replay_marker"] = rule.replay_marker
     return plain
 
 
@@ -123,20 +123,16 @@ def _settings(plain: dict[str, Any]) -> dict[str, Any]:
             raise ConfigurationError(f"{name} is a {type(default).__name__}, not {said!r}")
     waited = settings.get("on_duplicate")
     if isinstance(waited, Mapping):
-        settings["on_duplicate"] = wait(waited["wait"]) if set(waited) == {"wait"} else waited
-    for name in ("only", "without", "fingerprint_headers"):
+        settings["on_duplicate"] = Wait(waited["wait"]) if set(waited) == {"wait"} else waited
+    for name in ("include", "exclude", "fingerprint_headers"):
         if name in settings:
             settings[name] = tuple(settings[name])
     if "key_format" in settings:
         settings["key_format"] = _format(settings["key_format"])
     if "released" in settings:
         settings["released"] = frozenset(settings["released"])
-    if "replayed_headers" in settings:
-        settings["replayed_headers"] = frozenset(
-            name.lower().encode("latin-1") for name in settings["replayed_headers"]
-        )
-    if "replayed_header" in settings:
-        settings["replayed_header"] = settings["replayed_header"].lower().encode("latin-1")
+    if "replay_headers" in settings:
+        settings["replay_headers"] = frozenset(settings["replay_headers"])
     return settings
 
 

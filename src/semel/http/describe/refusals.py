@@ -97,7 +97,7 @@ def refusals(
     add(InProgress(""), _in_progress(rule))
     add(BodyTooLarge(), "the body is longer than this route takes")
     add(KeyReused(), "the Idempotency-Key came before with another request", rule.reused_status)
-    if rule.policy.refuse_seconds:
+    if rule.policy.reject_seconds:
         add(KeyExpired(), "the Idempotency-Key was used so long ago that its answer is forgotten")
     if quota:
         add(TooManyKeys(""), "the caller holds as many live keys as it may")
@@ -108,7 +108,7 @@ def refusals(
             add(_raised(lambda: preconditions([], required=True)), "no precondition was sent")
     if rule.policy.takeover is not Takeover.RETRY:
         add(OutcomeUnknown(), "an attempt ended without a word, and may have happened")
-    if rule.transaction is not None:
+    if rule.connection is not None:
         add(TransactionConflict(), "the request met others that change the same, as often as it was run")
     if not rule.policy.fails_open:
         add(StoreUnavailable(), "the store of the records cannot be reached")

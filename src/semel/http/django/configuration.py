@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 from semel.core.values import value
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
-from semel.http.contract.rules import LONGEST_BODY, check_longest_body
+from semel.http.contract.rules import MAX_REQUEST_BODY, check_max_request_body
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -23,7 +23,7 @@ __all__ = ["Configuration", "configuration", "user"]
 
 TenantResolver: TypeAlias = "Callable[[HttpRequest], Any]"
 
-_KNOWN: Final = frozenset({"GUARD", "TENANT", "DOCS", "LONGEST_BODY"})
+_KNOWN: Final = frozenset({"GUARD", "TENANT", "DOCS", "MAX_REQUEST_BODY"})
 
 
 def user(request: HttpRequest) -> str | None:
@@ -39,7 +39,7 @@ class Configuration:
     guard: Guard
     tenant: TenantResolver | None
     docs: str | None
-    longest_body: int = LONGEST_BODY
+    max_request_body: int = MAX_REQUEST_BODY
 
     def whose(self, request: HttpRequest) -> str | None:
         """Ask ``TENANT``, in a thread."""
@@ -72,8 +72,8 @@ def configuration() -> Configuration:
     tenant = _imported("TENANT", said.get("TENANT"))
     if tenant is not None and not callable(tenant):
         raise ConfigurationError(f"SEMEL's TENANT is a function of the request, or its dotted path, not {tenant!r}")
-    longest = said.get("LONGEST_BODY", LONGEST_BODY)
-    check_longest_body(longest)
+    longest = said.get("MAX_REQUEST_BODY", MAX_REQUEST_BODY)
+    check_max_request_body(longest)
     return Configuration(guard, tenant, said.get("DOCS"), longest)
 
 

@@ -3,7 +3,7 @@
 ::
 
     @require_POST
-    @idempotent(transaction="default")             # one of DATABASES; the guard's store is in the same database
+    @idempotent(connection="default")             # one of DATABASES; the guard's store is in the same database
     def pay(request, op: Operation):
         Payment.objects.create(key=op.key)     # committed together with the answer, before that is sent
         return JsonResponse({"paid": True}, status=201)
@@ -38,12 +38,12 @@ __all__ = ["Bridged", "InThread", "OnConnection", "leave_transactions_to_us", "o
 
 R = TypeVar("R")
 RuleT = TypeVar("RuleT", bound=Rule)
-_ADVICE: Final = 'transaction= is the name of one of DATABASES, such as "default": Semel opens atomic() on it'
+_ADVICE: Final = 'connection= is the name of one of DATABASES, such as "default": Semel opens atomic() on it'
 
 
 def on_django(rule: RuleT) -> RuleT:
     """The rule with its transaction on Django's own connection."""
-    said = rule.transaction if isinstance(rule, Idempotent) else None
+    said = rule.connection if isinstance(rule, Idempotent) else None
     if said is None or isinstance(said, OnConnection):
         return rule
     name: object = said
@@ -51,7 +51,7 @@ def on_django(rule: RuleT) -> RuleT:
         name = DEFAULT_DB_ALIAS
     if not isinstance(name, str):
         raise PolicyError(f"{_ADVICE}. It is not {said!r}")
-    return cast(RuleT, replace(cast("Idempotent | Conditional", rule), transaction=OnConnection(name)))
+    return cast(RuleT, replace(cast("Idempotent | Conditional", rule), connection=OnConnection(name)))
 
 
 class OnConnection:
@@ -67,7 +67,7 @@ class OnConnection:
         blocks = connection.atomic_blocks
         if connection.in_atomic_block and not (blocks and blocks[-1]._from_testcase):
             raise ConfigurationError(
-                f"a transaction is open on {self.alias!r} before the view that is declared transaction={self.alias!r}: "
+                f"a transaction is open on {self.alias!r} before the view that is declared connection={self.alias!r}: "
                 "take atomic() away, or, where ATOMIC_REQUESTS has opened it, put @transaction.non_atomic_requests "
                 "around the view; of a class, around its dispatch"
             )
@@ -78,7 +78,7 @@ class OnConnection:
         guard = current().guard
         if not isinstance(guard, Semel):
             raise ConfigurationError(
-                "transaction= is on Django's own connection, which is sync: SEMEL's GUARD is a Semel then, with a sync "
+                "connection= is on Django's own connection, which is sync: SEMEL's GUARD is a Semel then, with a sync "
                 "store of the same database. A Semel serves ASGI as well"
             )
         begun = await sync_to_async(open_transaction, thread_sensitive=True)(guard, self, call)
@@ -148,6 +148,6 @@ class Bridged:
 
 def leave_transactions_to_us(view: Callable[..., Any], rule: Rule) -> None:
     """ATOMIC_REQUESTS opens no transaction around a view that has its own."""
-    if isinstance(rule, Idempotent) and isinstance(rule.transaction, OnConnection):
+    if isinstance(rule, Idempotent) and isinstance(rule.connection, OnConnection):
         known: set[str] = getattr(view, "_non_atomic_requests", set())
-        view._non_atomic_requests = {*known, rule.transaction.alias}  # type: ignore[attr-defined]
+        view._non_atomic_requests = {*known, rule.connection.alias}  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from semel.engine.aio import AsyncSemel
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError
-from semel.http.asgi.middleware import Idempotency
+from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.rules import SAFE_METHODS, Rule
 from semel.http.django.asgi_exchange import Exchange, rewindable
 from semel.http.django.configuration import Configuration
@@ -33,22 +33,22 @@ class UnderASGI:
     ) -> None:
         self._get_response = get_response
         self._configuration = configuration
-        self._idempotency: Idempotency | None = None
+        self._idempotency: ASGIMiddleware | None = None
         self._rules: list[Rule | None] = []
         if isinstance(configuration.guard, AsyncSemel):
             self._idempotency = self._made(configuration.guard)
         elif not isinstance(configuration.guard, Semel):
             raise ConfigurationError(f"SEMEL's GUARD is no Semel or AsyncSemel: {configuration.guard!r}")
 
-    def _made(self, guard: AsyncSemel) -> Idempotency:
+    def _made(self, guard: AsyncSemel) -> ASGIMiddleware:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the middleware has warned of a missing tenant already
-            made = Idempotency(
+            made = ASGIMiddleware(
                 self._application,
                 guard=guard,
                 tenant=self._configuration.tenant and _tenant,
                 docs=self._configuration.docs,
-                longest_body=self._configuration.longest_body,
+                max_request_body=self._configuration.max_request_body,
             )
         made.keep(*self._rules)
         return made
@@ -59,7 +59,7 @@ class UnderASGI:
         if self._idempotency is not None:
             self._idempotency.keep(*rules)
 
-    def _of_this_loop(self) -> Idempotency:
+    def _of_this_loop(self) -> ASGIMiddleware:
         guard = self._configuration.guard
         if isinstance(guard, Semel):
             twin = guard._async_twin()

@@ -18,7 +18,7 @@ from semel.http.django.configuration import Configuration
 from semel.http.django.handling import Handling, in_hand, parsed_before
 from semel.http.wsgi.answers import LetThrough, ThenRaised
 from semel.http.wsgi.body import RequestBody
-from semel.http.wsgi.middleware import Idempotency
+from semel.http.wsgi.middleware import WSGIMiddleware
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -40,12 +40,12 @@ class UnderWSGI:
             raise ConfigurationError("WSGI is sync: SEMEL's GUARD is a Semel there. A Semel serves ASGI as well")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the middleware has warned of a missing tenant already
-            self._idempotency = Idempotency(
+            self._idempotency = WSGIMiddleware(
                 self._application,
                 guard=configuration.guard,
                 tenant=configuration.tenant and _tenant,
                 docs=configuration.docs,
-                longest_body=configuration.longest_body,
+                max_request_body=configuration.max_request_body,
             )
 
     def expect(self, rules: list[Rule | None]) -> None:

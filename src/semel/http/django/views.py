@@ -41,14 +41,14 @@ def _protect(view: F, declared: Rule) -> F:
     if isinstance(declared, Exempt):
         return exempted(view, declared)
     rule = on_django(declared)
-    transactional = isinstance(rule, Idempotent) and rule.transaction is not None
+    transactional = isinstance(rule, Idempotent) and rule.connection is not None
     check_declarable(view)
     _check_place(view)
     refuse_generators(view)
     awaits = iscoroutinefunction(view)
     if awaits and transactional:
         raise PolicyError(
-            f"{view.__qualname__}: Django has no async transactions, so with transaction= it is a plain def, which "
+            f"{view.__qualname__}: Django has no async transactions, so with connection= it is a plain def, which "
             "ASGI serves as well, in a thread. What it must await can be called with async_to_sync()"
         )
     view = connected(view, rule)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any, Final
 
 from semel.errors import SemelError
-from semel.http.contract.rules import LONGEST_BODY
+from semel.http.contract.rules import MAX_REQUEST_BODY
 
 __all__ = ["RequestBody"]
 
@@ -41,7 +41,7 @@ class RequestBody:
         """Whether the client went away, or sent nonsense, before its request was whole; known once it was spooled."""
         return self._broken or (self._ended and bool(self._left))
 
-    def spool(self, longest: int = LONGEST_BODY) -> bool:
+    def spool(self, longest: int = MAX_REQUEST_BODY) -> bool:
         """Read what is still to come, and keep it for the application; False where all is more than ``longest``."""
         left = longest - self._taken
         if (self._left or 0) > left:  # said by the client, so nothing is read

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from types import GeneratorType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError
+from semel.http.contract.inventory import Endpoint
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import RouteTable
-from semel.http.contract.rules import LONGEST_BODY, SAFE_METHODS
+from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 from semel.http.wsgi.answers import Peeked
 from semel.http.wsgi.lines import path_text
 from semel.http.wsgi.responder import App, Environ, Responder
@@ -24,9 +25,9 @@ from semel.http.wsgi.responder import App, Environ, Responder
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
-__all__ = ["Idempotency", "Responder", "current_responder"]
+__all__ = ["Responder", "WSGIMiddleware", "current_responder"]
 
-TenantResolver: TypeAlias = "Callable[[Environ], str | None]"
+TenantResolver: TypeAlias = "Callable[[Any], str | None]"
 
 _SAFE: Final = object()
 """The request in hand is a GET or the like: its endpoint runs as if it were not declared."""
@@ -38,14 +39,14 @@ def current_responder() -> Responder | None:
     responder = _current.get()
     if responder is None:
         raise ConfigurationError(
-            "this endpoint is declared to happen once, and the Idempotency middleware is not installed: "
-            "SemelFlask(app, guard=…, tenant=…) in Flask, Idempotency(application, guard=…, tenant=…) elsewhere"
+            "this endpoint is declared, but the middleware is not installed: "
+            "install(app, guard=…, tenant=…) in Flask, WSGIMiddleware(app, guard=…, tenant=…) elsewhere"
         )
     return responder if isinstance(responder, Responder) else None
 
 
-class Idempotency(Middleware[App, Semel]):
-    """``application = Idempotency(application, guard=guard, tenant=…)``"""
+class WSGIMiddleware(Middleware[App, Semel]):
+    """``app = WSGIMiddleware(app, guard=guard, tenant=…)``, for applications without a framework that we know."""
 
     def __init__(
         self,
@@ -55,15 +56,23 @@ class Idempotency(Middleware[App, Semel]):
         tenant: TenantResolver | None = None,
         routes: RouteTable | None = None,
         docs: str | None = None,
-        longest_body: int = LONGEST_BODY,
+        max_request_body: int = MAX_REQUEST_BODY,
+        request: Callable[[Any], Any] | None = None,
+        endpoints: Callable[[], list[Endpoint]] | None = None,
     ) -> None:
         """
-        :param tenant: whose request it is, from the WSGI environ, after authentication; its result scopes the keys.
+        :param tenant: a function of the request, here the WSGI environ, that returns its tenant, which scopes the
+            keys. It is called after authentication.
         :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
-        :param docs: a page that explains the errors; linked from them.
-        :param longest_body: bytes of a request's body that a claim takes; a longer one is refused with 413.
+        :param docs: the URL of a page that explains the errors; they link to it.
+        :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
+        :param request: makes the framework's own request from the environ, for ``tenant``.
+        :param endpoints: lists the application's endpoints, for the report at start-up.
         """
-        super().__init__(app, guard, Semel, tenant=tenant, routes=routes, docs=docs, longest_body=longest_body)
+        super().__init__(
+            app, guard, Semel, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+            request=request, endpoints=endpoints,
+        )  # fmt: skip
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         if not self._reported:

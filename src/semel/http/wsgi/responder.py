@@ -34,7 +34,7 @@ from semel.http.wsgi.rerun import Rerunning
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
-    from semel.http.wsgi.middleware import Idempotency
+    from semel.http.wsgi.middleware import WSGIMiddleware
 
 __all__ = ["App", "Environ", "Responder"]
 
@@ -48,7 +48,7 @@ _CUT: Final = StoredResponse(400, [(b"content-length", b"0")], b"")
 class Responder(Rerunning):
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
-    def __init__(self, middleware: Idempotency, environ: Environ, start_response: StartResponse) -> None:
+    def __init__(self, middleware: WSGIMiddleware, environ: Environ, start_response: StartResponse) -> None:
         self._middleware = middleware
         self._environ = environ
         self._server = start_response
@@ -69,7 +69,7 @@ class Responder(Rerunning):
         self._natural: Natural | None = None
         self.attempt: Attempt | None = None
         self.preconditions: Preconditions | None = None
-        self.longest_body: int | None = None
+        self.max_request_body: int | None = None
         """Bytes of a request that the application itself takes, where that is fewer than the rule allows."""
 
     @property
@@ -164,7 +164,7 @@ class Responder(Rerunning):
         """Claim the request's key; whether the handler is to run. If not, what to answer is known."""
         if self._rule is not None or self._natural is not None or CLAIMED in self._environ:
             raise ConfigurationError(
-                "this request was claimed already: one rule for one request, and one Idempotency middleware"
+                "this request was claimed already: one rule for one request, and one middleware of Semel"
             )
         if self._started:
             raise ConfigurationError("the answer has begun already: the claim comes before start_response()")
@@ -181,7 +181,7 @@ class Responder(Rerunning):
             if key is None:
                 exchange.tell_unprotected(guard, rule)
                 return True
-            if not rule.reads_json and rule.transaction is None:
+            if not rule.reads_json and rule.connection is None:
                 exchange.body = None
             if self._body is not None:
                 if not self._body.spool(self._longest(rule)):
@@ -190,12 +190,12 @@ class Responder(Rerunning):
                     self._answer = _CUT
                     return False
             call = exchange.call(guard, rule, key, self._tenant())
-            if rule.transaction is None:
+            if rule.connection is None:
                 begun = guard.begin(call)
             else:
                 if self._rerun is not None:
                     self._rerun.body = exchange.body
-                begun = open_transaction(guard, rule.transaction, call, self._rerun)
+                begun = open_transaction(guard, rule.connection, call, self._rerun)
         except ConfigurationError:
             raise  # the service's mistake: for its logs, and no answer of ours
         except SemelError as error:
@@ -227,14 +227,18 @@ class Responder(Rerunning):
 
     def _longest(self, rule: Idempotent) -> int:
         """The middleware's bound, where the route has none of its own; or the application's, if that is lower."""
-        assert rule.longest_body is not None
-        return rule.longest_body if self.longest_body is None else min(rule.longest_body, self.longest_body)
+        assert rule.max_request_body is not None
+        return (
+            rule.max_request_body
+            if self.max_request_body is None
+            else min(rule.max_request_body, self.max_request_body)
+        )
 
     def _tenant(self) -> str | None:
-        resolve = self._middleware.tenant
+        resolve, request = self._middleware.tenant, self._middleware.request
         if resolve is None:
             return None
-        tenant: str | None = resolve(self._environ)
+        tenant: str | None = resolve(self._environ if request is None else request(self._environ))
         if not tenant:
             raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")
         return tenant

@@ -14,8 +14,8 @@ from semel.errors import SemelError, StoreError, StoreUnavailable
 from semel.stores.dynamodb.programs import Call, Programs, Reply
 from semel.stores.dynamodb.settings import (
     CONNECT_TIMEOUT,
-    PATIENCE,
     READS,
+    RETRY_FOR,
     TIMEOUT,
     Settings,
     Tries,
@@ -52,11 +52,11 @@ class AsyncDynamoDBStore:
         *,
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
-        patience: Duration = PATIENCE,
+        retry_for: Duration = RETRY_FOR,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """As of ``DynamoDBStore``."""
-        self._settings = Settings(url, timeout, connect_timeout, patience, clock)
+        self._settings = Settings(url, timeout, connect_timeout, retry_for, clock)
         require("aiobotocore.session", "aiobotocore")
         self._programs = Programs(self._settings.table, self._settings.clock)
         self._client: Any = None
@@ -84,7 +84,7 @@ class AsyncDynamoDBStore:
 
     async def _run(self, op: Op[R]) -> R:
         program = self._programs.of(op)
-        tries = Tries(self._settings.patience)
+        tries = Tries(self._settings.retry_for)
         try:
             call = next(program)
             while True:

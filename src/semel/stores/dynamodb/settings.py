@@ -27,7 +27,7 @@ __all__ = ["Settings", "Tries", "answered", "named", "public"]
 
 TIMEOUT: Final = 5.0
 CONNECT_TIMEOUT: Final = 2.0
-PATIENCE: Final = 2.0
+RETRY_FOR: Final = 2.0
 FIRST_PAUSE: Final = 0.02
 SLOWEST_PAUSE: Final = 0.5
 CONNECTIONS: Final = 50
@@ -47,20 +47,20 @@ _DENIED: Final = frozenset({
 class Settings:
     """One store's table and bounds."""
 
-    __slots__ = ("clock", "connect_timeout", "endpoint", "patience", "region", "table", "timeout")
+    __slots__ = ("clock", "connect_timeout", "endpoint", "region", "retry_for", "table", "timeout")
 
     def __init__(
         self,
         url: str,
         timeout: Duration,
         connect_timeout: Duration,
-        patience: Duration,
+        retry_for: Duration,
         clock: Callable[[], float] | None,
     ) -> None:
         self.region, self.table, self.endpoint = _parsed(url)
         self.timeout = seconds(timeout, "timeout")
         self.connect_timeout = seconds(connect_timeout, "connect_timeout")
-        self.patience = seconds(patience, "patience")
+        self.retry_for = seconds(retry_for, "retry_for")
         self.clock: Clock = ServiceClock() if clock is None else GivenClock(clock)
 
     def client(self) -> dict[str, Any]:
@@ -163,8 +163,8 @@ class Tries:
 
     __slots__ = ("_pause", "_sent", "_until")
 
-    def __init__(self, patience: float) -> None:
-        self._until = time.monotonic() + patience
+    def __init__(self, retry_for: float) -> None:
+        self._until = time.monotonic() + retry_for
         self._pause = FIRST_PAUSE
         self._sent = False
 

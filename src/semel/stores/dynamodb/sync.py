@@ -16,8 +16,8 @@ from semel.stores.dynamodb import table
 from semel.stores.dynamodb.programs import Call, Programs, Reply
 from semel.stores.dynamodb.settings import (
     CONNECT_TIMEOUT,
-    PATIENCE,
     READS,
+    RETRY_FOR,
     TIMEOUT,
     Settings,
     Tries,
@@ -54,7 +54,7 @@ def _client(settings: Settings) -> Any:
 
 def migrate(url: str) -> list[str]:
     """Make the table, and have the service remove what expires; answers what was done, nothing when it was."""
-    settings = Settings(url, TIMEOUT, CONNECT_TIMEOUT, PATIENCE, None)
+    settings = Settings(url, TIMEOUT, CONNECT_TIMEOUT, RETRY_FOR, None)
     client = _client(settings)
     done = []
     try:
@@ -84,7 +84,7 @@ def migrate(url: str) -> list[str]:
 
 def check(url: str) -> None:
     """Raise NotMigrated or SchemaDrift unless the table is the one that ``migrate`` makes."""
-    settings = Settings(url, TIMEOUT, CONNECT_TIMEOUT, PATIENCE, None)
+    settings = Settings(url, TIMEOUT, CONNECT_TIMEOUT, RETRY_FOR, None)
     client = _client(settings)
     try:
         real = client.describe_table(TableName=settings.table)["Table"]
@@ -98,7 +98,7 @@ def check(url: str) -> None:
 
 def printed(what: str, url: str) -> str:
     """The table of this URL for ``cloudformation`` or ``terraform``, or the rights on it: ``iam``. Asks nobody."""
-    settings = Settings(url, TIMEOUT, CONNECT_TIMEOUT, PATIENCE, None)
+    settings = Settings(url, TIMEOUT, CONNECT_TIMEOUT, RETRY_FOR, None)
     return table.text(what, settings.table, settings.region)
 
 
@@ -117,16 +117,16 @@ class DynamoDBStore:
         *,
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
-        patience: Duration = PATIENCE,
+        retry_for: Duration = RETRY_FOR,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """
         :param url: ``dynamodb://region/table``; credentials are those of the process, as boto3 finds them.
         :param timeout: how long the service may take for one call.
-        :param patience: how long a call is tried again before the Op fails: throttled, or without an answer.
+        :param retry_for: how long a call is tried again before the Op fails: throttled, or without an answer.
         :param clock: seconds since 1970; by default the service's, from the Date headers of its answers.
         """
-        self._settings = Settings(url, timeout, connect_timeout, patience, clock)
+        self._settings = Settings(url, timeout, connect_timeout, retry_for, clock)
         require("boto3", "dynamodb")
         self._programs = Programs(self._settings.table, self._settings.clock)
         self._client: Any = None
@@ -141,7 +141,7 @@ class DynamoDBStore:
 
     def execute(self, op: Op[R]) -> R:
         program = self._programs.of(op)
-        tries = Tries(self._settings.patience)
+        tries = Tries(self._settings.retry_for)
         try:
             call = next(program)
             while True:

@@ -17,7 +17,7 @@ from semel.sql.program import run_async
 from semel.sql.units import AsyncUnit, adopt_unit
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
-from semel.stores.mysql.settings import CONNECT_TIMEOUT, LANES, PATIENCE, TIMEOUT, Settings
+from semel.stores.mysql.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT, Settings
 
 if TYPE_CHECKING:
     from semel.sql.connections.asyncmy import AsyncmyConnection
@@ -132,16 +132,16 @@ class AsyncMySQLStore:
         self,
         url: str,
         *,
-        lanes: int = LANES,
+        connections: int = CONNECTIONS,
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
-        patience: Duration = PATIENCE,
+        retry_for: Duration = RETRY_FOR,
     ) -> None:
         """As of ``MySQLStore``."""
-        settings = Settings(url, lanes, timeout, connect_timeout, patience)
+        settings = Settings(url, connections, timeout, connect_timeout, retry_for)
         _require_asyncmy()
         self._combiner = AsyncCombiner(
-            [AsyncRetryingConnection(_AsyncMySQLSender(settings), settings.patience) for _ in range(lanes)]
+            [AsyncRetryingConnection(_AsyncMySQLSender(settings), settings.retry_for) for _ in range(connections)]
         )
 
     async def execute(self, op: Op[R]) -> R:
@@ -154,9 +154,9 @@ class AsyncMySQLStore:
         """Never called: the engine polls."""
         await asyncio.sleep(min(seconds, 0.05))
 
-    def adopt(self, conn: object) -> AsyncUnit:
+    def adopt(self, connection: object) -> AsyncUnit:
         """The caller's connection as a unit of work: its records are written in the caller's transaction."""
-        return adopt_unit(conn, "mysql", awaited=True)  # type: ignore[no-any-return]
+        return adopt_unit(connection, "mysql", awaited=True)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         await self._combiner.close()

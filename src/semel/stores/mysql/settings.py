@@ -10,13 +10,13 @@ from semel.core.policy import Duration, seconds
 from semel.errors import ConfigurationError, StoreURLError
 from semel.stores.batching.retries import CONTENTION_TRIES
 
-__all__ = ["CONNECT_TIMEOUT", "LANES", "PATIENCE", "TIMEOUT", "Settings"]
+__all__ = ["CONNECTIONS", "CONNECT_TIMEOUT", "RETRY_FOR", "TIMEOUT", "Settings"]
 
-LANES: Final = 2
+CONNECTIONS: Final = 2
 """Connections of a store. Under load one is quickest, as more share each trip; the other is for when it is slow."""
 TIMEOUT: Final = 10.0
 CONNECT_TIMEOUT: Final = 5.0
-PATIENCE: Final = 1.0
+RETRY_FOR: Final = 1.0
 MIGRATION_TIMEOUT: Final = 600.0
 PORT: Final = 3306
 _KNOWN: Final = ("ssl", "ssl_ca", "ssl_cert", "ssl_key", "unix_socket")
@@ -25,15 +25,17 @@ _KNOWN: Final = ("ssl", "ssl_ca", "ssl_cert", "ssl_key", "unix_socket")
 class Settings:
     """One store's address and bounds."""
 
-    __slots__ = ("connect_timeout", "lanes", "patience", "timeout", "where")
+    __slots__ = ("connect_timeout", "connections", "retry_for", "timeout", "where")
 
-    def __init__(self, url: str, lanes: int, timeout: Duration, connect_timeout: Duration, patience: Duration) -> None:
-        if not 1 <= lanes <= 64:
-            raise ConfigurationError(f"lanes are connections, 1 to 64, not {lanes!r}")
-        self.lanes = lanes
+    def __init__(
+        self, url: str, connections: int, timeout: Duration, connect_timeout: Duration, retry_for: Duration
+    ) -> None:
+        if not 1 <= connections <= 64:
+            raise ConfigurationError(f"connections is a number from 1 to 64, not {connections!r}")
+        self.connections = connections
         self.timeout = seconds(timeout, "timeout")
         self.connect_timeout = seconds(connect_timeout, "connect_timeout")
-        self.patience = seconds(patience, "patience")
+        self.retry_for = seconds(retry_for, "retry_for")
         self.where = _parsed(url)
         """What the drivers are told, in the words that both of them know."""
 

@@ -21,7 +21,7 @@ from semel.sql.program import run
 from semel.sql.units import Unit, adopt_unit
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
-from semel.stores.mysql.settings import CONNECT_TIMEOUT, LANES, PATIENCE, TIMEOUT, Settings
+from semel.stores.mysql.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT, Settings
 
 if TYPE_CHECKING:
     from semel.sql.connections.pymysql import PyMySQLConnection
@@ -136,21 +136,23 @@ class MySQLStore:
         self,
         url: str,
         *,
-        lanes: int = LANES,
+        connections: int = CONNECTIONS,
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
-        patience: Duration = PATIENCE,
+        retry_for: Duration = RETRY_FOR,
     ) -> None:
         """
         :param url: ``mysql://user:password@host:3306/database``, or ``mariadb://…``; with ``?ssl=true`` or
             ``?ssl_ca=file`` over TLS.
-        :param lanes: connections; Ops beyond them travel together.
+        :param connections: connections; Ops beyond them travel together.
         :param timeout: how long the server may take for one statement.
-        :param patience: how long a lost connection is sought again before an Op fails.
+        :param retry_for: how long a lost connection is sought again before an Op fails.
         """
-        settings = Settings(url, lanes, timeout, connect_timeout, patience)
+        settings = Settings(url, connections, timeout, connect_timeout, retry_for)
         _require_pymysql()
-        self._combiner = Combiner([RetryingConnection(_MySQLSender(settings), settings.patience) for _ in range(lanes)])
+        self._combiner = Combiner(
+            [RetryingConnection(_MySQLSender(settings), settings.retry_for) for _ in range(connections)]
+        )
 
     def execute(self, op: Op[R]) -> R:
         return cast(R, self._combiner.execute(op))
@@ -162,9 +164,9 @@ class MySQLStore:
         """Never called: the engine polls."""
         time.sleep(min(seconds, 0.05))
 
-    def adopt(self, conn: object) -> Unit:
+    def adopt(self, connection: object) -> Unit:
         """The caller's connection as a unit of work: its records are written in the caller's transaction."""
-        return adopt_unit(conn, "mysql", awaited=False)  # type: ignore[no-any-return]
+        return adopt_unit(connection, "mysql", awaited=False)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self._combiner.close()

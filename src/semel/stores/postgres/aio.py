@@ -19,9 +19,9 @@ from semel.stores.batching.aio_connection import AsyncRetryingConnection
 from semel.stores.postgres.drivers import Driver, DriverName, driver_named
 from semel.stores.postgres.settings import (
     CONNECT_TIMEOUT,
-    LANES,
+    CONNECTIONS,
     LISTEN_AGAIN,
-    PATIENCE,
+    RETRY_FOR,
     TIMEOUT,
     Settings,
 )
@@ -165,22 +165,25 @@ class AsyncPostgresStore:
         url: str,
         *,
         driver: DriverName | None = None,
-        lanes: int = LANES,
+        connections: int = CONNECTIONS,
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
-        patience: Duration = PATIENCE,
+        retry_for: Duration = RETRY_FOR,
         listen: bool = True,
     ) -> None:
         """As of ``PostgresStore``, and:
 
         :param driver: ``"asyncpg"`` or ``"psycopg"``; by default the former where it is installed.
         """
-        settings = Settings(url, lanes, timeout, connect_timeout, patience)
+        settings = Settings(url, connections, timeout, connect_timeout, retry_for)
         chosen = driver_named(driver)
         self.wakes = listen
         self._listener = _Listener(settings, chosen)
         self._combiner = AsyncCombiner(
-            [AsyncRetryingConnection(_AsyncPostgresSender(settings, chosen), settings.patience) for _ in range(lanes)]
+            [
+                AsyncRetryingConnection(_AsyncPostgresSender(settings, chosen), settings.retry_for)
+                for _ in range(connections)
+            ]
         )
 
     async def execute(self, op: Op[R]) -> R:
@@ -201,9 +204,9 @@ class AsyncPostgresStore:
         finally:
             self._listener.leave(id, gate)
 
-    def adopt(self, conn: object) -> AsyncUnit:
+    def adopt(self, connection: object) -> AsyncUnit:
         """The caller's connection as a unit of work: its records are written in the caller's transaction."""
-        return adopt_unit(conn, "postgresql", awaited=True)  # type: ignore[no-any-return]
+        return adopt_unit(connection, "postgresql", awaited=True)  # type: ignore[no-any-return]
 
     async def close(self) -> None:
         await self._listener.stop()

@@ -10,12 +10,12 @@ from semel.sql.connections.refusals import Unreachable
 
 __all__ = ["Settings", "unreachable", "unreadable"]
 
-LANES: Final = 2
+CONNECTIONS: Final = 2
 """Connections of a store. Under load one is quickest, as more share each trip; the other is for when it is slow."""
 TIMEOUT: Final = 10.0
 CONNECT_TIMEOUT: Final = 5.0
 MIGRATION_TIMEOUT: Final = 600.0
-PATIENCE: Final = 1.0
+RETRY_FOR: Final = 1.0
 LISTEN_AGAIN: Final = 1.0
 """A waiter looks again after so many seconds although nobody woke it: a listener may be deaf without knowing."""
 
@@ -23,16 +23,18 @@ LISTEN_AGAIN: Final = 1.0
 class Settings:
     """One store's bounds."""
 
-    __slots__ = ("connect_timeout", "lanes", "patience", "timeout", "url")
+    __slots__ = ("connect_timeout", "connections", "retry_for", "timeout", "url")
 
-    def __init__(self, url: str, lanes: int, timeout: Duration, connect_timeout: Duration, patience: Duration) -> None:
-        if not 1 <= lanes <= 64:
-            raise ConfigurationError(f"lanes are connections, 1 to 64, not {lanes!r}")
+    def __init__(
+        self, url: str, connections: int, timeout: Duration, connect_timeout: Duration, retry_for: Duration
+    ) -> None:
+        if not 1 <= connections <= 64:
+            raise ConfigurationError(f"connections is a number from 1 to 64, not {connections!r}")
         self.url = url
-        self.lanes = lanes
+        self.connections = connections
         self.timeout = seconds(timeout, "timeout")
         self.connect_timeout = seconds(connect_timeout, "connect_timeout")
-        self.patience = seconds(patience, "patience")
+        self.retry_for = seconds(retry_for, "retry_for")
 
     @classmethod
     def for_migration(cls, url: str) -> Settings:

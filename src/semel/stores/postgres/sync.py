@@ -24,9 +24,9 @@ from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
 from semel.stores.postgres.settings import (
     CONNECT_TIMEOUT,
-    LANES,
+    CONNECTIONS,
     LISTEN_AGAIN,
-    PATIENCE,
+    RETRY_FOR,
     TIMEOUT,
     Settings,
     unreachable,
@@ -139,26 +139,29 @@ class PostgresStore:
         self,
         url: str,
         *,
-        lanes: int = LANES,
+        connections: int = CONNECTIONS,
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
-        patience: Duration = PATIENCE,
+        retry_for: Duration = RETRY_FOR,
         listen: bool = True,
     ) -> None:
         """
         :param url: ``postgresql://user:password@host/database``, or a libpq connection string.
-        :param lanes: connections; Ops beyond them travel together.
+        :param connections: connections; Ops beyond them travel together.
         :param timeout: how long the server may take for one statement.
-        :param patience: how long a lost connection is sought again before an Op fails.
+        :param retry_for: how long a lost connection is sought again before an Op fails.
         :param listen: be woken by LISTEN/NOTIFY when waiting (one more connection); False polls, as behind PgBouncer.
         """
-        settings = Settings(url, lanes, timeout, connect_timeout, patience)
+        settings = Settings(url, connections, timeout, connect_timeout, retry_for)
         _require_psycopg()
         self.wakes = listen
         self._watchdog = Watchdog()
         self._listener = Listener(settings, lambda: connect(settings).raw)
         self._combiner = Combiner(
-            [RetryingConnection(_PostgresSender(settings, self._watchdog), settings.patience) for _ in range(lanes)]
+            [
+                RetryingConnection(_PostgresSender(settings, self._watchdog), settings.retry_for)
+                for _ in range(connections)
+            ]
         )
 
     def execute(self, op: Op[R]) -> R:
@@ -179,9 +182,9 @@ class PostgresStore:
         finally:
             self._listener.leave(id, gate)
 
-    def adopt(self, conn: object) -> Unit:
+    def adopt(self, connection: object) -> Unit:
         """The caller's connection as a unit of work: its records are written in the caller's transaction."""
-        return adopt_unit(conn, "postgresql", awaited=False)  # type: ignore[no-any-return]
+        return adopt_unit(connection, "postgresql", awaited=False)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self._listener.stop()

@@ -20,7 +20,7 @@ from semel.stores.redis.scripts import Command, Kept
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     LISTEN_AGAIN,
-    PATIENCE,
+    RETRY_FOR,
     TIMEOUT,
     Address,
     Settings,
@@ -48,7 +48,7 @@ class AsyncRedisStore:
         prefix: str | None = None,
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
-        patience: Duration = PATIENCE,
+        retry_for: Duration = RETRY_FOR,
         listen: bool = True,
         wait_replicas: int | None = None,
         wait_aof: bool | None = None,
@@ -57,7 +57,7 @@ class AsyncRedisStore:
         """As of ``RedisStore``. One connection to each server serves all tasks: there are no lanes."""
         require_redis()
         settings = Settings(
-            url, prefix=prefix, lanes=1, timeout=timeout, connect_timeout=connect_timeout, patience=patience,
+            url, prefix=prefix, connections=1, timeout=timeout, connect_timeout=connect_timeout, retry_for=retry_for,
             wait_replicas=wait_replicas, wait_aof=wait_aof, wait_timeout=wait_timeout,
         )  # fmt: skip
         self._programs = Programs(
@@ -115,7 +115,7 @@ class AsyncRedisStore:
                 if link is not None:
                     where = link.address
                 if trip is None:
-                    trip = Trip(op, 0.0 if where in servers.down else self._settings.patience)
+                    trip = Trip(op, 0.0 if where in servers.down else self._settings.retry_for)
                 pause = trip.pause_after(error)
                 if link is not None and isinstance(error, (NotMaster, Lost)):
                     servers.drop(line or link)

@@ -109,7 +109,7 @@ class Lane:
                     down.discard(where)
                     continue
                 if at not in trips:
-                    trips[at] = Trip(ops[at], 0.0 if where in down else self._servers.settings.patience)
+                    trips[at] = Trip(ops[at], 0.0 if where in down else self._servers.settings.retry_for)
                 op = ops[at]
                 if isinstance(found, NotMaster) and isinstance(op, HandedOn):
                     op.link.stale = True  # it leads where the claim was not lost: to the old master

@@ -12,11 +12,11 @@ from semel.errors import ConfigurationError, StoreURLError
 
 __all__ = ["Address", "Settings"]
 
-LANES: Final = 2
+CONNECTIONS: Final = 2
 """Connections of a sync store to each server. An async store has one, which all tasks share."""
 TIMEOUT: Final = 10.0
 CONNECT_TIMEOUT: Final = 5.0
-PATIENCE: Final = 1.0
+RETRY_FOR: Final = 1.0
 WAIT_TIMEOUT: Final = 1.0
 WAIT_TIMEOUT_OF_DISK: Final = 3.0
 """With ``appendfsync everysec`` the server confirms once a second, and two late where the disk is busy."""
@@ -78,10 +78,10 @@ class Settings:
         url: str,
         *,
         prefix: str | None,
-        lanes: int,
+        connections: int,
         timeout: Duration,
         connect_timeout: Duration,
-        patience: Duration,
+        retry_for: Duration,
         wait_replicas: int | None,
         wait_aof: bool | None,
         wait_timeout: Duration | None,
@@ -96,15 +96,15 @@ class Settings:
         self.prefix: str = options.get("prefix", PREFIX) if prefix is None else prefix
         self.wait_replicas: int = options.get("wait_replicas", 0) if wait_replicas is None else wait_replicas
         self.wait_aof: bool = options.get("wait_aof", False) if wait_aof is None else wait_aof
-        self.lanes = lanes
+        self.connections = connections
         self.timeout = seconds(timeout, "timeout")
         self.connect_timeout = seconds(connect_timeout, "connect_timeout")
-        self.patience = seconds(patience, "patience")
+        self.retry_for = seconds(retry_for, "retry_for")
         if wait_timeout is None:
             wait_timeout = min(WAIT_TIMEOUT_OF_DISK if self.wait_aof else WAIT_TIMEOUT, self.timeout * 0.8)
         self.wait_ms = max(1, int(seconds(wait_timeout, "wait_timeout") * 1000))
-        if type(lanes) is not int or not 1 <= lanes <= 64:
-            raise ConfigurationError(f"lanes are connections, 1 to 64, not {lanes!r}")
+        if type(connections) is not int or not 1 <= connections <= 64:
+            raise ConfigurationError(f"connections is a number from 1 to 64, not {connections!r}")
         if type(self.wait_replicas) is not int or self.wait_replicas < 0:
             raise ConfigurationError(f"wait_replicas is how many must confirm a write, not {self.wait_replicas!r}")
         if type(self.wait_aof) is not bool:

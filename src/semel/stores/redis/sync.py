@@ -16,9 +16,9 @@ from semel.stores.redis.risks import Risk
 from semel.stores.redis.servers import Servers
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
-    LANES,
+    CONNECTIONS,
     LISTEN_AGAIN,
-    PATIENCE,
+    RETRY_FOR,
     TIMEOUT,
     Settings,
 )
@@ -45,10 +45,10 @@ class RedisStore:
         url: str,
         *,
         prefix: str | None = None,
-        lanes: int = LANES,
+        connections: int = CONNECTIONS,
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
-        patience: Duration = PATIENCE,
+        retry_for: Duration = RETRY_FOR,
         listen: bool = True,
         wait_replicas: int | None = None,
         wait_aof: bool | None = None,
@@ -58,9 +58,9 @@ class RedisStore:
         :param url: ``redis://[user:password@]host:port/db``, ``rediss://…``, ``redis+sentinel://host,host/service/db``,
             ``redis+cluster://host,host`` or ``unix:///path``.
         :param prefix: what the store's keys begin with; ``semel:`` by default.
-        :param lanes: connections to each server; Ops beyond them travel together.
+        :param connections: connections to each server; Ops beyond them travel together.
         :param timeout: how long the server may take to answer.
-        :param patience: how long a lost server, or its successor, is sought before an Op fails.
+        :param retry_for: how long a lost server, or its successor, is sought before an Op fails.
         :param listen: be woken by publish/subscribe when waiting (one more connection); False polls.
         :param wait_replicas: how many replicas must confirm a claim, an answer, a step; fewer is StoreUncertain.
         :param wait_aof: whether the server must have it on disk as well (``WAITAOF``, Redis 7.2).
@@ -68,8 +68,8 @@ class RedisStore:
         """
         require_redis()
         settings = Settings(
-            url, prefix=prefix, lanes=lanes, timeout=timeout, connect_timeout=connect_timeout, patience=patience,
-            wait_replicas=wait_replicas, wait_aof=wait_aof, wait_timeout=wait_timeout,
+            url, prefix=prefix, connections=connections, timeout=timeout, connect_timeout=connect_timeout,
+            retry_for=retry_for, wait_replicas=wait_replicas, wait_aof=wait_aof, wait_timeout=wait_timeout,
         )  # fmt: skip
         programs = Programs(
             settings.prefix, replicas=settings.wait_replicas, aof=settings.wait_aof, wait_ms=settings.wait_ms
@@ -77,9 +77,9 @@ class RedisStore:
         self.wakes = listen
         self._servers = Servers(settings, programs)
         self._listener = Listener(settings, programs.channel, self._servers.masters)
-        self._waiting = self._combiner = Combiner([Lane(self._servers) for _ in range(lanes)])
+        self._waiting = self._combiner = Combiner([Lane(self._servers) for _ in range(connections)])
         if programs.durable:
-            self._combiner = Combiner([Lane(self._servers, waits=False) for _ in range(lanes)])
+            self._combiner = Combiner([Lane(self._servers, waits=False) for _ in range(connections)])
 
     def execute(self, op: Op[R]) -> R:
         if type(op) in _WRITE:

@@ -22,9 +22,9 @@ class Trip:
 
     __slots__ = ("_answered", "_moves", "_op", "_pause", "_sent", "_until")
 
-    def __init__(self, op: Op[Any], patience: float) -> None:
+    def __init__(self, op: Op[Any], retry_for: float) -> None:
         self._op = op
-        self._until = time.monotonic() + patience
+        self._until = time.monotonic() + retry_for
         self._pause = FIRST_PAUSE
         self._moves = 0
         self._sent = False

@@ -14,7 +14,7 @@ from semel.observe import events
 from semel.stores.tiered.parts import check
 from semel.stores.tiered.ports import AsyncCache, Tally
 from semel.stores.tiered.rules import Rules
-from semel.stores.tiered.sync import KEEP, LARGEST, MARK_AFTER, MARK_FOR, limits, telling
+from semel.stores.tiered.sync import IN_PROGRESS_TTL, KEEP, MARK_AFTER, MAX_COPY_BYTES, limits, telling
 
 __all__ = ["AsyncTieredStore"]
 
@@ -26,25 +26,25 @@ class AsyncTieredStore:
 
     def __init__(
         self,
-        truth: AsyncStore,
+        primary: AsyncStore,
         cache: AsyncCache,
         *,
         keep: Duration = KEEP,
-        mark_for: Duration = MARK_FOR,
+        in_progress_ttl: Duration = IN_PROGRESS_TTL,
         mark_after: Duration = MARK_AFTER,
-        largest: int = LARGEST,
+        max_copy_bytes: int = MAX_COPY_BYTES,
         on_event: events.EventHook | None = None,
     ) -> None:
         """As of ``TieredStore``, with an async store and ``AsyncRedisCache(url)``."""
-        check(truth, cache, awaited=True)
-        self.truth = truth
+        check(primary, cache, awaited=True)
+        self.primary = primary
         self.cache = cache
-        self.wakes = truth.wakes
-        self.counts = truth.counts
-        self.resumes = truth.resumes
-        self.adopt = truth.adopt
-        self.accept = truth.accept
-        self._rules = Rules(cache.tally, **limits(keep, mark_for, mark_after, largest))
+        self.wakes = primary.wakes
+        self.counts = primary.counts
+        self.resumes = primary.resumes
+        self.adopt = primary.adopt
+        self.accept = primary.accept
+        self._rules = Rules(cache.tally, **limits(keep, in_progress_ttl, mark_after, max_copy_bytes))
         cache.on_change = telling(on_event)
 
     @property
@@ -61,7 +61,7 @@ class AsyncTieredStore:
         attempt = rules.ending(op)
         at = monotonic()
         try:
-            answer = await self.truth.execute(op)
+            answer = await self.primary.execute(op)
         except BaseException:
             for write in rules.failed(op, attempt, at):
                 cache.write(write)
@@ -74,10 +74,10 @@ class AsyncTieredStore:
         return answer
 
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        """All of them are asked of the truth, which shares its trips; the cache is told afterwards."""
+        """All of them are asked of the primary, which shares its trips; the cache is told afterwards."""
         rules, cache = self._rules, self.cache
         at = monotonic()
-        answers = await self.truth.execute_many(ops)
+        answers = await self.primary.execute_many(ops)
         now = monotonic()
         for op, answer in zip(ops, answers, strict=True):
             attempt = rules.ending(op)
@@ -92,8 +92,8 @@ class AsyncTieredStore:
         return answers
 
     async def wait(self, id: bytes, seconds: float) -> None:
-        await self.truth.wait(id, seconds)
+        await self.primary.wait(id, seconds)
 
     async def close(self) -> None:
         await self.cache.close()
-        await self.truth.close()
+        await self.primary.close()

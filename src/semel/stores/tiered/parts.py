@@ -22,16 +22,16 @@ _OPENED: Final = {
 }
 
 
-def check(truth: Any, cache: Any, *, awaited: bool) -> None:
+def check(primary: Any, cache: Any, *, awaited: bool) -> None:
     """Raise ConfigurationError unless these are a store and a cache of this kind."""
     remedy = f"write {_MADE[awaited]}, or {_OPENED[awaited]}"
-    if _is_cache(truth) and _is_store(cache):
+    if _is_cache(primary) and _is_store(cache):
         raise ConfigurationError(f"a tiered store takes the store first, and then the cache: {remedy}")
-    if not _is_store(truth):
-        raise ConfigurationError(f"the truth of a tiered store is a store, not {_shown(truth)}: {remedy}")
+    if not _is_store(primary):
+        raise ConfigurationError(f"the primary of a tiered store is a store, not {_shown(primary)}: {remedy}")
     if not _is_cache(cache):
         raise ConfigurationError(f"the cache of a tiered store is a cache, not {_shown(cache)}: {remedy}")
-    for part, method in ((truth, truth.execute), (cache, cache.get)):
+    for part, method in ((primary, primary.execute), (cache, cache.get)):
         if inspect.iscoroutinefunction(method) is not awaited:
             raise ConfigurationError(
                 f"{type(part).__name__} is {'sync' if awaited else 'async'}, and the parts of a tiered store are of "

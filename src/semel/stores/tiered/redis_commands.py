@@ -28,7 +28,7 @@ def settings_of(url: str, prefix: str | None, timeout: Duration, connect_timeout
     if prefix is None and "prefix=" not in url.partition("?")[2]:
         prefix = PREFIX
     return Settings(
-        url, prefix=prefix, lanes=1, timeout=wait, connect_timeout=connect_timeout, patience=0.0,
+        url, prefix=prefix, connections=1, timeout=wait, connect_timeout=connect_timeout, retry_for=0.0,
         wait_replicas=0, wait_aof=False, wait_timeout=wait / 2,
     )  # fmt: skip
 

@@ -1,20 +1,20 @@
 """What the cache may answer, and what it is told: the one place where that is decided, for threads and for a loop.
 
-The store behind is the truth. The cache may say two things, and everything else is asked of the truth.
+The store behind is the primary. The cache may say two things, and everything else is asked of the primary.
 
-*It is done, and this is the answer.* A copy is made only of what the truth has shown, or confirmed, to be DONE. The
+*It is done, and this is the answer.* A copy is made only of what the primary has shown, or confirmed, to be DONE. The
 table of states (``core/states.py``) has one move that leads out of DONE, and that is EXPIRE: nobody can release,
 resolve or overwrite a finished record, not by force either. So a copy need never be taken back, and one that cannot be
 reached any more can do no harm; it only has to end before its record does (``copies.py``).
 
 *It was claimed a moment ago, and still runs.* This can become untrue, so a mark lives for seconds only: no longer than
-``mark_for``, and always shorter than the lease that the truth gave, so that whoever may take over an abandoned attempt
-finds no mark in the way. It is made only for attempts that take longer than ``mark_after``. Before an owner is told
-that its attempt is over, its mark is gone; so is that of an operation which a person resolves or releases. Where that
-fails because the cache cannot be reached, or where a person overrules an attempt of another process in the moment
-before it is marked, a duplicate may be told for ``mark_for`` at most to come again later; what runs is not touched by
-it. A mark answers a claim once: when the same call asks again, because its policy waits, it asks the truth. And it
-never answers the claim that it stands for, which is sent again when its answer was lost.
+``in_progress_ttl``, and always shorter than the lease that the primary gave, so that whoever may take over an
+abandoned attempt finds no mark in the way. It is made only for attempts that take longer than ``mark_after``. Before
+an owner is told that its attempt is over, its mark is gone; so is that of an operation which a person resolves or
+releases. Where that fails because the cache cannot be reached, or where a person overrules an attempt of another
+process in the moment before it is marked, a duplicate may be told for ``in_progress_ttl`` at most to come again later;
+what runs is not touched by it. A mark answers a claim once: when the same call asks again, because its policy waits,
+it asks the primary. And it never answers the claim that it stands for, which is sent again when its answer was lost.
 
 Nothing here does I/O.
 """
@@ -74,12 +74,14 @@ class Attempt:
 class Rules:
     """The decisions of one store."""
 
-    def __init__(self, tally: Tally, *, keep: float, mark_for: float, mark_after: float, largest: int) -> None:
+    def __init__(
+        self, tally: Tally, *, keep: float, in_progress_ttl: float, mark_after: float, max_copy_bytes: int
+    ) -> None:
         self.tally = tally
         self._keep = keep
-        self._mark_for = mark_for
+        self._in_progress_ttl = in_progress_ttl
         self._mark_after = mark_after
-        self._largest = largest
+        self._max_copy_bytes = max_copy_bytes
         self.renew()
 
     def renew(self) -> None:
@@ -89,7 +91,7 @@ class Rules:
         self._nonces: dict[int, None] = {}
 
     def answer(self, op: Claim, found: Found | None) -> Existing | None:
-        """What the cache has found, as the answer to a claim; None: ask the truth."""
+        """What the cache has found, as the answer to a claim; None: ask the primary."""
         if found is not None:
             if found.record.state is DONE:
                 self.tally.replayed += 1
@@ -104,7 +106,7 @@ class Rules:
         return None
 
     def ending(self, op: Op[Any]) -> Attempt | None:
-        """The owner is about to tell the truth that its attempt is over. It stays in mind until the truth has heard."""
+        """The owner is about to tell the primary that its attempt is over. Remember it until that is done."""
         if not isinstance(op, (Complete, Release)):
             return None
         attempt = self._attempts.get(op.id)
@@ -114,7 +116,7 @@ class Rules:
         return attempt
 
     def failed(self, op: Op[Any], attempt: Attempt | None, now: float) -> list[Write]:
-        """The truth has not answered. What became of the attempt is not known here any more."""
+        """The primary has not answered. What became of the attempt is not known here any more."""
         if attempt is None:
             return []
         self._forget(attempt)
@@ -123,9 +125,9 @@ class Rules:
     def told(
         self, op: Op[Any], answer: Any, at: float, now: float, attempt: Attempt | None
     ) -> tuple[list[Write], bool]:
-        """What to write now that the truth has answered, and whether the caller waits until it is written.
+        """What to write now that the primary has answered, and whether the caller waits until it is written.
 
-        ``at``: the moment when the truth was asked; ``attempt``: what ``ending`` gave.
+        ``at``: the moment when the primary was asked; ``attempt``: what ``ending`` gave.
         """
         if isinstance(op, Claim):
             writes = self._claimed(op, answer, at) if type(answer) is Claimed else self._shown(answer, at, now)
@@ -163,7 +165,7 @@ class Rules:
             return ([_nothing(op.id, now)], True) if answer is True else ([], False)
         self._forget(attempt)
         # Done is what was answered with True: NotWritten, too, says that it is not. And of completions that were under
-        # way together nobody knows which one the truth has kept.
+        # way together nobody knows which one the primary has kept.
         if answer is True and isinstance(op, Complete) and attempt.ends == 1:
             copy = self._copy(_finished(attempt, op, at), at, now)
             if copy is not None:
@@ -182,7 +184,7 @@ class Rules:
         return self._mark(attempt, at, op.lease, 0.0)
 
     def _mark(self, attempt: Attempt, at: float, lease: float, delay: float) -> list[Write]:
-        until = min(at + delay + self._mark_for, at + lease * SHARE_OF_LEASE)
+        until = min(at + delay + self._in_progress_ttl, at + lease * SHARE_OF_LEASE)
         if until <= at + delay:
             return []
         op, age = attempt.claim, at - attempt.at
@@ -198,13 +200,13 @@ class Rules:
 
     def _copy(self, record: Record, at: float, now: float) -> Write | None:
         until = min(at + record.expires_in - MARGIN, now + self._keep)
-        if until <= now or len(record.snapshot or b"") > self._largest:
+        if until <= now or len(record.snapshot or b"") > self._max_copy_bytes:
             return None
         return Write(record.id, record, at, until)
 
 
 def _finished(attempt: Attempt, op: Complete, at: float) -> Record:
-    """The record as the truth has it now: a first attempt, completed by this Op and by no earlier one."""
+    """The record as the primary has it now: a first attempt, completed by this Op and by no earlier one."""
     claim = attempt.claim
     return Record(
         claim.id, DONE, attempt.token, 1, claim.fingerprint, op.snapshot, 0.0, at - attempt.at, op.ttl,

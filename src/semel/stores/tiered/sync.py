@@ -16,13 +16,13 @@ from semel.stores.tiered.parts import check
 from semel.stores.tiered.ports import Cache, Tally
 from semel.stores.tiered.rules import Rules
 
-__all__ = ["KEEP", "LARGEST", "MARK_AFTER", "MARK_FOR", "TieredStore", "limits", "telling"]
+__all__ = ["IN_PROGRESS_TTL", "KEEP", "MARK_AFTER", "MAX_COPY_BYTES", "TieredStore", "limits", "telling"]
 
 R = TypeVar("R")
 KEEP: Final = "1h"
-MARK_FOR: Final = "5s"
+IN_PROGRESS_TTL: Final = "5s"
 MARK_AFTER: Final = "50ms"
-LARGEST: Final = 256 * 1024
+MAX_COPY_BYTES: Final = 256 * 1024
 
 
 class TieredStore:
@@ -30,33 +30,33 @@ class TieredStore:
 
     def __init__(
         self,
-        truth: Store,
+        primary: Store,
         cache: Cache,
         *,
         keep: Duration = KEEP,
-        mark_for: Duration = MARK_FOR,
+        in_progress_ttl: Duration = IN_PROGRESS_TTL,
         mark_after: Duration = MARK_AFTER,
-        largest: int = LARGEST,
+        max_copy_bytes: int = MAX_COPY_BYTES,
         on_event: events.EventHook | None = None,
     ) -> None:
         """
-        :param truth: the store that decides: PostgreSQL, MySQL, SQLite or any other.
+        :param primary: the store that decides: PostgreSQL, MySQL, SQLite or any other.
         :param cache: ``RedisCache(url)``.
         :param keep: how long a finished record stays in the cache, if it is not over before.
-        :param mark_for: how long a mark turns duplicates away without asking the truth, at most.
+        :param in_progress_ttl: how long a mark turns duplicates away without asking the primary, at most.
         :param mark_after: how long a handler must run before a mark is made.
-        :param largest: bytes of a snapshot beyond which no copy is made.
+        :param max_copy_bytes: bytes of a snapshot beyond which no copy is made.
         :param on_event: called with ``CacheLost`` and ``CacheBack``.
         """
-        check(truth, cache, awaited=False)
-        self.truth = truth
+        check(primary, cache, awaited=False)
+        self.primary = primary
         self.cache = cache
-        self.wakes = truth.wakes
-        self.counts = truth.counts
-        self.resumes = truth.resumes
-        self.adopt = truth.adopt
-        self.accept = truth.accept
-        self._rules = Rules(cache.tally, **limits(keep, mark_for, mark_after, largest))
+        self.wakes = primary.wakes
+        self.counts = primary.counts
+        self.resumes = primary.resumes
+        self.adopt = primary.adopt
+        self.accept = primary.accept
+        self._rules = Rules(cache.tally, **limits(keep, in_progress_ttl, mark_after, max_copy_bytes))
         cache.on_change = telling(on_event)
         survive_forks(self._forked)
 
@@ -77,7 +77,7 @@ class TieredStore:
         attempt = rules.ending(op)
         at = monotonic()
         try:
-            answer = self.truth.execute(op)
+            answer = self.primary.execute(op)
         except BaseException:
             for write in rules.failed(op, attempt, at):
                 cache.write(write)
@@ -90,10 +90,10 @@ class TieredStore:
         return answer
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        """All of them are asked of the truth, which shares its trips; the cache is told afterwards."""
+        """All of them are asked of the primary, which shares its trips; the cache is told afterwards."""
         rules, cache = self._rules, self.cache
         at = monotonic()
-        answers = self.truth.execute_many(ops)
+        answers = self.primary.execute_many(ops)
         now = monotonic()
         for op, answer in zip(ops, answers, strict=True):
             attempt = rules.ending(op)
@@ -108,22 +108,22 @@ class TieredStore:
         return answers
 
     def wait(self, id: bytes, seconds: float) -> None:
-        self.truth.wait(id, seconds)
+        self.primary.wait(id, seconds)
 
     def close(self) -> None:
         self.cache.close()
-        self.truth.close()
+        self.primary.close()
 
 
-def limits(keep: Duration, mark_for: Duration, mark_after: Duration, largest: int) -> dict[str, Any]:
+def limits(keep: Duration, in_progress_ttl: Duration, mark_after: Duration, max_copy_bytes: int) -> dict[str, Any]:
     """The settings in numbers, checked."""
-    if type(largest) is not int or largest < 0:
-        raise ConfigurationError(f"largest is a number of bytes, not {largest!r}")
+    if type(max_copy_bytes) is not int or max_copy_bytes < 0:
+        raise ConfigurationError(f"max_copy_bytes is a number of bytes, not {max_copy_bytes!r}")
     return {
         "keep": seconds(keep, "keep"),
-        "mark_for": seconds(mark_for, "mark_for"),
+        "in_progress_ttl": seconds(in_progress_ttl, "in_progress_ttl"),
         "mark_after": seconds(mark_after, "mark_after"),
-        "largest": largest,
+        "max_copy_bytes": max_copy_bytes,
     }
 
 

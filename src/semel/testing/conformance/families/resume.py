@@ -227,13 +227,13 @@ def of_many_that_look_and_claim_at_once_one_wins_each() -> Script:
         ids.add(id)
     yield PAST_SHORT
 
-    def recoverer() -> Script:
+    def resumer() -> Script:
         mine = set()
         for id in (yield from all_pages(operation)):
             if isinstance((yield claim(id, operation=operation)), Claimed):
                 mine.add(id)
         return mine
 
-    shares = yield Together([recoverer() for _ in range(3)])
+    shares = yield Together([resumer() for _ in range(3)])
     assert set().union(*shares) == ids
     assert sum(map(len, shares)) == len(ids)

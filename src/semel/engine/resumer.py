@@ -1,8 +1,8 @@
-"""``Recoverer``: finishes what processes that died have left half-done, without waiting for anyone to ask again.
+"""``Resumer``: finishes what processes that died have left half-done, without waiting for anyone to ask again.
 
 It looks for abandoned operations of functions declared ``resumable=True``, and runs them with the arguments they were
 called with. Each is claimed like any call, with a lease of its own, so a client that retries meanwhile and another
-recoverer are kept apart as always. What is decided is decided in ``core/resume.py``; ``engine/aio_recovery.py`` has
+resumer are kept apart as always. What is decided is decided in ``core/resume.py``; ``engine/aio_resumer.py`` has
 the same names in the same order.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Final
 from semel.core.call import Call, Outcome, describe_error
 from semel.core.ops import Abandoned, Page, Record, Resumable
 from semel.core.policy import Duration, seconds
-from semel.core.resume import Recovery, Rules, Word, look_through
+from semel.core.resume import ResumeReport, Rules, Word, look_through
 from semel.engine.declare.declaration import Declaration
 from semel.engine.forking import survive_forks
 from semel.engine.guard import Guard, at_least_one
@@ -32,18 +32,18 @@ from semel.errors import (
 )
 from semel.observe import events
 
-__all__ = ["Plan", "Recoverer"]
+__all__ = ["Plan", "Resumer"]
 
 EVERY: Final = 5.0
 LIMIT: Final = 50
 TRIES: Final = 10
 PAUSE: Final = 1.0
 REMEMBERED: Final = 1000
-"""Operations that were given up, of which this recoverer has told already."""
+"""Operations that were given up, of which this resumer has told already."""
 
 
 class Plan:
-    """What the sync and the async recoverer share."""
+    """What the sync and the async resumer share."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Plan:
         store = guard.store
         if not store.resumes:
             raise ConfigurationError(
-                f"a recoverer needs a store that lists what was abandoned, and {type(store).__name__} does not: "
+                f"a resumer needs a store that lists what was abandoned, and {type(store).__name__} does not: "
                 "use MemoryStore, SQLiteStore, PostgresStore or MySQLStore"
             )
         self._guard = guard
@@ -72,7 +72,7 @@ class Plan:
         self._told: set[tuple[bytes, int]] = set()
 
     def _declared(self) -> dict[str, Declaration]:
-        """Looked up each time: functions may be declared after the recoverer was made."""
+        """Looked up each time: functions may be declared after the resumer was made."""
         known = self._guard._resumable
         if not self._only:
             return dict(known)
@@ -93,7 +93,7 @@ class Plan:
             )
         call.resumption = True
         call.quota = None  # its key is counted already
-        call.policy = what.policy.but(on_duplicate="raise")
+        call.policy = what.policy.replace(on_duplicate="raise")
         return call, args, kwargs
 
     def _came_to(self, outcome: Outcome[Any]) -> Word:
@@ -123,7 +123,7 @@ class Plan:
             self._guard._hook(events.StoreFailed("", "", "", "recover", describe_error(error)))
 
     def _pause(self) -> float:
-        """Between two rounds; never quite the same, so that recoverers do not go in step."""
+        """Between two rounds; never quite the same, so that resumers do not go in step."""
         return self._every * random.uniform(0.75, 1.25)
 
 
@@ -131,7 +131,7 @@ def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
     return getattr(function, "__wrapped__", function)
 
 
-class Recoverer(Plan):
+class Resumer(Plan):
     """Resumes abandoned operations of a guard, in a thread of its own; as many of them as you like, anywhere."""
 
     def __init__(
@@ -172,7 +172,7 @@ class Recoverer(Plan):
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
-    def recover(self) -> Recovery:
+    def resume(self) -> ResumeReport:
         """One round, in this thread: look at all that was abandoned, and resume it."""
         self._refuse_async()
         declared = self._declared()
@@ -208,12 +208,12 @@ class Recoverer(Plan):
     def _refuse_async(self) -> None:
         awaited = [each.operation for each in self._declared().values() if each.awaits]
         if awaited:
-            raise PolicyError(f"{', '.join(awaited)} is async: use an AsyncSemel, and AsyncRecoverer")
+            raise PolicyError(f"{', '.join(awaited)} is async: use an AsyncSemel, and AsyncResumer")
 
     def _keep_on(self) -> None:
         while not self._stopping.is_set():
             try:
-                self.recover()
+                self.resume()
             except Exception as error:  # there is always a next round
                 self._store_failed(error)
             self._stopping.wait(self._pause())
@@ -223,7 +223,7 @@ class Recoverer(Plan):
         self._stopping = threading.Event()
         self._thread = None
 
-    def __enter__(self) -> Recoverer:
+    def __enter__(self) -> Resumer:
         self.start()
         return self
 

@@ -1,4 +1,4 @@
-"""``AsyncRecoverer``: the same names in the same order as ``engine/recovery.py``, in a task of an event loop."""
+"""``AsyncResumer``: the same names in the same order as ``engine/resumer.py``, in a task of an event loop."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from semel.core.ops import Abandoned, Page, Resumable
 from semel.core.policy import Duration
-from semel.core.resume import Recovery, Word
+from semel.core.resume import ResumeReport, Word
 from semel.engine.aio import AsyncSemel
 from semel.engine.declare.declaration import Declaration
 from semel.engine.drive.tasks import in_thread
 from semel.engine.operation.operation import AsyncOperation
-from semel.engine.recovery import EVERY, LIMIT, PAUSE, TRIES, Plan
+from semel.engine.resumer import EVERY, LIMIT, PAUSE, TRIES, Plan
 
-__all__ = ["AsyncRecoverer"]
+__all__ = ["AsyncResumer"]
 
 
-class AsyncRecoverer(Plan):
+class AsyncResumer(Plan):
     """Resumes abandoned operations of an async guard, in a task of its own."""
 
     def __init__(
@@ -32,7 +32,7 @@ class AsyncRecoverer(Plan):
         tries: int = TRIES,
         pause: Duration = PAUSE,
     ) -> None:
-        """As of ``Recoverer``."""
+        """As of ``Resumer``."""
         super().__init__(guard, functions, every, limit, tries, pause)
         self._async: AsyncSemel = guard
         self._stopping = False
@@ -58,7 +58,7 @@ class AsyncRecoverer(Plan):
             task.cancel()
             await asyncio.wait([task])
 
-    async def recover(self) -> Recovery:
+    async def resume(self) -> ResumeReport:
         """One round: look at all that was abandoned, and resume it."""
         declared = self._declared()
         steps = self._round(declared)
@@ -95,7 +95,7 @@ class AsyncRecoverer(Plan):
     async def _keep_on(self, wake: asyncio.Event) -> None:
         while not self._stopping:
             try:
-                await self.recover()
+                await self.resume()
             except Exception as error:  # there is always a next round
                 self._store_failed(error)
             try:
@@ -103,7 +103,7 @@ class AsyncRecoverer(Plan):
             except TimeoutError:
                 continue
 
-    async def __aenter__(self) -> AsyncRecoverer:
+    async def __aenter__(self) -> AsyncResumer:
         self.start()
         return self
 
