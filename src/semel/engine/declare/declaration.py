@@ -18,7 +18,6 @@ from semel.core.encoding.fingerprint import Arguments
 from semel.core.encoding.serializers import Serializer, serializer_for
 from semel.core.keys import KeyFormat, normalize_key
 from semel.core.policy import Policy
-from semel.engine.declare.inputs import Inputs
 from semel.engine.operation.operation import AsyncOperation, Operation, OperationHandle
 from semel.errors import KeyInvalid, PolicyError, RequestError
 
@@ -29,8 +28,10 @@ __all__ = [
 
 P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Selector: TypeAlias = str | Callable[..., Any]
 Pick: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+_VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class AsyncOnce(Protocol):
@@ -136,6 +137,77 @@ class Declaration:
         if self._place is not None and self._place < len(args):
             return self.function(*args[: self._place], op, *args[self._place :], **kwargs)
         return self.function(*args, **{**kwargs, self.handle: op})
+
+
+class Inputs:
+    """The parameters of one function."""
+
+    __slots__ = ("_operation", "_serializers", "_signature")
+
+    def __init__(self, operation: str, signature: Signature, hints: Mapping[str, Any]) -> None:
+        self._operation = operation
+        self._signature = signature
+        self._serializers: dict[str, Serializer] = {
+            name: PLAIN if p.kind in _VARIABLE else serializer_for(hints.get(name, Signature.empty))
+            for name, p in signature.parameters.items()
+        }
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        """Raises PolicyError for an argument that cannot be kept; nothing is claimed yet."""
+        bound = self._signature.bind(*args, **kwargs)
+        return PLAIN.encode({name: self._text(name, value) for name, value in bound.arguments.items()})
+
+    def _text(self, name: str, value: Any) -> str:
+        try:
+            return self._serializers[name].encode(value).decode()
+        except NotSerializable as error:
+            raise PolicyError(
+                f"{self._operation} is resumable, so its arguments are stored, and {name} "
+                f"({type(value).__name__}) cannot be: {error}"
+            ) from error
+
+    def decode(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments; raises SnapshotUnreadable where the function takes others now."""
+        stored: dict[str, str] = PLAIN.decode(payload)
+        unknown = [name for name in stored if name not in self._serializers]
+        if unknown:
+            raise SnapshotUnreadable(f"{self._operation} was called with {', '.join(unknown)}, which it takes no more")
+        values = {
+            name: decode_result(serializer, serializer.name, stored[name].encode())
+            for name, serializer in self._serializers.items()
+            if name in stored
+        }
+        bound = BoundArguments(self._signature, values)
+        try:
+            self._signature.bind(*bound.args, **bound.kwargs)
+        except TypeError as error:
+            raise SnapshotUnreadable(f"{self._operation} takes other arguments now than it was called with") from error
+        return bound.args, bound.kwargs
+
+
+def with_brackets(method: F) -> F:
+    """A method of a guard that makes a decorator from keywords alone; those without a default must be given."""
+    parameters = inspect.signature(method).parameters.values()
+    needed = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+
+    @functools.wraps(method)
+    def make(self: Any, *args: Any, **settings: Any) -> Any:
+        if not args and all(name in settings for name in needed):
+            return method(self, **settings)
+        first = _first_parameter(args[0] if args else None)
+        shown = ", ".join(f'{name}="{"session" if name == "connection" else first}"' for name in needed)
+        raise PolicyError(
+            f"@guard.{method.__name__} is given its settings in brackets, by name, and is told what the key is: "
+            f"write @guard.{method.__name__}({shown})"
+        )
+
+    return cast("F", make)
+
+
+def _first_parameter(function: object) -> str:
+    code = getattr(function, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    return next((name for name in names if name not in ("self", "cls")), "order_id")
 
 
 def check_name(what: str, name: object) -> str:

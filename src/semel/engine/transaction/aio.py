@@ -43,13 +43,13 @@ class AsyncTransactionAttempt:
     lease = None
     __slots__ = ("_flow", "_own", "_store", "_unit", "call", "claimed", "operation")
 
-    def __init__(self, store: AsyncStore, conn: object, call: Call, own: bool, tries: int) -> None:
+    def __init__(self, store: AsyncStore, connection: object, call: Call, own: bool, tries: int) -> None:
         """
         :param own: open the transaction and end it, and run the handler again after a conflict.
         :param tries: how often the handler runs at most.
         """
         self._store = store
-        self._unit: AsyncUnit = unit_of(store, conn)
+        self._unit: AsyncUnit = unit_of(store, connection)
         self._unit.require(own)
         self._own = own
         self._flow = transact(call, own, tries)
@@ -201,10 +201,10 @@ class AsyncTransactionAttempt:
             raise cancelled
 
 
-async def begin_attempt(store: AsyncStore, conn: object, call: Call) -> AsyncTransactionAttempt | Outcome[Any]:
-    """Open a transaction on ``conn`` and lock the key in it: return an attempt, or an outcome that is known.
+async def begin_attempt(store: AsyncStore, connection: object, call: Call) -> AsyncTransactionAttempt | Outcome[Any]:
+    """Open a transaction on ``connection`` and lock the key in it: return an attempt, or an outcome that is known.
 
     The handler runs once: a framework calls it, so after a conflict the adapter decides what to do.
     """
-    attempt = AsyncTransactionAttempt(store, conn, call, own=True, tries=1)
+    attempt = AsyncTransactionAttempt(store, connection, call, own=True, tries=1)
     return await attempt.begin() or attempt

@@ -21,7 +21,7 @@ def check_tries(own: bool, tries: int | None) -> int:
     if tries is None:
         return TRIES
     if not own:
-        raise PolicyError("tries= is for begin=True: what runs in your transaction only you can run again")
+        raise PolicyError("tries= is for own_transaction=True: what runs in your transaction only you can run again")
     if type(tries) is not int or tries < 1:
         raise PolicyError(f"tries is a whole number from 1, not {tries!r}")
     return tries
@@ -34,15 +34,15 @@ def refuse_nesting(call: Call) -> None:
         raise InProgress(f"{call} is called within itself", retry_after=1.0)
 
 
-def connection_parameter(conn: Selector) -> tuple[str, ...]:
+def connection_parameter(connection: Selector) -> tuple[str, ...]:
     """The name of the parameter that holds the connection, if it is one: it is no part of the request."""
-    return (conn,) if isinstance(conn, str) and "." not in conn else ()
+    return (connection,) if isinstance(connection, str) and "." not in connection else ()
 
 
-def pick_connection(declared: Declaration, conn: Selector) -> Pick:
+def pick_connection(declared: Declaration, connection: Selector) -> Pick:
     """Return a function that gets the connection from a call's arguments."""
     if declared.inputs is not None:
         raise PolicyError(f"{declared.operation}: nothing is left of a transaction that died: resumable= is for once()")
     signature = inspect.signature(declared.function)
     parameters = [p for name, p in signature.parameters.items() if name != declared.handle]
-    return select("conn", conn, signature.replace(parameters=parameters))
+    return select("connection", connection, signature.replace(parameters=parameters))
