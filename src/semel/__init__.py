@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from semel.core.resume import ResumeReport as ResumeReport
     from semel.core.states import State as State
     from semel.engine.aio_resumer import AsyncResumer as AsyncResumer
-    from semel.engine.operation.handle import INJECTED as INJECTED
+    from semel.engine.operation.operation import INJECTED as INJECTED
     from semel.engine.operation.operation import AsyncOperation as AsyncOperation
     from semel.engine.operation.operation import Operation as Operation
     from semel.engine.operation.operation import current_operation as current_operation
@@ -81,7 +81,7 @@ _HOMES = {
     "Codec": "semel.codec",
     "CANNOT_TELL": "semel.core.call",
     "DynamoDBStore": "semel.stores.dynamodb",
-    "INJECTED": "semel.engine.operation.handle",
+    "INJECTED": "semel.engine.operation.operation",
     "KeyFormat": "semel.core.keys",
     "KeyRing": "semel.codec",
     "MemoryStore": "semel.stores.memory",

@@ -112,7 +112,7 @@ def test_a_step_with_other_arguments_is_refused(engine: Engine, shop: Shop) -> N
     shop.fails = {"ship"}
     with pytest.raises(Boom):
         engine.run(steps_of(shop, "charge", "ship", charge=(10, "EUR")))
-    with pytest.raises(StepMismatch, match="'charge' is done, and was given other arguments"):
+    with pytest.raises(StepMismatch, match="'charge' is done, but with other arguments"):
         engine.run(steps_of(shop, "charge", "ship", charge=(11, "EUR")))
     assert shop.done == ["charge"]
 

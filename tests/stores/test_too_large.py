@@ -150,7 +150,7 @@ def test_a_step_whose_result_is_too_large_is_not_done_again(url: str, kind: str)
         with pytest.raises(KeyboardInterrupt):
             guard.run("pay", key="2", call=lambda op: job(op, True))
         for _ in range(2):
-            with pytest.raises(StepMismatch, match=r"what it returned was not kept.* resolve\(\)"):
+            with pytest.raises(StepMismatch, match=r"its result was not stored.* resolve\(\)"):
                 guard.run("pay", key="2", call=lambda op: job(op, False))
     assert done == ["reserve", "charge"]
 
@@ -172,7 +172,7 @@ def test_the_same_for_steps_of_an_event_loop(url: str, kind: str) -> None:
         async with AsyncSemel(url) as guard:
             with pytest.raises(asyncio.CancelledError):
                 await guard.run("pay", key="1", call=lambda op: job(op, True))
-            with pytest.raises(StepMismatch, match="what it returned was not kept"):
+            with pytest.raises(StepMismatch, match="its result was not stored"):
                 await guard.run("pay", key="1", call=lambda op: job(op, False))
 
     asyncio.run(run())

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from typing import ClassVar, Literal, NamedTuple
 from uuid import UUID
 
-from semel.errors import KeyInvalid, KeyMissing, PolicyError
+from semel.errors import KeyInvalid, KeyMissing, PolicyError, RequestError
 
 __all__ = [
     "ANY",
@@ -25,6 +25,7 @@ __all__ = [
     "HeaderMode",
     "KeyFormat",
     "Scope",
+    "check_name",
     "derive",
     "header_value",
     "identity",
@@ -140,6 +141,16 @@ def normalize_key(value: object, format: KeyFormat = ANY) -> str:
         raise KeyInvalid(f"a key must be str, int or UUID, not {type(value).__name__}: turn it into text first")
     format.check(text)
     return text
+
+
+def check_name(what: str, name: object) -> str:
+    """Return the name of an operation or step, which is text like a key. Raises PolicyError."""
+    try:
+        if isinstance(name, str):
+            return normalize_key(name)
+        raise KeyInvalid("it is not text")
+    except RequestError as error:
+        raise PolicyError(f"{what} has a name of 1 to 255 printable characters, not {str(name)[:40]!r}") from error
 
 
 # The header field, RFC 9651. Every pattern below is matched from one position on and has one way to match, so that the

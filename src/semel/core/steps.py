@@ -1,82 +1,370 @@
-"""The steps of one operation, over all of its attempts: what was done, in which order, with what, and what was undone.
+"""The steps of one operation over all of its attempts: capture a value, run a step, undo the steps of a failed one.
 
-A step is written down when it has returned, so an attempt that takes over is told what is done already and goes on
-after it. For that it must ask for the same steps in the same order, with the same arguments: anything else is another
-program, and to go on would mix the two. Pure: what is to be stored comes out as ``SaveStep``.
+A step is stored when it has returned, so an attempt that takes over knows which steps are done and continues after
+them. It must ask for the same steps in the same order with the same arguments. Anything else is another program, and
+continuing would mix the two.
 
-Names in the store: a captured value under its own name; ``~step:NAME`` a step; ``~undo:NAME`` that it was undone;
-``~failed`` that the operation failed and is being undone, with the failure.
+``Journal`` holds the flows, written once for sync and async as in ``core/flows.py``: generators that yield Ops for the
+store and, for the engine, ``RunStep``, ``RunUndo``, ``FindMark``, ``WriteMark`` and ``Pause``. Each flow returns its
+result, or ``Failed`` with an error that the engine raises.
+
+Names in the store: a captured value is stored under its own name, a step as ``~step:NAME``. ``~undo:NAME`` says that
+the step was undone. ``~failed`` says that the operation failed and its steps are being undone; it holds the failure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+import typing
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from semel.core.call import Call
+from semel.core.call import Call, Failed, Pause, Raised, describe_error
 from semel.core.encoding.canonical import encode_value
-from semel.core.encoding.serializers import PLAIN, NotSerializable, Serializer, decode_result
+from semel.core.encoding.serializers import (
+    PLAIN,
+    NotSerializable,
+    Serializer,
+    decode_error,
+    decode_result,
+    serializer_for,
+)
 from semel.core.encoding.snapshot import Kind
+from semel.core.endings import SETTLE_PAUSES
+from semel.core.flows import claim_of
 from semel.core.keys import normalize_key
-from semel.core.ops import SaveStep
-from semel.errors import PolicyError, RequestError, SnapshotUnreadable, StepMismatch
+from semel.core.ops import Claimed, Op, SaveStep
+from semel.core.policy import Policy
+from semel.core.values import value
+from semel.errors import (
+    LeaseLost,
+    NotUndone,
+    PolicyError,
+    RecordTooLarge,
+    RequestError,
+    ResultNotStored,
+    SnapshotUnreadable,
+    StepMismatch,
+    StoreError,
+    StoreUncertain,
+)
+from semel.observe import events
 
-__all__ = ["Journal", "Undo", "digest_of", "label", "mark_of"]
+__all__ = ["FindMark", "Journal", "RunStep", "RunUndo", "StepFlow", "WriteMark"]
 
 RESERVED: Final = "~"
 _STEP: Final = "~step:"
 _UNDONE: Final = "~undo:"
 _FAILED: Final = "~failed"
 _DIGEST: Final = 16
-_HEAD: Final = _DIGEST + 1
-"""A step's arguments, and whether it can be undone; then what it returned."""
+_HEAD: Final = _DIGEST + 1  # the digest of a step's arguments, and whether it can be undone; then comes its result
+
+_SAYS_NOTHING: Final = (LeaseLost, StepMismatch, StoreError)
+"""Errors that say nothing about the work itself: the steps stay as they are, for the attempt that continues."""
 
 
-class Undo:
-    """A finished step that can be undone."""
+@value
+class RunStep:
+    """Run the function of a step, perhaps in a transaction of the caller. The answer is Returned or Raised."""
 
-    __slots__ = ("function", "name", "value")
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    in_transaction: bool
 
-    def __init__(self, name: str, value: Any, function: Callable[[Any], Any]) -> None:
-        self.name = name
-        self.value = value
-        self.function = function
+
+@value
+class RunUndo:
+    """Call the undo function of a step with the step's result. The answer is Returned or Raised."""
+
+    function: Callable[[Any], Any]
+    value: Any
+
+
+@value
+class FindMark:
+    """Say whether the caller's transaction contains the mark of a step."""
+
+    id: bytes
+    name: str
+
+
+@value
+class WriteMark:
+    """Write the mark of a step in the caller's transaction. The answer is False if the token is stale."""
+
+    op: SaveStep
+
+
+StepFlow: TypeAlias = Generator["Op[Any] | RunStep | RunUndo | FindMark | WriteMark | Pause", Any, Any]
+
+
+class _Undoable(NamedTuple):
+    """A finished step, and the function that undoes it."""
+
+    name: str
+    value: Any
+    function: Callable[[Any], Any]
 
 
 class Journal:
-    """What one attempt knows of the operation's steps."""
+    """What one attempt knows about the steps of its operation."""
 
-    __slots__ = ("_asked", "_call", "_recorded", "_saved", "_undos", "lent")
+    __slots__ = (
+        "_asked",
+        "_call",
+        "_in_transaction",
+        "_recorded",
+        "_results",
+        "_saved",
+        "_token",
+        "_undoable",
+        "compensated",
+    )
 
-    def __init__(self, call: Call, saved: Sequence[tuple[str, bytes]] = ()) -> None:
+    def __init__(self, call: Call, token: int | None, saved: Sequence[tuple[str, bytes]] = ()) -> None:
+        """
+        :param token: the attempt's token; None when it runs without a lease, so that nothing is stored.
+        :param saved: what earlier attempts stored, in order.
+        """
         self._call = call
+        self._token = token
         self._saved = dict(saved)
         self._recorded = [name.removeprefix(_STEP) for name, _ in saved if name.startswith(_STEP)]
-        """Steps of earlier attempts, in the order they were done."""
+        """Steps of earlier attempts, in the order in which they were done."""
         self._asked: list[str] = []
         """Steps that this attempt has asked for."""
-        self._undos: list[Undo] = []
-        self.lent: set[str] = set()
-        """Steps marked in a transaction of the caller's, which may have been rolled back since."""
+        self._results: dict[tuple[str, str], Any] = {}
+        """Values and results of this attempt. If the store's answer to a save was lost, the same one is sent again."""
+        self._undoable: list[_Undoable] = []
+        self._in_transaction: set[str] = set()
+        """Steps whose marks are in a transaction of the caller, which may since have been rolled back."""
+        self.compensated = False
+        """Whether this attempt has failed, and its steps were undone as far as possible."""
 
-    # -- captured values
+    # -- the flows
 
-    def captured(self, name: str) -> tuple[Any] | None:
-        """A value that was captured before, or None."""
-        _check(name)
+    def capture(self, name: str, make: Callable[[], Any]) -> StepFlow:
+        """Return the stored value of this name, or store what ``make`` returns."""
+        _check_name(name)
         blob = self._saved.get(name)
-        return None if blob is None else (self._decode(blob, PLAIN, 0),)
+        if blob is not None:
+            return self._decode(blob, PLAIN, 0)
+        if self.failing:
+            return Failed(self.failure())
+        known = ("value", name)
+        if known not in self._results:
+            try:
+                self._results[known] = make()
+            except BaseException as error:
+                return Failed(error)
+        result = self._results[known]
+        if self._token is not None:
+            yield from self._save(name, self._seal(name, result, PLAIN, b""))
+        return result
 
-    def capture(self, token: int, name: str, value: Any) -> SaveStep:
-        return self._entry(token, name, self._sealed(name, value, PLAIN, b""))
+    def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        undo: Callable[[Any], Any] | None = None,
+        in_transaction: bool = False,
+    ) -> StepFlow:
+        """Return the stored result of this step, or run and store it. Raises StepMismatch if an earlier attempt did
+        something else in its place.
+        """
+        digest = _digest(self._call, args, kwargs)
+        serializer = _serializer_of(function)
+        if in_transaction and name in self._in_transaction:
+            committed = self._token is not None and (yield FindMark(self._call.id, _STEP + name))
+            if not committed:
+                self._forget(name)
+        blob = self._enter(name, digest)
+        if blob is not None:
+            result = self._decode(blob, serializer, _HEAD)
+        elif self.failing:
+            return Failed(self.failure())
+        else:
+            try:
+                head = digest + (b"\x01" if undo is not None else b"\x00")
+                result = yield from self._run(RunStep(function, args, kwargs, in_transaction), name, serializer, head)
+            except BaseException:
+                self._asked.remove(name)  # it failed, and may be tried again
+                raise
+            if type(result) is Failed:
+                self._asked.remove(name)
+                return result
+        if undo is not None:
+            self._undoable.append(_Undoable(name, result, undo))
+        return result
 
-    # -- steps
+    def _run(self, request: RunStep, name: str, serializer: Serializer, head: bytes) -> StepFlow:
+        known = ("step", name)
+        if request.in_transaction or known not in self._results:
+            outcome = yield request
+            if type(outcome) is Raised:
+                return Failed(outcome.error)
+            result = outcome.value
+            if not request.in_transaction:
+                self._results[known] = result
+        else:
+            result = self._results[known]
+        if self._token is not None:
+            sealed = self._seal(name, result, serializer, head)
+            if request.in_transaction:
+                op = self._entry(_STEP + name, sealed)
+                self._stored(op, (yield WriteMark(op)))
+            else:
+                yield from self._save(_STEP + name, sealed)
+        if request.in_transaction:
+            self._in_transaction.add(name)
+        return result
 
-    def enter(self, name: str, digest: bytes) -> bytes | None:
-        """A step is asked for: what it has left, where it is done. Raises StepMismatch where that was another."""
-        _check(name)
+    def compensate(self, error: BaseException) -> StepFlow:
+        """The handler raised ``error``: undo its steps, the last one first. Returns the error to raise."""
+        if self._token is not None and self._in_transaction and _is_failure(error):
+            # Which steps are done depends on how the caller's transaction ended. Our own claim, sent again, is
+            # answered with the steps that are committed.
+            try:
+                self._settle((yield claim_of(self._call)))
+            except _SAYS_NOTHING as interruption:
+                return interruption
+        if not self._must_undo(error):
+            return error
+        self.compensated = True
+        remaining: list[tuple[str, str]] = []
+        try:
+            if self.failing:
+                error = self.failure()
+            elif self._token is not None:
+                yield from self._save(_FAILED, self._call.seal_error(error))  # from here on every attempt undoes
+            for each in self._to_undo():
+                reason = yield from self._undo(each)
+                if reason is not None:
+                    remaining.append((each.name, reason))
+        except _SAYS_NOTHING as interruption:  # the next attempt undoes the rest
+            return interruption
+        return self._after_undoing(error, remaining)
+
+    def _undo(self, step: _Undoable) -> StepFlow:
+        """Undo one step, with retries. Returns None, or why it failed."""
+        for pause in (*_undo_pauses(self._call.policy), None):
+            outcome = yield RunUndo(step.function, step.value)
+            if type(outcome) is not Raised:
+                break
+            error = outcome.error
+            if not isinstance(error, Exception):
+                raise error
+            self._call.tell(events.UndoFailed, step.name, describe_error(error))
+            if pause is None:
+                return describe_error(error)
+            yield Pause(pause)
+        if self._token is not None:
+            yield from self._save(_UNDONE + step.name, self._seal(step.name, None, PLAIN, b""))
+        return None
+
+    def _save(self, name: str, sealed: bytes) -> StepFlow:
+        op = self._entry(name, sealed)
+        try:
+            try:
+                held = yield op
+            except RecordTooLarge as too_large:
+                op = self._without_result(op, too_large)
+                held = yield op
+        except StoreError as error:
+            if isinstance(error, StoreUncertain):
+                self._call.has_steps = True  # it may be stored: the end of this attempt must not delete it
+            if self._in_transaction:
+                names = ", ".join(map(repr, sorted(self._in_transaction)))
+                error.add_note(
+                    f"The transaction in which {names} was marked may still be open, and then it holds the record: "
+                    "commit it before anything else is stored, or give that connection= too"
+                )
+            raise
+        self._stored(op, held)
+
+    # -- the end of the handler
+
+    @property
+    def failing(self) -> bool:
+        """Whether the operation has failed and its steps are being undone."""
+        return _FAILED in self._saved
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a step was marked in a transaction of the caller that may still be open."""
+        return bool(self._in_transaction)
+
+    def failure(self) -> BaseException:
+        """Return the error with which the operation failed, in whichever attempt."""
+        try:
+            snapshot = self._call.codec.open(self._saved[_FAILED], self._call.id)
+            if snapshot.kind is Kind.ERROR:
+                return decode_error(snapshot.payload, self._call.policy.remembered)
+        except SnapshotUnreadable as unreadable:
+            return unreadable
+        if snapshot.kind is Kind.EMPTY:
+            return ResultNotStored(f"{self._call} failed, but its failure was not stored: {snapshot.reason}")
+        raise SnapshotUnreadable(f"{self._call}: the failure that is being undone was not stored as one")
+
+    def leave(self) -> None:
+        """The handler has returned. Raises StepMismatch if it left out a step that an earlier attempt did, the failure
+        if the operation is being undone, and PolicyError if its writes could come too late to undo a step.
+        """
+        if self.failing:
+            raise self.failure()
+        missing = self._recorded[len(self._asked) :]
+        if missing:
+            raise StepMismatch(
+                f"{self._call}: an earlier attempt did {', '.join(map(repr, missing))}, which this one did not ask for"
+            )
+        if self._call.writes and self._to_undo():
+            raise PolicyError(
+                f"{self._call}: op.write() and undo= do not go together: writes are made when the handler is over, "
+                "too late to undo a step if they are refused. Let a step of its own send them instead"
+            )
+
+    def _must_undo(self, error: BaseException) -> bool:
+        if self.compensated or not _is_failure(error):
+            return False
+        return self.failing or bool(self._to_undo() or self._out_of_reach())
+
+    def _to_undo(self) -> list[_Undoable]:
+        """Return the finished steps that are not undone yet, the last one first."""
+        return [step for step in reversed(self._undoable) if _UNDONE + step.name not in self._saved]
+
+    def _out_of_reach(self) -> list[str]:
+        """Return the steps of earlier attempts that this one has not reached, so that their undo is not known here."""
+        return [
+            name
+            for name in reversed(self._recorded[len(self._asked) :])
+            if _UNDONE + name not in self._saved and self._head(self._saved[_STEP + name])[_DIGEST:] == b"\x01"
+        ]
+
+    def _after_undoing(self, error: BaseException, remaining: list[tuple[str, str]]) -> BaseException:
+        remaining += [(name, "this attempt did not get to it") for name in self._out_of_reach()]
+        if not remaining:
+            self._call.has_steps = False  # nothing is left of it: the next call is a first call
+            return error
+        names = ", ".join(f"{name!r} ({reason})" for name, reason in remaining)
+        not_undone = NotUndone(
+            f"{self._call} failed with {describe_error(error)}, and could not be undone: {names}. "
+            "See to these by hand, then release() it",
+            tuple(name for name, _ in remaining),
+        )
+        not_undone.__cause__ = error
+        return not_undone
+
+    # -- entries
+
+    def _enter(self, name: str, digest: bytes) -> bytes | None:
+        """Note that a step is asked for. Returns what is stored of it, or None if it is not done."""
+        _check_name(name)
         if name in self._asked:
             raise PolicyError(f"{self._call}: the step {name!r} is asked for twice: each has a name of its own")
         at = len(self._asked)
@@ -87,163 +375,121 @@ class Journal:
                 f"{self._call}: step {at + 1} was {self._recorded[at]!r} in an earlier attempt and is {name!r} now. "
                 "Finish it with the code that began it, or resolve() it"
             )
-        if blob is not None and self._open(blob)[1][:_DIGEST] != digest:
+        if blob is not None and self._head(blob)[:_DIGEST] != digest:
             raise StepMismatch(
-                f"{self._call}: the step {name!r} is done, and was given other arguments then. "
+                f"{self._call}: the step {name!r} is done, but with other arguments. "
                 "Finish it with the code that began it, or resolve() it"
             )
         return blob
 
-    def retract(self, name: str) -> None:
-        """A step that was entered has failed, and may be tried again."""
-        self._asked.remove(name)
-
-    def lend(self, name: str) -> None:
-        """The mark of this step is in a transaction of the caller's."""
-        self.lent.add(name)
-
-    def forget(self, name: str) -> None:
-        """That transaction was rolled back: the step is not done, and may be asked for again."""
-        self.lent.discard(name)
+    def _forget(self, name: str) -> None:
+        """The transaction in which the step was marked was rolled back: the step may be asked for again."""
+        self._in_transaction.discard(name)
         self._saved.pop(_STEP + name, None)
         self._asked = [asked for asked in self._asked if asked != name]
-        self._undos = [undo for undo in self._undos if undo.name != name]
+        self._undoable = [step for step in self._undoable if step.name != name]
 
-    def settle(self, saved: Sequence[tuple[str, bytes]]) -> None:
-        """This is what the store has: what was only lent and is not in it was rolled back."""
-        stored = {name for name, _ in saved}
-        for name in sorted(self.lent):
+    def _settle(self, answer: Any) -> None:
+        """Forget the steps that are not among those in the answer to our own claim."""
+        if type(answer) is not Claimed or answer.token != self._token:
+            raise LeaseLost(f"{self._call}: another owner took over")
+        stored = {name for name, _ in answer.steps}
+        for name in sorted(self._in_transaction):
             if _STEP + name not in stored:
-                self.forget(name)
-        self.lent.clear()
+                self._forget(name)
+        self._in_transaction.clear()
+        self._call.has_steps = bool(self._saved)
 
-    def value(self, blob: bytes, serializer: Serializer) -> Any:
-        """What a finished step returned."""
-        return self._decode(blob, serializer, _HEAD)
+    def _stored(self, op: SaveStep, held: bool) -> None:
+        if not held:
+            raise LeaseLost(f"{self._call}: another owner took over before {_label(op.name)!r} was saved")
+        self._saved[op.name] = op.value
+        self._call.has_steps = True
+        self._call.tell(events.StepSaved, _label(op.name))
 
-    def finish(
-        self, token: int, name: str, value: Any, serializer: Serializer, digest: bytes, undoable: bool
-    ) -> SaveStep:
-        """A step has returned."""
-        head = digest + (b"\x01" if undoable else b"\x00")
-        return self._entry(token, _STEP + name, self._sealed(name, value, serializer, head))
+    def _entry(self, name: str, sealed: bytes) -> SaveStep:
+        assert self._token is not None
+        return SaveStep(self._call.id, self._token, name, sealed, len(self._saved))
 
-    def shortened(self, op: SaveStep, reason: str) -> SaveStep | None:
-        """The same for a store that cannot hold so much: the step is done, and what it returned is not kept. None of a
-        captured value, which is nothing else."""
+    def _without_result(self, op: SaveStep, error: RecordTooLarge) -> SaveStep:
+        """Return an entry that says that the step is done, without its result: it has happened and must not happen
+        again. A captured value is nothing but its value, so for that the error is raised.
+        """
         if not op.name.startswith(_STEP):
-            return None
-        head = self._open(op.value)[1][:_HEAD]
-        payload = head + reason.encode("utf-8", "replace")[:500]
+            raise error
+        payload = self._head(op.value) + str(error).encode("utf-8", "replace")[:500]
+        self._call.tell(events.ResultDropped, f"{_label(op.name)}: {error}")
         return replace(op, value=self._call.codec.seal(Kind.EMPTY, "", payload, self._call.id))
 
-    def leave(self) -> None:
-        """The handler has returned: raises StepMismatch where it left out what an earlier attempt did."""
-        left = self._recorded[len(self._asked) :]
-        if left and not self.failing:
-            raise StepMismatch(
-                f"{self._call}: an earlier attempt did {', '.join(map(repr, left))}, which this one did not ask for"
-            )
-
-    # -- undoing
-
-    @property
-    def failing(self) -> bool:
-        """Whether the operation has failed and is being undone."""
-        return _FAILED in self._saved
-
-    def can_undo(self, name: str, value: Any, function: Callable[[Any], Any]) -> None:
-        self._undos.append(Undo(name, value, function))
-
-    def to_undo(self) -> list[Undo]:
-        """What is done, can be undone and is not yet, the last first."""
-        return [each for each in reversed(self._undos) if _UNDONE + each.name not in self._saved]
-
-    def out_of_reach(self) -> list[str]:
-        """What an earlier attempt did and could undo, and this one has not come to: its undo is not known here."""
-        return [
-            name
-            for name in reversed(self._recorded[len(self._asked) :])
-            if _UNDONE + name not in self._saved and self._open(self._saved[_STEP + name])[1][_DIGEST:_HEAD] == b"\x01"
-        ]
-
-    def fail(self, token: int, error: BaseException) -> SaveStep:
-        """From here on every attempt undoes."""
-        return self._entry(token, _FAILED, self._call.seal_error(error))
-
-    def failure(self) -> BaseException:
-        """What the operation failed with, in whichever attempt that was."""
+    def _seal(self, name: str, result: Any, serializer: Serializer, head: bytes) -> bytes:
         try:
-            Call.open_snapshot(self._call, self._saved[_FAILED])
-        except BaseException as error:
-            return error
-        raise SnapshotUnreadable(f"{self._call}: the failure that is being undone was not stored as one")
-
-    def undone(self, token: int, name: str) -> SaveStep:
-        return self._entry(token, _UNDONE + name, self._sealed(name, None, PLAIN, b""))
-
-    # -- what is stored
-
-    def saved(self, op: SaveStep) -> None:
-        """The store has it."""
-        self._saved[op.name] = op.value
-
-    @property
-    def empty(self) -> bool:
-        return not self._saved
-
-    def _entry(self, token: int, name: str, blob: bytes) -> SaveStep:
-        return SaveStep(self._call.id, token, name, blob, len(self._saved))
-
-    def _sealed(self, name: str, value: Any, serializer: Serializer, prefix: bytes) -> bytes:
-        try:
-            payload = prefix + serializer.encode(value)
+            payload = head + serializer.encode(result)
         except NotSerializable as error:
-            if isinstance(value, Coroutine):
-                value.close()
+            if isinstance(result, Coroutine):
+                result.close()
                 raise PolicyError(
                     f"the function of {name!r} is async and is not awaited here: a step under AsyncSemel may be an "
-                    "async def, one under Semel and a captured value may not"
+                    "async def; a step under Semel and a captured value may not"
                 ) from error
             raise PolicyError(f"the value of {name!r} cannot be stored: {error}") from error
         return self._call.codec.seal(Kind.VALUE, serializer.name, payload, self._call.id)
 
-    def _open(self, blob: bytes) -> tuple[str, bytes]:
-        snapshot = self._call.codec.open(blob, self._call.id)
-        return snapshot.serializer, snapshot.payload
+    def _head(self, blob: bytes) -> bytes:
+        return self._call.codec.open(blob, self._call.id).payload[:_HEAD]
 
     def _decode(self, blob: bytes, serializer: Serializer, skip: int) -> Any:
         snapshot = self._call.codec.open(blob, self._call.id)
         if snapshot.kind is Kind.EMPTY:
             reason = snapshot.payload[skip:].decode("utf-8", "replace")
             raise StepMismatch(
-                f"{self._call}: step {len(self._asked)} is done, but what it returned was not kept, and a re-run "
-                f"cannot go on without it: {reason}. Find out what is left to do, then resolve() it"
+                f"{self._call}: step {len(self._asked)} is done, but its result was not stored, and a re-run "
+                f"cannot continue without it: {reason}. Find out what is left to do, then resolve() it"
             )
         return decode_result(serializer, snapshot.serializer, snapshot.payload[skip:])
 
 
-def digest_of(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    """Of a step's arguments. What is no plain data, such as a session, counts as a blank."""
+def _is_failure(error: BaseException) -> bool:
+    """Whether the error means that the work failed. An interruption or an error of the store does not."""
+    return isinstance(error, Exception) and not isinstance(error, _SAYS_NOTHING)
+
+
+def _digest(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+    """Return the digest of a step's arguments. An argument that is not plain data, such as a session, is a blank."""
     hash = blake2b(digest_size=_DIGEST, key=call.id, person=b"semel.step.1")
-    for name, given in [*((str(at), arg) for at, arg in enumerate(args)), *sorted(kwargs.items())]:
-        encoded = encode_value(given, strict=False).encode("utf-8", "surrogatepass")
+    for name, argument in [*((str(at), arg) for at, arg in enumerate(args)), *sorted(kwargs.items())]:
+        encoded = encode_value(argument, strict=False).encode("utf-8", "surrogatepass")
         hash.update(b"%d:%b%d:" % (len(name), name.encode(), len(encoded)))
         hash.update(encoded)
     return hash.digest()
 
 
-def mark_of(name: str) -> str:
-    """Under which name the store has a step."""
-    return _STEP + name
+def _undo_pauses(policy: Policy) -> Iterator[float]:
+    """Yield the pauses between the tries to undo one step, together at most the policy's ``completion_timeout``."""
+    left, pauses, pause = policy.completion_seconds, iter(SETTLE_PAUSES), 0.0
+    while (pause := next(pauses, pause)) <= left and pause > 0:
+        left -= pause
+        yield pause
 
 
-def label(name: str) -> str:
-    """The name of an entry, for people."""
+def _serializer_of(function: Callable[..., Any]) -> Serializer:
+    """Return the serializer of a step's result, by its function's return annotation as for ``once``."""
+    if not getattr(function, "__annotations__", None):
+        return PLAIN
+    try:
+        return _cached_serializer(typing.get_type_hints(function).get("return", Any))
+    except (NameError, TypeError):  # a name that only the type checker knows; an annotation that has no hash
+        return PLAIN
+
+
+_cached_serializer = lru_cache(maxsize=256)(serializer_for)
+
+
+def _label(name: str) -> str:
+    """Return the name of an entry in a form for people."""
     return name.removeprefix(_STEP).replace(_UNDONE, "undo of ").replace(_FAILED, "failed")
 
 
-def _check(name: object) -> None:
+def _check_name(name: object) -> None:
     try:
         if isinstance(name, str) and not name.startswith(RESERVED) and len(name) <= 240:
             normalize_key(name)

@@ -13,12 +13,12 @@ from semel.codec import Codec
 from semel.core.call import Call
 from semel.core.encoding.fingerprint import Arguments
 from semel.core.encoding.serializers import PLAIN, NotSerializable, ResultSerializer, Serializer, serializer_for
-from semel.core.keys import KeyFormat, identity, normalize_key
+from semel.core.keys import KeyFormat, check_name, identity, normalize_key
 from semel.core.ops import Resolve
 from semel.core.policy import Duration, Guarantee, OnAbandoned, OnInterrupted, OnStoreError, Policy, Remember, seconds
 from semel.core.quota import Meter, Quota
 from semel.core.states import State
-from semel.engine.declare.declaration import Declaration, Selector, check_name
+from semel.engine.declare.declaration import Declaration, Selector
 from semel.engine.ports import AsyncStore, Store
 from semel.errors import ConfigurationError, NotResolvable, PolicyError
 from semel.observe import events

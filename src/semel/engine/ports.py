@@ -12,8 +12,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 from semel.core.ops import Op, SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import Keep, Lock, Occupied
+from semel.errors import ConfigurationError
 
-__all__ = ["AsyncStore", "AsyncUnit", "Store", "Unit"]
+__all__ = ["AsyncStore", "AsyncUnit", "Store", "Unit", "unit_of"]
 
 R = TypeVar("R")
 Accept: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
@@ -143,3 +144,13 @@ class AsyncUnit(Protocol):
     async def finish(self) -> None: ...
 
     async def undo(self) -> None: ...
+
+
+def unit_of(store: Any, connection: object) -> Any:
+    """Return a unit of work on the caller's connection. Raises ConfigurationError for a store outside of SQL."""
+    if store.adopt is None:
+        raise ConfigurationError(
+            f"a transaction needs a guard whose store is in the same database, and {type(store).__name__} is in none: "
+            "use SQLiteStore, PostgresStore or MySQLStore (Async… with AsyncSemel)"
+        )
+    return store.adopt(connection)

@@ -1,8 +1,11 @@
-"""The handle of the operation that runs now: its key, its attempt, its steps, keys for the next hop, values to keep.
+"""The handle of the operation that is running: its key and attempt, its steps, captured values, keys for the next hop.
 
 A handler gets it through a parameter annotated ``Operation`` (``AsyncOperation`` under AsyncSemel), as the argument of
-``call=``, or from ``current_operation()`` anywhere below it: the context variable follows tasks and threads that
-copy the context.
+``call=``, or from ``current_operation()`` anywhere below it: the context variable follows tasks, and threads that copy
+the context.
+
+What a step or an undo does is decided in ``core/steps.py``. The two handles only drive those flows: they differ in how
+they call functions, lock and sleep.
 """
 
 from __future__ import annotations
@@ -10,29 +13,201 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, overload
 
-from semel.core.call import describe_error
-from semel.core.flows import claim_of
-from semel.core.ops import SaveStep
-from semel.core.steps import Undo, digest_of, mark_of
-from semel.engine.operation.handle import (
-    INJECTED,
-    NO_FAILURE,
-    OperationHandle,
-    current_operation,
-    result_serializer,
-    running,
-    undo_pauses,
-)
-from semel.errors import RecordTooLarge, StoreError, StoreUncertain
-from semel.observe import events
+from semel.core.call import Call, Failed, Pause, Raised, Returned
+from semel.core.keys import check_name, derive
+from semel.core.ops import Claimed, Op
+from semel.core.steps import FindMark, Journal, RunStep, RunUndo, StepFlow, WriteMark
+from semel.engine.forking import survive_forks
+from semel.engine.ports import unit_of
+from semel.errors import ConfigurationError, PolicyError, StoreUnavailable
 
-__all__ = ["INJECTED", "AsyncOperation", "Operation", "OperationHandle", "current_operation", "running"]
+__all__ = [
+    "INJECTED",
+    "AsyncOperation",
+    "Operation",
+    "OperationHandle",
+    "OutgoingScope",
+    "current_operation",
+    "outgoing_scope",
+    "running",
+]
 
 T = TypeVar("T")
+
+INJECTED: Any = None
+"""A default for the handle's parameter that type checkers accept: ``def ship(order: Order, op: Operation = INJECTED)``.
+"""
+
+
+class HeldLease(Protocol):
+    """What a handle needs to know of its attempt's lease."""
+
+    token: int
+    lost: bool
+    ends: float
+    lent: bool
+
+
+class OperationHandle:
+    """What ``Operation`` and ``AsyncOperation`` have in common."""
+
+    __slots__ = ("_call", "_execute", "_journal", "_lease", "_lock", "_store", "attempt", "connection")
+
+    def __init__(
+        self,
+        call: Call,
+        lease: HeldLease | None,
+        claimed: Claimed | None,
+        execute: Callable[[Op[Any]], Any],
+        store: Any = None,
+    ) -> None:
+        """
+        :param lease: None when the handler runs unprotected, or in a transaction.
+        :param execute: executes an Op on the guard's store.
+        :param store: the guard's store; None if the handler is bridged to a guard of the other kind.
+        """
+        self._call = call
+        self._lease = lease
+        self._execute = execute
+        self._lock: Any = None
+        self._journal: Journal | None = None
+        self._store = store
+        if store is not None:
+            call.accept = store.accept
+        self.connection: Any = None
+        """The connection for the handler's own rows, in a route whose transaction Semel opens and commits."""
+        self.attempt = 1
+        """1 for a first try; more when an abandoned attempt was taken over."""
+        if claimed is not None:
+            self.attempt = claimed.attempt
+            if claimed.steps:
+                self._journal = Journal(call, None if lease is None else lease.token, claimed.steps)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._call} attempt {self.attempt}>"
+
+    @property
+    def name(self) -> str:
+        """The operation's name."""
+        return self._call.operation
+
+    @property
+    def key(self) -> str:
+        return self._call.key
+
+    @property
+    def tenant(self) -> str:
+        return self._call.tenant
+
+    @property
+    def id(self) -> bytes:
+        """The record's 16-byte identity."""
+        return self._call.id
+
+    @property
+    def token(self) -> int:
+        """The fencing token of this attempt: pass it to systems that refuse a smaller one. 0 when run unprotected."""
+        return self._lease.token if self._lease is not None else 0
+
+    @property
+    def lease_lost(self) -> bool:
+        """Whether another owner may have taken over. A long sync handler should check this now and then, and stop."""
+        return self._lease is not None and (self._lease.lost or time.monotonic() >= self._lease.ends)
+
+    @property
+    def compensated(self) -> bool:
+        """Whether this attempt has failed, and its steps were undone as far as possible."""
+        return self._journal is not None and self._journal.compensated
+
+    def derive(self, step: str) -> str:
+        """Return the key to send on for this step: UUID-shaped, the same in every attempt, and unique to the step."""
+        return derive(self._call.id, step)
+
+    @contextmanager
+    def propagate(self, step: str | None = None) -> Iterator[None]:
+        """``with op.propagate("charge"): …``: requests sent in the block carry this operation's key for that step.
+
+        It is a plain ``with`` in an ``async def`` too. See ``outgoing_headers`` and ``outgoing_metadata``.
+
+        :param step: names one call and its retries. Without it every target has a key of its own.
+        """
+        if step is not None:
+            check_name("a step", step)
+        outer = outgoing_scope.get()
+        outgoing_scope.set(OutgoingScope(self, step))
+        try:
+            yield
+        finally:
+            outgoing_scope.set(outer)
+
+    def write(self, *writes: Mapping[str, Any]) -> None:
+        """Make these writes together with the completion, in one transaction: all of it happens, or nothing does.
+
+        For DynamoDB: each is an element of ``TransactItems`` as boto3 takes it, such as ``{"Put": {"TableName":
+        "orders", "Item": {"id": {"S": "o-1"}}}}``. Nothing is sent before the handler has returned, and nothing at all
+        when it raises. If a condition of yours does not hold, the operation fails with ConditionFailed.
+        """
+        call = self._call
+        if call.accept is None:
+            raise ConfigurationError(
+                f"{call}: its store makes no writes of a handler's own with the completion: DynamoDBStore does. "
+                "For rows of a database there is guard.run_in_transaction"
+            )
+        if self._lease is None:
+            raise StoreUnavailable(f"{call} runs unprotected, so there is no completion that its writes could go with")
+        if self._stepping:
+            raise PolicyError(
+                f"{call}: op.write() goes with the completion, and a step that is done is not run again: write outside "
+                "of steps, or let the step send its own request"
+            )
+        with _writing.lock:  # threads of a handler may write at the same time
+            if call.writes is None:
+                raise PolicyError(f"{call} is over: write before its handler returns, for what comes later is not made")
+            call.writes = call.accept(call.writes, writes)
+
+    def leave(self) -> None:
+        """The handler has returned. Raises if that does not end the operation: see ``Journal.leave``."""
+        if self._journal is not None:
+            self._journal.leave()
+
+    @property
+    def _steps(self) -> Journal:
+        """The journal. It is created at the first use: most operations have no steps and capture nothing."""
+        if self._journal is None:
+            self._journal = Journal(self._call, None if self._lease is None else self._lease.token)
+        return self._journal
+
+    def _unit(self, connection: object) -> Any:
+        """Return the step's connection as a unit of work; None without a lease, when there is no mark to write."""
+        if connection is None or self._lease is None:
+            return None
+        if self._store is None:
+            raise ConfigurationError(
+                f"{self._call}: connection= needs a handler of its guard's own kind, a def under Semel or an async "
+                "def under AsyncSemel: this one is bridged to a guard of the other kind"
+            )
+        return unit_of(self._store, connection)
+
+    def _refuse_nesting(self, name: str) -> None:
+        if self._stepping:
+            raise PolicyError(f"{self._call}: the step {name!r} is asked for inside another: do one after the other")
+
+    @property
+    def _stepping(self) -> bool:
+        """Whether the caller is the function of a step, which holds the lock."""
+        return _stepping.get() is self
+
+    def _end_step(self, result: Any) -> Any:
+        if self._lease is not None and self._journal is not None and self._journal.in_transaction:
+            self._lease.lent = True
+        if type(result) is Failed:
+            raise result.error
+        return result
 
 
 class Operation(OperationHandle):
@@ -41,15 +216,9 @@ class Operation(OperationHandle):
     __slots__ = ()
 
     def capture(self, name: str, make: Callable[[], T]) -> T:
-        """A value that would differ from attempt to attempt, made once: stored before it is returned, then reused."""
+        """Return a value that would differ between attempts. It is made once, stored, and then reused."""
         with self._one_at_a_time():
-            known = self._recall(name)
-            if known is not None:
-                return known[0]  # type: ignore[no-any-return]
-            if name not in self._made:  # made before, and the store's answer was lost: the same value is sent again
-                self._made[name] = make()
-            self._keep(self.journal.capture, name, self._made[name])
-            return self._made[name]  # type: ignore[no-any-return]
+            return self._end_step(self._drive(self._steps.capture(name, make)))  # type: ignore[no-any-return]
 
     def step(
         self,
@@ -60,109 +229,74 @@ class Operation(OperationHandle):
         connection: object = None,
         **kwargs: Any,
     ) -> T:
-        """Do one part of the work: remembered when it returns, so that a re-run goes on after it.
+        """Run one part of the work. Its result is stored when it returns, so that a re-run continues after it.
 
-        :param args: for the function; a re-run that gives it others is refused.
-        :param undo: called with what the step returned, when the operation fails later on.
+        :param args: for the function; a re-run with other arguments is refused.
+        :param undo: called with the step's result if the operation fails later on.
         :param connection: the connection or session, in a transaction, that the function writes its rows on. The step
-            is remembered in that transaction: a commit keeps both, a rollback undoes both.
+            is stored in that transaction: a commit keeps both, and a rollback undoes both.
         """
-        self._alone(name)
+        self._refuse_nesting(name)
         with self._one_at_a_time():
-            digest = digest_of(self._call, args, kwargs)
-            serializer = result_serializer(function)
             unit = self._unit(connection)
-            lent = connection is not None and name in self.journal.lent
-            if lent and (unit is None or not unit.saved(self.id, mark_of(name))):
-                self.journal.forget(name)  # it was rolled back, so it is not done
-            known = self._enter(name, digest)
-            if known is not None:
-                result: T = self.journal.value(known, serializer)
-            elif connection is not None:
-                with self._in_step(name):
-                    if unit is not None:
-                        unit.require(False)
-                    result = function(*args, **kwargs)
-                    if unit is not None:
-                        unit.finish()
-                        op = self.journal.finish(self.token, name, result, serializer, digest, undo is not None)
-                        self._saved(op, unit.save(op))
-                    self._lend(name)
-            else:
-                with self._in_step(name):
-                    if ("step", name) not in self._made:  # done before, and the store's answer was lost: not done again
-                        self._made["step", name] = function(*args, **kwargs)
-                    result = self._made["step", name]
-                    self._keep(self.journal.finish, name, result, serializer, digest, undo is not None)
-            if undo is not None:
-                self.journal.can_undo(name, result, undo)
-            return result
+            flow = self._steps.step(name, function, args, kwargs, undo=undo, in_transaction=connection is not None)
+            return self._end_step(self._drive(flow, unit))  # type: ignore[no-any-return]
 
     def compensate(self, error: BaseException) -> BaseException:
-        """The handler raised ``error``: undo its steps, the last first. What is to be raised."""
-        if self._in_doubt(error):
-            try:
-                self._settled(self._execute(claim_of(self._call)))
-            except NO_FAILURE as interrupted:
-                return interrupted
-        if not self.undoes(error):
+        """The handler raised ``error``: undo its steps, the last one first. Returns the error to raise."""
+        if self._journal is None:
             return error
-        self.compensated = True
-        failed: list[tuple[str, str]] = []
+        return self._drive(self._journal.compensate(error))  # type: ignore[no-any-return]
+
+    def _drive(self, flow: StepFlow, unit: Any = None) -> Any:
         try:
-            if self.journal.failing:
-                error = self.journal.failure()
-            else:
-                self._keep(self.journal.fail, error)
-            for each in self.journal.to_undo():
-                why = self._undo(each)
-                if why is not None:
-                    failed.append((each.name, why))
-        except NO_FAILURE as interrupted:  # the rest is the next attempt's
-            return interrupted
-        return self._undone(error, failed)
-
-    def _undo(self, what: Undo) -> str | None:
-        """Undo a step, trying again for a while; why it failed, if it did."""
-        for pause in (*undo_pauses(self._call.policy), None):
-            try:
-                what.function(what.value)
-                break
-            except Exception as error:
-                self._call.tell(events.UndoFailed, what.name, describe_error(error))
-                if pause is None:
-                    return describe_error(error)
-            time.sleep(pause)
-        self._keep(self.journal.undone, what.name)
-        return None
-
-    def _keep(self, entry: Callable[..., SaveStep], *details: Any) -> None:
-        if self._lease is not None:  # without a lease it runs unprotected, and there is nothing to keep it in
-            op = entry(self.token, *details)
-            try:
+            request = next(flow)
+            while True:
                 try:
-                    held = self._execute(op)
-                except RecordTooLarge as too_large:
-                    op = self._shortened(op, too_large)
-                    held = self._execute(op)
-            except StoreError as error:
-                if isinstance(error, StoreUncertain):
-                    self._call.has_steps = True  # it may be saved: the end of this attempt must not forget it
-                self._blocked(error)
-                raise
-            self._saved(op, held)
+                    answer = self._answer(request, unit)
+                except BaseException as error:
+                    request = flow.throw(error)
+                else:
+                    request = flow.send(answer)
+        except StopIteration as stop:
+            return stop.value
 
-    def _one_at_a_time(self) -> Any:
-        """A lock, made when first asked for: most operations have no steps. The function of a step holds it already."""
+    def _answer(self, request: Any, unit: Any) -> Any:
+        if isinstance(request, Op):
+            return self._execute(request)
+        if isinstance(request, RunStep):
+            token = _stepping.set(self)
+            try:
+                if unit is not None:
+                    unit.require(False)
+                result = request.function(*request.args, **request.kwargs)
+                if unit is not None:
+                    unit.finish()
+                return Returned(result)
+            except BaseException as error:
+                return Raised(error)
+            finally:
+                _stepping.reset(token)
+        if isinstance(request, RunUndo):
+            try:
+                return Returned(request.function(request.value))
+            except BaseException as error:
+                return Raised(error)
+        if isinstance(request, FindMark):
+            return unit.saved(request.id, request.name)
+        if isinstance(request, WriteMark):
+            return unit.save(request.op)
+        assert isinstance(request, Pause)
+        return time.sleep(request.seconds)
+
+    def _one_at_a_time(self) -> AbstractContextManager[Any]:
+        """Return a lock. It is created at the first use. The function of a step holds it already."""
         if self._stepping:
             return nullcontext()
-        with _MAKING:
+        with _locks.lock:
             if self._lock is None:
                 self._lock = threading.RLock()
-            return self._lock
-
-
-_MAKING = threading.Lock()
+            return self._lock  # type: ignore[no-any-return]
 
 
 class AsyncOperation(OperationHandle):
@@ -171,15 +305,9 @@ class AsyncOperation(OperationHandle):
     __slots__ = ()
 
     async def capture(self, name: str, make: Callable[[], T]) -> T:
-        """A value that would differ from attempt to attempt, made once: stored before it is returned, then reused."""
+        """Return a value that would differ between attempts. It is made once, stored, and then reused."""
         async with self._one_at_a_time():
-            known = self._recall(name)
-            if known is not None:
-                return known[0]  # type: ignore[no-any-return]
-            if name not in self._made:  # made before, and the store's answer was lost: the same value is sent again
-                self._made[name] = make()
-            await self._keep(self.journal.capture, name, self._made[name])
-            return self._made[name]  # type: ignore[no-any-return]
+            return self._end_step(await self._drive(self._steps.capture(name, make)))  # type: ignore[no-any-return]
 
     @overload
     async def step(
@@ -212,109 +340,79 @@ class AsyncOperation(OperationHandle):
         connection: object = None,
         **kwargs: Any,
     ) -> Any:
-        """Do one part of the work: remembered when it returns, so that a re-run goes on after it.
+        """Run one part of the work. Its result is stored when it returns, so that a re-run continues after it.
 
         :param function: an ``async def``, or a plain function that does not block.
-        :param args: for the function; a re-run that gives it others is refused.
-        :param undo: called with what the step returned, when the operation fails later on.
+        :param args: for the function; a re-run with other arguments is refused.
+        :param undo: called with the step's result if the operation fails later on.
         :param connection: the connection or session, in a transaction, that the function writes its rows on. The step
-            is remembered in that transaction: a commit keeps both, a rollback undoes both.
+            is stored in that transaction: a commit keeps both, and a rollback undoes both.
         """
-        self._alone(name)
+        self._refuse_nesting(name)
         async with self._one_at_a_time():
-            digest = digest_of(self._call, args, kwargs)
-            serializer = result_serializer(function)
             unit = self._unit(connection)
-            lent = connection is not None and name in self.journal.lent
-            if lent and (unit is None or not await unit.saved(self.id, mark_of(name))):
-                self.journal.forget(name)  # it was rolled back, so it is not done
-            known = self._enter(name, digest)
-            if known is not None:
-                result = self.journal.value(known, serializer)
-            elif connection is not None:
-                with self._in_step(name):
-                    if unit is not None:
-                        unit.require(False)
-                    given = function(*args, **kwargs)
-                    result = await given if inspect.isawaitable(given) else given
-                    if unit is not None:
-                        await unit.finish()
-                        op = self.journal.finish(self.token, name, result, serializer, digest, undo is not None)
-                        self._saved(op, await unit.save(op))
-                    self._lend(name)
-            else:
-                with self._in_step(name):
-                    if ("step", name) not in self._made:  # done before, and the store's answer was lost: not done again
-                        given = function(*args, **kwargs)
-                        self._made["step", name] = await given if inspect.isawaitable(given) else given
-                    result = self._made["step", name]
-                    await self._keep(self.journal.finish, name, result, serializer, digest, undo is not None)
-            if undo is not None:
-                self.journal.can_undo(name, result, undo)
-            return result
+            flow = self._steps.step(name, function, args, kwargs, undo=undo, in_transaction=connection is not None)
+            return self._end_step(await self._drive(flow, unit))
 
     async def compensate(self, error: BaseException) -> BaseException:
-        """The handler raised ``error``: undo its steps, the last first. What is to be raised."""
+        """The handler raised ``error``: undo its steps, the last one first. Returns the error to raise."""
         from asyncio import CancelledError
 
-        if self._in_doubt(error):
-            try:
-                self._settled(await self._execute(claim_of(self._call)))
-            except (*NO_FAILURE, CancelledError) as interrupted:
-                return interrupted
-        if not self.undoes(error):
+        if self._journal is None:
             return error
-        self.compensated = True
-        failed: list[tuple[str, str]] = []
         try:
-            if self.journal.failing:
-                error = self.journal.failure()
-            else:
-                await self._keep(self.journal.fail, error)
-            for each in self.journal.to_undo():
-                why = await self._undo(each)
-                if why is not None:
-                    failed.append((each.name, why))
-        except (*NO_FAILURE, CancelledError) as interrupted:  # the rest is the next attempt's
-            return interrupted
-        return self._undone(error, failed)
+            return await self._drive(self._journal.compensate(error))  # type: ignore[no-any-return]
+        except CancelledError as cancelled:  # the next attempt undoes the rest
+            return cancelled
 
-    async def _undo(self, what: Undo) -> str | None:
-        """Undo a step, trying again for a while; why it failed, if it did."""
+    async def _drive(self, flow: StepFlow, unit: Any = None) -> Any:
+        try:
+            request = next(flow)
+            while True:
+                try:
+                    answer = await self._answer(request, unit)
+                except BaseException as error:
+                    request = flow.throw(error)
+                else:
+                    request = flow.send(answer)
+        except StopIteration as stop:
+            return stop.value
+
+    async def _answer(self, request: Any, unit: Any) -> Any:
+        if isinstance(request, Op):
+            return await self._execute(request)
+        if isinstance(request, RunStep):
+            token = _stepping.set(self)
+            try:
+                if unit is not None:
+                    unit.require(False)
+                result = request.function(*request.args, **request.kwargs)
+                if inspect.isawaitable(result):
+                    result = await result
+                if unit is not None:
+                    await unit.finish()
+                return Returned(result)
+            except BaseException as error:
+                return Raised(error)
+            finally:
+                _stepping.reset(token)
+        if isinstance(request, RunUndo):
+            try:
+                result = request.function(request.value)
+                return Returned(await result if inspect.isawaitable(result) else result)
+            except BaseException as error:
+                return Raised(error)
+        if isinstance(request, FindMark):
+            return await unit.saved(request.id, request.name)
+        if isinstance(request, WriteMark):
+            return await unit.save(request.op)
+        assert isinstance(request, Pause)
         from asyncio import sleep
 
-        for pause in (*undo_pauses(self._call.policy), None):
-            try:
-                given = what.function(what.value)
-                if inspect.isawaitable(given):
-                    await given
-                break
-            except Exception as error:
-                self._call.tell(events.UndoFailed, what.name, describe_error(error))
-                if pause is None:
-                    return describe_error(error)
-            await sleep(pause)
-        await self._keep(self.journal.undone, what.name)
-        return None
-
-    async def _keep(self, entry: Callable[..., SaveStep], *details: Any) -> None:
-        if self._lease is not None:  # without a lease it runs unprotected, and there is nothing to keep it in
-            op = entry(self.token, *details)
-            try:
-                try:
-                    held = await self._execute(op)
-                except RecordTooLarge as too_large:
-                    op = self._shortened(op, too_large)
-                    held = await self._execute(op)
-            except StoreError as error:
-                if isinstance(error, StoreUncertain):
-                    self._call.has_steps = True  # it may be saved: the end of this attempt must not forget it
-                self._blocked(error)
-                raise
-            self._saved(op, held)
+        return await sleep(request.seconds)
 
     def _one_at_a_time(self) -> Any:
-        """A lock, made when first asked for: most operations have no steps. The function of a step holds it already."""
+        """Return a lock. It is created at the first use. The function of a step holds it already."""
         from asyncio import Lock
 
         if self._stepping:
@@ -322,3 +420,37 @@ class AsyncOperation(OperationHandle):
         if self._lock is None:
             self._lock = Lock()
         return self._lock
+
+
+running: ContextVar[OperationHandle | None] = ContextVar("semel_operation", default=None)
+_stepping: ContextVar[OperationHandle | None] = ContextVar("semel_step", default=None)
+
+
+class OutgoingScope(NamedTuple):
+    """An open block of ``op.propagate``. See ``semel.engine.operation.propagation``."""
+
+    operation: OperationHandle
+    step: str | None
+
+
+outgoing_scope: ContextVar[OutgoingScope | None] = ContextVar("semel_outgoing", default=None)
+
+
+def current_operation() -> OperationHandle | None:
+    """Return the operation whose handler this code runs in, or None."""
+    return running.get()
+
+
+class _ForkSafeLock:
+    """A lock for all operations, which is held only for a moment. A forked child gets a new one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        survive_forks(self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.Lock()
+
+
+_writing: Final = _ForkSafeLock()
+_locks: Final = _ForkSafeLock()
