@@ -26,8 +26,7 @@ from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
 from semel.engine.declare.declaration import AsyncOnce, Declaration, Selector, requires_brackets
 from semel.engine.declare.handlers import with_handle
-from semel.engine.drive.aio_driver import AsyncDriver
-from semel.engine.drive.attempts import AsyncAttempt
+from semel.engine.drive.aio_driver import AsyncCallDriver
 from semel.engine.drive.execution import as_handler
 from semel.engine.drive.keeper import SWEEP_LIMIT
 from semel.engine.drive.waiting import run_in_thread
@@ -36,13 +35,13 @@ from semel.engine.operation.operation import AsyncOperation
 from semel.engine.ports import AsyncStore
 from semel.engine.transaction.aio import AsyncTransactionAttempt
 from semel.engine.transaction.rules import check_tries, connection_parameter, pick_connection, refuse_nesting
-from semel.errors import PolicyError
+from semel.errors import ConfigurationError, PolicyError
 from semel.observe import events
 
 __all__ = ["AsyncGuard"]
 
 # sync only: if TYPE_CHECKING:
-# sync only:     from semel.engine.threaded import LoopGuards
+# sync only:     from semel.engine.threaded import LoopGuards, ThreadedGuard
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -83,11 +82,13 @@ class AsyncGuard(Guard):
         self.store: AsyncStore = self._open_store(store) if isinstance(store, str) else store
         check_store(self.store, quota, awaited=self.AWAITED)
         # sync only: self._loop_guards: LoopGuards | None = None
-        self.driver = AsyncDriver(self.store, self._sweep_every, self._tell_swept)
+        self.driver = AsyncCallDriver(self.store, self._sweep_every, self._tell_swept)
+        self.begin = self.driver.begin
+        """For adapters: claim the key of a call. Returns an outcome, or an attempt to be ended by the adapter."""
 
     def _open_store(self, url: str) -> AsyncStore:
         """Open a store by its URL. The engine knows no stores; ``AsyncSemel`` does."""
-        return check_store(url, None, awaited=self.AWAITED)
+        raise ConfigurationError("a guard of the engine takes a store: AsyncSemel opens one by its URL")
 
     # -- functions
 
@@ -129,7 +130,7 @@ class AsyncGuard(Guard):
 
             @functools.wraps(function)
             async def once(*args: Any, **kwargs: Any) -> Any:
-                return (await self.perform(declared, self._declared_call(declared, args, kwargs), args, kwargs)).value
+                return (await self.perform(declared, args, kwargs)).value
 
             return once
 
@@ -384,21 +385,27 @@ class AsyncGuard(Guard):
 
     # -- for adapters
 
+    # sync only: def in_this_loop(self) -> ThreadedGuard:
+    # sync only:     """Return the async guard over the same store for the running event loop."""
+    # sync only:     return self._in_loops().here()
+    # sync only:
     # sync only: def _in_loops(self) -> LoopGuards:
+    # sync only:     from semel.engine import aio
     # sync only:     from semel.engine.threaded import LoopGuards
     # sync only:
     # sync only:     if self._loop_guards is None:
     # sync only:         self._loop_guards = LoopGuards(self.store, self._settings)
     # sync only:     return self._loop_guards
     # sync only:
-    def begin(self, call: Call) -> Awaitable[AsyncAttempt | Outcome[Any]]:
-        """Claim the key of a call: return an outcome, or an attempt to be ended. See ``semel.engine.drive.attempts``."""
-        return self.driver.begin(call)
-
     def perform(
-        self, declared: Declaration, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, declared: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call | None = None
     ) -> Awaitable[Outcome[Any]]:
-        """Make one call of a decorated function."""
+        """Call a decorated function once.
+
+        :param call: the call of these arguments, if it is made already.
+        """
+        if call is None:
+            call = self._declared_call(declared, args, kwargs)
         recover = declared.recover
 
         def handler(op: AsyncOperation) -> Any:

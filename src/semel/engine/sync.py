@@ -22,8 +22,7 @@ from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
 from semel.engine.declare.declaration import Declaration, Once, Selector, requires_brackets
 from semel.engine.declare.handlers import with_handle
-from semel.engine.drive.attempts import Attempt
-from semel.engine.drive.driver import Driver
+from semel.engine.drive.driver import CallDriver
 from semel.engine.drive.execution import as_handler
 from semel.engine.drive.keeper import SWEEP_LIMIT
 from semel.engine.guard import Guard, PolicyChanges, at_least_one, check_store
@@ -31,13 +30,13 @@ from semel.engine.operation.operation import Operation
 from semel.engine.ports import Store
 from semel.engine.transaction.rules import check_tries, connection_parameter, pick_connection, refuse_nesting
 from semel.engine.transaction.sync import TransactionAttempt
-from semel.errors import PolicyError
+from semel.errors import ConfigurationError, PolicyError
 from semel.observe import events
 
 __all__ = ["SyncGuard"]
 
 if TYPE_CHECKING:
-    from semel.engine.threaded import LoopGuards
+    from semel.engine.threaded import LoopGuards, ThreadedGuard
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -78,11 +77,13 @@ class SyncGuard(Guard):
         self.store: Store = self._open_store(store) if isinstance(store, str) else store
         check_store(self.store, quota, awaited=self.AWAITED)
         self._loop_guards: LoopGuards | None = None
-        self.driver = Driver(self.store, self._sweep_every, self._tell_swept)
+        self.driver = CallDriver(self.store, self._sweep_every, self._tell_swept)
+        self.begin = self.driver.begin
+        """For adapters: claim the key of a call. Returns an outcome, or an attempt to be ended by the adapter."""
 
     def _open_store(self, url: str) -> Store:
         """Open a store by its URL. The engine knows no stores; ``Semel`` does."""
-        return check_store(url, None, awaited=self.AWAITED)
+        raise ConfigurationError("a guard of the engine takes a store: Semel opens one by its URL")
 
     # -- functions
 
@@ -125,7 +126,7 @@ class SyncGuard(Guard):
 
             @functools.wraps(function)
             def once(*args: Any, **kwargs: Any) -> Any:
-                return self.perform(declared, self._declared_call(declared, args, kwargs), args, kwargs).value
+                return self.perform(declared, args, kwargs).value
 
             return once
 
@@ -378,6 +379,10 @@ class SyncGuard(Guard):
 
     # -- for adapters
 
+    def in_this_loop(self) -> ThreadedGuard:
+        """Return the async guard over the same store for the running event loop."""
+        return self._in_loops().here()
+
     def _in_loops(self) -> LoopGuards:
         from semel.engine.threaded import LoopGuards
 
@@ -385,12 +390,15 @@ class SyncGuard(Guard):
             self._loop_guards = LoopGuards(self.store, self._settings)
         return self._loop_guards
 
-    def begin(self, call: Call) -> Attempt | Outcome[Any]:
-        """Claim the key of a call: return an outcome, or an attempt to be ended. See ``semel.engine.drive.attempts``."""
-        return self.driver.begin(call)
+    def perform(
+        self, declared: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call | None = None
+    ) -> Outcome[Any]:
+        """Call a decorated function once.
 
-    def perform(self, declared: Declaration, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome[Any]:
-        """Make one call of a decorated function."""
+        :param call: the call of these arguments, if it is made already.
+        """
+        if call is None:
+            call = self._declared_call(declared, args, kwargs)
         recover = declared.recover
 
         def handler(op: Operation) -> Any:

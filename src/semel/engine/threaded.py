@@ -19,7 +19,7 @@ from semel.engine.forking import survive_forks
 from semel.engine.ports import Store
 from semel.errors import StoreUnavailable
 
-__all__ = ["LoopGuards", "ThreadedStore"]
+__all__ = ["LoopGuards", "ThreadedGuard", "ThreadedStore"]
 
 THREADS = 8
 R = TypeVar("R")
@@ -67,26 +67,31 @@ class ThreadedStore:
         return await answer
 
 
-class LoopGuards:
-    """The async guards of the ``async def`` functions that a sync guard protects, one for each event loop.
+class ThreadedGuard(AsyncGuard):
+    """An async guard over a sync store. It does not sweep: the sync guard does."""
 
-    They share the sync guard's store and settings. The sync guard sweeps for them.
-    """
+    def __init__(self, store: Store, settings: Mapping[str, Any]) -> None:
+        self.threaded_store = ThreadedStore(store)
+        super().__init__(self.threaded_store, **settings, sweep_every=None)
+
+
+class LoopGuards:
+    """The guards of the ``async def`` functions that one sync guard protects, one for each event loop."""
 
     def __init__(self, store: Store, settings: Mapping[str, Any]) -> None:
         self._store = store
         self._settings = settings
-        self._guards: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGuard] = WeakKeyDictionary()
+        self._guards: WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadedGuard] = WeakKeyDictionary()
 
-    def here(self) -> AsyncGuard:
+    def here(self) -> ThreadedGuard:
         """Return the guard of the running event loop."""
         loop = asyncio.get_running_loop()
         guard = self._guards.get(loop)
         if guard is None:
             for closed in [known for known in self._guards if known.is_closed()]:
                 # A guard refers to its loop, so neither would ever be collected.
-                self._shut_down(self._guards.pop(closed))
-            guard = self._guards[loop] = AsyncGuard(ThreadedStore(self._store), **self._settings, sweep_every=None)
+                self._guards.pop(closed).threaded_store.shut_down()
+            guard = self._guards[loop] = ThreadedGuard(self._store, self._settings)
         return guard
 
     def protect(self, declared: Declaration) -> Callable[..., Any]:
@@ -101,8 +106,4 @@ class LoopGuards:
     def close(self) -> None:
         """End the threads of all guards. The store itself is left open."""
         for guard in list(self._guards.values()):
-            self._shut_down(guard)
-
-    def _shut_down(self, guard: AsyncGuard) -> None:
-        assert isinstance(guard.store, ThreadedStore)
-        guard.store.shut_down()
+            guard.threaded_store.shut_down()

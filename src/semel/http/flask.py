@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from semel.engine.declare.declaration import handle_parameter
 from semel.engine.operation.operation import AsyncOperation, running
-from semel.engine.sync import Semel
 from semel.errors import (
     ConfigurationError,
     MissingDependency,
@@ -41,6 +40,7 @@ from semel.http.contract.routes import RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
 from semel.http.in_transaction import connected
 from semel.http.wsgi.middleware import WSGIMiddleware, current_responder
+from semel.stores.guard import Semel
 
 try:
     import flask

@@ -28,14 +28,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast, runtime_c
 from semel.core.call import Call, Outcome
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.operation.operation import current_operation
-from semel.engine.transaction.attempts import AsyncTransactionAttempt, TransactionAttempt, begin, begin_async
+from semel.engine.transaction.aio import AsyncTransactionAttempt
+from semel.engine.transaction.aio import begin_attempt as begin_async_attempt
+from semel.engine.transaction.sync import TransactionAttempt, begin_attempt
 from semel.errors import PolicyError, SemelError, StoreUnavailable, TransactionConflict
 from semel.http.contract.rerun import Rerun
 from semel.http.contract.rules import Idempotent, Rule
 
 if TYPE_CHECKING:
-    from semel.engine.aio import AsyncSemel
-    from semel.engine.sync import Semel
+    from semel.engine.aio import AsyncGuard
+    from semel.stores.guard import Semel
 
 __all__ = [
     "AsyncInTransaction", "InTransaction", "OpensInLoop", "connected", "open_async_transaction", "open_transaction",
@@ -66,7 +68,7 @@ class InTransaction:
 
     def complete(self, answer: Any) -> Outcome[Any]:
         """Commit and remember; an error is remembered without the handler's rows."""
-        end = self._attempt.refuse if answer.status >= 400 else self._attempt.complete
+        end = self._attempt.reject if answer.status >= 400 else self._attempt.complete
         try:
             return end(answer)
         finally:
@@ -111,7 +113,7 @@ class AsyncInTransaction:
 
     async def complete(self, answer: Any) -> Outcome[Any]:
         """Commit and remember; an error is remembered without the handler's rows."""
-        end = self._attempt.refuse if answer.status >= 400 else self._attempt.complete
+        end = self._attempt.reject if answer.status >= 400 else self._attempt.complete
         try:
             return await end(answer)
         finally:
@@ -211,7 +213,7 @@ def _opened(guard: Semel, opened: Callable[[], Any], call: Call) -> InTransactio
             raise
         except Exception as error:
             raise _unopened(error) from error
-        begun = begin(guard, connection, call)
+        begun = begin_attempt(guard.store, connection, call)
         if isinstance(begun, Outcome):
             return begun
         begun.operation.connection = connection
@@ -224,7 +226,7 @@ def _unopened(error: Exception) -> StoreUnavailable:
 
 
 async def open_async_transaction(
-    guard: AsyncSemel, opened: Callable[[], Any], call: Call, rerun: Rerun | None = None
+    guard: AsyncGuard, opened: Callable[[], Any], call: Call, rerun: Rerun | None = None
 ) -> AsyncAttempt | Outcome[Any]:
     """The same, awaited."""
     while True:
@@ -237,7 +239,7 @@ async def open_async_transaction(
         await asyncio.sleep(pause)
 
 
-async def _opened_async(guard: AsyncSemel, opened: Callable[[], Any], call: Call) -> AsyncAttempt | Outcome[Any]:
+async def _opened_async(guard: AsyncGuard, opened: Callable[[], Any], call: Call) -> AsyncAttempt | Outcome[Any]:
     in_loop: object = opened
     if isinstance(in_loop, OpensInLoop):
         return await in_loop.open_in_loop(call)
@@ -248,7 +250,7 @@ async def _opened_async(guard: AsyncSemel, opened: Callable[[], Any], call: Call
             raise
         except Exception as error:
             raise _unopened(error) from error
-        begun = await begin_async(guard, connection, call)
+        begun = await begin_async_attempt(guard.store, connection, call)
         if isinstance(begun, Outcome):
             return begun
         begun.operation.connection = connection

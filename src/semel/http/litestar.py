@@ -20,7 +20,6 @@ from http import HTTPStatus
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import unquote
 
-from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError, MissingDependency, PolicyError
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.messages import App, Receive, Scope, Send
@@ -29,6 +28,7 @@ from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.inventory import Endpoint, declared_rule
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Idempotent, Rule
 from semel.http.describe.litestar import document_litestar
+from semel.stores.aio_guard import AsyncSemel
 
 try:
     from litestar import Litestar, Request, Response

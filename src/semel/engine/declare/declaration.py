@@ -182,7 +182,9 @@ class Inputs:
         stored: dict[str, str] = PLAIN.decode(payload)
         unknown = [name for name in stored if name not in self._serializers]
         if unknown:
-            raise SnapshotUnreadable(f"{self._operation} was called with {', '.join(unknown)}, which it no longer takes")
+            raise SnapshotUnreadable(
+                f"{self._operation} was called with {', '.join(unknown)}, which it no longer takes"
+            )
         values = {
             name: decode_result(serializer, serializer.name, stored[name].encode())
             for name, serializer in self._serializers.items()
@@ -281,9 +283,7 @@ def select(what: str, selector: Selector, signature: Signature) -> Pick:
     return _application(selector, signature, names, wanted)
 
 
-def _application(
-    selector: Callable[..., Any], signature: Signature, names: list[str], wanted: list[str]
-) -> Pick:
+def _application(selector: Callable[..., Any], signature: Signature, names: list[str], wanted: list[str]) -> Pick:
     picks = [_argument(signature, name) for name in wanted]
     leading = wanted == names[: len(wanted)]
     count = len(wanted)
@@ -374,7 +374,7 @@ def handle_of(function: Callable[..., Any]) -> str | None:
 
 
 def _check_handle(declared: Declaration, hint: Any, awaited: bool) -> None:
-    """Raise PolicyError for the wrong kind of handle: a type checker would not see that ``op.step()`` is not awaited."""
+    """Raise PolicyError for the wrong kind of handle: a type checker would not see a missing await of ``op.step()``."""
     wanted = AsyncOperation if awaited or declared.awaits else Operation
     candidates = typing.get_args(hint) or (hint,)
     if any(isinstance(c, type) and issubclass(c, OperationHandle) and issubclass(wanted, c) for c in candidates):

@@ -1,4 +1,4 @@
-"""``AsyncDriver``: drives calls over an async store and runs their handlers in the caller's task.
+"""``AsyncCallDriver``: drives calls over an async store and runs their handlers in the caller's task.
 
 Written by hand beside ``driver.py``: tasks are cancelled, and a call that is cancelled still settles its record before
 it ends. What both decide is in ``execution.py``.
@@ -23,13 +23,13 @@ from semel.engine.operation.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore
 from semel.errors import StoreError
 
-__all__ = ["AsyncDriver", "AsyncLeasedAttempt"]
+__all__ = ["AsyncCallDriver", "AsyncLeasedAttempt"]
 
 R = TypeVar("R")
 Handler: TypeAlias = Callable[[AsyncOperation], Any]
 
 
-class AsyncDriver:
+class AsyncCallDriver:
     """Drives the calls of one guard, in one event loop."""
 
     def __init__(self, store: AsyncStore, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
@@ -50,9 +50,10 @@ class AsyncDriver:
             execution.finish(self.keeper.leases)
             raise
         if isinstance(step, Outcome):
-            execution.finish(self.keeper.leases)
+            if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
+                execution.finish(self.keeper.leases)
             return step
-        lease = execution.hold(step.claimed)
+        lease = execution.lease
         if lease is not None:
             self.keeper.hold(lease)
         operation = AsyncOperation(call, lease, step.claimed, self.store.execute, self.store)
@@ -82,7 +83,7 @@ class AsyncDriver:
     async def _proceed(
         self, execution: Execution, answer: Any, handler: Handler | None, recover: Callable[[], Any] | None
     ) -> Run | Outcome[Any]:
-        """Do what the call asks for until there is an outcome; or until it asks to run the handler and there is none."""
+        """Do what the call asks for until there is an outcome, or until it asks to run a handler that is not here."""
         steps, store = execution.steps, self.store
         error: BaseException | None = None
         try:
@@ -131,7 +132,7 @@ class AsyncDriver:
 
     async def _work(self, execution: Execution, claimed: Claimed | None, work: Handler) -> Returned | Raised | Stopped:
         """Run the handler in this task. Its lease is renewed until the call is finished; losing it cancels the task."""
-        lease = execution.hold(claimed)
+        lease = execution.lease
         op = AsyncOperation(execution.call, lease, claimed, self.store.execute, self.store)
         task = asyncio.current_task()
         cancels = task.cancelling() if task is not None else 0
@@ -184,7 +185,7 @@ class AsyncLeasedAttempt:
     __slots__ = ("_driver", "_execution", "call", "claimed", "lease", "operation")
 
     def __init__(
-        self, driver: AsyncDriver, execution: Execution, claimed: Claimed | None, operation: AsyncOperation
+        self, driver: AsyncCallDriver, execution: Execution, claimed: Claimed | None, operation: AsyncOperation
     ) -> None:
         self._driver = driver
         self._execution = execution

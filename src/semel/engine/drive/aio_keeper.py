@@ -1,4 +1,4 @@
-"""The keeper of an async engine: one timer that renews the leases of all running handlers, and sweeps from time to time.
+"""The keeper of an async engine: one timer that renews the leases of all running handlers, and sweeps at intervals.
 
 The timer is set for the first lease that is due. A handler that ends before that costs only a dictionary entry.
 """

@@ -1,4 +1,4 @@
-"""``Driver``: drives calls over a sync store and runs their handlers in the caller's thread.
+"""``CallDriver``: drives calls over a sync store and runs their handlers in the caller's thread.
 
 Written by hand beside ``aio_driver.py``: threads wait on locks and are interrupted by signals, tasks await and are
 cancelled. What both decide is in ``execution.py``.
@@ -23,13 +23,13 @@ from semel.engine.operation.operation import Operation, running
 from semel.engine.ports import Store
 from semel.errors import PolicyError, StoreError
 
-__all__ = ["Driver", "LeasedAttempt"]
+__all__ = ["CallDriver", "LeasedAttempt"]
 
 R = TypeVar("R")
 Handler: TypeAlias = Callable[[Operation], Any]
 
 
-class Driver:
+class CallDriver:
     """Drives the calls of one guard."""
 
     def __init__(self, store: Store, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
@@ -56,9 +56,10 @@ class Driver:
             execution.finish(self.keeper.leases)
             raise
         if isinstance(step, Outcome):
-            execution.finish(self.keeper.leases)
+            if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
+                execution.finish(self.keeper.leases)
             return step
-        lease = execution.hold(step.claimed)
+        lease = execution.lease
         if lease is not None:
             self.keeper.hold(lease)
         operation = Operation(call, lease, step.claimed, self.store.execute, self.store)
@@ -76,7 +77,7 @@ class Driver:
     def _proceed(
         self, execution: Execution, answer: Any, handler: Handler | None, recover: Callable[[], Any] | None
     ) -> Run | Outcome[Any]:
-        """Do what the call asks for until there is an outcome; or until it asks to run the handler and there is none."""
+        """Do what the call asks for until there is an outcome, or until it asks to run a handler that is not here."""
         steps, store = execution.steps, self.store
         error: StoreError | None = None
         try:
@@ -108,7 +109,7 @@ class Driver:
 
     def _work(self, execution: Execution, claimed: Claimed | None, work: Handler) -> Returned | Raised | NotRun:
         """Run the handler in this thread. The keeper renews its lease from now until the call is finished."""
-        op = Operation(execution.call, execution.hold(claimed), claimed, self.store.execute, self.store)
+        op = Operation(execution.call, execution.lease, claimed, self.store.execute, self.store)
         if execution.lease is not None:
             self.keeper.hold(execution.lease)
         outer = running.get()
@@ -141,7 +142,7 @@ class LeasedAttempt:
 
     __slots__ = ("_driver", "_execution", "call", "claimed", "lease", "operation")
 
-    def __init__(self, driver: Driver, execution: Execution, claimed: Claimed | None, operation: Operation) -> None:
+    def __init__(self, driver: CallDriver, execution: Execution, claimed: Claimed | None, operation: Operation) -> None:
         self._driver = driver
         self._execution = execution
         self.call: Call = execution.call

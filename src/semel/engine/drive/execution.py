@@ -59,6 +59,7 @@ class Execution:
         """When the claim was sent: the lease counts from then, not from the answer."""
         self.flight: Flight | None = None
         self.lease: Lease | None = None
+        """The lease of the attempt, once the claim is won: the same for the recover hook and the handler."""
         self.finished = False
         """Whether everything that it held was given back."""
         self.cancelled: BaseException | None = None
@@ -66,13 +67,6 @@ class Execution:
         self._flights = flights
         self._wakes = wakes
         self.steps: Generator[Step, Any, Outcome[Any] | Failed] = self._proceed()
-
-    def hold(self, claimed: Claimed | None) -> Lease | None:
-        """Return the lease of this attempt, the same for the recover hook and the handler; None if run unprotected."""
-        if claimed is not None and self.lease is None:
-            self.call.has_steps = bool(claimed.steps)
-            self.lease = Lease(self.call, claimed.token, claimed.attempt, self.began)
-        return self.lease
 
     def finish(self, leases: Leases) -> None:
         """Give back what the call holds. Safe to call again."""
@@ -140,10 +134,15 @@ class Execution:
             mine.record = answer.record
             flights.land(mine)
             self.flight = None
-        elif self.cancelled is None:  # otherwise the claim is released at once, and others should wait for that
+            return answer
+        self.call.has_steps = bool(answer.steps)
+        self.lease = Lease(self.call, answer.token, answer.attempt, self.began)
+        if self.cancelled is None:  # otherwise the claim is released at once, and others should wait for that
             with flights.lock:
                 mine.running = answer
-                mine.change()
+                mine.changes += 1
+                if mine.waiters is not None:
+                    mine.wake()
         return answer
 
     def _learn(self, flight: Flight) -> Generator[Step, Any, Existing | None]:

@@ -78,13 +78,11 @@ class Flight:
             )
         )
 
-    def change(self) -> None:
-        """Wake those who wait for a change. Call it with the lock of the flights held."""
-        self.changes += 1
-        if self.waiters is not None:
-            waiters, self.waiters = self.waiters, None
-            for wake in waiters:
-                wake()
+    def wake(self) -> None:
+        """Call the waiters. The lock of the flights must be held, since the change that they wait for."""
+        waiters, self.waiters = self.waiters or (), None
+        for wake in waiters:
+            wake()
 
 
 class Flights:
@@ -107,7 +105,9 @@ class Flights:
         finally:
             with self.lock:
                 flight.landed = True
-                flight.change()
+                flight.changes += 1
+                if flight.waiters is not None:
+                    flight.wake()
 
     def watch(self, flight: Flight, seen: int, wake: Callable[[], object]) -> bool:
         """Call ``wake`` at the next change. Returns False if there have been more than ``seen`` changes already."""

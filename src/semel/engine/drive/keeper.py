@@ -1,4 +1,4 @@
-"""The keeper of a sync engine: one thread that renews the leases of all running handlers, and sweeps from time to time.
+"""The keeper of a sync engine: one thread that renews the leases of all running handlers, and sweeps at intervals.
 
 It sleeps until the first lease is due. A handler that ends before that causes no wake-up and takes no lock.
 """

@@ -75,8 +75,7 @@ def _with_first_step(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLo
 
 
 async def shielded(work: Awaitable[T], execution: Execution) -> T:
-    """Wait for ``work`` to end even if we are cancelled. The cancellation is noted, and raised once the record is settled.
-    """
+    """Wait for ``work`` to end even if we are cancelled. The cancellation is noted for when the record is settled."""
     task = asyncio.ensure_future(work)
     while not task.done():
         try:

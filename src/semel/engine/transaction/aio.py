@@ -2,8 +2,8 @@
 """One call in the transactional mode: its record commits with the handler's rows, in a transaction on one connection.
 
 ``run`` drives a call whose handler is a function. Adapters, whose handler is called by a framework, use ``begin`` and
-then end the attempt: ``complete`` commits the handler's rows and the answer together, ``reject`` rolls the rows back and
-stores the answer, ``decline`` and ``fail`` roll back. There is no lease.
+then end the attempt: ``complete`` commits the handler's rows and the answer together, ``reject`` rolls the rows back
+and stores the answer, ``decline`` and ``fail`` roll back. There is no lease.
 
 The decisions are made by ``core/transactional.py``. The store knows how to talk to the connection (``store.adopt``).
 """
@@ -21,7 +21,9 @@ from semel.core.transactional import HandlerConflict, Keep, Lock, Rejected, Roll
 from semel.engine.drive.execution import as_handler
 from semel.engine.operation.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore, AsyncUnit, unit_of
-from semel.errors import PolicyError, StoreError
+
+# sync only: from semel.errors import PolicyError
+from semel.errors import StoreError
 from semel.observe import events
 
 __all__ = ["AsyncTransactionAttempt", "begin_attempt"]
@@ -122,7 +124,7 @@ class AsyncTransactionAttempt:
         return outcome
 
     async def _proceed(self, answer: Any, handler: Handler | None, recover: Handler | None) -> Run | Outcome[Any]:
-        """Do what the flow asks for until there is an outcome; or until it asks to run the handler and there is none."""
+        """Do what the flow asks for until there is an outcome, or until it asks to run a handler that is not here."""
         flow, unit = self._flow, self._unit
         error: StoreError | None = None
         try:

@@ -2,8 +2,8 @@
 """One call in the transactional mode: its record commits with the handler's rows, in a transaction on one connection.
 
 ``run`` drives a call whose handler is a function. Adapters, whose handler is called by a framework, use ``begin`` and
-then end the attempt: ``complete`` commits the handler's rows and the answer together, ``reject`` rolls the rows back and
-stores the answer, ``decline`` and ``fail`` roll back. There is no lease.
+then end the attempt: ``complete`` commits the handler's rows and the answer together, ``reject`` rolls the rows back
+and stores the answer, ``decline`` and ``fail`` roll back. There is no lease.
 
 The decisions are made by ``core/transactional.py``. The store knows how to talk to the connection (``store.adopt``).
 """
@@ -119,7 +119,7 @@ class TransactionAttempt:
         return outcome
 
     def _proceed(self, answer: Any, handler: Handler | None, recover: Handler | None) -> Run | Outcome[Any]:
-        """Do what the flow asks for until there is an outcome; or until it asks to run the handler and there is none."""
+        """Do what the flow asks for until there is an outcome, or until it asks to run a handler that is not here."""
         flow, unit = self._flow, self._unit
         error: StoreError | None = None
         try:

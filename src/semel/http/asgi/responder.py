@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from semel.core.call import Outcome
-from semel.engine.drive.tasks import started
+from semel.engine.drive.waiting import start_task
 from semel.engine.operation.operation import running
 from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError
 from semel.http.asgi.messages import Receive, Scope, Send, has_key, without_files
@@ -65,7 +65,7 @@ class Responder(Outgoing):
             return
         # A task of its own: when the client hangs up and the server cancels us, the handler still finishes, and its
         # answer is stored for the retry. A bare future is half the price of asyncio.shield().
-        task = started(self._run(rule), self.loop)
+        task = start_task(self._run(rule), self.loop)
         if task.done():  # it never waited
             task.result()
             return

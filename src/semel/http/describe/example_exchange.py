@@ -15,13 +15,13 @@ from typing import Any, Final
 from semel.core.keys import header_value
 from semel.core.policy import Policy
 from semel.core.values import value
-from semel.engine.sync import Semel
 from semel.http.contract.conditional import etag
 from semel.http.contract.inventory import Endpoint
 from semel.http.contract.rules import Conditional, Idempotent
 from semel.http.describe.paths import example_path
 from semel.http.describe.refusals import example_key
 from semel.http.wsgi.middleware import WSGIMiddleware
+from semel.stores.guard import Semel
 from semel.stores.memory import MemoryStore
 
 __all__ = ["Step", "chosen", "example_exchange"]

@@ -25,11 +25,11 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from semel.core.call import Call, Outcome
 from semel.core.ops import Op
 from semel.engine.drive.attempts import AsyncAttempt
-from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, NotUndone, PolicyError, PreconditionError
 from semel.http.contract.rules import Conditional, Idempotent, Rule
 from semel.http.django.handling import current
 from semel.http.in_transaction import InTransaction, open_transaction
+from semel.stores.guard import Semel
 
 if TYPE_CHECKING:
     from semel.http.asgi.middleware import Responder as InLoop

@@ -7,14 +7,15 @@ from collections.abc import Awaitable, Callable
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from semel.engine.aio import AsyncSemel
-from semel.engine.sync import Semel
+from semel.engine.aio import AsyncGuard
 from semel.errors import ConfigurationError
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.rules import SAFE_METHODS, Rule
 from semel.http.django.asgi_exchange import Exchange, rewindable
 from semel.http.django.configuration import Configuration
 from semel.http.django.handling import Handling, in_hand
+from semel.stores.aio_guard import AsyncSemel
+from semel.stores.guard import Semel
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -40,7 +41,7 @@ class UnderASGI:
         elif not isinstance(configuration.guard, Semel):
             raise ConfigurationError(f"SEMEL's GUARD is no Semel or AsyncSemel: {configuration.guard!r}")
 
-    def _made(self, guard: AsyncSemel) -> ASGIMiddleware:
+    def _made(self, guard: AsyncGuard) -> ASGIMiddleware:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the middleware has warned of a missing tenant already
             made = ASGIMiddleware(
@@ -62,7 +63,7 @@ class UnderASGI:
     def _of_this_loop(self) -> ASGIMiddleware:
         guard = self._configuration.guard
         if isinstance(guard, Semel):
-            twin = guard._async_twin()
+            twin = guard.in_this_loop()
             if self._idempotency is None or self._idempotency.guard is not twin:
                 self._idempotency = self._made(twin)
         assert self._idempotency is not None
