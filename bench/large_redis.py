@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from bench.large_store import KEY, LIFE, Full, id_of, sample
 from semel import AsyncRedisStore
-from semel.stores.redis.values import eight_bytes
+from semel.stores.redis.layout import eight_bytes
 
 __all__ = ["full_redis"]
 

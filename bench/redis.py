@@ -14,8 +14,8 @@ from bench.turns import tasks
 from semel import AsyncRedisStore
 from semel.core.ops import Claim, Claimed, Complete, Existing
 from semel.core.states import Takeover
-from semel.stores.redis.scripts import scripts
-from semel.stores.redis.values import eight_bytes, fresh
+from semel.stores.redis.commands import scripts
+from semel.stores.redis.layout import eight_bytes, new_value
 
 __all__ = ["STORE_ALONE", "matches"]
 
@@ -97,7 +97,7 @@ def _bare(stack: ExitStack, runner: asyncio.Runner, url: str, callers: int) -> t
     stack.callback(lambda: runner.run(client.aclose()))
     execute: Callable[..., Awaitable[Any]] = client.execute_command
     claim = _claim()
-    value, life = fresh(claim, 1, 1)
+    value, life = new_value(claim, 1, 1)
     script = scripts()["complete"]
     arguments = (eight_bytes(1), _SNAPSHOT, 86_400_000, eight_bytes(1), 0, "bare:wake")
 

@@ -44,6 +44,7 @@ class AsyncRunner:
 
     async def numbers(self) -> AsyncIterator[int]:
         # Slow, and never more than three.
+        # sync: # Only two here.
         # sync: for at in range(2):
         # sync:     yield at
         async for at in self.count():
@@ -90,6 +91,7 @@ class Runner:
 
     def numbers(self) -> Iterator[int]:
         # Slow, and never more than three.
+        # Only two here.
         for at in range(2):
             yield at
         self.ends = 1

@@ -19,7 +19,7 @@ from semel.http.describe.installed import installed_in
 ROOT = Path(__file__).parents[2]
 
 GUARD = """
-from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Policy, Semel, wait
+from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Policy, Semel, Wait
 from semel.core.quota import Quota
 
 def whose(request):

@@ -128,9 +128,9 @@ def test_mariadb_is_measured_in_a_database_of_its_own(
     assert 500 < store["bytes_per_record"] < 6000
     import pymysql
 
-    from semel.stores.mysql.settings import _parsed
+    from semel.stores.mysql.settings import MySQLSettings
 
-    with pymysql.connect(**_parsed(mariadb_url)) as connection, connection.cursor() as cursor:
+    with pymysql.connect(**MySQLSettings(mariadb_url).where) as connection, connection.cursor() as cursor:
         cursor.execute("SHOW DATABASES LIKE 'semel_size%'")
         assert cursor.fetchall() == ()
 

@@ -42,7 +42,7 @@ def run(at):
     def count(frame, event, argument):
         nonlocal calls, begun
         if event == "call" and "semel" in frame.f_code.co_filename:
-            begun = begun or frame.f_code.co_name == "heard"
+            begun = begun or frame.f_code.co_name == "handled"
             calls += begun
             if begun and calls == at:
                 os.kill(os.getpid(), signal.SIGINT)

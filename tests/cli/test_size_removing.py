@@ -25,9 +25,9 @@ COMMAND = """
 import os, signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from semel.cli import main
-from semel.stores.redis.link import Link
+from semel.stores.redis.connection import RedisConnection
 
-exchange = Link.exchange
+exchange = RedisConnection.exchange
 removing, go_on = sys.argv[1:3]
 
 def slow(self, commands, *more, **named):
@@ -38,7 +38,7 @@ def slow(self, commands, *more, **named):
             time.sleep(0.01)
     return exchange(self, commands, *more, **named)
 
-Link.exchange = slow
+RedisConnection.exchange = slow
 sys.exit(main(["size", "--qps", "1", "--records", "300", *sys.argv[3:]]))
 """
 
@@ -164,11 +164,11 @@ def test_mariadb_names_a_database_that_somebody_holds(
     import pymysql
 
     from semel.stores import mysql
-    from semel.stores.mysql.settings import _parsed
+    from semel.stores.mysql.settings import MySQLSettings
 
     migrate: Callable[[str], list[str]] = mysql.migrate
     made: list[str] = []
-    with pymysql.connect(**_parsed(mariadb_url)) as holder, holder.cursor() as cursor:
+    with pymysql.connect(**MySQLSettings(mariadb_url).where) as holder, holder.cursor() as cursor:
 
         def held(url: str) -> list[str]:
             done = migrate(url)

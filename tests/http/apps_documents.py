@@ -190,7 +190,7 @@ def plain_wsgi() -> Any:
 
 def wsgi_endpoint() -> Any:
     """The same without a table: the application itself knows the rule, and asks for the claim."""
-    from semel.http.contract.conditional import hold, let_go
+    from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
     from semel.http.contract.routes import Routes
     from semel.http.wsgi import WSGIMiddleware, current_responder
 
@@ -203,11 +203,13 @@ def wsgi_endpoint() -> Any:
         if responder is not None and rule is not None and not responder.claim(rule):
             start_response("204 No Content", [])
             return []
-        held = hold(None if responder is None else responder.preconditions)
+        preconditions = None if responder is None else responder.life.preconditions
+        bound = None if preconditions is None else bind_preconditions(preconditions)
         try:
             status, lines, body = documents.answer(method, path)
         finally:
-            let_go(held)
+            if bound is not None:
+                unbind_preconditions(bound)
         start_response(f"{status} Said", list(lines.items()))
         return [body]
 

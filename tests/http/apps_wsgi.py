@@ -257,7 +257,7 @@ def plain(environ: dict[str, Any], start_response: Any, *, claim: bool) -> Itera
         if claim and not responder.claim(rule):
             start_response("204 No Content", [])
             return []
-        attempt = responder.attempt
+        attempt = responder.life.attempt
         token = running.set(attempt.operation if attempt is not None else None)
         try:
             code, lines, body = handler(asked_of(environ))

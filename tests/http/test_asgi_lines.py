@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from semel import AsyncMemoryStore, AsyncSemel
-from semel.http.asgi import ASGIMiddleware, held_body, incoming
+from semel.http.asgi import ASGIMiddleware
+from semel.http.asgi import body as asgi_body
 from semel.http.fastapi import idempotent
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose
 
@@ -85,8 +86,8 @@ def test_a_key_is_echoed_bare_where_it_can_be(sent: bytes, echoed: bytes) -> Non
 def test_the_application_reads_the_body_that_came(
     pieces: tuple[bytes, ...], in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incoming, "IN_MEMORY", in_memory)
-    monkeypatch.setattr(held_body.HeldBody.__init__, "__defaults__", (in_memory,))
+    monkeypatch.setattr(asgi_body, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(asgi_body.HeldBody.__init__, "__defaults__", (in_memory,))
 
     async def echo(scope: Any, receive: Any, send: Any) -> None:
         body = b""

@@ -24,6 +24,7 @@ from semel import (
 )
 from semel.http.asgi import ASGIMiddleware
 from semel.http.asgi.endpoints import protect
+from semel.http.contract.endpoint import Framework
 from semel.http.contract.routes import Routes
 from semel.http.fastapi import idempotent
 from tests.http.asking import Counting, ask, at_the_edge, scope_of, whose
@@ -157,7 +158,7 @@ def test_a_sync_endpoint_called_in_the_event_loop_is_an_error_and_no_deadlock() 
     def pay() -> None: ...
 
     # For a framework that calls a plain def in a thread by itself.
-    declared = protect(pay, idempotent(), blank=lambda: None, abort=RuntimeError)
+    declared = protect(pay, idempotent(), Framework(lambda: None, RuntimeError, RuntimeError))
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         declared()

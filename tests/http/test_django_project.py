@@ -25,6 +25,7 @@ from semel.errors import ConfigurationError
 from semel.http.django import endpoints, exempt, idempotent, natural
 from semel.http.django.configuration import configuration
 from semel.sql import migrations as known
+from semel.sql import sync
 from tests.http.django_project import MIDDLEWARE, Project
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -287,7 +288,7 @@ def check_sqlite(file: Path) -> None:
 
     raw = sqlite3.connect(file, isolation_level=None)
     try:
-        known.check(SQLiteConnection(raw), known.SQLITE)
+        sync.check(SQLiteConnection(raw), known.SQLITE)
     finally:
         raw.close()
 

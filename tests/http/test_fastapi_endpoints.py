@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 from semel import AsyncMemoryStore, AsyncOperation, AsyncSemel, Operation, Wait, current_operation
 from semel.core.ops import SaveStep
 from semel.http.asgi import ASGIMiddleware
-from semel.http.asgi.held_body import HeldBody
+from semel.http.asgi.body import HeldBody
 from semel.http.fastapi import idempotent
 from tests.http.asking import ask, body_of, header, scope_of, whose
 

@@ -39,7 +39,7 @@ from semel.http import fastapi as async_glue
 from semel.http import flask as sync_glue
 from semel.http.contract.inventory import Endpoint
 from semel.http.contract.rules import idempotent
-from semel.http.describe.example_exchange import example_exchange
+from semel.http.describe.design import example_exchange
 from semel.http.wsgi import middleware as wsgi
 from semel.testing.crashpoints import crash_everywhere
 from tests.http import transaction_scenario as scenario

@@ -14,7 +14,7 @@ from semel.core.quota import Quota
 from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint
 from semel.http.contract.rules import Rule, conditional, exempt, idempotent, natural
-from semel.http.describe.openapi import document
+from semel.http.describe import document
 
 VERSIONS = ("3.0.3", "3.1.0", "3.1.1")
 
@@ -348,8 +348,8 @@ def test_a_protected_endpoint_that_the_document_lacks_is_an_error_when_asked_for
     ("spec", "complaint"),
     [
         ({"swagger": "2.0", "paths": {}}, "swagger: '2.0'"),
-        ({"openapi": "2.0"}, "no OpenAPI document"),
-        ({"openapi": 3.1}, "no OpenAPI document"),
+        ({"openapi": "2.0"}, "not an OpenAPI document"),
+        ({"openapi": 3.1}, "not an OpenAPI document"),
         ("openapi: 3.1.0", "not str"),
         (None, "not NoneType"),
     ],

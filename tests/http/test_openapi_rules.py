@@ -14,9 +14,9 @@ from semel.core.keys import parse_header
 from semel.errors import ConfigurationError, KeyInvalid, PreconditionInvalid
 from semel.http.contract.conditional import preconditions
 from semel.http.contract.rules import Idempotent, Rule, conditional, exempt, idempotent, natural
-from semel.http.describe.openapi import document, rules_by_operation
+from semel.http.describe import document, rules_by_operation
+from semel.http.describe.operations import key_schema, tags_schema
 from semel.http.describe.plain_rules import duration_text, plain_rule, rule_from_plain
-from semel.http.describe.problem_schemas import key_schema, tags_schema
 from semel.http.wsgi import WSGIMiddleware
 
 

@@ -16,7 +16,7 @@ from fastapi import FastAPI, Header
 from semel import AsyncMemoryStore, AsyncSemel, Policy
 from semel.core.quota import Quota
 from semel.http.contract.conditional import check_match, etag
-from semel.http.describe.openapi import document
+from semel.http.describe import document
 from semel.http.fastapi import conditional, idempotent, install
 from tests.http.apps_asgi import DOCS
 from tests.http.behaviour import table

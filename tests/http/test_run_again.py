@@ -36,7 +36,8 @@ from semel.http.fastapi import install
 from semel.http.flask import idempotent as flask_idempotent
 from semel.http.flask import install as flask_install
 from semel.http.litestar import SemelPlugin, idempotent
-from semel.sql.units import AsyncUnit, Unit
+from semel.sql.aio import AsyncSQLUnit
+from semel.sql.sync import SQLUnit
 from tests.http.asking import ask, scope_of, whose
 from tests.http.django_project import MIDDLEWARE, Project
 
@@ -216,7 +217,7 @@ def occupied_once(lock: Callable[..., Any], awaited: bool) -> Callable[..., Any]
 
 
 def test_in_flask_a_failure_that_cannot_be_kept_is_run_again(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Unit, "lock", occupied_once(Unit.lock, False))
+    monkeypatch.setattr(SQLUnit, "lock", occupied_once(SQLUnit.lock, False))
     engine, app, runs = sa.create_engine(f"sqlite:///{path}"), flask.Flask("shop"), []
     with Semel(SQLiteStore(path), sweep_every=None) as guard:
         flask_install(app, guard=guard, tenant=lambda request: "alice")
@@ -238,7 +239,7 @@ def test_in_flask_a_failure_that_cannot_be_kept_is_run_again(path: str, monkeypa
 
 
 def test_in_asgi_a_failure_that_cannot_be_kept_is_run_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AsyncUnit, "lock", occupied_once(AsyncUnit.lock, True))
+    monkeypatch.setattr(AsyncSQLUnit, "lock", occupied_once(AsyncSQLUnit.lock, True))
     app, runs = FastAPI(), []
     install(app, guard=served.guard, tenant=whose)
 

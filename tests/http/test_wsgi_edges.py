@@ -379,10 +379,10 @@ def test_a_refusal_of_an_owner_that_was_replaced_is_not_told(
     def app(env: dict[str, Any], start: Any) -> Iterable[bytes]:
         responder = current_responder()
         assert responder is not None
-        assert responder.attempt is not None
-        assert responder.attempt.lease is not None
+        assert responder.life.attempt is not None
+        assert responder.life.attempt.lease is not None
         guard.release("POST /x", "k", force=True)
-        responder.attempt.lease.lost = True  # as the keeper says
+        responder.life.attempt.lease.lost = True  # as the keeper says
         if env["QUERY_STRING"]:
             raise RuntimeError("stopped")
         start("503 Stopped", [])
@@ -494,7 +494,7 @@ def test_a_file_wrapper_of_a_claimed_route_is_captured(protect: Callable[..., WS
 
 
 def test_a_service_without_tenants_is_warned() -> None:
-    with Semel(MemoryStore()) as guard, pytest.warns(UserWarning, match="no tenant="):
+    with Semel(MemoryStore()) as guard, pytest.warns(UserWarning, match="tenant= is missing"):
         WSGIMiddleware(lambda env, start: [], guard=guard)
 
 
@@ -626,7 +626,7 @@ def test_a_body_is_fingerprinted_and_given_whole_however_it_is_read(
         assert b"".join(fed) == data
     assert start + read(body) == data
     assert b"".join(fed) == data
-    assert not body.cut
+    assert not body.incomplete
     assert body.read() == body.readline() == b""
     body.close()
 
@@ -645,13 +645,13 @@ def test_a_body_without_a_length_is_empty_where_the_server_does_not_end_it(lengt
     body = RequestBody({"wsgi.input": io.BytesIO(b"NEXT"), "CONTENT_LENGTH": length}, lambda chunk: None)
     body.spool()
     assert body.read() == b""
-    assert not body.cut
+    assert not body.incomplete
 
 
 def test_a_body_that_is_cut_is_known() -> None:
     body, _ = body_of(b"abc", CONTENT_LENGTH="10")
     body.spool()
-    assert body.cut
+    assert body.incomplete
     body.close()
 
 

@@ -17,7 +17,7 @@ from pymysql.constants import CLIENT
 
 from semel import natural
 from semel.errors import ConfigurationError, StoreUnavailable
-from semel.natural import Applied, Change, aio, indexes
+from semel.natural import Applied, Change, aio, programs
 from tests.servers import MariaDBServer, PostgresServer
 from tests.transactional.kinds import (
     ALL,
@@ -400,7 +400,7 @@ def test_on_mysql_an_upsert_leaves_rows_with_another_key_alone(empty_mysql_shop:
 
 
 def test_on_mysql_a_table_is_asked_about_once_in_each_database(mariadb: MariaDBServer, empty_mysql_shop: str) -> None:
-    indexes._known.clear()
+    programs._known_indexes.clear()
     with pymysql.connect(**mysql_parameters(empty_mysql_shop)) as conn:
         sent = _listened(conn)
         for order in range(3):

@@ -23,7 +23,7 @@ import pytest
 from semel import AsyncSemel, ConfigurationError, InProgress, Semel, StoreUnavailable, StoreUncertain
 from semel.core.ops import Claim, Claimed, Complete, CompleteWith, Existing, Lookup, Release, Renew, Resolve, SaveStep
 from semel.core.states import State, Takeover
-from semel.sql.connections.refusals import Contended
+from semel.sql.connections.errors import Contention
 from semel.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, migrate
 from semel.stores.dynamodb.clock import ServiceClock
 from semel.stores.dynamodb.settings import Tries
@@ -376,10 +376,10 @@ def test_what_was_merely_slow_is_not_written_twice(pair: tuple[DynamoDBStore, Ma
 def test_after_a_write_that_was_answered_nobody_says_that_nothing_was_stored() -> None:
     tries = Tries(0.0)
     with pytest.raises(StoreUnavailable):
-        tries.pause_after(Contended("throttled"), once=False)
+        tries.pause_after(Contention("throttled"), once=False)
     tries.wrote()
     with pytest.raises(StoreUncertain):
-        tries.pause_after(Contended("throttled"), once=False)
+        tries.pause_after(Contention("throttled"), once=False)
 
 
 def test_a_token_is_of_the_time_that_was_told_after_the_pause(

@@ -30,10 +30,10 @@ from semel import (
 )
 from semel.core.ops import Claim, Claimed, Complete, Lookup, Resolve, Sweep
 from semel.core.states import Takeover
-from semel.sql.connections.mysql_errors import from_number
+from semel.sql.connections.errors import mysql_error
 from semel.sql.dialects import mysql as dialect
 from semel.stores.mysql import migrate
-from semel.stores.mysql.settings import Settings
+from semel.stores.mysql.settings import MySQLSettings
 from tests.servers import MariaDBServer
 from tests.servers.freezing import freeze
 
@@ -73,7 +73,7 @@ def store(database: str) -> Iterator[MySQLStore]:
     ],
 )
 def test_what_the_server_says_in_our_words(number: int | None, kind: type[Exception], words: str) -> None:
-    error = from_number(number, "whatever it said")
+    error = mysql_error(number, "whatever it said")
     assert isinstance(error, kind)
     assert words in str(error)
 
@@ -263,7 +263,7 @@ def test_a_url_that_cannot_be_meant_says_what_can(url: str, words: str) -> None:
 
 
 def test_what_a_url_says_is_what_the_driver_is_told() -> None:
-    where = Settings("mysql://a%40b:p%2Fw%C3%B6@h:3307/shop%20x?unix_socket=/run/s&ssl=true", 1, 1, 1, 1).where
+    where = MySQLSettings("mysql://a%40b:p%2Fw%C3%B6@h:3307/shop%20x?unix_socket=/run/s&ssl=true", 1, 1, 1, 1).where
     assert where.pop("ssl").check_hostname is True
     assert where == {
         "host": "h", "port": 3307, "user": "a@b", "password": "p/wö".encode(), "database": "shop x",
@@ -372,4 +372,4 @@ def test_a_store_that_is_closed_says_so(store: MySQLStore) -> None:
 
 
 def _raw(url: str) -> Any:
-    return pymysql.connect(**Settings(url, 1, 1, 1, 1).where, autocommit=True)
+    return pymysql.connect(**MySQLSettings(url, 1, 1, 1, 1).where, autocommit=True)

@@ -18,13 +18,14 @@ from semel import AsyncMySQLStore, AsyncSemel, MySQLStore, NotMigrated, SchemaDr
 from semel.cli import main
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Op, Record, Release, Renew, SaveStep, Sweep
 from semel.core.states import State, Takeover
+from semel.sql.aio import run_async
 from semel.sql.connections.asyncmy import AsyncmyConnection
 from semel.sql.connections.pymysql import PyMySQLConnection
 from semel.sql.dialects import mysql as dialect
-from semel.sql.packets import Packet, Piece
-from semel.sql.program import run, run_async
-from semel.stores.mysql import aio, check, check_async, migrate, migrate_async, sync
-from semel.stores.mysql.settings import Settings
+from semel.sql.program import Packet, Piece
+from semel.sql.sync import run
+from semel.stores.mysql import check, check_async, migrate, migrate_async, tasks, threads
+from semel.stores.mysql.settings import MySQLSettings
 from tests.servers import MariaDBServer
 
 PATIENCE = 30.0
@@ -49,7 +50,7 @@ def store(database: str) -> Iterator[MySQLStore]:
 
 
 def raw(url: str, **more: Any) -> Any:
-    parts = Settings(url, 1, 1, 1, 1).where
+    parts = MySQLSettings(url, 1, 1, 1, 1).where
     return pymysql.connect(**parts, autocommit=True, **more)
 
 
@@ -69,14 +70,14 @@ class Trips:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[str] = []
-        for module in (sync, aio):
-            connect = module.connect
+        for module, name in ((threads, "connect"), (tasks, "connect_async")):
+            connect = getattr(module, name)
 
-            def counting(settings: Settings, connect: Any = connect) -> Any:
+            def counting(settings: MySQLSettings, connect: Any = connect) -> Any:
                 made = connect(settings)
                 return self._tapped(made) if isinstance(made, object) and hasattr(made, "raw") else self._later(made)
 
-            monkeypatch.setattr(module, "connect", counting)
+            monkeypatch.setattr(module, name, counting)
 
     async def _later(self, coming: Any) -> Any:
         return self._tapped(await coming)
@@ -188,7 +189,7 @@ def test_connections_of_ours_read_committed_whatever_the_server_says(database: s
         if mariadb.is_mysql()
         else "@@tx_isolation, @@max_statement_time"
     )
-    connection = sync.connect(Settings(database, 1, 10.0, 5.0, 0.0))
+    connection = threads.connect(MySQLSettings(database, 1, 10.0, 5.0, 0.0))
     with contextlib.closing(connection.raw), connection.raw.cursor() as cursor:
         cursor.execute(f"SELECT {ours}, @@autocommit, @@innodb_lock_wait_timeout, @@sql_mode")
         isolation, slowest, autocommit, lock_wait, mode = cursor.fetchone()
@@ -322,7 +323,7 @@ def test_no_statement_reads_the_whole_table(database: str, store: MySQLStore, re
     store.execute_many([SaveStep(claim(i).id, won[i].token, "a", b"x", 0) for i in range(min(records, 100))])
     query(database, "ANALYZE TABLE semel_record", "ANALYZE TABLE semel_step")
     read: list[str] = []
-    connection = sync.connect(Settings(database, 1, 10.0, 5.0, 0.0))
+    connection = threads.connect(MySQLSettings(database, 1, 10.0, 5.0, 0.0))
     with contextlib.closing(connection.raw):
         for name, asked in dialect._Q.items():
             if name in ("clock", "claim", "claim_returning") or not (asked.writes or records > 100):
@@ -341,8 +342,8 @@ class _Explained(Piece):
     def __init__(self, piece: Piece) -> None:
         super().__init__(piece.query, piece.rows, **piece.params)
 
-    def filled(self) -> tuple[str, list[Any]]:
-        text, values = super().filled()
+    def values(self) -> tuple[str, list[Any]]:
+        text, values = super().values()
         return f"EXPLAIN FORMAT = TRADITIONAL {text}", values
 
 
@@ -362,7 +363,7 @@ def test_the_same_programs_run_on_the_callers_connection_in_its_transaction(
     database: str, store: MySQLStore, kept: bool
 ) -> None:
     """One by one, and nothing is begun or ended: what the caller rolls back was never there."""
-    with pymysql.connect(**Settings(database, 1, 1, 1, 1).where) as connection:
+    with pymysql.connect(**MySQLSettings(database, 1, 1, 1, 1).where) as connection:
         lent = PyMySQLConnection(connection)
         (won,) = run(dialect.program([claim(1)], returning=lent.returning), lent)
         assert run(dialect.program(moves(won.token), returning=lent.returning), lent) == [True] * 3
@@ -377,7 +378,7 @@ def test_the_same_programs_run_on_the_callers_connection_in_its_transaction(
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_same_on_an_async_connection(database: str, store: MySQLStore, kept: bool) -> None:
     async def main() -> None:
-        connection = asyncmy.connection.Connection(**Settings(database, 1, 1, 1, 1).where)  # type: ignore[no-untyped-call]
+        connection = asyncmy.connection.Connection(**MySQLSettings(database, 1, 1, 1, 1).where)  # type: ignore[no-untyped-call]
         await connection.connect()
         lent = AsyncmyConnection(connection)
         (won,) = await run_async(dialect.program([claim(1)], returning=False), lent)

@@ -16,8 +16,8 @@ from semel import AsyncPostgresStore, AsyncSemel, PostgresStore
 from semel.core.ops import Claim, Claimed, Complete, Lookup, Resolve, SaveStep, Sweep
 from semel.core.states import Takeover
 from semel.errors import SemelError, StoreError, StoreUnavailable, StoreUncertain
-from semel.sql.dialects.postgres import Watch
-from semel.stores.postgres.sync import migrate
+from semel.sql.dialects.postgres import WatchRecord
+from semel.stores.postgres import migrate
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_completing_and_watching_the_same_records_do_not_deadlock(database: str)
 
         def watch(store: Any, order: list[str]) -> None:
             while time.monotonic() < stop:
-                store.execute_many([Watch(claim(n).id) for n in order])
+                store.execute_many([WatchRecord(claim(n).id) for n in order])
 
         threads = [
             threading.Thread(target=renew, args=(one, names[::-1])),

@@ -9,8 +9,8 @@ import pytest
 
 from semel.sql.dialects.postgres import _Q
 from semel.stores.postgres import migrate
-from semel.stores.postgres.settings import Settings
-from semel.stores.postgres.sync import connect
+from semel.stores.postgres.settings import PostgresSettings
+from semel.stores.postgres.threads import Psycopg
 
 
 @pytest.mark.parametrize("name", sorted(_Q))
@@ -20,7 +20,7 @@ def test_no_statement_reads_the_whole_table_of_records(postgres_url: str, name: 
     casts = dict(re.findall(r":([a-z_]+)::(\w+(?:\[\])?)", _Q[name].sql))
     types = ", ".join(casts.get(parameter, "unknown") for parameter in names)
     nothing = ", ".join("NULL" for _ in names)
-    with closing(connect(Settings(postgres_url, 1, 10.0, 5.0, 0.0)).raw) as raw:
+    with closing(Psycopg().connect(PostgresSettings(postgres_url)).raw) as raw:
         raw.execute(f"PREPARE asked ({types}) AS {text}".encode(), prepare=False)
         plan = [line for (line,) in raw.execute(f"EXPLAIN EXECUTE asked ({nothing})".encode(), prepare=False)]
     assert any("semel_" in line for line in plan)

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from semel import NotMigrated, PostgresStore, Semel, StoreUnavailable, StoreUncertain
-from semel.sql.connections.postgres_errors import from_sqlstate
+from semel.sql.connections.errors import postgres_error
 from semel.stores.postgres import migrate
 
 
@@ -43,6 +43,6 @@ def test_a_read_only_database_is_said_to_be_one_and_the_handler_does_not_run(pos
     ],
 )
 def test_what_the_server_says_in_our_words(sqlstate: str | None, kind: type[Exception], words: str) -> None:
-    error = from_sqlstate(sqlstate, "whatever it said")
+    error = postgres_error(sqlstate, "whatever it said")
     assert isinstance(error, kind)
     assert words in str(error)

@@ -28,8 +28,9 @@ from semel import (
 from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Record, Release, Renew, SaveStep, Sweep
 from semel.core.states import State, Takeover
 from semel.sql.connections.psycopg import PsycopgConnection
-from semel.sql.migrations import LOCK_TIMEOUT, POSTGRES, check
-from semel.sql.migrations import migrate as migrate_on
+from semel.sql.migrations import LOCK_TIMEOUT, POSTGRES
+from semel.sql.sync import check
+from semel.sql.sync import migrate as migrate_on
 from semel.stores.postgres import aio, migrate, sync
 from tests.servers import PostgresServer
 

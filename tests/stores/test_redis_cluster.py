@@ -102,7 +102,7 @@ def test_tasks_share_one_connection_to_each_master(redis_cluster: RedisClusterSe
     async def main() -> None:
         store = AsyncRedisStore(redis_cluster.url)
         await asyncio.gather(*(store.execute(claim()) for _ in range(200)))
-        assert len(store._servers._links) == 3
+        assert len(store._servers._connections) == 3
         end = time.monotonic() + 20
         for master in redis_cluster.masters():
             # Connections of other tests' stores, closed a moment ago, may still be listed.

@@ -187,14 +187,14 @@ def test_a_word_for_fewer_replicas_is_not_enough_for_more(private_redis: RedisSe
 def test_a_word_that_comes_late_says_nothing_of_another_record(private_redis: RedisServer) -> None:
     """By then the record may be gone, or another owner's: no key is made of it, and no other answer vouched for."""
     with contextlib.closing(RedisStore(private_redis.url)) as store:
-        confirm = store._servers.programs._scripts["confirm"]
+        confirm = store._programs._scripts["confirm"]
         op = claim()
         won = store.execute(op)
         assert isinstance(won, Claimed)
         key, token = f"semel:{op.id.hex()}".encode(), won.token.to_bytes(8)
 
         def say(token: bytes) -> int:
-            link = store._combiner._connections[0]._link(store._servers.topology.address_of(key))  # type: ignore[attr-defined]
+            link = store._combiner._connections[0]._connection(store._servers.topology.address_of(key))  # type: ignore[attr-defined]
             (told,) = link.exchange([confirm.call(key, token, b"\x01")])
             return int(told)
 
@@ -329,13 +329,13 @@ def test_the_second_connection_is_opened_again_when_it_is_lost(
             op = claim()
             won = await store.execute(op)
             assert isinstance(won, Claimed)
-            (second,) = store._servers._waits.values()
-            (first,) = store._servers._links.values()
+            (second,) = store._servers._durable_connections.values()
+            (first,) = store._servers._connections.values()
             assert second._transport is not None
             second._transport.abort()
             assert await store.execute(Complete(op.id, won.token, b"answer", 60.0)) is True
             assert await snapshot(store, claim(op.id, 2)) == b"answer"
-            assert list(store._servers._links.values()) == [first], "the first was not to blame"
+            assert list(store._servers._connections.values()) == [first], "the first was not to blame"
         await store.close()
         await asyncio.to_thread(until, lambda: "name=semel" not in private_redis.cli("CLIENT", "LIST"))
 
@@ -390,8 +390,8 @@ def test_those_who_come_while_a_barrier_is_under_way_share_the_next(
         ran = waits(private_redis)
         assert ran["evalsha"] == 12, "each has touched its record"
         assert ran["wait"] <= 3
-        (second,) = store._servers._waits.values()
-        assert (second._held, second._confirming) == (0, None)
+        (second,) = store._servers._durable_connections.values()
+        assert (second._held, second._sent_wait) == (0, None)
         await store.close()
 
     asyncio.run(main())
@@ -403,14 +403,14 @@ def test_no_more_are_held_behind_a_barrier_than_may_be_in_flight(
     async def main() -> None:
         store = AsyncRedisStore(private_redis.url, **{**PATIENT, "retry_for": 0})
         assert isinstance(await store.execute(claim()), Claimed)
-        (second,) = store._servers._waits.values()
+        (second,) = store._servers._durable_connections.values()
         with frozen(replica):
             waiting = [asyncio.create_task(store.execute(claim()))]
             await asyncio.to_thread(until, lambda: number(private_redis, "clients", "blocked_clients") == 1)
             for held in range(1, 5):
                 waiting.append(asyncio.create_task(store.execute(claim())))
                 await asyncio.to_thread(until, lambda held=held: second._held == held)
-            monkeypatch.setattr("semel.stores.redis.aio_link.MOST_IN_FLIGHT", 4)
+            monkeypatch.setattr("semel.stores.redis.aio_connection.MAX_IN_FLIGHT", 4)
             with pytest.raises(StoreUncertain, match="4 commands wait"):
                 await store.execute(claim())
             gone = waiting.pop()
@@ -494,7 +494,7 @@ def test_of_those_whose_barrier_is_lost_only_they_have_an_answer_who_found_one(
     async def main() -> None:
         store = AsyncRedisStore(private_redis.url, **{**PATIENT, "retry_for": 0})
         assert isinstance(await store.execute(claim()), Claimed)
-        (second,) = store._servers._waits.values()
+        (second,) = store._servers._durable_connections.values()
         with frozen(replica):
             waiting = [asyncio.create_task(store.execute(each)) for each in (claim(), claim(op.id, 2), claim())]
             await asyncio.to_thread(until, lambda: number(private_redis, "clients", "blocked_clients") == 1)
@@ -514,11 +514,11 @@ def test_a_word_for_less_does_not_take_back_one_for_more(private_redis: RedisSer
     """Of two that speak of different things, memory of replicas and disks, the later stands: they do not add up."""
     op = finished(private_redis.url)
     with contextlib.closing(RedisStore(private_redis.url)) as store:
-        confirm = store._servers.programs._scripts["confirm"]
+        confirm = store._programs._scripts["confirm"]
         record = store.execute(Lookup(op.id))
         assert record is not None
         key = f"semel:{op.id.hex()}".encode()
-        link = store._combiner._connections[0]._link(store._servers.topology.address_of(key))  # type: ignore[attr-defined]
+        link = store._combiner._connections[0]._connection(store._servers.topology.address_of(key))  # type: ignore[attr-defined]
         for told, stands in ((2, "\\x02"), (1, "\\x02"), (128, "\\x80"), (3, "\\x03"), (129, "\\x81")):
             assert link.exchange([confirm.call(key, record.token.to_bytes(8), told.to_bytes())]) == [1]
             assert confirmed(private_redis, op) == f'"{stands}"'

@@ -195,8 +195,8 @@ def test_a_store_that_is_closed_during_a_claim_leaves_no_connection_and_tells_th
         with pytest.raises(StoreUncertain):
             await calling
         assert private_redis.cli("EXISTS", f"semel:{op.id.hex()}") == "1\n"
-        assert not store._servers._links
-        assert not store._servers._waits
+        assert not store._servers._connections
+        assert not store._servers._durable_connections
         await asyncio.to_thread(until, lambda: "name=semel" not in private_redis.cli("CLIENT", "LIST"))
         with pytest.raises(StoreUnavailable, match="closed"):
             await store.execute(claim())

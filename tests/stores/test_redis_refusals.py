@@ -30,10 +30,10 @@ from semel import (
 from semel.cli import main
 from semel.core.ops import Claimed, Complete, Existing, Lookup, Op, Renew, SaveStep
 from semel.core.states import State
-from semel.stores.redis import replies
+from semel.stores.redis import failures
 from semel.stores.redis import settings as settings_module
 from semel.stores.redis.risks import QUESTIONS, Risk, assess
-from semel.stores.redis.settings import Address, Settings
+from semel.stores.redis.settings import Address, RedisSettings
 from semel.stores.urls import open_async_store, open_store
 from tests.servers import RedisServer
 from tests.servers.base import LOOPBACK
@@ -171,37 +171,37 @@ def test_who_may_not_listen_looks_for_itself(private_redis: RedisServer) -> None
 @pytest.mark.parametrize(
     ("reply", "kind", "words"),
     [
-        ("OOM command not allowed when used memory > 'maxmemory'.", replies.NoMemory, "no memory left"),
-        ("READONLY You can't write against a read only replica.", replies.NotMaster, "replica"),
-        ("LOADING Redis is loading the dataset in memory", replies.Unreachable, "loading"),
-        ("MASTERDOWN Link with MASTER is down", replies.NotMaster, "master"),
-        ("CLUSTERDOWN The cluster is down", replies.NotMaster, "down"),
-        ("TRYAGAIN Multiple keys request during rehashing of slot", replies.Unreachable, "moving"),
-        ("BUSY Redis is busy running a script.", replies.Unreachable, "busy"),
-        ("MISCONF Redis is configured to save RDB snapshots", replies.Refused, "disk"),
-        ("NOREPLICAS Not enough good replicas to write.", replies.Refused, "too few replicas"),
-        ("NOSCRIPT No matching script.", replies.NoScript, "forgotten"),
+        ("OOM command not allowed when used memory > 'maxmemory'.", failures.NoMemory, "no memory left"),
+        ("READONLY You can't write against a read only replica.", failures.NotMaster, "replica"),
+        ("LOADING Redis is loading the dataset in memory", failures.ServerUnreachable, "loading"),
+        ("MASTERDOWN Link with MASTER is down", failures.NotMaster, "master"),
+        ("CLUSTERDOWN The cluster is down", failures.NotMaster, "down"),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", failures.ServerUnreachable, "moving"),
+        ("BUSY Redis is busy running a script.", failures.ServerUnreachable, "busy"),
+        ("MISCONF Redis is configured to save RDB snapshots", failures.CommandRefused, "disk"),
+        ("NOREPLICAS Not enough good replicas to write.", failures.CommandRefused, "too few replicas"),
+        ("NOSCRIPT No matching script.", failures.NoScript, "does not know a script"),
         ("WRONGTYPE Operation against a key", ConfigurationError, "prefix"),
-        ("ERR syntax error", replies.Refused, "7.0"),
-        ("ERR unknown command 'WAITAOF'", replies.Refused, "7.0"),
-        ("unknown command 'WAITAOF'", replies.Refused, "7.0"),  # as redis-py hands it on
-        ("ERR WAIT cannot be used with replica instances.", replies.Unconfirmed, "cannot confirm"),
-        ("WAITAOF cannot be used when numlocal is set but appendonly is disabled.", replies.Unconfirmed, "cannot"),
-        ("UNBLOCKED force unblock from blocking operation", replies.Unconfirmed, "stopped waiting"),
-        ("ERR whatever", replies.Refused, "refused it"),
+        ("ERR syntax error", failures.CommandRefused, "7.0"),
+        ("ERR unknown command 'WAITAOF'", failures.CommandRefused, "7.0"),
+        ("unknown command 'WAITAOF'", failures.CommandRefused, "7.0"),  # as redis-py hands it on
+        ("ERR WAIT cannot be used with replica instances.", failures.Unconfirmed, "cannot confirm"),
+        ("WAITAOF cannot be used when numlocal is set but appendonly is disabled.", failures.Unconfirmed, "cannot"),
+        ("UNBLOCKED force unblock from blocking operation", failures.Unconfirmed, "stopped waiting"),
+        ("ERR whatever", failures.CommandRefused, "refused the command"),
     ],
 )
 def test_what_the_server_says_in_our_words(reply: str, kind: type[SemelError], words: str) -> None:
-    error = replies.from_reply(reply)
+    error = failures.error_of_reply(reply)
     assert type(error) is kind
     assert words in str(error)
 
 
 def test_redirections_are_read() -> None:
-    moved = replies.from_reply("MOVED 3999 10.0.0.1:6381")
-    asked = replies.from_reply("ASK 3999 ::1:6381")
-    assert isinstance(moved, replies.Moved)
-    assert isinstance(asked, replies.Moved)
+    moved = failures.error_of_reply("MOVED 3999 10.0.0.1:6381")
+    asked = failures.error_of_reply("ASK 3999 ::1:6381")
+    assert isinstance(moved, failures.Moved)
+    assert isinstance(asked, failures.Moved)
     assert (moved.slot, moved.host, moved.port, moved.asking) == (3999, "10.0.0.1", 6381, False)
     assert (asked.slot, asked.host, asked.port, asked.asking) == (3999, "::1", 6381, True)
 
@@ -343,10 +343,10 @@ def test_too_few_confirmations_leave_it_uncertain_and_the_same_claim_may_try_aga
         one, two = claim(), claim()
         with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
             sync.execute(one)
-        links = dict(aio._servers._links)
+        links = dict(aio._servers._connections)
         with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
             await aio.execute(two)
-        assert aio._servers._links == links, "the connection is good, and others use it"
+        assert aio._servers._connections == links, "the connection is good, and others use it"
         sync.close()  # a new connection, which has written nothing yet: WAIT must not be content with that
         sync = RedisStore(private_redis.url, **settings)
         with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
@@ -498,12 +498,12 @@ def test_a_disk_is_given_more_time_than_replicas() -> None:
     )
 
 
-def settings(url: str, **more: Any) -> Settings:
+def settings(url: str, **more: Any) -> RedisSettings:
     given: dict[str, Any] = {
         "prefix": None, "connections": 2, "timeout": 10, "connect_timeout": 5, "retry_for": 1,
         "wait_replicas": None, "wait_aof": None, "wait_timeout": 1, **more,
     }  # fmt: skip
-    return Settings(url, **given)
+    return RedisSettings(url, **given)
 
 
 @pytest.mark.parametrize(
@@ -565,9 +565,9 @@ def test_a_url_that_cannot_be_read_is_refused_without_being_quoted(url: str) -> 
         ("rediss://h?ssl_cert_reqs=nonne", "ssl_cert_reqs of a Redis URL is none, optional or required"),
         ("redis://h?wait_replicas=1.5", "wait_replicas of a Redis URL is a number"),
         ("redis://h?wait_aof=perhaps", "wait_aof of a Redis URL is yes or no"),
-        ("redis://h?ssl_check_hostname=no", "ssl_check_hostname is for TLS, .* write rediss://"),
-        ("redis://a..b", "no name of a host"),
-        ("redis://:pass#word@h", "write it as %23"),
+        ("redis://h?ssl_check_hostname=no", "ssl_check_hostname is an option for TLS, .* write rediss://"),
+        ("redis://a..b", "no valid host name"),
+        ("redis://:pass#word@h", "write a # in a password as %23"),
         ("unix://run/redis.sock", "write unix:///run/redis.sock"),
         ("redis://h/-1", "a database is a number from 0 on"),
     ],
@@ -583,10 +583,10 @@ def test_what_is_wrong_with_a_url_is_named(url: str, words: str) -> None:
         ({"connections": 0}, "1 to 64"),
         ({"connections": "2"}, "1 to 64, not '2'"),
         ({"wait_replicas": -1}, "wait_replicas"),
-        ({"wait_replicas": 1.5}, "wait_replicas is how many must confirm a write, not 1.5"),
+        ({"wait_replicas": 1.5}, "wait_replicas is the number of replicas that must confirm a write, not 1.5"),
         ({"wait_replicas": True}, "wait_replicas"),
         ({"wait_aof": "yes"}, "wait_aof is True or False, not 'yes'"),
-        ({"prefix": 7}, "prefix is text"),
+        ({"prefix": 7}, "prefix is the text"),
         ({"wait_timeout": 10, "wait_replicas": 1}, "wait_timeout must be shorter"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 
 from semel import AsyncRedisStore, RedisStore, StoreUnavailable
 from semel.core.ops import Claimed
-from semel.stores.redis import replies, topology
+from semel.stores.redis import failures, topology
 from semel.stores.redis.aio_servers import AsyncServers
 from semel.stores.redis.servers import Servers
 from semel.stores.redis.settings import Address
@@ -61,11 +61,14 @@ def test_nobody_there_is_told_with_the_reason() -> None:
 
 
 def test_a_refusal_is_quoted_before_a_server_that_is_away() -> None:
-    away, no = replies.unreachable("a:1", OSError("gone")), replies.from_reply("NOAUTH Authentication required.")
+    away, no = (
+        failures.server_unreachable("a:1", OSError("gone")),
+        failures.error_of_reply("NOAUTH Authentication required."),
+    )
     mixed = topology._failure("none answers", [no, away])
-    assert isinstance(mixed, replies.Unreachable), "the one that is away may come back, and know us"
+    assert isinstance(mixed, failures.ServerUnreachable), "the one that is away may come back, and know us"
     assert "asks for a password" in str(mixed)
-    assert isinstance(topology._failure("none answers", [no, no]), replies.Refused)
+    assert isinstance(topology._failure("none answers", [no, no]), failures.CommandRefused)
     assert "gone" in str(topology._failure("none answers", [away]))
 
 
@@ -139,19 +142,19 @@ def test_who_waited_for_a_search_in_vain_does_not_search_again(monkeypatch: pyte
     def ask(self: Servers, address: Address, command: Any, share: float) -> Any:
         asked.append(address)
         assert go_on.wait(20)
-        return replies.unreachable(str(address), OSError("gone"))
+        return failures.server_unreachable(str(address), OSError("gone"))
 
     monkeypatch.setattr(Servers, "_ask", ask)
     store = RedisStore("redis+cluster://a:1,b:1")
     servers = store._servers
     servers._lock = lock = Announced()  # type: ignore[assignment]
-    failures: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def search() -> None:
         try:
             servers.search()
         except StoreUnavailable as error:
-            failures.append(error)
+            errors.append(error)
 
     threads = [threading.Thread(target=search) for _ in range(3)]
     for thread in threads:
@@ -161,7 +164,7 @@ def test_who_waited_for_a_search_in_vain_does_not_search_again(monkeypatch: pyte
     for thread in threads:
         thread.join(20)
     said = "none of 2 nodes of the Redis Cluster answers: Redis at b:1 cannot be reached: gone"
-    assert [str(error) for error in failures] == [said] * 3
+    assert [str(error) for error in errors] == [said] * 3
     assert len(asked) == 2, "one search for all three"
     with pytest.raises(StoreUnavailable):
         servers.search()
@@ -175,7 +178,7 @@ def test_tasks_share_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask(self: AsyncServers, address: Address, command: Any, share: float) -> Any:
         asked.append(address)
         await asyncio.sleep(0)
-        return replies.unreachable(str(address), OSError("gone"))
+        return failures.server_unreachable(str(address), OSError("gone"))
 
     monkeypatch.setattr(AsyncServers, "_ask", ask)
 

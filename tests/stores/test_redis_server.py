@@ -18,9 +18,9 @@ import pytest
 from semel import AsyncRedisStore, AsyncSemel, ConfigurationError, RedisStore, Semel, StoreUnavailable, StoreUncertain
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Op, Release, Renew, Resolve, SaveStep, Sweep
 from semel.core.states import State, Takeover
-from semel.stores.redis.aio_link import TOGETHER, AsyncLink
-from semel.stores.redis.aio_listener import AsyncListener
-from semel.stores.redis.threads import Listener
+from semel.stores.redis.aio import AsyncRedisListener
+from semel.stores.redis.aio_connection import WRITE_EARLY, AsyncRedisConnection
+from semel.stores.redis.sync import RedisListener
 from tests.servers import RedisServer
 from tests.servers.base import free_port
 from tests.servers.freezing import freeze
@@ -109,7 +109,7 @@ def test_the_time_is_asked_for_again_now_and_then(private_redis: RedisServer, mo
         commands(private_redis)
         store.execute_many([claim() for _ in range(20)])
         assert commands(private_redis) == {"set": 20}
-        monkeypatch.setattr("semel.stores.redis.clock.ASK_AGAIN", 0.0)
+        monkeypatch.setattr("semel.stores.redis.handshake.ASK_AGAIN", 0.0)
         op = claim()
         assert isinstance(store.execute(op), Claimed)
         assert commands(private_redis) == {"set": 1, "time": 1}
@@ -191,8 +191,8 @@ def test_names_that_are_no_valid_text_are_kept_as_they_are(store: RedisStore) ->
 def test_a_sweep_is_bounded_and_goes_on_where_it_stopped(
     private_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semel.stores.redis.sweeping.SCAN_COUNT", 10)
-    monkeypatch.setattr("semel.stores.redis.sweeping.MOST_SCANS", 3)
+    monkeypatch.setattr("semel.stores.redis.programs.SCAN_COUNT", 10)
+    monkeypatch.setattr("semel.stores.redis.programs.MAX_SCANS", 3)
     with contextlib.closing(RedisStore(private_redis.url)) as store:
         abandoned = [claim(lease=0.001, takeover=Takeover.REJECT) for _ in range(200)]
         for op in abandoned:
@@ -232,12 +232,12 @@ def test_tasks_of_one_turn_share_a_connection_and_its_writes(private_redis: Redi
     async def main() -> None:
         store = AsyncRedisStore(private_redis.url)
         await store.execute(claim())
-        (link,) = store._servers._links.values()
+        (link,) = store._servers._connections.values()
         counting: Any = CountingTransport(link._transport)
         link._transport = counting
         answers = await asyncio.gather(*(store.execute(claim()) for _ in range(100)))
         assert {type(answer) for answer in answers} == {Claimed}
-        assert counting.writes == -(-100 // TOGETHER)
+        assert counting.writes == -(-100 // WRITE_EARLY)
         assert number(private_redis, "clients", "connected_clients") == 2, "one connection, and redis-cli's"
         await store.close()
 
@@ -550,8 +550,8 @@ def test_what_never_left_is_told_from_what_may_have_arrived(private_redis: Redis
     async def main() -> None:
         store = AsyncRedisStore(private_redis.url, retry_for=0)
         await store.execute(claim())
-        (link,) = store._servers._links.values()
-        assert isinstance(link, AsyncLink)
+        (link,) = store._servers._connections.values()
+        assert isinstance(link, AsyncRedisConnection)
         task = asyncio.create_task(store.execute(claim()))
         await asyncio.sleep(0)
         link._end("cut")
@@ -567,7 +567,7 @@ def test_what_the_line_does_not_take_yet_waits_for_it(private_redis: RedisServer
         store = AsyncRedisStore(private_redis.url)
         claims = [claim() for _ in range(24)]
         won = await store.execute_many(claims)
-        (link,) = store._servers._links.values()
+        (link,) = store._servers._connections.values()
         assert private_redis.pid is not None
         freeze(private_redis.pid)
         try:
@@ -593,7 +593,7 @@ def test_what_the_line_does_not_take_yet_waits_for_it(private_redis: RedisServer
 def test_a_crowd_is_refused_before_it_fills_the_memory(
     private_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semel.stores.redis.aio_link.MOST_IN_FLIGHT", 20)
+    monkeypatch.setattr("semel.stores.redis.aio_connection.MAX_IN_FLIGHT", 20)
 
     async def main() -> None:
         store = AsyncRedisStore(private_redis.url, retry_for=0)
@@ -607,14 +607,14 @@ def test_a_crowd_is_refused_before_it_fills_the_memory(
 
 
 def test_the_two_stores_and_their_listeners_are_one_thing_twice() -> None:
-    for sync, aio in ((RedisStore, AsyncRedisStore), (Listener, AsyncListener)):
+    for sync, aio in ((RedisStore, AsyncRedisStore), (RedisListener, AsyncRedisListener)):
         names = [
             [name for name, member in vars(kind).items() if inspect.isfunction(member) and not name.startswith("_")]
             for kind in (sync, aio)
         ]
         assert names[0] == names[1]
     settings = [list(inspect.signature(kind).parameters) for kind in (RedisStore, AsyncRedisStore)]
-    assert [name for name in settings[0] if name != "lanes"] == settings[1]
+    assert [name for name in settings[0] if name != "connections"] == settings[1]
 
 
 def test_a_closed_store_says_so(redis_url: str) -> None:
@@ -640,14 +640,14 @@ def test_an_async_store_belongs_to_one_loop_at_a_time(redis_url: str) -> None:
         assert isinstance(one.run(store.execute(claim())), Claimed)
         with pytest.raises(ConfigurationError, match="another event loop"):
             two.run(store.execute(claim()))
-        (link,) = store._servers._links.values()
+        (link,) = store._servers._connections.values()
         one.run(_closed(link))
     with asyncio.Runner() as three:
         assert isinstance(three.run(store.execute(claim())), Claimed)
         three.run(store.close())
 
 
-async def _closed(link: AsyncLink) -> None:
+async def _closed(link: AsyncRedisConnection) -> None:
     link.close()
     await asyncio.sleep(0)
 

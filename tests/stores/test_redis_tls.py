@@ -97,7 +97,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_unless_the_url_says_ot
 
 def test_a_file_that_is_not_there_is_a_mistake_of_the_set_up() -> None:
     for kind in (RedisStore, AsyncRedisStore):
-        with pytest.raises(ConfigurationError, match="ssl_ca_certs names nothing"):
+        with pytest.raises(ConfigurationError, match="ssl_ca_certs does not exist"):
             kind("rediss://localhost?ssl_ca_certs=/nowhere.pem")
 
 

@@ -22,7 +22,8 @@ from semel import AsyncSQLiteStore, NotMigrated, SchemaDrift, Semel, SQLiteStore
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Op, Release, SaveStep
 from semel.core.states import Takeover
 from semel.sql.connections.sqlite import SQLiteConnection
-from semel.sql.migrations import SQLITE, check
+from semel.sql.migrations import SQLITE
+from semel.sql.sync import check
 from semel.stores.sqlite import migrate
 
 PATIENCE = 30.0

@@ -35,9 +35,9 @@ from semel import (
 from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Release, Renew, Resolve
 from semel.core.states import TRANSITIONS, Move, State, Takeover
 from semel.observe import events
+from semel.stores.tiered.cache import Tally, Write
 from semel.stores.tiered.copies import MARGIN, ServerTime, pack, unpack
-from semel.stores.tiered.outages import MOST_REFUSALS
-from semel.stores.tiered.ports import Tally, Write
+from semel.stores.tiered.outages import MAX_REFUSALS
 from tests.servers import RedisClusterServers, RedisServer
 from tests.servers.freezing import freeze
 
@@ -535,15 +535,15 @@ def test_answers_that_are_errors_are_misses_and_after_some_the_cache_is_left_alo
     tiers.run("k", lambda: 1)
     tiers.written(1)
     key = raw.only()
-    for failures in range(1, MOST_REFUSALS + 1):
+    for failures in range(1, MAX_REFUSALS + 1):
         raw.client.delete(key)
         raw.client.lpush(key, "a list")
         assert told == []
         assert tiers.run("k", lambda: "never") == 1
         assert tiers.tally.failed == failures
-        if failures < MOST_REFUSALS:
+        if failures < MAX_REFUSALS:
             tiers.until(lambda: raw.client.type(key) == b"string")  # the truth's answer has replaced it
-    assert tiers.primary.kinds == ["Claim", "Complete", *["Claim"] * MOST_REFUSALS]
+    assert tiers.primary.kinds == ["Claim", "Complete", *["Claim"] * MAX_REFUSALS]
     assert type(told[0]) is events.CacheLost
     raw.client.delete(key)
     tiers.connect()
@@ -675,7 +675,7 @@ def test_an_async_store_may_be_used_in_one_loop_after_another(redis_url: str) ->
         if last:
             await guard.close()
         else:  # as a program that goes on without closing, but for the warning of an open socket
-            for link in store.cache._servers._links.values():  # type: ignore[attr-defined]
+            for link in store.cache._servers._connections.values():  # type: ignore[attr-defined]
                 link.close()
             await asyncio.sleep(0)
 
@@ -696,7 +696,7 @@ def test_a_cluster_answers_replays(open_tiers: Open, redis_cluster: RedisCluster
 
 
 def test_settings_that_cannot_be_meant_are_refused(redis_url: str) -> None:
-    with pytest.raises(ConfigurationError, match="largest is a number of bytes"):
+    with pytest.raises(ConfigurationError, match="max_copy_bytes is a number of bytes"):
         TieredStore(MemoryStore(), RedisCache(redis_url), max_copy_bytes=-1)
     with pytest.raises(ConfigurationError, match="keep: 'soon' is no duration"):
         TieredStore(MemoryStore(), RedisCache(redis_url), keep="soon")

@@ -26,7 +26,7 @@ from semel import (
 )
 from semel.core.keys import identity
 from semel.observe import events
-from semel.sql.units import Unit
+from semel.sql.sync import SQLUnit
 from tests.transactional.kinds import TABLE, Till
 
 LEVELS = [IsolationLevel.READ_COMMITTED, IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE]
@@ -352,7 +352,7 @@ def test_at_most_once_is_not_run_again_once_it_has_begun(guard: Semel, database:
 def test_at_most_once_is_tried_again_while_it_has_not_begun(
     guard: Semel, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, asked = Unit.lock, []
+    lock, asked = SQLUnit.lock, []
 
     def met(self: Any, op: Any) -> Any:
         asked.append(1)
@@ -360,7 +360,7 @@ def test_at_most_once_is_tried_again_while_it_has_not_begun(
             raise TransactionConflict("it met another one")
         return lock(self, op)
 
-    monkeypatch.setattr(Unit, "lock", met)
+    monkeypatch.setattr(SQLUnit, "lock", met)
     with psycopg.connect(database, autocommit=True) as conn:
         paid = guard.run_in_transaction(
             conn, "pay", key="k1", call=lambda: "paid", own_transaction=True, guarantee="at_most_once"

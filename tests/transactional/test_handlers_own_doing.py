@@ -13,7 +13,7 @@ import pytest
 from semel import ConfigurationError, Quota, RememberedFailure, TransactionConflict
 from semel.core.keys import identity
 from semel.observe import events
-from semel.sql.connections.driver_errors import causes, sqlstate
+from semel.sql.connections.errors import causes, sqlstate
 from tests.transactional.kinds import ASYNC_POSTGRES, POSTGRES, AsyncTill, Till, till
 
 OpenTill = Callable[..., Any]

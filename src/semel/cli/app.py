@@ -1,8 +1,8 @@
-"""The parser, and the one place where errors become a line and an exit code.
+"""The argument parser, and the one place where an error becomes a message and an exit code.
 
-A command is a module with ``NAME``, ``HELP``, ``configure(parser)`` and ``run(args) -> exit code``. It raises errors of
-our tree and never prints one itself. What a command needs beyond argparse it imports in ``run``, so that ``--version``
-and the help stay quick.
+A command is a module with ``NAME``, ``HELP``, ``configure(parser)`` and ``run(args) -> exit code``. It raises
+``SemelError`` and never prints an error itself. It imports what it needs inside ``run``, so that ``--version`` and the
+help stay fast.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; answers its exit code."""
+    """Run a command and return its exit code."""
     parser = make_parser()
     if not (sys.argv[1:] if argv is None else argv):
-        parser.print_help(sys.stderr)  # no command: a question to a person, and a mistake to a script
+        parser.print_help(sys.stderr)  # a person wants the help; to a script it is an error
         return USAGE
     args = parser.parse_args(argv)
     try:
@@ -65,6 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("semel: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output left (`semel … | head`): no error of ours, and nothing is to be written any more.
+        # The reader of our output is gone (`semel … | head`). That is no error, but nothing more may be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

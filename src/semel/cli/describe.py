@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from semel.http.describe.design import design_of
     from semel.http.describe.installed import installed_in
 
-    with redirect_stdout(sys.stderr):  # what the application prints is no part of the page
+    with redirect_stdout(sys.stderr):  # what the application prints does not belong to the page
         design = design_of(args.app, installed_in(load(args.app, args.app_dir)))
     print(json.dumps(design, indent=2, ensure_ascii=False) if args.json else page(design))
     return OK

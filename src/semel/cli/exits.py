@@ -1,4 +1,4 @@
-"""What the exit codes mean, and which error ends with which."""
+"""The exit codes, and which error leads to which."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ __all__ = ["FAILED", "INTERRUPTED", "OK", "STORE", "USAGE", "exit_code"]
 
 OK: Final = 0
 FAILED: Final = 1
-"""The command worked and its answer is no: a check, a verdict or a look-up failed."""
+"""The command ran, and the answer is no: a check failed, a storm was not clean, a record was not found."""
 USAGE: Final = 2
 """The command line, the URL or the set-up is wrong; argparse uses the same number."""
 STORE: Final = 3
 """The store could not be reached, or refused."""
 INTERRUPTED: Final = 130
-"""Ctrl-C, as shells number it."""
+"""Ctrl-C, numbered as shells do."""
 
 
 def exit_code(error: SemelError) -> int:
-    """The exit code of an error of our tree."""
+    """The exit code for an error."""
     if isinstance(error, StoreError):
         return STORE
     if isinstance(error, NotResolvable):

@@ -1,4 +1,4 @@
-"""``semel lookup``: one record as the store has it, for people or as JSON."""
+"""``semel lookup``: show one record, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(record: Record | None) -> dict[str, Any]:
-    """A record in plain values. Times are seconds from now; what means nothing in its state is left out."""
+    """A record as plain values. Times are seconds from now. Fields that mean nothing in its state are left out."""
     if record is None:
         return {"state": State.ABSENT.name.lower()}
     shown: dict[str, Any] = {
@@ -70,7 +70,7 @@ def _outcome(record: Record) -> dict[str, Any]:
             try:
                 return {"result": decode_result(PLAIN, snapshot.serializer, snapshot.payload)}
             except SemelError:
-                pass  # of a type that only the program knows: show what is stored
+                pass  # only the program knows this type: show the stored form
         name = "failure" if snapshot.kind is Kind.ERROR else "result"
         return {name: _as_stored(snapshot.payload)}
     except SemelError as error:

@@ -1,4 +1,4 @@
-"""``semel migrate``: make or update a store's tables, or check that they are what the migrations make."""
+"""``semel migrate``: create or update the tables of a store, or check them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         print(printed(args.text, args.url))
         return OK
     if not has_tables(args.url):
-        open_store(args.url).close()  # connects to nothing, and tells what is wrong with the URL
+        open_store(args.url).close()  # connects to nothing, but checks the URL
         print(f"nothing to {'check' if args.check else 'migrate'}: this store has no tables")
         return OK
     if args.check:
@@ -69,7 +69,8 @@ def _check(url: str) -> int:
 def _check_sqlite(url: str) -> None:
     from semel.cli.targets import sqlite_file
     from semel.sql.connections.sqlite import SQLiteConnection
-    from semel.sql.migrations import SQLITE, check
+    from semel.sql.migrations import SQLITE
+    from semel.sql.sync import check
 
     with sqlite_file(url) as raw:
         check(SQLiteConnection(raw), SQLITE)
@@ -109,4 +110,4 @@ CHECKS: Final[dict[str, Callable[[str], None]]] = {
     "dynamodb": _check_dynamodb,
     "tiered": _check_tiered,
 }
-"""For each scheme whose store has tables."""
+"""By URL scheme, for stores that have tables."""

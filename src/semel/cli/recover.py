@@ -21,7 +21,7 @@ NAME = "recover"
 HELP = "Resume abandoned operations of a service's resumable functions, until it is stopped."
 
 LOOK: Final = 0.2
-"""How soon a signal is noticed, in seconds."""
+"""Seconds within which a signal is noticed."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Rounds:
-    """What came of all rounds; told when there is something to tell."""
+    """Counts over all rounds, printed after each round that did something."""
 
     def __init__(self, once: bool, operations: str) -> None:
         self.once = once
@@ -69,7 +69,7 @@ class _Rounds:
         self.resumed = self.failed = self.given_up = 0
 
     def begin(self) -> None:
-        """From here on a signal ends it in good order."""
+        """Print what is about to run. From here on a signal stops it in order."""
         if not self.once:
             print(f"recovering {self.operations}; Ctrl-C stops it", flush=True)
 

@@ -1,4 +1,4 @@
-"""``semel release``: a person says that an operation in doubt did not happen; the next call is a first call."""
+"""``semel release``: declare that an operation did not happen. The next call runs it as a first call."""
 
 from __future__ import annotations
 

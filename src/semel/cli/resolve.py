@@ -1,4 +1,4 @@
-"""``semel resolve``: a person says that an operation in doubt did happen, and what came of it."""
+"""``semel resolve``: declare that an operation did happen, and with which result."""
 
 from __future__ import annotations
 

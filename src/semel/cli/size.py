@@ -1,4 +1,4 @@
-"""``semel size``: what a window takes, from records measured in the store itself; and how long it must be."""
+"""``semel size``: the room that a ttl window takes, measured with records in the store, and how long it must be."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NAME = "size"
 HELP = "Size the window: keys, bytes and work of a store, measured there; and how long it must be."
 RECORDS: Final = 2000
 LARGEST: Final = 64 * 1024 * 1024
-"""Bytes of an answer: no codec takes more, unless it is told to."""
+"""Bytes of an answer: the default limit of the codec."""
 TOO_MUCH: Final = 2**31
 """Bytes of all samples."""
 MUCH: Final = 200_000_000
-"""Bytes of all samples that nobody has to ask for: of large answers fewer are written."""
+"""Bytes of all samples by default: of large answers, fewer are written."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     interrupts = Interrupts()
     if sys.stderr is not None and sys.stderr.isatty():
         _tell(f"writing {records} samples …")
-    with interrupts.heard():
+    with interrupts.handled():
         measured = measure(args.store, Sample(answer, records, interrupts))
     enough = needed is None or window >= (needs.longest() or ("", 0.0))[1]
     found = {
@@ -121,7 +121,7 @@ def _resources(each: Any, qps: float, window: float) -> dict[str, Any]:
 
 
 def _tell(line: str) -> None:
-    """To people. Who has no standard error, or no terminal any more, has no need of it."""
+    """Print to standard error, if there is one and its terminal still exists."""
     if sys.stderr is not None:
         with suppress(OSError):
             print(line, file=sys.stderr)
@@ -184,7 +184,7 @@ def _answer(args: argparse.Namespace) -> bytes:
         length = bytes_in(args.body)
         if length > LARGEST:
             raise PolicyError(f"--body: {args.body[:40]} is too large for an answer; write at most {size(LARGEST)}")
-        return secrets.token_bytes(length)  # does not compress: it is what it is
+        return secrets.token_bytes(length)  # random bytes do not compress, so the size stays
     try:
         with open(args.sample, "rb") as file:
             answer = file.read(LARGEST + 1)
@@ -219,7 +219,7 @@ def _qps(text: str) -> float:
 
 
 def _number(text: str) -> float | str:
-    """Seconds without a unit, as in a policy."""
+    """A number of seconds, or a text with a unit."""
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The store and the record that a command works on. A command that only looks must not make what is not there."""
+"""What a command works on: a store, a record, an object of the user's service. Reading never creates anything."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from semel.errors import ConfigurationError, NotMigrated, SemelError, StoreUnavailable
-from semel.sql.connections.sqlite import named_error
+from semel.sql.connections.errors import sqlite_error
 from semel.sql.migrations import SQLITE
 from semel.stores.guard import Semel
 from semel.stores.urls import open_store, sqlite_path, tiers
@@ -23,7 +23,7 @@ URLS: Final = (
     "sqlite:///app.db, postgresql://…, mysql://… or mariadb://…, redis://… (rediss:// with TLS, redis+sentinel://…, "
     "redis+cluster://…, unix:///path), dynamodb://region/table, tiered:postgresql://…,redis://…, memory:"
 )
-"""What a store's URL may be, for the help."""
+"""The URLs of stores, for the help."""
 DEFAULTS: Final = ("app", "application")
 """Where ``load`` looks when only a module is named."""
 
@@ -36,11 +36,11 @@ def add_record(parser: argparse.ArgumentParser) -> None:
     add_url(parser)
     parser.add_argument("operation", metavar="OPERATION", help="the operation's name")
     parser.add_argument("key", metavar="KEY", help="the key as the caller gave it")
-    parser.add_argument("--tenant", default="", metavar="T", help="whose key it is (default: nobody's in particular)")
+    parser.add_argument("--tenant", default="", metavar="T", help="the tenant that the key belongs to (default: none)")
 
 
 def open_guard(url: str) -> Semel:
-    """A guard on a store that is there already. A SQLite file is neither made nor migrated by being looked at."""
+    """Open a guard on an existing store. A SQLite file is neither created nor migrated."""
     primary = tiers(url)[0] if url.startswith("tiered:") else url
     if primary.partition(":")[0] == "sqlite":
         with sqlite_file(primary) as raw:
@@ -50,7 +50,7 @@ def open_guard(url: str) -> Semel:
 
 
 class sqlite_file:
-    """A read-only connection to a file that exists; its errors in our words."""
+    """A read-only connection to an existing file. Errors of sqlite3 become errors of Semel."""
 
     def __init__(self, url: str) -> None:
         self._path = Path(sqlite_path(url))
@@ -64,11 +64,11 @@ class sqlite_file:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._raw.close()
         if isinstance(error, sqlite3.Error):
-            raise named_error(error, os.fspath(self._path)) from error
+            raise sqlite_error(error, os.fspath(self._path)) from error
 
 
 def load(target: str, folder: str = ".") -> Any:
-    """The object that ``module:attribute`` names; called, if ``()`` follows."""
+    """Import the object that ``module:attribute`` names, and call it if ``()`` follows."""
     name, _, path = target.partition(":")
     if not name or any(not part.isidentifier() for part in name.split(".")):
         raise ConfigurationError(f"{target!r} names no application: write module:attribute, like shop.main:app")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 from typing import Any, Final
 
-from semel.sql.connections.sqlite import SQLiteConnection, named_error
+from semel.sql.connections.errors import sqlite_error
+from semel.sql.connections.sqlite import SQLiteConnection
 from semel.stores.urls import sqlite_path
 
 __all__ = ["DIALECTS", "connect"]
@@ -23,14 +24,14 @@ def connect(url: str) -> Any:
     if dialect == "sqlite":
         return _connect_sqlite(url)
     if dialect == "mysql":
-        from semel.stores.mysql import settings as mysql
-        from semel.stores.mysql.sync import connect as connect_mysql
+        from semel.stores.mysql.settings import MySQLSettings
+        from semel.stores.mysql.threads import connect as connect_mysql
 
-        return connect_mysql(mysql.Settings(url, 1, mysql.TIMEOUT, mysql.CONNECT_TIMEOUT, 0.0))
-    from semel.stores.postgres import settings as postgres
-    from semel.stores.postgres.sync import connect as connect_postgres
+        return connect_mysql(MySQLSettings(url))
+    from semel.stores.postgres.settings import PostgresSettings
+    from semel.stores.postgres.threads import Psycopg
 
-    return connect_postgres(postgres.Settings(url, 1, postgres.TIMEOUT, postgres.CONNECT_TIMEOUT, 0.0))
+    return Psycopg().connect(PostgresSettings(url))
 
 
 def _connect_sqlite(url: str) -> SQLiteConnection:
@@ -39,5 +40,5 @@ def _connect_sqlite(url: str) -> SQLiteConnection:
         raw.execute("PRAGMA journal_mode = WAL").fetchall()
         raw.execute("PRAGMA synchronous = NORMAL")  # processes are killed here, the machine is not
     except sqlite3.Error as error:
-        raise named_error(error) from error
+        raise sqlite_error(error) from error
     return SQLiteConnection(raw)

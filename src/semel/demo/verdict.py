@@ -1,4 +1,4 @@
-"""The verdict: what the ledger holds against what the clients saw. Semel's own table is asked last, to cross-check."""
+"""The verdict: compares the ledger with what the clients saw. Semel's own records are only a cross-check."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ __all__ = ["Verdict", "headed", "judge", "one_line", "table"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a storm came to. Every number is counted from the ledger or from what the workers wrote down themselves."""
+    """The result of a storm. Every number comes from the ledger or from what the workers wrote down."""
 
     operations: int = 0
-    """Payments that a client asked for."""
+    """Payments that clients requested."""
     calls: int = 0
     attempts: int = 0
-    """Handlers that began."""
+    """Handlers that started."""
     effects: int = 0
-    """What was done: lines in the ledger, rows of the service."""
+    """Lines in the ledger, or rows of the service."""
     declined: int = 0
-    """Payments that were refused, as asked for: an answer like any other, and no effect."""
+    """Payments that the simulation declined: a normal answer without an effect."""
     replays: int = 0
     """Answers for which no handler ran."""
     takeovers: int = 0
     recovered: int = 0
     """Take-overs that found the effect done, and did not do it again."""
     refused: int = 0
-    """Calls turned away (409) because the first still ran."""
+    """Calls refused (409) because the first call was still running."""
     failures: int = 0
-    """Calls that failed, or had no answer, and were tried again."""
+    """Calls that failed or had no answer, and were retried."""
     fenced: int = 0
     """Owners that were replaced while they were only slow."""
     store_errors: int = 0
     kills: int = 0
     crashes: int = 0
-    """Workers that ended by themselves, of an error that no client should see."""
+    """Workers that exited with an unexpected error."""
     duplicates: int = 0
     """Payments with more than one line in the ledger."""
     lost: int = 0
-    """Payments that were acknowledged without a line, or never finished, or answered in two ways."""
+    """Payments acknowledged without an effect, never finished, or answered in two ways."""
     mismatched: int = 0
-    """Of the lost: answered in two ways, or with a receipt that is not the ledger's."""
+    """Lost payments that were answered in two ways, or with a receipt that the ledger does not have."""
     unsettled: int = 0
-    """Payments that the store does not show as done."""
+    """Payments that are not done according to the store."""
     repeated: int = 0
-    """Steps that ran again in a later attempt although they were done."""
+    """Steps that ran again in a later attempt although they were stored."""
     disordered: int = 0
     """Payments that were shipped before they were charged."""
     seconds: float = 0.0
@@ -148,7 +148,7 @@ _ROWS = (
 
 
 def table(verdict: Verdict, *, color: bool) -> str:
-    """The verdict for people."""
+    """The verdict as a table."""
     lines = [f"  {name:<13}{getattr(verdict, field):>8}   {meaning}" for field, name, meaning in _ROWS]
     word = "CLEAN" if verdict.clean else "NOT CLEAN"
     if color:
@@ -161,7 +161,7 @@ def headed(title: str, verdict: Verdict, text: str) -> str:
 
 
 def one_line(title: str, verdict: Verdict) -> str:
-    """The verdict where another storm follows."""
+    """The verdict as one line, when another storm follows."""
     numbers = (
         f"{verdict.operations} payments, {verdict.calls} requests, {verdict.replays} replays, {verdict.kills} kills, "
         f"{verdict.duplicates} duplicates, {verdict.lost} lost"

@@ -14,17 +14,18 @@ The claim is made after the dependencies and the validation of the body, just be
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from semel.errors import MissingDependency
+from semel.errors import MissingDependency, TransactionConflict
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.conditional import check_match, etag
+from semel.http.contract.endpoint import Framework
 from semel.http.contract.inventory import Endpoint, declared_rule
 from semel.http.contract.middleware import check_installation
 from semel.http.contract.routes import RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Rule
-from semel.http.describe.openapi import wrap_fastapi
+from semel.http.describe import document
 from semel.stores.aio_guard import AsyncSemel
 
 try:
@@ -69,11 +70,19 @@ def install(
         request=Request, endpoints=lambda: endpoints(app),
     )  # fmt: skip
     if hasattr(app, "openapi"):
-        wrap_fastapi(app, lambda: endpoints(app), guard, docs)
+        _describe(app, guard, docs)
 
 
 def _protect(endpoint: Any, rule: Rule) -> Any:
-    return protect(endpoint, rule, lambda: Response(status_code=204), HTTPException, run_in_threadpool)
+    return protect(endpoint, rule, _FRAMEWORK, run_in_threadpool)
+
+
+_FRAMEWORK: Final = Framework(
+    blank=lambda: Response(status_code=204),
+    abort=HTTPException,
+    # A plain Exception: dependencies roll back in "except Exception".
+    run_again=lambda: HTTPException(TransactionConflict.status),
+)
 
 
 _declare = Decorators(_protect)
@@ -82,7 +91,7 @@ natural, exempt = _declare.natural, _declare.exempt
 
 
 def endpoints(app: Starlette) -> list[Endpoint]:
-    """All routes of the app, with what they are declared to be."""
+    """Return all routes of the app, with the rules that they are declared with."""
     return _found(app.routes, "")
 
 
@@ -110,3 +119,19 @@ def _of(route: Route, path: str) -> list[Endpoint]:
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+def _describe(app: Any, guard: AsyncSemel, docs: str | None) -> None:
+    """Have ``app.openapi()`` describe the declared endpoints, whenever FastAPI builds the document anew."""
+    build = app.openapi
+    known: dict[str, Any] | None = None
+
+    def openapi() -> dict[str, Any]:
+        nonlocal known
+        built: dict[str, Any] = build()
+        if built is not known:
+            app.openapi_schema = known = document(built, endpoints(app), guard=guard, docs=docs)
+            return known
+        return built
+
+    app.openapi = openapi

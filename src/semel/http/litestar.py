@@ -1,4 +1,4 @@
-"""Litestar: a plugin that installs the middleware, and ``@idempotent()`` on a handler, below the route's own decorator.
+"""Litestar: ``SemelPlugin`` protects an app, and ``@idempotent()`` declares a handler, below its route.
 
 ::
 
@@ -20,14 +20,16 @@ from http import HTTPStatus
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import unquote
 
-from semel.errors import ConfigurationError, MissingDependency, PolicyError
+from semel.engine.aio import AsyncGuard
+from semel.errors import ConfigurationError, MissingDependency, PolicyError, TransactionConflict
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.middleware import ASGIMiddleware, current_responder
 from semel.http.contract.conditional import check_match, etag
+from semel.http.contract.endpoint import Framework
 from semel.http.contract.inventory import Endpoint, declared_rule
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Idempotent, Rule
-from semel.http.describe.litestar import document_litestar
+from semel.http.describe import document
 from semel.stores.aio_guard import AsyncSemel
 
 try:
@@ -37,6 +39,7 @@ try:
     from litestar.exceptions import HTTPException
     from litestar.handlers import HTTPRouteHandler
     from litestar.handlers.base import BaseRouteHandler
+    from litestar.openapi.spec import OpenAPI
     from litestar.plugins.base import InitPlugin, ReceiveRoutePlugin
     from litestar.routes import BaseRoute, HTTPRoute
     from litestar.utils.scope.state import CONNECTION_STATE_KEY, ScopeState
@@ -74,7 +77,7 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         self._exposed: list[str] = []
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
-        """Put the middleware around all others, and tell of our headers where CORS and OpenAPI do."""
+        """Add the middleware around all others, and our headers to CORS and OpenAPI."""
         if sum(isinstance(plugin, SemelPlugin) for plugin in app_config.plugins) > 1:
             raise ConfigurationError("SemelPlugin is installed in this app already: one guard for one app")
         app_config.middleware.insert(0, cast(Any, self._around))
@@ -82,11 +85,11 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         if app_config.cors_config is not None:  # Litestar answers CORS outside of all middlewares
             self._exposed = list(dict.fromkeys([*app_config.cors_config.expose_headers, *_EXPOSED]))
             app_config.cors_config = dataclasses.replace(app_config.cors_config, expose_headers=self._exposed)
-        document_litestar(app_config, endpoints, self.middleware.guard, self.middleware.docs)
+        _describe(app_config, self.middleware.guard, self.middleware.docs)
         return app_config
 
     def receive_route(self, route: BaseRoute) -> None:
-        """Find out at start-up what would leave a declared handler without protection, or make its replay an error."""
+        """Raise at start-up if a declared handler would run without protection, or if its replay would fail."""
         for handler in route.route_handlers if isinstance(route, HTTPRoute) else ():
             rule = declared_rule(handler.fn)
             if rule is None or isinstance(rule, Exempt):
@@ -102,19 +105,16 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
             _let_answers_pass(handler)
 
     def _around(self, app: App) -> ASGIMiddleware:
-        """The middleware around one route; they share all but that."""
-        around = copy.copy(self.middleware)
-        around._reported = True  # the hook at start-up does it, for all of them
+        """Return the middleware around one route."""
 
         async def inside(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
                 _see_whole_path(scope)
-                if around.kept.wanted:
+                if self.middleware.reruns.possible:
                     _have_own_state(scope)
             await app(scope, receive, send)
 
-        around.app = inside
-        return around
+        return self.middleware.around(inside)
 
     def _report(self, app: Litestar) -> None:
         self.middleware.list_endpoints = lambda: endpoints(app)
@@ -122,20 +122,20 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
 
 
 def endpoints(app: Litestar) -> list[Endpoint]:
-    """All routes of the app, with what they are declared to be."""
+    """Return all routes of the app, with the rules that they are declared with."""
     return [
         Endpoint(method, route.path_format, declared_rule(handler.fn), _name(handler))
         for route in app.routes
         if isinstance(route, HTTPRoute)
         for method, (handler, _) in sorted(route.route_handler_map.items())
-        if method != "OPTIONS"  # which Litestar answers by itself
+        if method != "OPTIONS"  # Litestar answers these itself
     ]
 
 
 def _protect(function: Any, rule: Rule) -> Any:
     if isinstance(function, BaseRouteHandler):
         raise PolicyError(f"{function}: put the route's decorator on top, @post(…), and this one below it")
-    return protect(function, rule, _Blank, _refused)
+    return protect(function, rule, _FRAMEWORK)
 
 
 _declare = Decorators(_protect)
@@ -153,6 +153,14 @@ class _Blank(Response[None]):
 
 def _refused(status: int) -> HTTPException:
     return HTTPException(status_code=status, detail=HTTPStatus(status).phrase)
+
+
+_FRAMEWORK: Final = Framework(
+    blank=_Blank,
+    abort=_refused,
+    # A plain Exception: whatever cleans up after a handler may do so in "except Exception".
+    run_again=lambda: _refused(TransactionConflict.status),
+)
 
 
 async def _nothing(*_: Any) -> None: ...
@@ -178,7 +186,7 @@ def _see_whole_path(scope: Scope) -> None:
     whole = unquote(raw.partition(b"?")[0]) if raw else path
     if whole.rstrip("/") != path.rstrip("/") and (responder := current_responder()) is not None:
         scope["path"] = whole
-        _ = responder.exchange  # which keeps the path that it is made with
+        _ = responder.life.exchange  # which keeps the path that it is made with
         scope["path"] = path
 
 
@@ -194,3 +202,36 @@ def _have_own_state(scope: Scope) -> None:
 def _name(handler: HTTPRouteHandler) -> str:
     function = getattr(handler.fn, "func", handler.fn)  # in a thread
     return handler.name or str(getattr(function, "__name__", ""))
+
+
+def _describe(app_config: AppConfig, guard: AsyncGuard, docs: str | None) -> None:
+    """Have the application's OpenAPI document describe the declared handlers.
+
+    Litestar builds its document as an object and turns it into plain data wherever it is shown or written to a file.
+    ``document`` runs at that last step: all routes are registered by then.
+    """
+    if app_config.openapi_config is None:
+        return
+    config = copy.copy(app_config.openapi_config)  # the default one is shared by all applications
+    build = config.to_openapi_schema
+
+    def to_openapi_schema() -> OpenAPI:
+        openapi = build()
+        plain = openapi.to_schema
+
+        def to_schema() -> dict[str, Any]:
+            return document(plain(), endpoints(_application(app_config)), guard=guard, docs=docs)
+
+        openapi.to_schema = to_schema  # type: ignore[method-assign]
+        return openapi
+
+    config.to_openapi_schema = to_openapi_schema  # type: ignore[method-assign]
+    app_config.openapi_config = config
+
+
+def _application(app_config: AppConfig) -> Litestar:
+    """Return the application that is made from this configuration. Litestar's own OpenAPI plugin knows it."""
+    for plugin in app_config.plugins:
+        if hasattr(plugin, "provide_openapi_schema"):
+            return cast("Litestar", getattr(plugin, "app"))  # noqa: B009 - the class is private to Litestar
+    raise LookupError("Litestar has no plugin for OpenAPI")

@@ -1,7 +1,7 @@
-"""The natural helpers on a DynamoDB table, for a client of boto3 or aiobotocore that the caller has.
+"""The natural helpers on a DynamoDB table, as programs for the caller's client of boto3 or aiobotocore.
 
-Programs are generators that yield a call and are sent its answer; ``run`` and ``run_async`` make it on the client.
-Values are plain Python: numbers that are whole come back as int, others as Decimal.
+A program is a generator that yields calls and is sent their replies. Values are plain Python: whole numbers are
+returned as int, others as Decimal.
 """
 
 from __future__ import annotations
@@ -15,45 +15,47 @@ from semel.natural.results import Applied, Change, Inserted
 from semel.stores.dynamodb.programs import Call, Occupied
 from semel.stores.dynamodb.settings import answered, named, public
 
-__all__ = ["compare_and_set", "insert_once", "is_client", "run", "run_async"]
+__all__ = ["Program", "Reply", "compare_and_set", "failed_condition", "insert_once", "is_client"]
 
 R = TypeVar("R")
-Program: TypeAlias = "Generator[Call, dict[str, Any] | Occupied, R]"
+Reply: TypeAlias = "dict[str, Any] | Occupied"
+Program: TypeAlias = Generator[Call, Reply, R]
 Typed: TypeAlias = dict[str, dict[str, Any]]
 
 _CLIENTS: Final = {"botocore.client.BaseClient": False, "aiobotocore.client.AioBaseClient": True}
 _SHOW: Final = {"ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
 
 
-def is_client(connection: Any, *, awaited: bool) -> bool:
-    """Whether this is a client of DynamoDB; ConfigurationError for one of the other kind, or of another service."""
-    cls = type(connection)
+def is_client(client: Any, *, awaited: bool) -> bool:
+    """Whether this is a client of DynamoDB. Raises ConfigurationError if it is one of another service, or if it is
+    async
+    where a sync one is needed, or the other way round.
+    """
+    cls = type(client)
     if cls.__module__.partition(".")[0] not in ("boto3", "botocore", "aiobotocore"):
         return False
     if cls.__module__.startswith("boto3."):
-        raise ConfigurationError('a resource or table of boto3 is not taken: give boto3.client("dynamodb")')
+        raise ConfigurationError('a resource or table of boto3 is not supported: use boto3.client("dynamodb")')
     kinds = [_CLIENTS[name] for each in cls.__mro__ if (name := f"{each.__module__}.{each.__qualname__}") in _CLIENTS]
     if not kinds:
         return False
-    if connection.meta.service_model.service_name != "dynamodb":
-        raise ConfigurationError(f"this client is one of another service, {cls.__name__}, and not of DynamoDB")
+    if client.meta.service_model.service_name != "dynamodb":
+        raise ConfigurationError(f"this client is for another service, {cls.__name__}, not for DynamoDB")
     if kinds[0] is not awaited:
-        there = "semel.natural.aio" if kinds[0] else "semel.natural"
-        raise ConfigurationError(
-            f"this client is {'async' if kinds[0] else 'sync'}: from {there} import insert_once, …"
-        )
+        module = "semel.natural.aio" if kinds[0] else "semel.natural"
+        raise ConfigurationError(f"this client is {'async' if kinds[0] else 'sync'}: use the functions of {module}")
     return True
 
 
 def insert_once(
     table: str, values: Mapping[str, Any], key: str | Iterable[str], returning: Iterable[str] | None
 ) -> Program[Inserted]:
-    # An UpdateItem, which makes the item that is not there: unlike PutItem it is refused where the key named here is
-    # not the key of the table, and the condition would be one on another item.
+    # UpdateItem creates the item if it does not exist. Unlike PutItem it is refused if the attributes in key= are not
+    # the table's key, in which case the condition would be about another item.
     keys = (key,) if isinstance(key, str) else tuple(key)
     missing = [name for name in keys if name not in values]
     if not keys or missing:
-        raise ConfigurationError(f"key= names the attributes that are the table's key; {missing or keys} are not given")
+        raise ConfigurationError(f"key= names the attributes that are the table's key; {missing or keys} are missing")
     rest = {name: value for name, value in values.items() if name not in keys}
     params = {
         "TableName": table,
@@ -83,7 +85,7 @@ def compare_and_set(
 ) -> Program[Change]:
     changes = dict(values) if marker is None else {**values, marker[0]: marker[1]}
     if not where or not changes:
-        raise ConfigurationError("where is the item's whole key, and values what is to be set: neither may be empty")
+        raise ConfigurationError("where must be the item's whole key, and values must not be empty")
     if column in changes:
         raise ConfigurationError(f"{column} is the version: it grows by itself, leave it out of the values")
     sets = ", ".join(f"#s{at} = :s{at}" for at in range(len(changes)))
@@ -95,7 +97,7 @@ def compare_and_set(
             "UpdateExpression": f"SET #version = #version + :one, {sets}",
             "ConditionExpression": "#version = :version",
             "ExpressionAttributeNames": {"#version": column} | {f"#s{at}": name for at, name in enumerate(changes)},
-            "ExpressionAttributeValues": {":one": {"N": "1"}, ":version": _letter(version)}
+            "ExpressionAttributeValues": {":one": {"N": "1"}, ":version": _typed_value(version)}
             | {f":s{at}": of for at, of in enumerate(_typed(changes).values())},
             **_SHOW,
         },
@@ -107,42 +109,14 @@ def compare_and_set(
     found = _plain(reply.item)
     current = found.get(column)
     mine = changes if marker is None else {marker[0]: marker[1]}
-    # With a marker a later version may have come on top of ours; without, only the very next one can be known as ours.
+    # With a marker the change is recognised under any later version; without, only under the next one.
     later = current is not None and (current > version if marker is not None else current == version + 1)
     same = later and {name: found[name] for name in mine if name in found} == _plain(_typed(mine))
     return Change(Applied.ALREADY if same else Applied.LOST, current)
 
 
-def run(client: Any, program: Program[R]) -> R:
-    try:
-        call = next(program)
-        while True:
-            try:
-                reply: dict[str, Any] | Occupied = getattr(client, call.action)(**call.params)
-            except Exception as error:
-                reply = _told(error, call)
-            call = program.send(reply)
-    except StopIteration as stop:
-        answer: R = stop.value
-        return answer
-
-
-async def run_async(client: Any, program: Program[R]) -> R:
-    try:
-        call = next(program)
-        while True:
-            try:
-                reply: dict[str, Any] | Occupied = await getattr(client, call.action)(**call.params)
-            except Exception as error:
-                reply = _told(error, call)
-            call = program.send(reply)
-    except StopIteration as stop:
-        answer: R = stop.value
-        return answer
-
-
-def _told(error: Exception, call: Call) -> Occupied:
-    """What a condition that did not hold shows; raises all other errors, in our words."""
+def failed_condition(error: Exception, call: Call) -> Occupied:
+    """The item that a failed condition shows. Raises every other error as one of ours."""
     occupied = answered(error, call)
     if isinstance(occupied, Occupied):
         return occupied
@@ -155,11 +129,11 @@ def _told(error: Exception, call: Call) -> Occupied:
 
 
 def _typed(values: Mapping[str, Any]) -> Typed:
-    return {name: _letter(value) for name, value in values.items()}
+    return {name: _typed_value(value) for name, value in values.items()}
 
 
-def _letter(value: Any) -> dict[str, Any]:
-    """A value under the letter of its type."""
+def _typed_value(value: Any) -> dict[str, Any]:
+    """A value as DynamoDB writes it: ``{"N": "7"}``."""
     if value is None:
         return {"NULL": True}
     if isinstance(value, bool):
@@ -175,13 +149,13 @@ def _letter(value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return {"M": _typed(value)}
     if isinstance(value, (list, tuple)):
-        return {"L": [_letter(each) for each in value]}
+        return {"L": [_typed_value(each) for each in value]}
     if isinstance(value, (set, frozenset)) and value:
-        (kind, *others) = {next(iter(_letter(each))) for each in value}
+        (kind, *others) = {next(iter(_typed_value(each))) for each in value}
         if not others and kind in ("S", "N", "B"):
-            return {f"{kind}S": sorted(next(iter(_letter(each).values())) for each in value)}
-    hint = "; a float is not exact, give a Decimal" if isinstance(value, float) else ""
-    raise ConfigurationError(f"a {type(value).__name__} is no value of DynamoDB{hint}")
+            return {f"{kind}S": sorted(next(iter(_typed_value(each).values())) for each in value)}
+    hint = "; a float is not exact, use a Decimal" if isinstance(value, float) else ""
+    raise ConfigurationError(f"DynamoDB cannot store a {type(value).__name__}{hint}")
 
 
 def _plain(item: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the natural helpers answer."""
+"""The results of the natural helpers."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ __all__ = ["Applied", "Change", "Inserted"]
 
 
 class Applied(Enum):
-    """What a conditional change met."""
+    """How a conditional change ended."""
 
     NOW = "now"
-    """It was made, by this call."""
+    """This call made the change."""
     ALREADY = "already"
-    """It had been made before: a repeat, and nothing to do."""
+    """The change had been made before: this is a repeat."""
     LOST = "lost"
-    """Someone else has changed the row: look again, and decide anew."""
+    """Someone else has changed the row: read it again and decide."""
     ABSENT = "absent"
     """There is no such row."""
 
 
 @value
 class Change:
-    """The answer of ``compare_and_set``, ``transition`` and ``append_event``."""
+    """The result of ``compare_and_set``, ``transition`` and ``append_event``."""
 
     applied: Applied
     current: Any = None
-    """What stands there where it is LOST: the version, the status, or the other event's id."""
+    """What the row has if the change is LOST: the version, the status, or the id of the other event."""
 
     def __bool__(self) -> bool:
-        """Whether all is as the caller wants it, made now or before."""
+        """Whether the row is as the caller wants it, changed now or before."""
         return self.applied in (Applied.NOW, Applied.ALREADY)
 
 
 class Inserted(NamedTuple):
-    """The answer of ``insert_once``."""
+    """The result of ``insert_once``."""
 
     row: Mapping[str, Any]
-    """As it stands in the table: the new one, or the one that was there."""
+    """The row in the table: the new one, or the one that existed."""
     new: bool

@@ -1,6 +1,6 @@
-"""The SQL of the natural helpers, made for the caller's own tables: names are checked and quoted, values are bound.
+"""The SQL of the natural helpers, for the caller's own tables. Names are checked and quoted, values are bound.
 
-A statement is made once for a shape (table, columns) and dialect, and then found again.
+The statement for a shape (table, columns) and dialect is made once and cached.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = [
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 SHAPES: Final = 512
-"""How many shapes are kept; a program has as many as it has calls of these helpers."""
+"""How many shapes are cached; a program has as many as it has calls of these helpers."""
 
 
-def names(what: str, given: Iterable[str]) -> tuple[str, ...]:
-    """Column names, checked: they become part of the statement."""
-    found = (given,) if isinstance(given, str) else tuple(given)
+def names(what: str, columns: Iterable[str]) -> tuple[str, ...]:
+    """Column names as a tuple. Raises if one is not plain: they become part of the statement."""
+    found = (columns,) if isinstance(columns, str) else tuple(columns)
     for name in found:
         if not _NAME.fullmatch(str(name)):
             raise ConfigurationError(f"{what}: {str(name)[:60]!r} is no column name of letters, digits and _")
@@ -34,7 +34,7 @@ def names(what: str, given: Iterable[str]) -> tuple[str, ...]:
 
 
 def parameter(kind: str, at: int) -> str:
-    """``v_a``, ``v_b``, … ``v_ba``: a parameter's name has letters only."""
+    """``v_a``, ``v_b``, … ``v_ba``: the names of parameters have letters only."""
     letters = ""
     while True:
         at, digit = divmod(at, 26)
@@ -45,7 +45,7 @@ def parameter(kind: str, at: int) -> str:
 
 @lru_cache(maxsize=SHAPES)
 def insertion(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
-    """One row, unless its key is there; the key comes back when it was put in."""
+    """Insert a row unless its key exists. Returns the key if it was inserted."""
     q = _quote(dialect)
     head = f"{_table(dialect, table)} ({_list(q, columns)}) VALUES ({_bound('v', columns)})"
     if dialect == "mysql":  # it fails where a row is in the way, and no other failure is taken for that
@@ -56,22 +56,22 @@ def insertion(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple
 
 @lru_cache(maxsize=SHAPES)
 def rewriting(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
-    """On MySQL: the row that has this key brought to these values; none where it has them already.
+    """On MySQL: update the row that has this key, unless it has these values already.
 
-    Its ``ON DUPLICATE KEY UPDATE`` would write to the row of any unique index that is in the way.
+    ``ON DUPLICATE KEY UPDATE`` would write to the row of any unique index that is in the way.
     """
     q = _quote("mysql")
-    given = {c: f":{parameter('v', at)}" for at, c in enumerate(columns)}
+    bound = {c: f":{parameter('v', at)}" for at, c in enumerate(columns)}
     rest = [c for c in columns if c not in key]
-    sets = ", ".join(f"{q}{c}{q} = {given[c]}" for c in rest)
-    mine = " AND ".join(f"{q}{c}{q} = {given[c]}" for c in key)
-    same = " AND ".join(f"{q}{c}{q} <=> {given[c]}" for c in rest)
+    sets = ", ".join(f"{q}{c}{q} = {bound[c]}" for c in rest)
+    mine = " AND ".join(f"{q}{c}{q} = {bound[c]}" for c in key)
+    same = " AND ".join(f"{q}{c}{q} <=> {bound[c]}" for c in rest)
     return Query("upsert", f"UPDATE {_table('mysql', table)} SET {sets} WHERE {mine} AND NOT ({same})", True)
 
 
 @lru_cache(maxsize=SHAPES)
 def merge(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
-    """One row, put in or brought to these values; it comes back when that changed something."""
+    """Insert a row or update it. Returns its key if that changed something."""
     q = _quote(dialect)
     name = _table(dialect, table)
     rest = tuple(c for c in columns if c not in key)
@@ -89,7 +89,7 @@ def merge(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple[str
 
 @lru_cache(maxsize=SHAPES)
 def selection(dialect: Dialect, table: str, columns: tuple[str, ...], where: tuple[str, ...]) -> Query:
-    """A row as it is by now. On MySQL a plain read would show it as it was when the transaction began to read."""
+    """Read a row as it is now. On MySQL a plain read would show it as it was when the transaction began to read."""
     q = _quote(dialect)
     text = f"SELECT {_list(q, columns)} FROM {_table(dialect, table)} WHERE {_equal(q, where)}"
     return Query("look", f"{text} LOCK IN SHARE MODE" if dialect == "mysql" else text, False)
@@ -97,7 +97,7 @@ def selection(dialect: Dialect, table: str, columns: tuple[str, ...], where: tup
 
 @lru_cache(maxsize=SHAPES)
 def presence(dialect: Dialect, table: str, where: tuple[str, ...]) -> Query:
-    """Whether there is such a row, without locking it or the gap where it would be."""
+    """Whether the row exists, without locking it or the gap where it would be."""
     return Query("present", f"SELECT 1 FROM {_table(dialect, table)} WHERE {_equal(_quote(dialect), where)}", False)
 
 
@@ -111,7 +111,7 @@ def update(
     choices: int,
     counts: bool,
 ) -> Query:
-    """A change of one row, if ``column`` is one of so many values; ``counts``: it grows by one as well."""
+    """Change a row if ``column`` has one of so many values. With ``counts`` also increase it by one."""
     q = _quote(dialect)
     assignments = [f"{q}{c}{q} = :{parameter('s', at)}" for at, c in enumerate(sets)]
     if counts:
@@ -136,17 +136,17 @@ def unique_indexes(table: str) -> Query:
 
 
 def unique_index(dialect: Dialect, table: str, key: Sequence[str]) -> str:
-    """The statement that makes one, for people."""
+    """The statement that creates a unique index, for an error message."""
     q = _quote(dialect)
     *schema, name = table.split(".")
     index = f"{q}{'_'.join((name, *key))[:58]}_once{q}"
-    if schema and dialect == "sqlite":  # there the index is named with the schema, and the table without
+    if schema and dialect == "sqlite":  # SQLite puts the schema before the index, not before the table
         return f"CREATE UNIQUE INDEX {q}{schema[0]}{q}.{index} ON {q}{name}{q} ({_list(q, key)})"
     return f"CREATE UNIQUE INDEX {index} ON {_table(dialect, table)} ({_list(q, key)})"
 
 
 def _quote(dialect: Dialect) -> str:
-    # SQLite takes a name in double quotes that no column has for a text: "colour" = 'colour' is true of every row.
+    # SQLite takes a name in double quotes for text if there is no such column: "colour" = 'colour' is always true.
     return '"' if dialect == "postgresql" else "`"
 
 
@@ -155,7 +155,7 @@ def _table(dialect: Dialect, table: str) -> str:
     q = _quote(dialect)
     parts = table.split(".")
     if len(parts) > 2 or not all(_NAME.fullmatch(part) for part in parts):
-        raise ConfigurationError(f"{table[:80]!r} is no table name: write orders, or shop.orders")
+        raise ConfigurationError(f"{table[:80]!r} is not a table name: write orders, or shop.orders")
     return ".".join(f"{q}{part}{q}" for part in parts)
 
 

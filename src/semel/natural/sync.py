@@ -3,11 +3,11 @@
 
 ::
 
-    payment, new = insert_once(conn, "payment", {"order_id": 7, "amount": 5}, key="order_id")
-    transition(conn, "orders", {"id": 7}, "status", "new", "paid")
+    payment, new = insert_once(connection, "payment", {"order_id": 7, "amount": 5}, key="order_id")
+    transition(connection, "orders", {"id": 7}, "status", "new", "paid")
 
-Every function runs in whatever transaction the connection has, on any connection that ``guard.transaction`` accepts:
-sqlite3, psycopg, PyMySQL, SQLAlchemy or Django.
+Every function runs in whatever transaction the connection has, on any connection that
+``guard.run_in_transaction`` accepts: sqlite3, psycopg, PyMySQL, SQLAlchemy or Django.
 ``insert_once`` and ``compare_and_set`` also accept a DynamoDB client of boto3.
 For async connections use ``semel.natural.aio``.
 """
@@ -18,10 +18,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from semel.errors import ConfigurationError, NotMigrated, StoreUnavailable
-from semel.natural import dynamodb, indexes, programs
+from semel.natural import dynamodb, programs
 from semel.natural.results import Applied, Change, Inserted
 from semel.sql.connections.adopt import adopt
-from semel.sql.program import Program, run
+from semel.sql.program import Program
+from semel.sql.sync import run
 
 __all__ = [
     "Applied", "Change", "Inserted", "append_event", "compare_and_set", "delete", "insert_once", "transition", "upsert",
@@ -38,24 +39,26 @@ def insert_once(
     key: str | Iterable[str],
     returning: Iterable[str] | None = None,
 ) -> Inserted:
-    """Insert a row, or find the one that has its key: ``(row, new)``.
+    """Insert a row, or find the one that has its key. Returns ``(row, new)``.
 
-    :param key: columns with a unique constraint together, such as the order that a payment is for.
-    :param returning: columns to be told of the row; those of ``values`` by default.
+    :param key: the columns that are unique together, such as the order that a payment is for.
+    :param returning: the columns of the row to return; by default those of ``values``.
     """
     if dynamodb.is_client(connection, awaited=False):
-        return dynamodb.run(connection, dynamodb.insert_once(table, values, key, returning))
-    lent = _adopted(connection)
-    return _run(lent, table, programs.insert_once(lent.dialect, indexes.place(lent), table, values, key, returning))
+        return _call(connection, dynamodb.insert_once(table, values, key, returning))
+    lent = _adopt(connection)
+    return _run(
+        lent, table, programs.insert_once(lent.dialect, programs.database_of(lent), table, values, key, returning)
+    )
 
 
 def upsert(connection: Any, table: str, values: Mapping[str, Any], *, key: str | Iterable[str]) -> bool:
-    """Bring a row to these values, whether it is there or not; whether that changed anything.
+    """Bring a row to these values, whether it exists or not. Returns whether that changed anything.
 
-    Give absolute values: a balance of 100, not ten more.
+    Pass absolute values: a balance of 100, not ten more.
     """
-    lent = _adopted(connection)
-    return _run(lent, table, programs.upsert(lent.dialect, indexes.place(lent), table, values, key))
+    lent = _adopt(connection)
+    return _run(lent, table, programs.upsert(lent.dialect, programs.database_of(lent), table, values, key))
 
 
 def compare_and_set(
@@ -68,18 +71,18 @@ def compare_and_set(
     column: str = "version",
     marker: tuple[str, Any] | None = None,
 ) -> Change:
-    """Change a row if it is still of this version, which then grows by one.
+    """Change a row if it still has this version, and increase the version by one.
 
-    A repeat is told ALREADY when the row is of the next version and has these values; with a ``marker`` it is sure,
-    also when others have changed the row since.
+    A repeat gets ALREADY if the row has the next version and these values. With a ``marker`` a repeat is recognised for
+    certain, even if others have changed the row since.
 
-    :param column: where the version is kept.
-    :param marker: a column and a value of one's own that is written with the change, such as
+    :param column: the column of the version.
+    :param marker: a column and a unique value that is written with the change, such as
         ``("changed_by", op.derive("rename"))``.
     """
     if dynamodb.is_client(connection, awaited=False):
-        return dynamodb.run(connection, dynamodb.compare_and_set(table, where, version, values, column, marker))
-    lent = _adopted(connection)
+        return _call(connection, dynamodb.compare_and_set(table, where, version, values, column, marker))
+    lent = _adopt(connection)
     return _run(lent, table, programs.compare_and_set(lent.dialect, table, where, version, values, column, marker))
 
 
@@ -95,10 +98,10 @@ def transition(
 ) -> Change:
     """Move a row from one state to another: ``UPDATE … SET status = after WHERE … AND status = before``.
 
-    :param before: a state, or several to come from.
-    :param values: other columns to be set with it.
+    :param before: a state, or several.
+    :param values: other columns to set with it.
     """
-    lent = _adopted(connection)
+    lent = _adopt(connection)
     return _run(lent, table, programs.transition(lent.dialect, table, where, column, before, after, values or {}))
 
 
@@ -113,28 +116,27 @@ def append_event(
     column: str = "sequence",
     first: int = 1,
 ) -> Change:
-    """Append an event at its place in an aggregate's history; the aggregate and the sequence are unique together.
+    """Append an event to the history of an aggregate. The aggregate and the sequence must be unique together.
 
-    The same event again is ALREADY; another event at that place, or a gap before it, is LOST.
+    The same event again is ALREADY. Another event with this sequence, or a gap before it, is LOST.
 
-    :param sequence: the place that this event is to have: one more than the last that the caller has seen.
-    :param id: the column that an event is known by.
+    :param sequence: the place of this event: one more than the last event that the caller has seen.
+    :param id: the column that identifies an event.
     """
-    lent = _adopted(connection)
-    return _run(
-        lent,
-        table,
-        programs.append_event(lent.dialect, indexes.place(lent), table, aggregate, sequence, event, id, column, first),
+    lent = _adopt(connection)
+    program = programs.append_event(
+        lent.dialect, programs.database_of(lent), table, aggregate, sequence, event, id, column, first
     )
+    return _run(lent, table, program)
 
 
 def delete(connection: Any, table: str, where: Mapping[str, Any]) -> bool:
-    """Delete rows; whether there were any. That there were none is no error: it is what was asked for."""
-    lent = _adopted(connection)
+    """Delete rows. Returns whether there were any; it is no error if there were none."""
+    lent = _adopt(connection)
     return _run(lent, table, programs.delete(lent.dialect, table, where))
 
 
-def _adopted(connection: Any) -> Any:
+def _adopt(connection: Any) -> Any:
     if dynamodb.is_client(connection, awaited=False):
         raise ConfigurationError("for DynamoDB there are insert_once and compare_and_set, and no others")
     lent = adopt(connection)
@@ -144,8 +146,23 @@ def _adopted(connection: Any) -> Any:
 
 
 def _run(lent: Any, table: str, program: Program[R]) -> R:
-    lent.finish()  # a session's new rows go first: they may be what this is about
+    lent.finish()  # a session's new rows go first: the statement may be about them
     try:
         return run(program, lent)
     except (NotMigrated, StoreUnavailable) as error:
-        raise indexes.not_there(error, table) from error.__cause__
+        raise programs.missing_table(error, table) from error.__cause__
+
+
+def _call(client: Any, program: dynamodb.Program[R]) -> R:
+    """Run a program on a DynamoDB client."""
+    try:
+        call = next(program)
+        while True:
+            try:
+                reply: dynamodb.Reply = getattr(client, call.action)(**call.params)
+            except Exception as error:
+                reply = dynamodb.failed_condition(error, call)
+            call = program.send(reply)
+    except StopIteration as stop:
+        result: R = stop.value
+        return result

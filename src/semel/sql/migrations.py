@@ -1,58 +1,55 @@
 """The schema: numbered .sql files, applied in order under a lock, and compared with what a database really has.
 
-``migrate`` may run in many processes at once: one does the work, the others find it done. ``drift`` makes the schema
-anew beside the real one, inside a transaction that is rolled back, and lists where the two differ.
+``migrate_program`` may run in many processes at once: one does the work, the others find it done. ``check_program``
+makes the schema anew beside the real one, reads both, and lists the differences.
+
+PostgreSQL and SQLite migrate in a transaction. MySQL cannot roll tables back: there each statement of a migration
+commits by itself and can be repeated. One migrator at a time works, under a named lock that ends with its connection.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import sqlite3
 from dataclasses import dataclass
 from importlib import resources
-from typing import Final
+from typing import Final, TypeAlias
 
 from semel.errors import NotMigrated, SchemaDrift, StoreUnavailable
-from semel.sql.connections.refusals import Contended
-from semel.sql.connections.sqlite import SQLiteConnection
-from semel.sql.program import AsyncConnection, Connection, Program, Query, Statement, run, run_async
+from semel.sql.connections.errors import Contention
+from semel.sql.program import Program, Query, Rows, Statement
 
-__all__ = [
-    "POSTGRES",
-    "SQLITE",
-    "Schema",
-    "check",
-    "check_async",
-    "compare",
-    "do",
-    "migrate",
-    "migrate_async",
-    "migrate_sqlite",
-    "require",
-]
+__all__ = ["MYSQL", "POSTGRES", "SQLITE", "Schema", "check_program", "migrate_program", "statement"]
+
+LOCK_TIMEOUT: Final = "5s"
+"""How long a migration of PostgreSQL waits for a table that others use. Whoever comes next waits behind the migration,
+so this is short."""
+MYSQL_LOCK_TIMEOUT: Final = 600
+"""Seconds that a migrator of MySQL waits for another one."""
 
 _STATEMENT_END: Final = re.compile(r";(?=(?:[^$]*\$\$[^$]*\$\$)*[^$]*\Z)")
 """A semicolon outside of a function's body, which stands between two ``$$``."""
 _LOCK_KEY: Final = 0x53454D454C  # "SEMEL": the advisory lock that migrations take
-LOCK_TIMEOUT: Final = "5s"
-"""How long a migration waits for a table that others use. Whoever comes after it waits behind it, so not for long."""
+
+Description: TypeAlias = dict[tuple[str, str], str]
+"""The definition of each of our objects, by (kind, name)."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """One dialect's way of migrating."""
+    """How to migrate one dialect."""
 
     folder: str
     begin: tuple[str, ...]
-    """How to open the transaction in which one migrator at a time works."""
+    """Open the transaction, or take the lock, under which one migrator at a time works."""
     ledger: str
+    """Make the table of applied migrations."""
     has_ledger: str
     describe: str
-    """One row (kind, name, definition) for each of our objects in the current schema."""
-    aside: tuple[str, ...]
-    """How to begin making the schema anew beside the real one."""
+    """One row (kind, name, definition) for each of our objects in the current schema; for MySQL, its tables."""
+    beside: tuple[str, ...] = ()
+    """Begin to make the schema anew beside the real one."""
 
     @functools.cache  # noqa: B019 - there are as many schemas as dialects
     def migrations(self) -> list[tuple[int, str, list[str]]]:
@@ -66,6 +63,10 @@ class Schema:
                 found.append((int(match[1]), match[2], [part for part in statements if part]))
         return sorted(found)
 
+    def all_statements(self) -> list[str]:
+        """What makes the whole schema in an empty database."""
+        return [self.ledger, *(sql for _, _, statements in self.migrations() for sql in statements)]
+
 
 SQLITE: Final = Schema(
     folder="sqlite",
@@ -77,12 +78,11 @@ SQLITE: Final = Schema(
     describe=(
         "SELECT type, name, sql FROM sqlite_master WHERE tbl_name LIKE 'semel\\_%' ESCAPE '\\' AND sql IS NOT NULL"
     ),
-    aside=(),
 )
 
 POSTGRES: Final = Schema(
     folder="postgres",
-    # The limit comes after the lock of the migrators: they may wait for each other for as long as it takes.
+    # The limit is set after the migrators' lock is taken: they may wait for each other as long as it takes.
     begin=("BEGIN", f"SELECT pg_advisory_xact_lock({_LOCK_KEY})", f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"),
     ledger="CREATE TABLE IF NOT EXISTS semel_migration (version integer NOT NULL PRIMARY KEY, name text NOT NULL)",
     has_ledger="SELECT 1 WHERE to_regclass('semel_migration') IS NOT NULL",
@@ -114,75 +114,59 @@ POSTGRES: Final = Schema(
         FROM pg_proc p
         WHERE p.pronamespace = current_schema()::regnamespace AND p.proname LIKE 'semel\\_%'
     """,
-    aside=("BEGIN", "CREATE SCHEMA semel_drift", "SET LOCAL search_path TO semel_drift"),
+    beside=("BEGIN", "CREATE SCHEMA semel_drift", "SET LOCAL search_path TO semel_drift"),
+)
+
+MYSQL: Final = Schema(
+    folder="mysql",
+    # The lock belongs to the whole server, so its name contains the database's name: hashed, because a name has at most
+    # 64 characters, and not by MD5, which MySQL 9.7 no longer has. It is released when the connection is closed.
+    begin=(f"SELECT GET_LOCK(CONCAT('semel.', SHA2(DATABASE(), 224)), {MYSQL_LOCK_TIMEOUT})",),
+    ledger=(
+        "CREATE TABLE IF NOT EXISTS semel_migration (version int NOT NULL PRIMARY KEY, name varchar(255) NOT NULL)"
+        " ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+    ),
+    has_ledger=(
+        "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = 'semel_migration'"
+    ),
+    describe="SELECT table_name FROM information_schema.tables"
+    " WHERE table_schema = DATABASE() AND table_name LIKE 'semel\\\\_%' ORDER BY table_name",
 )
 
 
-def do(sql: str) -> Statement:
+def statement(sql: str) -> Statement:
     """A statement without parameters."""
     return Statement(Query("schema", sql, True), {})
 
 
-def _apply(schema: Schema) -> Program[list[str]]:
-    """Inside a transaction: make what is missing. Answers the names of what was applied."""
-    yield do(schema.ledger)
-    known = {row[0] for row in (yield do("SELECT version FROM semel_migration"))}
-    applied = []
-    for number, name, statements in schema.migrations():
-        if number not in known:
-            for statement in statements:
-                yield do(statement)
-            yield do(f"INSERT INTO semel_migration (version, name) VALUES ({number}, '{name}')")
-            applied.append(f"{number:04d}_{name}")
-    return applied
-
-
-def _migrate(schema: Schema) -> Program[list[str]]:
+def migrate_program(schema: Schema) -> Program[list[str]]:
+    """Bring the database up to date; return the names of the migrations that were applied."""
     missing = yield from _missing(schema)
     if not missing:
-        return []  # the common case asks for no lock
+        return []  # the usual case takes no lock
     for sql in schema.begin:
-        yield do(sql)
+        yield statement(sql)
     try:
         applied = yield from _apply(schema)
-    except Contended as error:
+    except Contention as error:
         raise StoreUnavailable(
             "another transaction holds a table that is to be changed; writers would wait behind this migration, "
             f"so it was given up, and nothing was changed. Run it again when that one has ended ({error})"
         ) from error.__cause__
-    yield do("COMMIT")
+    yield statement("COMMIT")
     return applied
 
 
-def _missing(schema: Schema) -> Program[list[str]]:
-    wanted = {number: f"{number:04d}_{name}" for number, name, _ in schema.migrations()}
-    if not (yield do(schema.has_ledger)):
-        return list(wanted.values())
-    known = {row[0] for row in (yield do("SELECT version FROM semel_migration"))}
-    return [name for number, name in wanted.items() if number not in known]
-
-
-def require(schema: Schema) -> Program[None]:
-    """Raise NotMigrated unless every migration has been applied."""
+def check_program(schema: Schema) -> Program[None]:
+    """Raise NotMigrated or SchemaDrift unless the tables are exactly what the migrations make."""
     missing = yield from _missing(schema)
     if missing:
         raise NotMigrated(f"the database lacks {', '.join(missing)}: run `semel migrate URL`")
-
-
-def _check(schema: Schema, fresh: dict[tuple[str, str], str] | None) -> Program[None]:
-    yield from require(schema)
-    real = _described((yield do(schema.describe)))
-    if fresh is None:
-        for sql in schema.aside:
-            yield do(sql)
-        yield from _apply(schema)
-        fresh = _described((yield do(schema.describe)))
-        yield do("ROLLBACK")
-    compare(real, fresh)
-
-
-def compare(real: dict[tuple[str, str], str], fresh: dict[tuple[str, str], str]) -> None:
-    """Raise SchemaDrift where the two descriptions differ."""
+    if schema is MYSQL:
+        real, fresh = yield from _mysql_descriptions()
+    else:
+        real = _described((yield statement(schema.describe)))
+        fresh = _fresh_sqlite() if schema is SQLITE else (yield from _fresh_postgres())
     differences = [
         f"{kind} {name}: is {real.get((kind, name), 'missing')!r}, should be {fresh.get((kind, name), 'none')!r}"
         for kind, name in sorted(real.keys() | fresh.keys())
@@ -192,63 +176,88 @@ def compare(real: dict[tuple[str, str], str], fresh: dict[tuple[str, str], str])
         raise SchemaDrift("the database's tables are not the ones the migrations make:\n  " + "\n  ".join(differences))
 
 
-def _described(rows: object) -> dict[tuple[str, str], str]:
-    return {(kind, name): " ".join(str(definition).split()) for kind, name, definition in rows}  # type: ignore[attr-defined]
+def _missing(schema: Schema) -> Program[list[str]]:
+    wanted = {number: f"{number:04d}_{name}" for number, name, _ in schema.migrations()}
+    if not (yield statement(schema.has_ledger)):
+        return list(wanted.values())
+    known = {row[0] for row in (yield statement("SELECT version FROM semel_migration"))}
+    return [name for number, name in wanted.items() if number not in known]
 
 
-def _sqlite_fresh() -> dict[tuple[str, str], str]:
+def _apply(schema: Schema) -> Program[list[str]]:
+    """Inside a transaction: apply what is missing."""
+    yield statement(schema.ledger)
+    known = {row[0] for row in (yield statement("SELECT version FROM semel_migration"))}
+    applied = []
+    for number, name, statements in schema.migrations():
+        if number not in known:
+            for sql in statements:
+                yield statement(sql)
+            yield statement(f"INSERT INTO semel_migration (version, name) VALUES ({number}, '{name}')")
+            applied.append(f"{number:04d}_{name}")
+    return applied
+
+
+# Descriptions of a schema: the real one, and the one that the migrations make
+
+
+def _described(rows: Rows) -> Description:
+    return {(kind, name): " ".join(str(definition).split()) for kind, name, definition in rows}
+
+
+def _fresh_sqlite() -> Description:
     raw = sqlite3.connect(":memory:", isolation_level=None)
     try:
-        connection = SQLiteConnection(raw)
-        run(_apply(SQLITE), connection)
-        return _described(connection.execute(do(SQLITE.describe)))
+        for sql in SQLITE.all_statements():
+            raw.execute(sql)
+        return _described(raw.execute(SQLITE.describe).fetchall())
     finally:
         raw.close()
 
 
-def migrate(connection: Connection, schema: Schema) -> list[str]:
-    """Bring the database up to date; answers what was applied, nothing when it was."""
-    try:
-        return run(_migrate(schema), connection)
-    except BaseException:
-        _quietly_roll_back(connection)
-        raise
+def _fresh_postgres() -> Program[Description]:
+    """In a transaction that is rolled back."""
+    for sql in POSTGRES.beside:
+        yield statement(sql)
+    yield from _apply(POSTGRES)
+    fresh = _described((yield statement(POSTGRES.describe)))
+    yield statement("ROLLBACK")
+    return fresh
 
 
-async def migrate_async(connection: AsyncConnection, schema: Schema) -> list[str]:
-    """The same on an async connection."""
-    try:
-        return await run_async(_migrate(schema), connection)
-    except BaseException:
-        with contextlib.suppress(Exception):  # the first error is the one to see
-            await connection.execute(do("ROLLBACK"))
-        raise
+_CREATED: Final = re.compile(r"CREATE TABLE IF NOT EXISTS (\w+)")
+_LINE: Final = re.compile(r"(?:(?P<kind>CONSTRAINT|UNIQUE KEY|KEY|PRIMARY KEY) )?(?:`(?P<name>\w+)`)?\s*(?P<rest>.*)")
 
 
-def check(connection: Connection, schema: Schema) -> None:
-    """Raise NotMigrated or SchemaDrift unless the tables are exactly the ones the migrations make."""
-    try:
-        run(_check(schema, _sqlite_fresh() if schema is SQLITE else None), connection)
-    except BaseException:
-        _quietly_roll_back(connection)
-        raise
+def _mysql_descriptions() -> Program[tuple[Description, Description]]:
+    """The real tables and the fresh ones.
+
+    The fresh ones are temporary. They hide the real ones from this connection alone, and end with it.
+    """
+    real: Description = {}
+    for (table,) in (yield statement(MYSQL.describe)):
+        real |= _mysql_described(table, (yield statement(f"SHOW CREATE TABLE `{table}`")))
+    fresh: Description = {}
+    statements = MYSQL.all_statements()
+    for sql in statements:
+        yield statement(_CREATED.sub(r"CREATE TEMPORARY TABLE \1", sql))
+    for table in [name for sql in statements for name in _CREATED.findall(sql)]:
+        fresh |= _mysql_described(table, (yield statement(f"SHOW CREATE TABLE `{table}`")))
+        yield statement(f"DROP TEMPORARY TABLE `{table}`")
+    return real, fresh
 
 
-async def check_async(connection: AsyncConnection, schema: Schema) -> None:
-    """The same on an async connection."""
-    try:
-        await run_async(_check(schema, None), connection)
-    except BaseException:
-        with contextlib.suppress(Exception):  # the first error is the one to see
-            await connection.execute(do("ROLLBACK"))
-        raise
-
-
-def migrate_sqlite(raw: sqlite3.Connection, file: str = "") -> list[str]:
-    """Bring a SQLite file up to date."""
-    return migrate(SQLiteConnection(raw, file), SQLITE)
-
-
-def _quietly_roll_back(connection: Connection) -> None:
-    with contextlib.suppress(Exception):  # the first error is the one to see
-        connection.execute(do("ROLLBACK"))
+def _mysql_described(table: str, rows: Rows) -> Description:
+    """One entry for each line of SHOW CREATE TABLE: columns, keys, constraints, and the table's options."""
+    _, *lines, options = rows[0][1].splitlines()
+    found = {("options", table): re.sub(r" AUTO_INCREMENT=\d+", "", options.strip(") "))}
+    for line in lines:
+        text = line.strip().rstrip(",")
+        match = _LINE.fullmatch(text)
+        assert match is not None
+        kind = {"KEY": "index", "UNIQUE KEY": "index", "PRIMARY KEY": "index", "CONSTRAINT": "constraint"}.get(
+            match["kind"] or "", "column"
+        )
+        name = match["name"] or "PRIMARY"
+        found[kind, name if kind == "constraint" else f"{table}.{name}"] = text
+    return found

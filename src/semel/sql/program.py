@@ -1,30 +1,42 @@
-"""A SQL program is a generator that yields Statements and is sent their rows, or thrown what refused them. It runs on
-any connection.
+"""SQL programs: generators that yield Statements and are sent their rows. They run on any connection.
+
+A program knows neither driver nor event loop. ``sync.py`` and ``aio.py`` run it: they execute each statement and send
+the rows back, or throw the error into the program when the statement was refused.
 
 Statements are written once, in ``.sql`` files with named entries and named parameters (``:id``), and rendered to each
-driver's own style when first used there. A program knows neither driver nor event loop; what runs it is at the bottom.
+driver's own style when first used there.
+
+For databases without arrays (MySQL) a statement repeats a part of its text for each Op of a batch. In the .sql file
+that part stands in double brackets: ``VALUES [[(:id, :nonce)]]``, ``CASE id [[WHEN :id THEN :token]] END``. A *packet*
+is one or more such statements that are sent together. It is answered by the rows of the last statement that has rows,
+or else by the number of rows that the first one touched. A packet that ``begins`` and ``ends`` is a transaction of its
+own. On a connection whose transaction is the caller's these two words are left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import lru_cache
 from importlib import resources
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
-from semel.errors import StoreUnavailable
+from semel.core.ops import Op, SaveStep
+from semel.core.semantics import Row
+from semel.core.transactional import Keep, Lock, Occupied
 
 __all__ = [
-    "AsyncConnection",
-    "Connection",
+    "PENDING",
+    "Packet",
+    "Piece",
     "Program",
     "Query",
     "Rows",
     "Statement",
     "Style",
+    "TransactionPrograms",
+    "batch",
     "load_queries",
-    "run",
-    "run_async",
 ]
 
 R = TypeVar("R")
@@ -34,21 +46,29 @@ Style: TypeAlias = Literal["named", "numeric", "format"]
 _PARAMETER: Final = re.compile(r"(?<![:\w]):([a-z_]+)\b")
 _ARRAY: Final = re.compile(r"(?<![:\w]):([a-z_]+)::(\w+)\[\]")
 _ENTRY: Final = re.compile(r"^-- name: (\w+)(?: \((reads|writes)(?:, as text (\w+))?\))?\s*$", re.MULTILINE)
+_GROUP: Final = re.compile(r"\[\[(.*?)\]\]")
+_SEPARATORS: Final = {"WHEN": " ", "SELECT": " UNION ALL "}
+"""What separates the repetitions of a group, by its first word; by default a comma."""
+_CACHED_TEXTS: Final = 1024
+"""Repeated texts that are cached: one for each statement and size of batch."""
 
 
 class Query:
     """One named entry of a .sql file."""
 
-    __slots__ = ("_rendered", "arrays", "as_text", "name", "sql", "writes")
+    __slots__ = ("_rendered", "arrays", "as_text", "fragments", "name", "sql", "writes")
 
     def __init__(self, name: str, sql: str, writes: bool) -> None:
         self.name = name
         self.sql = sql
         self.writes = writes
         self.as_text: Query | None = None
-        """How the same is said where it travels as text, with its values: in words that are soon read and planned."""
+        """The entry to send instead where the statement travels as text with its values: shorter, so that the server
+        parses and plans it faster."""
         self.arrays: Mapping[str, str] = dict(_ARRAY.findall(sql))
-        """Parameters that are arrays, by the type of their elements."""
+        """The parameters that are arrays, with the type of their elements."""
+        self.fragments: Sequence[str] = _PARAMETER.split(sql)
+        """The text cut at its parameters: SQL and names of parameters in turn."""
         self._rendered: dict[Style, tuple[str, tuple[str, ...]]] = {}
 
     def __repr__(self) -> str:
@@ -90,6 +110,26 @@ class Statement:
 Program: TypeAlias = Generator[Statement, Rows, R]
 
 
+class TransactionPrograms(Protocol):
+    """What the module of a dialect has for the transactional mode: programs for the caller's connection."""
+
+    def lock(self, op: Lock) -> Program[Row | Occupied | None]:
+        """Lock the key for the rest of the transaction; return the record, if there is one."""
+        ...
+
+    def keep(self, op: Keep) -> Program[bool]:
+        """Write the finished record, by one statement; False if the record has changed meanwhile."""
+        ...
+
+    def save_step(self, op: SaveStep) -> Program[bool]:
+        """Save a step; False if another attempt owns the record by now."""
+        ...
+
+    def step_saved(self, id: bytes, name: str) -> Program[bool]:
+        """Whether this step is saved."""
+        ...
+
+
 def _render(sql: str, style: Style) -> tuple[str, tuple[str, ...]]:
     names: list[str] = []
 
@@ -112,7 +152,7 @@ def _render(sql: str, style: Style) -> tuple[str, tuple[str, ...]]:
 def load_queries(package: str, file: str, **replacements: str) -> dict[str, Query]:
     """The entries of a .sql file. ``-- name: claim (writes)`` begins one; ``{{word}}`` is replaced.
 
-    ``(writes, as text other)``: where it travels as text, that entry is sent for it.
+    ``(writes, as text other)``: where the statement travels as text, the entry ``other`` is sent instead.
     """
     text = resources.files(package).joinpath(file).read_text("utf-8")
     for word, replacement in replacements.items():
@@ -121,7 +161,7 @@ def load_queries(package: str, file: str, **replacements: str) -> dict[str, Quer
     entries: dict[str, Query] = {}
     for name, kind, body in zip(parts[::4], parts[1::4], parts[3::4], strict=True):
         lines = [line for line in body.splitlines() if not line.lstrip().startswith("--")]
-        # Short texts matter: drivers cache what they prepare by text, and some not beyond a length.
+        # Drivers cache prepared statements by their text, and some only up to a length: so no blanks to spare.
         sql = " ".join(" ".join(lines).split()).rstrip(";")
         entries[name] = Query(name, sql, kind != "reads")
     for name, other in zip(parts[::4], parts[2::4], strict=True):
@@ -129,41 +169,112 @@ def load_queries(package: str, file: str, **replacements: str) -> dict[str, Quer
     return entries
 
 
-class Connection(Protocol):
-    """One driver's connection, wrapped: runs one statement. Errors come out as StoreErrors."""
-
-    def execute(self, statement: Statement) -> Rows: ...
+# Packets, for databases without arrays
 
 
-class AsyncConnection(Protocol):
-    async def execute(self, statement: Statement) -> Rows: ...
+class Piece:
+    """One statement of a packet: a query, a row of parameters for each Op, and parameters that all of them share."""
+
+    __slots__ = ("params", "query", "rows")
+
+    def __init__(self, query: Query, rows: Sequence[Mapping[str, Any]] = (), /, **params: Any) -> None:
+        self.query = query
+        self.rows = rows
+        self.params = params
+
+    def __repr__(self) -> str:
+        return f"<Piece {self.query.name} of {len(self.rows)}>"
+
+    def values(self) -> tuple[str, list[Any]]:
+        """The text with ``%s`` for each value, and the values in order."""
+        text, order = _repeated(self.query, len(self.rows))
+        rows, shared = self.rows, self.params
+        return text, [shared[name] if at < 0 else rows[at][name] for at, name in order]
 
 
-def run(program: Program[R], connection: Connection) -> R:
-    """Run a program to its end on a sync connection."""
-    try:
-        statement = next(program)
-        while True:
-            try:
-                rows = connection.execute(statement)
-            except StoreUnavailable as error:
-                statement = program.throw(error)
-            else:
-                statement = program.send(rows)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
+class Packet(Statement):
+    """Pieces that are sent together."""
+
+    __slots__ = ("begins", "ends", "pieces")
+
+    def __init__(self, *pieces: Piece, begins: bool = False, ends: bool = False) -> None:
+        super().__init__(pieces[-1].query if pieces else _NOTHING, {})
+        self.pieces = pieces
+        self.begins = begins
+        self.ends = ends
+
+    @classmethod
+    def transaction(cls, *pieces: Piece) -> Packet:
+        """A packet that is a transaction: all of its statements take effect, or none."""
+        return cls(*pieces, begins=True, ends=True)
+
+    def __repr__(self) -> str:
+        return f"<Packet {', '.join(piece.query.name for piece in self.pieces)}>"
+
+    def values(self, style: Style) -> tuple[str, list[Any]]:
+        """Text and values for a driver that accepts several statements at once, without BEGIN and COMMIT."""
+        assert style == "format", "all drivers of databases without arrays have this style"
+        parts = [piece.values() for piece in self.pieces]
+        return "; ".join(text for text, _ in parts), [value for _, values in parts for value in values]
 
 
-async def run_async(program: Program[R], connection: AsyncConnection) -> R:
-    """Run a program to its end on an async connection."""
-    try:
-        statement = next(program)
-        while True:
-            try:
-                rows = await connection.execute(statement)
-            except StoreUnavailable as error:
-                statement = program.throw(error)
-            else:
-                statement = program.send(rows)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
+_NOTHING: Final = Query("nothing", "", False)
+
+
+@lru_cache(maxsize=_CACHED_TEXTS)
+def _repeated(query: Query, size: int) -> tuple[str, list[tuple[int, str]]]:
+    """The text for so many rows, and where each value comes from: (number of the row, or -1 if shared; name)."""
+    texts: list[str] = []
+    order: list[tuple[int, str]] = []
+    for at, part in enumerate(_GROUP.split(query.sql)):
+        text, names = _render(part, "format")
+        if at % 2:  # every other part stood in brackets
+            texts.append(_SEPARATORS.get(part.partition(" ")[0], ", ").join([text] * size))
+            order += [(row, name) for row in range(size) for name in names]
+        else:
+            texts.append(text)
+            order += [(-1, name) for name in names]
+    return "".join(texts), order
+
+
+# Batches of Ops
+
+PENDING: Final = object()
+"""The answer of an Op that has none yet."""
+
+
+def batch(
+    ops: Sequence[Op[Any]],
+    answers: list[Any] | None,
+    programs: Mapping[type[Op[Any]], Callable[[Any], Program[list[Any]]]],
+) -> Program[list[Any]]:
+    """A batch of Ops as one program. Ops of one kind share a statement; Ops of one record keep their order.
+
+    :param answers: filled in as they arrive, so that when the program fails the answers in it are the committed ones.
+    :param programs: for each kind of Op, the program for a list of them.
+    """
+    if answers is None:
+        answers = [PENDING] * len(ops)
+    for group in _groups(ops):
+        # Rows are locked in this order. It is the same for all, so that two batches cannot deadlock.
+        group.sort(key=lambda i: ops[i].id)
+        found = yield from programs[type(ops[group[0]])]([ops[i] for i in group])
+        for i, answer in zip(group, found, strict=True):
+            answers[i] = answer
+    return answers
+
+
+def _groups(ops: Sequence[Op[Any]]) -> list[list[int]]:
+    """Positions of Ops of one kind. No id occurs twice in a group: a statement can touch a row only once."""
+    groups: list[list[int]] = []
+    open_group: dict[type[Op[Any]], int] = {}
+    last_seen: dict[bytes, int] = {}
+    for i, op in enumerate(ops):
+        kind = type(op)
+        at = open_group.get(kind, -1)
+        if at <= last_seen.get(op.id, -1):
+            at = open_group[kind] = len(groups)
+            groups.append([])
+        groups[at].append(i)
+        last_seen[op.id] = at
+    return groups

@@ -1,8 +1,10 @@
 """Records in a SQLite file, safe with many threads, tasks and processes on it.
 
-One writer at a time: concurrent Ops of a process are committed as a group, so 32 callers share one fsync. Replays read
-without asking for the write lock. Several processes may use one file (WAL); each waits for the other up to the busy
+There is one writer at a time. Concurrent Ops of a process are committed together, so 32 callers share one fsync.
+Replays read without the write lock. Several processes may use one file (WAL); each waits for the others up to the busy
 timeout.
+
+The sync and the async store share the writer. The async one runs it in a thread, so that the event loop never blocks.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from semel.core.ops import Op
 from semel.core.policy import Duration, seconds
 from semel.engine.forking import survive_forks
 from semel.errors import ConfigurationError, SemelError
-from semel.sql.connections.sqlite import Busy, SQLiteConnection, named_error
+from semel.sql import aio, sync
+from semel.sql.connections.errors import DatabaseBusy, sqlite_error
+from semel.sql.connections.sqlite import SQLiteConnection
 from semel.sql.dialects import sqlite as dialect
-from semel.sql.migrations import migrate_sqlite
+from semel.sql.migrations import SQLITE
 from semel.sql.program import Program, Statement
-from semel.sql.units import AsyncUnit, Unit, adopt_unit
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.combiner import Combiner
 
@@ -34,13 +37,13 @@ BUSY_TIMEOUT: Final = 10.0
 
 
 def migrate(path: str | os.PathLike[str]) -> list[str]:
-    """Make or update the tables of a file; answers what was applied."""
+    """Make or update the tables of a file; return the names of the migrations that were applied."""
     try:
         raw = sqlite3.connect(os.fspath(path), timeout=BUSY_TIMEOUT, isolation_level=None)
     except sqlite3.Error as error:
-        raise named_error(error, os.fspath(path)) from error
+        raise sqlite_error(error, os.fspath(path)) from error
     try:
-        return migrate_sqlite(raw, os.fspath(path))
+        return sync.migrate(SQLiteConnection(raw, os.fspath(path)), SQLITE)
     finally:
         raw.close()
 
@@ -49,8 +52,8 @@ def _now() -> int:
     return time.time_ns() // 1000
 
 
-def _as_of(now: int, statement: Statement) -> Statement:
-    """A statement made before the lock was ours, perhaps long before: a lease counts from when it is written."""
+def _at(now: int, statement: Statement) -> Statement:
+    """The statement with another time. It was made before we had the lock; a lease counts from when it is written."""
     if "now" not in statement.params:
         return statement
     return Statement(statement.query, {**statement.params, "now": now})
@@ -66,15 +69,15 @@ class _Writer:
         self.synchronous = synchronous
         self.busy_timeout = busy_timeout
         self._raw: sqlite3.Connection | None = None
-        self._left_behind: list[sqlite3.Connection | None] = []
+        self._parents: list[sqlite3.Connection | None] = []
         self._migrate = migrate
         self.gathers = False
         self.open()
         survive_forks(self._forked)
 
     def _forked(self) -> None:
-        # Kept and never closed: SQLite's connections may not cross a fork, not even to be closed.
-        self._left_behind.append(self._raw)
+        # Keep a reference, never close it: a connection of SQLite must not be used after a fork, not even to close it.
+        self._parents.append(self._raw)
         self._raw = None
 
     def open(self) -> SQLiteConnection:
@@ -87,12 +90,12 @@ class _Writer:
                     raw.execute("PRAGMA journal_mode = WAL").fetchall()
                     raw.execute(f"PRAGMA synchronous = {self.synchronous}")
                     if self._migrate:
-                        migrate_sqlite(raw, self.path)
+                        sync.migrate(SQLiteConnection(raw, self.path), SQLITE)
                 except BaseException:
                     raw.close()
                     raise
             except sqlite3.Error as error:
-                raise named_error(error, self.path) from error
+                raise sqlite_error(error, self.path) from error
             self._raw = raw
         return SQLiteConnection(self._raw, self.path)
 
@@ -103,9 +106,9 @@ class _Writer:
         except SemelError as error:
             if len(ops) == 1:
                 return [error]
-            if isinstance(error, Busy):
-                return [type(error)(str(error)) for _ in ops]  # all alike, and all have waited long enough
-            # One of them, or the disk: let each stand for itself.
+            if isinstance(error, DatabaseBusy):
+                return [type(error)(str(error)) for _ in ops]  # all of them have waited long enough
+            # One of them is wrong, or the disk is full: run each by itself.
             return [self.run([op])[0] for op in ops]
 
     def _run(self, connection: SQLiteConnection, ops: Sequence[Op[Any]]) -> list[Any]:
@@ -114,8 +117,8 @@ class _Writer:
         changing: set[bytes] = set()
         for i, op in enumerate(ops):
             program = dialect.program(op, _now)
-            # A read that follows a write of the same record in the batch must see it: it waits for the transaction. So
-            # does one over all records (those have no id), and any that follows a sweep.
+            # A read that follows a write of the same record in the batch must see it, so it waits for the transaction.
+            # So does a read of all records (it has no id), and any read that follows a sweep.
             waits = bool(changing) and (not op.id or op.id in changing or b"" in changing)
             try:
                 statement = next(program)
@@ -125,7 +128,7 @@ class _Writer:
                 changing.add(op.id)
             except StopIteration as stop:
                 answers[i] = stop.value
-        self.gathers = bool(writing)  # a commit is worth sharing; reads are quicker alone
+        self.gathers = bool(writing)  # a commit is worth sharing; reads are faster alone
         if writing:
             self._write(connection, writing, answers)
         return answers
@@ -139,7 +142,7 @@ class _Writer:
             try:
                 now = _now()
                 for i, program, first in writing:
-                    statement = _as_of(now, first)
+                    statement = _at(now, first)
                     try:
                         while True:
                             statement = program.send(connection.execute(statement))
@@ -151,7 +154,7 @@ class _Writer:
                     raw.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            raise named_error(error, self.path) from error
+            raise sqlite_error(error, self.path) from error
 
     def close(self) -> None:
         if self._raw is not None:
@@ -176,8 +179,8 @@ class SQLiteStore:
         migrate: bool = True,
     ) -> None:
         """
-        :param path: the file; made if it is not there.
-        :param synchronous: ``"full"`` keeps every answered write over a power cut; ``"normal"`` only over a crash.
+        :param path: the file; it is created if it does not exist.
+        :param synchronous: with ``"full"`` every answered write survives a power cut; with ``"normal"`` only a crash.
         :param busy_timeout: how long another process may hold the file before an Op fails.
         :param migrate: make or update the tables when opening.
         """
@@ -190,19 +193,19 @@ class SQLiteStore:
         return self._combiner.execute_many(ops)
 
     def wait(self, id: bytes, seconds: float) -> None:
-        """Never called: the engine polls."""
+        """The engine polls and never calls this."""
         time.sleep(min(seconds, 0.05))
 
-    def adopt(self, connection: object) -> Unit:
-        """The caller's connection as a unit of work: its records are written in the caller's transaction."""
-        return adopt_unit(connection, "sqlite", awaited=False)  # type: ignore[no-any-return]
+    def adopt(self, connection: object) -> sync.SQLUnit:
+        """The caller's connection as a unit of work: it writes records in the caller's transaction."""
+        return sync.adopt_unit(connection, "sqlite")
 
     def close(self) -> None:
         self._combiner.close()
 
 
-class _ThreadLane:
-    """The writer, in a thread of its own, for an event loop."""
+class _SQLiteThread:
+    """Runs the writer in a thread of its own, for an event loop."""
 
     def __init__(self, writer: _Writer) -> None:
         self._writer = writer
@@ -221,7 +224,7 @@ class _ThreadLane:
 
 
 class AsyncSQLiteStore:
-    """A store in a SQLite file, for one event loop, which it never blocks."""
+    """A store in a SQLite file, for one event loop."""
 
     wakes = False
     counts = True
@@ -236,9 +239,9 @@ class AsyncSQLiteStore:
         busy_timeout: Duration = BUSY_TIMEOUT,
         migrate: bool = True,
     ) -> None:
-        """As of ``SQLiteStore``."""
+        """Same parameters as ``SQLiteStore``."""
         writer = _Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)
-        self._combiner = AsyncCombiner([_ThreadLane(writer)])
+        self._combiner = AsyncCombiner([_SQLiteThread(writer)])
 
     async def execute(self, op: Op[R]) -> R:
         return cast(R, await self._combiner.execute(op))
@@ -247,12 +250,12 @@ class AsyncSQLiteStore:
         return await self._combiner.execute_many(ops)
 
     async def wait(self, id: bytes, seconds: float) -> None:
-        """Never called: the engine polls."""
+        """The engine polls and never calls this."""
         await asyncio.sleep(min(seconds, 0.05))
 
-    def adopt(self, connection: object) -> AsyncUnit:
-        """The caller's connection as a unit of work: its records are written in the caller's transaction."""
-        return adopt_unit(connection, "sqlite", awaited=True)  # type: ignore[no-any-return]
+    def adopt(self, connection: object) -> aio.AsyncSQLUnit:
+        """The caller's connection as a unit of work: it writes records in the caller's transaction."""
+        return aio.adopt_unit_async(connection, "sqlite")
 
     async def close(self) -> None:
         await self._combiner.close()

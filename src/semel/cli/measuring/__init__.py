@@ -1,4 +1,4 @@
-"""What a record takes in each kind of store: some are written there, in a place of their own, measured, and removed."""
+"""Measure what a record takes in each kind of store: write samples to a place of their own, measure, remove them."""
 
 from semel.cli.measuring.interrupts import Interrupts
 from semel.cli.measuring.kinds import MEASURES, measure

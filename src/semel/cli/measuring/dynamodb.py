@@ -1,4 +1,4 @@
-"""Measured in DynamoDB, in a new table that is deleted afterwards: the items, weighed as the service bills them."""
+"""Measure in DynamoDB, in a new table that is deleted afterwards. Items are weighed by the rules of billing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ WRITE_UNIT: Final = 1024
 READ_UNIT: Final = 4096
 PAGE: Final = 1024 * 1024
 MAKING: Final = 120.0
-"""Seconds in which a table must have been made, or become free to be deleted: the service takes some ten."""
+"""Seconds for creating a table, or until it can be deleted. The service needs about ten."""
 AWAY: Final = 10.0
-"""Seconds in which a service that does not answer is asked again to delete it."""
+"""Seconds for which the deletion is retried when the service does not answer."""
 PAUSE: Final = 1.0
 _NOT_YET: Final = ("ResourceInUseException", "LimitExceededException", "ThrottlingException", "InternalServerError")
-"""What the service says of a table that cannot be deleted at this moment: it is still being made."""
+"""Error codes for a table that cannot be deleted yet, because it is still being created."""
 
 
 def dynamodb(url: str, sample: Sample) -> list[Measured]:
@@ -35,9 +35,7 @@ def dynamodb(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, RETRY_FOR, TIMEOUT, Settings, named, public
     from semel.stores.dynamodb.sync import _client
 
-    Settings(
-        url, TIMEOUT, CONNECT_TIMEOUT, RETRY_FOR, None
-    )  # refused here as everywhere, although the table is another
+    Settings(url, TIMEOUT, CONNECT_TIMEOUT, RETRY_FOR, None)  # checks the URL; the table is another one
     inside = urlsplit(url)._replace(path=f"/semel-size-{secrets.token_hex(6)}").geturl()
     settings = Settings(inside, TIMEOUT, CONNECT_TIMEOUT, RETRY_FOR, None)
     with closing(_client(settings)) as client:
@@ -54,7 +52,7 @@ def dynamodb(url: str, sample: Sample) -> list[Measured]:
                 raise public(named(error, settings.table)) from error
     begun, done = (sum(map(_weight, some)) / len(items) for some in (map(_claimed, items), items))
     largest = max(map(_weight, items))
-    # A write pays for the larger item, before or after it; a claim that finds one pays for that, and reads nothing.
+    # A write is billed by the larger item, before or after it. A claim that finds a record is billed as a write of it.
     finished = math.ceil(largest / WRITE_UNIT)
     work = (
         Work("write capacity units", first=math.ceil(begun / WRITE_UNIT) + finished, again=finished),
@@ -65,7 +63,7 @@ def dynamodb(url: str, sample: Sample) -> list[Measured]:
 
 
 class _Table:
-    """A table that is made for the samples. Without a time to live: it goes as a whole."""
+    """A table for the samples. It has no time to live, because it is deleted as a whole."""
 
     def __init__(self, client: Any, name: str, sample: Sample) -> None:
         self._client = client
@@ -93,7 +91,7 @@ class _Table:
     def _is_there(self) -> bool:
         try:
             found = self._client.describe_table(TableName=self._name)
-        except self._client.exceptions.ResourceNotFoundException:  # a moment after it was made
+        except self._client.exceptions.ResourceNotFoundException:  # it may be unknown for a moment after its creation
             return False
         return bool(found["Table"]["TableStatus"] == "ACTIVE")
 
@@ -121,17 +119,17 @@ class _Table:
 
 
 def _claimed(item: dict[str, Any]) -> dict[str, Any]:
-    """The item as its claim wrote it."""
+    """The item as the claim wrote it."""
     return {name: value for name, value in item.items() if name != "snapshot"}
 
 
 def _weight(item: dict[str, Any]) -> int:
-    """Bytes of an item, by the rules of the service."""
+    """Bytes of an item, by the rules of billing."""
     return _taken({"M": item}) - 3
 
 
 def _taken(value: dict[str, Any]) -> int:
-    """Bytes of an attribute: names count, numbers take half a byte a digit."""
+    """Bytes of an attribute. Names count; a number takes half a byte per digit."""
     ((kind, given),) = value.items()
     if kind == "M":
         return 3 + sum(len(name.encode()) + 1 + _taken(each) for name, each in given.items())

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM while samples stand in somebody's store: the step in hand is finished, and all of it is removed.
+"""Ctrl-C and SIGTERM while samples are in a user's store: finish the current step, then remove all samples.
 
-An exception that a signal raises just anywhere may come between making a thing and remembering that it was made, or in
-the middle of removing it. So while there is something to remove, a signal is only remembered; whoever writes looks
-between two steps whether one came. When nothing is there, it ends the command at once.
+A signal handler that raises may do so between creating something and recording that it was created, or in the middle of
+removing it. So while there is something to remove, the handler only sets a flag. The code that writes checks it between
+two steps. When there is nothing to remove, a signal ends the command at once.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ __all__ = ["Interrupts"]
 
 
 class Interrupts:
-    """The signals of one command. Without ``heard`` there are none."""
+    """The signals of one command. None are handled outside of ``handled``."""
 
     def __init__(self) -> None:
         self._asked = False
         self._careful = False
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Take signals that end the command; what is ignored stays ignored (``nohup``, a job in the background)."""
+    def handled(self) -> Iterator[None]:
+        """Handle the signals that end a command. An ignored signal stays ignored (``nohup``, background jobs)."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
         taken = [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
-        before = [(number, signal.signal(number, self._hear)) for number in taken]
+        before = [(number, signal.signal(number, self._handle)) for number in taken]
         try:
             yield
         finally:
             for number, handler in before:
                 signal.signal(number, handler)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         first, self._asked = not self._asked, True
         if not self._careful:
             raise KeyboardInterrupt
         if first:
-            _say(b"semel: ending; the samples are removed first\n")
+            _say(b"semel: removing the samples, then ending\n")
 
     def check(self) -> None:
-        """Between two steps: end, if a signal came."""
+        """Raise KeyboardInterrupt if a signal came. Call it between two steps."""
         if self._asked:
             raise KeyboardInterrupt
 
     @contextmanager
     def place(self, remove: Callable[[], None], what: str) -> Iterator[None]:
-        """A place for samples, made inside and removed in the end, whatever happens.
+        """A place for samples that is created inside the block, and removed at its end whatever happens.
 
-        :param remove: removes all of it; also called when nothing was made, or only a part.
-        :param what: what is left for people to remove, should that fail.
+        :param remove: removes all of it. Also called when nothing, or only a part, was created.
+        :param what: names it in the error, for the user to remove by hand if ``remove`` fails.
         """
         failed: BaseException | None = None
         self._careful = True
@@ -81,9 +81,9 @@ class Interrupts:
 
 
 def _say(line: bytes) -> None:
-    """Written in the middle of anything, ``print`` and a removal too: so without print, and nothing is raised.
+    """Write from a signal handler. It may interrupt ``print`` itself, so it does not print, and it raises nothing.
 
-    The terminal may be gone. And whoever was started without one (``2>&-``) has a socket or a file as number 2.
+    The terminal may be gone. In a process started without one (``2>&-``), descriptor 2 may be a socket or a file.
     """
     with suppress(OSError, ValueError):
         if sys.__stderr__ is not None:

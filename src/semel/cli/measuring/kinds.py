@@ -1,4 +1,4 @@
-"""Which kind of store is measured how, by URL. Nothing of the user's is touched in any of them."""
+"""How each kind of store is measured, by URL scheme. The user's own data is never touched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MEASURES", "measure"]
 
 
 def measure(url: str, sample: Sample) -> list[Measured]:
-    """Measure in the store of a URL; of a tiered one, both tiers."""
+    """Measure in the store of this URL. A tiered store is measured in both tiers."""
     scheme, colon, _ = url.partition(":")
     if not colon:
         kinds = ", ".join(MEASURES)
@@ -30,10 +30,10 @@ def measure(url: str, sample: Sample) -> list[Measured]:
 
 
 def _tiered(url: str, sample: Sample) -> list[Measured]:
-    from semel.stores.tiered.redis_commands import settings_of
+    from semel.stores.tiered.copies import cache_settings
 
     primary, cache = tiers(url)
-    settings_of(cache, None, "5s", "5s")  # refused before anything is written
+    cache_settings(cache, None, "5s", "5s")  # refused before anything is written
     measured, cached = measure(primary, sample), copies(cache, sample.again())
     if any(each.records for each in cached):
         seldom = "each retry that the cache has no copy of"

@@ -1,4 +1,4 @@
-"""Measured on this machine: the memory of this process, and a temporary SQLite file. The user's file is not opened."""
+"""Measure on this machine: in this process's memory, or in a temporary SQLite file. The user's file is not opened."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def memory(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.memory import MemoryStore
 
     store = MemoryStore()
-    Sample(sample.answer[:1000], 10, sample.interrupts).write(store)  # what is made once is made
+    Sample(sample.answer[:1000], 10, sample.interrupts).write(store)  # so that one-time allocations are not measured
     gc.collect()
     tracemalloc.start()
     try:
@@ -44,7 +44,7 @@ def memory(url: str, sample: Sample) -> list[Measured]:
 def sqlite(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.sqlite import SQLiteStore
 
-    sqlite_path(url)  # refused here as everywhere, although the file is not needed
+    sqlite_path(url)  # checks the URL; the file is not needed
     folder = Path(tempfile.gettempdir(), f"semel-size-{secrets.token_hex(6)}")
     path = folder / "sample.db"
 

@@ -1,4 +1,4 @@
-"""Measured in Redis, in keys that nobody else has: records, and the copies of a tiered store."""
+"""Measure in Redis, under a prefix of its own: records, and the copies of a tiered store."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def redis(url: str, sample: Sample) -> list[Measured]:
 
 
 def copies(url: str, sample: Sample) -> list[Measured]:
-    """What the cache of a tiered store takes: of a large answer nothing, for it makes no copies of those."""
+    """Measure the cache of a tiered store. It keeps no copies of large answers, so those take nothing."""
     from semel.stores.memory import MemoryStore
     from semel.stores.tiered import RedisCache, TieredStore
-    from semel.stores.tiered.redis_commands import PREFIX
-    from semel.stores.tiered.sync import KEEP, MAX_COPY_BYTES
+    from semel.stores.tiered.copies import PREFIX
+    from semel.stores.tiered.rules import KEEP, MAX_COPY_BYTES
 
     if sample.stored() > MAX_COPY_BYTES:
         how = f"no copies are made of answers above {MAX_COPY_BYTES // 1024} KiB (max_copy_bytes=)"
@@ -49,7 +49,7 @@ def copies(url: str, sample: Sample) -> list[Measured]:
     prefix = _prefix(url, PREFIX)
     cache = RedisCache(url, prefix=prefix, timeout="5s")
     with _usage(url, prefix, sample) as usage:
-        with closing(TieredStore(MemoryStore(), cache)) as store:  # closed first: it writes in a thread of its own
+        with closing(TieredStore(MemoryStore(), cache)) as store:  # closed before measuring: its thread writes
             ends = time.monotonic() + CONNECT_SECONDS
             while not cache.connect(0.1):
                 sample.interrupts.check()
@@ -66,11 +66,11 @@ def copies(url: str, sample: Sample) -> list[Measured]:
 
 
 def _prefix(url: str, usual: str) -> str:
-    """Another than that of the user's keys, and as long, for that is measured, too; but never less than ``size-:``."""
-    from semel.stores.tiered.redis_commands import settings_of
+    """A prefix other than the user's, of the same length (it is measured too), but at least ``size-:``."""
+    from semel.stores.tiered.copies import cache_settings
 
     asked = "prefix=" in url.partition("?")[2]
-    users = settings_of(url, None if asked else usual, "5s", "5s").prefix
+    users = cache_settings(url, None if asked else usual, "5s", "5s").prefix
     length = max(len("size-:"), len(users.encode()))
     beginning = f"size-{secrets.token_hex(length)}"[: length - 1]
     return f"{beginning}." if users == f"{beginning}:" else f"{beginning}:"
@@ -78,27 +78,28 @@ def _prefix(url: str, usual: str) -> str:
 
 @contextmanager
 def _usage(url: str, prefix: str, sample: Sample) -> Iterator[Callable[[], float]]:
-    """What a key of the sample takes, asked of each server that has some; they are removed in the end."""
-    from semel.stores.redis.link import Link
-    from semel.stores.redis.scripts import Command
+    """Yield a function that returns the bytes of one key, asked from each server. The keys are removed at the end."""
+    from semel.stores.redis.commands import RedisCommand
+    from semel.stores.redis.connection import RedisConnection
+    from semel.stores.redis.programs import RedisPrograms
     from semel.stores.redis.servers import Servers
-    from semel.stores.tiered.redis_commands import programs_of, settings_of
+    from semel.stores.tiered.copies import cache_settings
 
-    settings = settings_of(url, prefix, "5s", "5s")
-    servers = Servers(settings, programs_of(settings))
-    links: dict[Any, Link] = {}
+    settings = cache_settings(url, prefix, "5s", "5s")
+    servers, programs = Servers(settings), RedisPrograms(settings)
+    links: dict[Any, RedisConnection] = {}
 
     def ask(*words: bytes) -> Iterator[list[Any]]:
-        """The command of each key, some keys at a time."""
+        """Send the command for each key, a batch at a time."""
         groups: dict[Any, list[bytes]] = {}
         for id in sample.ids:
-            key = servers.programs.key(id)
+            key = programs.key(id)
             groups.setdefault(servers.address_of(key), []).append(key)
         for address, keys in groups.items():
             for first in range(0, len(keys), BATCH):
                 if address not in links or links[address].closed:
-                    links[address] = Link(settings, address)
-                answers = links[address].exchange([Command((*words, key)) for key in keys[first : first + BATCH]])
+                    links[address] = RedisConnection(settings, address)
+                answers = links[address].exchange([RedisCommand((*words, key)) for key in keys[first : first + BATCH]])
                 for answer in answers:
                     if isinstance(answer, SemelError):
                         raise answer
@@ -118,8 +119,8 @@ def _usage(url: str, prefix: str, sample: Sample) -> Iterator[Callable[[], float
             pass
 
     try:
-        for address in servers.masters():  # where nobody answers, nothing is written
-            links[address] = Link(settings, address)
+        for address in servers.masters():  # connect first: if a server is down, nothing is written
+            links[address] = RedisConnection(settings, address)
         with sample.interrupts.place(remove, f"the keys {prefix}* (they expire within an hour)"):
             yield usage
     finally:

@@ -1,4 +1,4 @@
-"""Records to be measured: finished ones, like those of a service, written by the store itself."""
+"""Sample records to measure: finished ones, like those of a service, written through the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Sample"]
 
 BATCH: Final = 100
 LIFE: Final = 3600.0
-"""The ttl of samples: where removing them should fail, they end by themselves."""
+"""The ttl of samples: if removing them fails, they expire."""
 ENOUGH: Final = 20_000_000
 """Bytes after which the pages of a database are small beside what was written, however few the records."""
 _OPERATION: Final = "POST /payments/{id}/captures"
@@ -33,18 +33,18 @@ class Sample:
         self.count = count
         self.interrupts = interrupts or Interrupts()
         self.ids: list[bytes] = []
-        """Of all that were begun: they are here before they are written, so that they can be removed."""
+        """The ids of all samples. An id is added before its record is written, so that it can always be removed."""
 
     def again(self) -> Sample:
         """The same for another store."""
         return Sample(self.answer, self.count, self.interrupts)
 
     def stored(self) -> int:
-        """Bytes of the answer as a store is given it."""
+        """Bytes of the answer in the form that a store gets."""
         return len(Codec().seal(Kind.VALUE, "plain", self.answer, b""))
 
     def write(self, store: Store, count: int | None = None, *, after: Callable[[], None] | None = None) -> list[bytes]:
-        """Claim and complete them; the ids of all that this sample has written.
+        """Claim and complete the records. Returns the ids of all records written so far.
 
         :param after: called after each batch.
         """
@@ -70,10 +70,10 @@ class Sample:
         return self.ids
 
     def fill(self, store: Store, floor: int, grown: Callable[[], float]) -> None:
-        """Write them, and more where they are too few for a database that gives out room by the page.
+        """Write the records, and more if they are too few for a database that allocates whole pages.
 
-        :param floor: records that are enough.
-        :param grown: the bytes that they take by now.
+        :param floor: enough records in any case.
+        :param grown: returns the bytes that they take now.
         """
         self.write(store)
         while len(self.ids) < floor and grown() < ENOUGH:

@@ -1,4 +1,4 @@
-"""The arithmetic of ``semel size``: how many keys a window holds, and how long the window must be. Pure."""
+"""The arithmetic of ``semel size``: how many keys a window holds, and how long it must be. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = [
 
 DEFAULT_WINDOW: Final = 86400.0
 MARGIN: Final = 0.1
-"""What is added to the longest need: the last retry leaves before the budget is over and arrives after it."""
+"""Added to the longest need: the last retry may leave within the budget and arrive after it."""
 _HOUR: Final = 3600.0
 _SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,3})?)\s*(B|kB|KB|KiB|MB|MiB)?")
 _UNITS: Final = {"B": 1, "kB": 1000, "KB": 1000, "KiB": 1024, "MB": 1000**2, "MiB": 1024**2}
@@ -23,38 +23,38 @@ _UNITS: Final = {"B": 1, "kB": 1000, "KB": 1000, "KiB": 1024, "MB": 1000**2, "Mi
 
 @dataclass(frozen=True)
 class Work:
-    """What calls ask of a store besides room."""
+    """The work that calls cause in a store."""
 
     unit: str
     """Statements, commands, capacity units."""
     first: float
-    """For a new key: its claim and its completion."""
+    """For a new key: claim and completion."""
     again: float
-    """For a retry that is answered from the record."""
+    """For a retry that is answered by replay."""
     sweep: float | None = None
-    """For one sweep, at most; None where that is not worth a word."""
+    """For one sweep, at most; None if it does not matter."""
     which: str = "each retry"
-    """The retries that ``again`` is for."""
+    """Which retries ``again`` is about."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one record takes in a store, as found by writing some there."""
+    """What one record takes in a store, measured with real records."""
 
     store: str
     """Its kind, as in URLs."""
     what: str
     """``disk`` or ``memory``."""
     records: int
-    """How many were written and measured; 0 where the store gets none of them."""
+    """How many records were measured; 0 if the store gets none."""
     record: float
     """Bytes of a record without indexes, on average."""
     index: float | None
-    """Bytes of its entries in indexes; None where the store cannot tell them apart, and ``record`` has them."""
+    """Bytes of its index entries; None if the store cannot tell, and ``record`` includes them."""
     how: str
-    """How it was measured, in words; of 0 records, why."""
+    """How it was measured, in words; or why there are no records."""
     holds: float | None = None
-    """Seconds for which records are held, where that is not the window: a cache."""
+    """Seconds for which a cache holds records; None if they are held for the whole window."""
     work: tuple[Work, ...] = ()
 
     @property
@@ -75,16 +75,16 @@ def in_pages(store: str, records: int, data: float, index: float | None, how: st
 
 @dataclass(frozen=True)
 class Needs:
-    """For how long a request may come again, in seconds; None where nobody said."""
+    """For how many seconds a request may come again; None if unknown."""
 
     retry_budget: float | None = None
     broker_retention: float | None = None
     replay_horizon: float | None = None
 
     def longest(self) -> tuple[str, float] | None:
-        """Which of them decides."""
-        given = [(name.replace("_", " "), need) for name, need in vars(self).items() if need is not None]
-        return max(given, key=lambda each: each[1], default=None)
+        """The longest need, by name."""
+        needs = [(name.replace("_", " "), need) for name, need in vars(self).items() if need is not None]
+        return max(needs, key=lambda each: each[1], default=None)
 
 
 def recommended(needs: Needs) -> float | None:

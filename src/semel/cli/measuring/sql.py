@@ -1,4 +1,4 @@
-"""Measured in a database server: in a new schema of PostgreSQL, in a new database of MySQL, dropped afterwards."""
+"""Measure in a database server: in a new schema of PostgreSQL or a new database of MySQL, dropped afterwards."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _WORK: Final = (Work("statements", first=2, again=1),)
 
 
 def postgres(url: str, sample: Sample) -> list[Measured]:
-    from semel.sql.connections.postgres_errors import from_sqlstate
+    from semel.sql.connections.errors import postgres_error
     from semel.stores.postgres import PostgresStore, migrate
-    from semel.stores.postgres.settings import Settings
-    from semel.stores.postgres.sync import connect
+    from semel.stores.postgres.settings import PostgresSettings
+    from semel.stores.postgres.threads import Psycopg
 
     schema = f"semel_size_{secrets.token_hex(6)}"
-    settings = Settings.for_migration(url)
+    settings = PostgresSettings.for_migration(url)
     query = (
         "SELECT sum(pg_table_size(c.oid)), sum(pg_indexes_size(c.oid)) FROM pg_class c"
         f" WHERE c.relnamespace = '{schema}'::regnamespace AND c.relkind = 'r'"
@@ -36,7 +36,7 @@ def postgres(url: str, sample: Sample) -> list[Measured]:
 
     def remove() -> None:
         if not refused:  # where nothing may be made, nothing may be dropped, either
-            with closing(connect(settings).raw) as again, again.transaction():  # the other may be lost
+            with closing(Psycopg().connect(settings).raw) as again, again.transaction():  # the other may be lost
                 again.execute(f"SET LOCAL lock_timeout = '{LOCKED}s'".encode())
                 again.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE".encode())
 
@@ -44,7 +44,7 @@ def postgres(url: str, sample: Sample) -> list[Measured]:
         data, index = raw.execute(query).fetchone() or (0, 0)
         return int(data), int(index)
 
-    with closing(connect(settings).raw) as raw:
+    with closing(Psycopg().connect(settings).raw) as raw:
         from psycopg import Error
         from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -54,7 +54,7 @@ def postgres(url: str, sample: Sample) -> list[Measured]:
             try:
                 raw.execute(f"CREATE SCHEMA {schema}".encode())
             except Error as error:
-                refused = not isinstance(from_sqlstate(error.sqlstate, ""), StoreUncertain)
+                refused = not isinstance(postgres_error(error.sqlstate, ""), StoreUncertain)
                 raise StoreUnavailable(
                     f"samples are written in a schema of their own, which this user may not make: {_line(error)}"
                 ) from error
@@ -74,12 +74,12 @@ def mysql(url: str, sample: Sample) -> list[Measured]:
     from urllib.parse import urlsplit
 
     from semel.stores.mysql import MySQLStore, migrate
-    from semel.stores.mysql.settings import Settings
-    from semel.stores.mysql.sync import connect
+    from semel.stores.mysql.settings import MySQLSettings
+    from semel.stores.mysql.threads import connect
 
     database = f"semel_size_{secrets.token_hex(6)}"
     inside = urlsplit(url)._replace(path=f"/{database}").geturl()
-    settings = Settings.for_migration(url)
+    settings = MySQLSettings.for_migration(url)
     refused = False
 
     def remove() -> None:

@@ -1,10 +1,9 @@
-"""The world outside: a payment provider's ledger, in a file of its own. Every effect is one line; none is ever removed.
+"""A payment provider's ledger, in its own file. Every effect is one line, and no line is ever removed.
 
-It stands for any system beyond Semel's tables. It does *not* know which operations are the same: a second charge for
-the same payment is simply a second line, which is how the verdict finds duplicates. It knows one thing that a good
-provider offers: it refuses a token older than one it has seen for that key. Without that, an owner that was only slow
-could still charge after its successor had looked, found nothing and charged too; no library can prevent that from the
-outside.
+It stands for any system outside of Semel. It does *not* deduplicate: a second charge for a payment is a second line,
+which is how the verdict finds duplicates. It offers what a good provider offers: it refuses a token that is older than
+one it has seen for the key. Otherwise an owner that was only slow could charge after its successor had looked, found
+nothing and charged too. No library can prevent that from the outside.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _TABLES: Final = """
 
 
 class Fenced(Exception):
-    """The ledger has seen a newer owner of this key: this one is too late."""
+    """The ledger has seen a newer owner of this key."""
 
 
 class Effect(NamedTuple):
@@ -47,7 +46,7 @@ class Effect(NamedTuple):
 
 
 class Ledger:
-    """Written by many processes at once; a process that is killed leaves a whole line or none."""
+    """Many processes write to it at once. A killed process leaves a whole line or none."""
 
     def __init__(self, path: str) -> None:
         self._lock = threading.Lock()
@@ -59,7 +58,7 @@ class Ledger:
     def charge(
         self, key: str, payment: int, amount: int, attempt: int, token: int, *, what: str = "charge", once: bool = False
     ) -> int:
-        """Add a line; answers its receipt. With ``once``, as a provider that knows keys: the line of this key."""
+        """Add a line and return its receipt. With ``once``, return the existing line of this key, if there is one."""
         with self._alone():
             if once:
                 known = self._raw.execute("SELECT receipt FROM effect WHERE key = ?", (key,)).fetchone()
@@ -77,7 +76,7 @@ class Ledger:
             return cursor.lastrowid
 
     def find(self, key: str, token: int) -> Effect | None:
-        """What was charged under this key; from here on, owners with an older token are refused."""
+        """Return what was charged under this key. From now on, owners with an older token are refused."""
         with self._alone():
             self._raw.execute(
                 "INSERT INTO fence VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET token = max(token, excluded.token)",
@@ -101,7 +100,7 @@ class Ledger:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One transaction, with the write lock from its beginning: what is read in it cannot change before it ends."""
+        """A transaction that takes the write lock first, so that what it reads cannot change before it ends."""
         with self._lock:
             self._raw.execute("BEGIN IMMEDIATE")
             try:

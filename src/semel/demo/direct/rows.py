@@ -1,6 +1,6 @@
-"""The effects of the transactional mode: rows in the store's own database, written in the transaction of the record.
+"""The effects of the transactional mode: rows in the store's own database, in the same transaction as the record.
 
-The table does not know which payments are the same: a second row of one is simply a second row.
+The table does not deduplicate: a second row for a payment is a second row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Q: Final = load_queries("semel.demo.direct", "rows.sql")
 
 
 def refuse_without_transactions(store: str) -> None:
-    """Raise where the payments cannot be written in the transaction of their records."""
+    """Raise if the store has no transaction in which payments could be written."""
     scheme = store.partition(":")[0]
     if scheme not in DIALECTS:
         raise StoreURLError(
@@ -31,7 +31,7 @@ def refuse_without_transactions(store: str) -> None:
 
 
 class Rows:
-    """The rows of one run; every thread has a connection of its own."""
+    """The rows of one run. Each thread has its own connection."""
 
     def __init__(self, store: str, run: str) -> None:
         refuse_without_transactions(store)
@@ -54,7 +54,7 @@ class Rows:
         return raw
 
     def insert(self, payment: int, amount: int, attempt: int, token: int) -> int:
-        """Write a row in this thread's transaction; answers its receipt."""
+        """Write a row in this thread's transaction and return its receipt."""
         row = {"run": self._run, "payment": payment, "amount": amount, "attempt": attempt, "token": token}
         lent = adopt(self.connection())
         if self._dialect == "mysql":
@@ -63,13 +63,13 @@ class Rows:
         return int(lent.execute(_Q["insert"](**row, pid=os.getpid()))[0][0])
 
     def tear(self) -> None:
-        """Commit what there is and go on in a new transaction: how the demo's sabotage takes the two apart."""
+        """Sabotage: commit the row without the record, and go on in a new transaction."""
         lent = adopt(self.connection())
         lent.execute(_Q["commit"]())
         lent.execute(_Q["begin_on_sqlite" if self._dialect == "sqlite" else "begin"]())
 
     def drop(self) -> None:
-        """This thread's connection has failed; the next one is new."""
+        """Close this thread's failed connection; the next call opens a new one."""
         raw = self.connection()
         self._mine.raw = None
         self._all.remove(raw)

@@ -1,4 +1,4 @@
-"""Storms straight on the store, one after another: processes that call a protected function, and a ledger beside it."""
+"""Run storms straight on the store, one after another: processes call a protected function beside a ledger."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What the clients saw, as JSON lines in one file per worker, and the running count of it.
+"""What the clients saw, as JSON lines in one file per worker, and running totals.
 
-A line is one ``write`` to a file opened for appending, so a worker that is killed leaves whole lines. Nothing here
-comes from Semel's tables or events: a replay is an answer for which, in this client, neither handler nor recover hook
-ran.
+Each line is one ``write`` to a file opened for appending, so a killed worker leaves whole lines. Nothing comes from
+Semel's tables or events: a replay is an answer for which neither the handler nor the recover hook ran in this client.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ __all__ = ["Sightings", "Tally"]
 
 
 class Sightings:
-    """One worker's notebook."""
+    """The file of one worker."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -31,11 +30,11 @@ class Sightings:
 
 
 class Tally:
-    """All notebooks of a folder, read as they grow.
+    """Totals over the files of all workers, read while they grow.
 
-    ``counts`` has: asked (calls), attempt (handler began), taken_over, recovered, failed (handler raised), refused (in
-    flight elsewhere), fenced (this owner was replaced), store_error, replay and first (answers), died (by own hand);
-    of steps: ran (its function began), marked (it was answered, so its mark is stored).
+    The keys of ``counts``: asked (calls), attempt (handler started), taken_over, recovered, failed (handler raised),
+    refused (running elsewhere), fenced (this owner was replaced), store_error, replay and first (answers), died (killed
+    itself); for steps: ran (the step's function started), marked (the step returned, so it is stored).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,30 +44,30 @@ class Tally:
         self.begun: set[int] = set()
         """Payments that a client has asked for."""
         self.answers: dict[int, str] = {}
-        """The first answer that a client got for each payment."""
+        """The first answer for each payment."""
         self.mismatched: set[int] = set()
         """Payments with two different answers."""
         self._ran: dict[tuple[int, str], int] = {}
         self._marked: dict[tuple[int, str], int] = {}
-        """By payment and step: the last token under which it ran, and the first under which it was done."""
+        """By payment and step: the last token under which it ran, and the first under which it was stored."""
 
     def update(self) -> None:
-        """Read what was written since the last look."""
+        """Read what was written since the last call."""
         for path in sorted(self._folder.glob("*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
                 text = file.read()
-            whole = text.rfind(b"\n") + 1  # a line that is being written is read next time
+            whole = text.rfind(b"\n") + 1  # an unfinished line is read next time
             self._read[path] = self._read.get(path, 0) + whole
             for line in text[:whole].splitlines():
                 self._take(json.loads(line))
 
     def answer(self, payment: int) -> Any:
-        """The first answer that a client got."""
+        """The first answer for a payment."""
         return json.loads(self.answers[payment])
 
     def repeated(self) -> int:
-        """Steps that ran again in a later attempt although they were done."""
+        """How many steps ran again in a later attempt although they were stored."""
         return sum(self._ran.get(step, 0) > token for step, token in self._marked.items())
 
     def _take(self, line: dict[str, Any]) -> None:

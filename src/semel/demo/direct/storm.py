@@ -1,4 +1,4 @@
-"""One storm: worker processes that are killed and replaced, then everything begun is finished, then the verdict."""
+"""One storm: workers are killed and replaced, then everything that was started is finished, then the verdict."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from semel.stores.urls import open_store
 __all__ = ["Storm"]
 
 TICK: Final = 0.1
-"""Seconds between two looks, each of which is shown."""
+"""Seconds between two updates of the screen."""
 THREADS: Final = 4
 RATE: Final = 100.0
-"""New payments each second; what the clients do not get to is never asked for, and not counted."""
+"""New payments each second. Payments that no client gets to are not counted."""
 KILL_EVERY: Final = 0.7
-"""Seconds, on average, between the kills from here; workers die at chosen places besides."""
+"""Seconds between kills, on average. Workers also kill themselves at chosen places."""
 GATHER: Final = 10.0
-"""Seconds that the first workers have to start."""
+"""Seconds for the first workers to start."""
 CALM: Final = 10.0
-"""Seconds that the workers have to end what they are doing."""
+"""Seconds for the workers to finish."""
 FINISH: Final = 30.0
-"""Seconds that the finishing worker has."""
+"""Seconds for the last worker, which finishes everything."""
 
 
 class Storm:
-    """Run once. It is its own view for the screen."""
+    """One storm. It is also what the screen shows."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Storm:
         ]
 
     def run(self, stopping: Stopping, show: Callable[[Storm], None]) -> Verdict:
-        """The storm, until its time is over or ``stopping`` is set; then calm, finish, verdict."""
+        """Run until the time is over or ``stopping`` is set; then calm, finish and judge."""
         try:
             self._rage(stopping, show)
             self._calm(show)
@@ -128,7 +128,7 @@ class Storm:
             stopping.wait(TICK)
 
     def _gather(self, stopping: Stopping, show: Callable[[Storm], None]) -> None:
-        """The clock starts when the first client has asked for something."""
+        """Wait for the first call of a client; the clock starts then."""
         end = self._start + GATHER
         while len(self._pool) < self._workers:
             self._spawn(finishing=False)
@@ -138,13 +138,13 @@ class Storm:
         self._start = time.monotonic()
 
     def _calm(self, show: Callable[[Storm], None]) -> None:
-        """No more kills; the workers end what they are doing."""
+        """Stop killing, and let the workers finish."""
         self.phase = "calm"
         self._pool.ask_to_finish()
         self._pool.wait(CALM, lambda: self._look(show))
 
     def _finish(self, show: Callable[[Storm], None]) -> None:
-        """Clients that come back later: every payment that was begun is asked for once more."""
+        """Request every payment once more, like clients that come back later."""
         self.phase = "finish"
         self._look(show)
         unfinished = self.tally.begun - self.tally.answers.keys()

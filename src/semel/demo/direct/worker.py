@@ -1,4 +1,4 @@
-"""One worker process of the demo: ``python -m semel.demo.direct.worker '{…}'``. A few clients in threads."""
+"""One worker process of the demo: ``python -m semel.demo.direct.worker '{…}'``. It runs a few clients in threads."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from semel.stores.urls import open_store
 __all__ = ["main"]
 
 HOT: Final = 24
-"""Payments that are asked for at the same time: few, so that clients of all processes meet."""
+"""Payments requested at the same time: few, so that clients of all processes compete."""
 OLD: Final = 250
 COMING_BACK: Final = 0.2
-"""How many clients come back to a payment of the last seconds: they find answers, and what killed workers left."""
+"""Share of clients that come back to a recent payment: they find answers, and what killed workers left."""
 LOST_ANSWERS: Final = 0.5
-"""How many answers a client throws away, to ask again with the same key."""
+"""Share of answers that a client discards, to retry with the same key."""
 
 
 def storm(config: Config, till: Till, stopping: threading.Event, dice: random.Random) -> None:
-    """One client of the storm: ask for what is hot now, throw half of the answers away, ask again."""
+    """One client of the storm: request recent payments, discard half of the answers, and retry."""
     while not stopping.is_set():
         newest = int((time.time() - config.began) * config.rate)
         payment = max(0, newest - dice.randrange(OLD if dice.random() < COMING_BACK else HOT))
@@ -39,7 +39,7 @@ def storm(config: Config, till: Till, stopping: threading.Event, dice: random.Ra
 
 
 def finish(payments: list[int], till: Till, stopping: threading.Event, dice: random.Random) -> None:
-    """One client afterwards: everything that was begun is asked for once more."""
+    """One client after the storm: request each of these payments once."""
     while not stopping.is_set():
         try:
             payment = payments.pop()
@@ -49,13 +49,13 @@ def finish(payments: list[int], till: Till, stopping: threading.Event, dice: ran
 
 
 def crash(args: threading.ExceptHookArgs) -> None:
-    """A client met an error that it should never see: the verdict counts it by the exit code."""
+    """Exit on an unexpected error of a client. The verdict counts the exit code."""
     traceback.print_exception(args.exc_value)
     os._exit(70)
 
 
 def listen(stopping: threading.Event) -> None:
-    """A word on standard input ends the storm; its end means that the parent is dead, and so are we."""
+    """Stop on a line from standard input. End of file means that the parent died: exit at once."""
     for _ in sys.stdin:
         stopping.set()
     os._exit(1)
@@ -63,7 +63,7 @@ def listen(stopping: threading.Event) -> None:
 
 def main(argv: list[str]) -> int:
     config = Config(**json.loads(argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when it is over
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     stopping = threading.Event()
     threading.excepthook = crash
     threading.Thread(target=listen, args=(stopping,), daemon=True).start()

@@ -1,7 +1,7 @@
-"""The storm's clients, over HTTP: many payments, each with its key, asked for until there is an answer.
+"""The storm's HTTP clients: many payments, each with its key, retried until there is an answer.
 
-They do what clients do: send duplicates at the same time, give up waiting and ask again, come back later. Always with
-the same key and the same bytes. What they saw is the evidence that the verdict is made of; Semel's word is not asked.
+They do what clients do: send duplicates at the same time, stop waiting and retry, come back later, always with the same
+key and the same bytes. The verdict is based on what they saw, not on what Semel says.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from typing import Any, Final, NamedTuple
 __all__ = ["Clients", "Order", "Seen"]
 
 CLIENTS: Final = 16
-"""Payments in the air at the same time."""
+"""Payments in flight at the same time."""
 TIMEOUT: Final = 10.0
 HASTY: Final = 0.03
 """Share of requests whose client hangs up almost at once."""
 HASTY_TIMEOUT: Final = 0.03
 DUPLICATES: Final = 3
-"""So many copies of a request go out at the same time, at most."""
+"""The most copies of a request that are sent at the same time."""
 COMING_BACK: Final = 0.25
-"""Share of clients that ask for a payment of before."""
+"""Share of clients that ask for an earlier payment."""
 PATIENCE: Final = 20.0
-"""Seconds after which a client gives a payment up, and leaves it to be counted as lost."""
+"""Seconds after which a client gives up a payment. It then counts as lost."""
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 0.8
-"""Seconds, at most, between two tries. Clients of a storm do not heed Retry-After."""
+"""Seconds between two tries, at most. The storm's clients ignore Retry-After."""
 AT_ONCE_AT_LAST: Final = 16
 CRASHES: Final = 30
-"""One of so many payments kills its worker: in turn after and before its row is written."""
+"""One in this many payments kills its worker, in turn after and before its row is written."""
 DECLINED: Final = 402
 
 
 class Order(NamedTuple):
-    """One logical payment: what is sent is fixed once."""
+    """One payment. Every retry sends the same bytes."""
 
     number: int
     key: str
     customer: str
-    """Only this payment has it: so the rows of the service say how often it was made."""
+    """Unique to this payment, so the rows of the service show how often it was made."""
     amount: int
     body: bytes
 
 
 def make_order(run: str, number: int, seed: int) -> Order:
-    """Payment number so and so of a run; what shall happen to it is decided by the seed."""
+    """The payment of this number. The seed decides what happens to it."""
     chance = random.Random(f"{seed}/{number}")
     fate = chance.random()
     simulate: dict[str, Any] = {"delay_ms": chance.randrange(30)}
@@ -56,7 +56,7 @@ def make_order(run: str, number: int, seed: int) -> Order:
     elif fate < 0.08:
         simulate["status"] = DECLINED
     elif fate < 0.10:
-        simulate["delay_ms"] = 2500  # longer than a lease, which then must be renewed
+        simulate["delay_ms"] = 2500  # longer than a lease, so it must be renewed
     elif fate < 0.15:
         simulate["stream"] = True
     elif fate < 0.18:
@@ -68,18 +68,18 @@ def make_order(run: str, number: int, seed: int) -> Order:
 
 
 class Seen:
-    """What all clients saw."""
+    """What all clients saw, together."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         """asked, first, replay, refused (409), failed (5xx), broken (no answer), hung_up, refusals (402)."""
         self.begun: dict[int, Order] = {}
         self.answers: dict[int, tuple[int, bytes]] = {}
-        """Status and bytes of the first answer that came for each payment."""
+        """Status and body of the first answer for each payment."""
         self.mismatched: set[int] = set()
         """Payments with two different answers."""
         self.strange: Counter[int] = Counter()
-        """Statuses that no client should see."""
+        """Unexpected statuses."""
 
     def answered(self, order: Order, status: int, body: bytes, replayed: bool) -> None:
         self.counts["replay" if replayed else "first"] += 1
@@ -88,7 +88,7 @@ class Seen:
 
 
 class Clients:
-    """Asks on behalf of many. Runs in an event loop of its own; ``stop`` may be called from any thread."""
+    """All clients of a storm. They run in their own event loop; ``stop`` may be called from any thread."""
 
     def __init__(self, url: str, run: str, seed: int, *, pace: float) -> None:
         """:param pace: new payments each second, at most."""
@@ -103,20 +103,20 @@ class Clients:
         self._dice = random.Random(seed)
 
     def stop(self) -> None:
-        """Begin nothing new; what was begun is finished, and asked for once more."""
+        """Start no new payments, and finish those that were started."""
         self._stopping = True
 
     def calm(self) -> None:
-        """The storm is over: nobody hangs up any more."""
+        """Let no client hang up from now on."""
         self._calm = True
 
     async def storm(self) -> None:
-        """Until ``stop``."""
+        """Send payments until ``stop``."""
         async with self._connect() as http:
             await asyncio.gather(*(self._client(http) for _ in range(CLIENTS)))
 
     async def finish(self) -> None:
-        """Clients that come back later: every payment that was begun is asked for once more."""
+        """Request every payment once more, like clients that come back later."""
         self._calm = True
         orders = list(self.seen.begun.values())
 
@@ -147,7 +147,7 @@ class Clients:
             await asyncio.sleep(2 * CLIENTS / self._pace * self._dice.random())
 
     async def _ask(self, http: Any, order: Order) -> None:
-        """Until there is an answer that holds, always with the same key."""
+        """Retry with the same key until there is a final answer."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + PATIENCE
         pause = FIRST_PAUSE
@@ -171,7 +171,7 @@ class Clients:
         except httpx.TimeoutException:
             counts["hung_up"] += 1
             return False
-        except httpx.TransportError:  # the worker was killed: nobody can tell whether it had paid
+        except httpx.TransportError:  # the worker was killed, before or after the payment
             counts["broken"] += 1
             return False
         status: int = answer.status_code

@@ -1,4 +1,4 @@
-"""The payments service for people: its address and its first call as lines to paste, and storms against it."""
+"""Serve the payments service with commands to paste, and run storms against a second copy of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["run", "welcome"]
 
 WORKERS: Final = 3
 PACE: Final = 60.0
-"""New payments each second of one storm that is all there is to do."""
+"""New payments each second, when one storm is all there is to do."""
 GENTLE_PACE: Final = 15.0
 GENTLE_KILLS: Final = 4.0
 """Seconds between kills while people use the service too."""
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, stopping: Stopping) -> bool:
         stormy = None if args.no_storm else served
         if not args.once:
             screen.say(welcome(served.service.url, storm=not args.no_storm))
-            if not args.no_storm:  # one of its own, so that whoever tries the calls is neither counted nor cut off
+            if not args.no_storm:  # a service of its own: the user's calls are neither counted nor cut off
                 apart = Path(home).resolve() / "storm"
                 apart.mkdir()
                 stormy = stack.enter_context(_Served(apart, None, 0, args.workers or WORKERS))
@@ -63,14 +63,14 @@ def run(args: argparse.Namespace, stopping: Stopping) -> bool:
 
 
 class _Served:
-    """A service with a store and rows of its own."""
+    """A running service with its own store and rows."""
 
     def __init__(self, folder: Path, store: str | None, port: int, workers: int) -> None:
         from semel.demo.payments.data import Books, has_books, prepare
 
         self.store = store or f"sqlite:///{folder}/semel.db"
         migrate_store(self.store)
-        # Beside the records, so that a later mode can commit both as one; a store without SQL has no place for rows.
+        # In the store's own database where it has SQL tables, otherwise in a file.
         where = self.store if has_books(self.store) else f"sqlite:///{folder}/books.db"
         prepare(where)
         mistake = os.environ.get("SEMEL_DEMO_SABOTAGE", "")
@@ -99,7 +99,7 @@ class _Served:
 def _storms(
     args: argparse.Namespace, served: _Served, stormy: _Served | None, stopping: Stopping, screen: Screen
 ) -> tuple[Verdict, int, int | None]:
-    """Storm after storm, or one: their verdicts together, how many, and the last one's seed."""
+    """Run storms, or one. Returns the sum of the verdicts, the number of storms, and the last seed."""
     from semel.demo.http.storm import KILL_EVERY, HTTPStorm
 
     stream = sys.stderr if args.json else sys.stdout
@@ -132,7 +132,7 @@ def _storms(
 
 
 def welcome(url: str, *, storm: bool) -> str:
-    """What is where, and two calls that work as pasted."""
+    """The addresses, and two calls to paste."""
     key = uuid.uuid4()
     call = (
         f"curl -i {url}/payments -H 'Authorization: Bearer sk_alice' -H 'Idempotency-Key: {key}' "
@@ -159,7 +159,7 @@ def welcome(url: str, *, storm: bool) -> str:
 
 
 def _idle(served: tuple[_Served, ...], stopping: Stopping, seconds: float | None = None) -> None:
-    """Only serve, until it is time or over."""
+    """Serve without a storm, for this many seconds or until stopped."""
     left = seconds
     while not stopping.is_set() and (left is None or left > 0):
         for each in served:

@@ -1,7 +1,7 @@
-"""A storm over HTTP: clients that ask, worker processes that are killed, then calm, a last round, and the verdict.
+"""A storm over HTTP: clients send requests while workers are killed; then a calm, a last round, and the verdict.
 
-The evidence is what the clients saw and what rows the service has. Each payment has a customer of its own, so a second
-row of it cannot hide, whatever id it has.
+The evidence is what the clients saw and the rows of the service. Each payment has its own customer, so a second row of
+the same payment is found whatever its id is.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = ["HTTPStorm"]
 
 TICK: Final = 0.1
 LOOK: Final = 0.5
-"""Seconds between two looks into the service's tables."""
+"""Seconds between two reads of the service's tables."""
 KILL_EVERY: Final = 1.5
-"""Seconds, on average, between the kills from here; requests that ask for a crash come besides."""
+"""Seconds between kills, on average. Requests that ask for a crash kill workers too."""
 ENDING: Final = 60.0
-"""Seconds that clients have to end what they began; they give a payment up after half of that."""
+"""Seconds for clients to finish. They give up a payment after half of that."""
 OPERATION: Final = "POST /payments"
 TENANT: Final = "alice"
 
 
 class HTTPStorm:
-    """Run once. It is its own view for the screen."""
+    """One storm. It is also what the screen shows."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class HTTPStorm:
         ]
 
     def run(self, stopping: Stopping, show: Callable[[HTTPStorm], None]) -> Verdict:
-        """The storm, until its time is over or ``stopping`` is set; then calm, a last round, and the verdict."""
+        """Run until the time is over or ``stopping`` is set; then calm, a last round, and the verdict."""
         with _Loop(self._clients.storm()) as clients:
             next_kill = self._start + min(self._kill_every, self.seconds / 4)
             while self.elapsed < self.seconds and not stopping.is_set() and clients.running:
@@ -127,7 +127,7 @@ class HTTPStorm:
                 self.effects = self._books.run(_rows("payments_count", self._run))[0][0]
                 self._executions = _counted(self._books.run(_rows("executions_of", self._run)))
             except StoreError:
-                pass  # the figures on the screen are a little older then
+                pass  # the screen shows older figures
         show(self)
 
     def _judge(self) -> Verdict:
@@ -140,8 +140,8 @@ class HTTPStorm:
         for number, (status, body) in seen.answers.items():
             customer = seen.begun[number].customer
             if (status == DECLINED) == (customer in made):
-                lost.add(number)  # acknowledged without a row, or refused with one
-            elif status != DECLINED and not _tells(body, made[customer]):
+                lost.add(number)  # acknowledged without a row, or declined with one
+            elif status != DECLINED and not _matches(body, made[customer]):
                 mismatched.add(number)
         return Verdict(
             operations=len(seen.begun),
@@ -165,7 +165,7 @@ class HTTPStorm:
         )
 
     def _unsettled(self) -> int:
-        """How many payments Semel's own table does not show as done: asked last, to cross-check."""
+        """How many payments are not done according to Semel's own records: a cross-check at the end."""
         with Semel(open_store(self._store), sweep_every=None) as guard:
 
             def is_done(key: str) -> bool:
@@ -179,7 +179,7 @@ class HTTPStorm:
 
 
 class _Loop:
-    """An event loop in a thread, for as long as its one task runs."""
+    """An event loop in a thread that runs one task."""
 
     def __init__(self, work: Coroutine[Any, Any, None]) -> None:
         self._loop = asyncio.new_event_loop()
@@ -208,7 +208,7 @@ class _Loop:
 
     def __exit__(self, *exc: object) -> None:
         if self.running:
-            with contextlib.suppress(RuntimeError):  # it ended at this moment
+            with contextlib.suppress(RuntimeError):  # it has just ended
                 self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join()
         if self._error is not None and exc[0] is None:
@@ -229,8 +229,8 @@ def _counted(rows: Rows) -> Counter[str]:
     return found
 
 
-def _tells(body: bytes, made: dict[str, Any]) -> bool:
-    """Whether an answer speaks of this row."""
+def _matches(body: bytes, made: dict[str, Any]) -> bool:
+    """Whether the answer matches this row."""
     try:
         content = json.loads(body)
     except ValueError:

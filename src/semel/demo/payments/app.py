@@ -1,4 +1,4 @@
-"""The service, put together: its routes, the guard, and errors that are documented whatever a client sends."""
+"""The application: its routes, the guard, and documented errors for whatever a client sends."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from semel.stores.urls import open_async_store
 __all__ = ["LEASE", "Settings", "make_app"]
 
 LEASE: Final = 2.0
-"""Seconds for which a worker that fell silent is believed alive: short, so that a take-over can be watched."""
+"""Seconds until a silent worker is taken over: short, so that it can be watched."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a worker process of the service is told."""
+    """The settings of a worker process."""
 
     store: str
     """Where Semel keeps its records."""
     books: str
-    """Where the business rows are: the same database, where that is one of SQL."""
+    """Where the business rows are: in the same database, if it has SQL tables."""
     mistake: str = ""
-    """One of ``simulate.MISTAKES``, to see that the verdict finds it."""
+    """One of ``simulate.MISTAKES``, to show that the verdict finds it."""
 
 
 def make_app(settings: Settings) -> FastAPI:
-    """The service. To be called in the event loop that serves it; the tables are there already."""
+    """Make the application. Call it in the event loop that serves it, after the tables exist."""
     if settings.mistake and settings.mistake not in MISTAKES:
         raise ConfigurationError(f"no mistake is called {settings.mistake!r}; there are: {', '.join(MISTAKES)}")
     books = Books(settings.books)
@@ -92,5 +92,5 @@ def _sendable(text: str) -> str:
 
 
 async def _away(request: Request, error: Exception) -> JSONResponse:
-    """The business rows cannot be reached. The key is free again: the same request may be sent later."""
+    """The business database cannot be reached. The key is released, so the same request may be sent again."""
     return JSONResponse({"detail": "the database is away; send the same request again"}, 503, {"Retry-After": "1"})

@@ -1,4 +1,4 @@
-"""Who asks: bearer keys that stand for tenants. A dependency, so it is through before a key is claimed."""
+"""Authentication: a bearer key stands for a tenant. A dependency, so it runs before an idempotency key is claimed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 __all__ = ["KEYS", "Tenant", "authenticated", "tenant_of"]
 
 KEYS: Final = {"sk_alice": "alice", "sk_bob": "bob"}
-"""The two keys of the demo. Real ones are secrets, kept hashed and compared in constant time."""
+"""The demo's two keys. Real keys are secrets, stored as hashes and compared in constant time."""
 
 _bearer = HTTPBearer(auto_error=False, description="`sk_alice` or `sk_bob`: two tenants that never see each other")
 
@@ -18,7 +18,7 @@ _bearer = HTTPBearer(auto_error=False, description="`sk_alice` or `sk_bob`: two 
 async def authenticated(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> str:
-    """The tenant, or 401."""
+    """Return the tenant, or answer 401."""
     tenant = KEYS.get(credentials.credentials) if credentials is not None else None
     if tenant is None:
         raise HTTPException(401, "send Authorization: Bearer sk_alice", {"WWW-Authenticate": "Bearer"})

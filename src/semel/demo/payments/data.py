@@ -1,7 +1,7 @@
-"""The business rows: programs of SQL that run beside Semel's records, in SQLite or PostgreSQL.
+"""The business rows: SQL programs that run beside Semel's records, in SQLite or PostgreSQL.
 
-A program yields statements, as Semel's own do, so it does not know what it runs on. ``Books`` has one connection and
-one thread for it, which is plenty for a demo and keeps the event loop free.
+A program yields statements, like Semel's own programs, so it does not depend on a driver. ``Books`` has one connection
+and one thread, which is enough for a demo and keeps the event loop free.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from semel.demo.databases import connect
 from semel.errors import StoreError, StoreURLError
-from semel.sql.program import Connection, Program, load_queries, run
+from semel.sql.program import Program, load_queries
+from semel.sql.sync import Connection, run
 
 __all__ = ["Books", "PaymentRow", "RefundRow", "Stats", "has_books", "prepare"]
 
@@ -27,7 +28,7 @@ _SCHEMES: Final = ("sqlite", "postgresql", "postgres")
 
 
 class PaymentRow(NamedTuple):
-    """One payment. Rows are never removed: an attempt that is run again must find what an earlier one wrote."""
+    """One payment. Rows are never removed, so that a second attempt finds what the first one wrote."""
 
     id: str
     amount: int
@@ -38,7 +39,7 @@ class PaymentRow(NamedTuple):
     version: int
     created: str
     changed_by: str
-    """The change that made this version: how a PATCH that is run again knows its own work."""
+    """The change that made this version: a repeated PATCH recognizes its own work by it."""
     deleted: int
 
 
@@ -59,12 +60,12 @@ class Stats(NamedTuple):
 
 
 def has_books(store: str) -> bool:
-    """Whether the business rows can stand in the store's own database."""
+    """Whether the business rows can be in the store's own database."""
     return store.partition(":")[0] in _SCHEMES
 
 
 def prepare(url: str) -> None:
-    """Make the tables, once, before the workers start."""
+    """Create the tables, before the workers start."""
     books = Books(url)
     try:
         for name in _TABLES:
@@ -96,7 +97,7 @@ class Books:
             try:
                 return self._atomically(program) if atomic else run(program, self._connection)
             except StoreError:
-                self._drop()  # whatever is the matter with it, the next one is new
+                self._drop()  # it may be broken; the next call opens a new one
                 raise
 
     def close(self) -> None:
@@ -110,7 +111,7 @@ class Books:
         try:
             result = run(program, connection)
         except StoreError:
-            raise  # the connection is dropped, and what it began with it
+            raise  # the connection is dropped, which rolls back
         except BaseException:
             connection.execute(QUERIES["rollback"]())
             raise
@@ -131,12 +132,12 @@ def _one(name: str) -> Program[None]:
 
 
 def note_execution(key: str, operation: str, attempt: int, what: str = "run") -> Program[None]:
-    """A line for every run of a handler, committed before it does anything: what ``GET /stats`` counts."""
+    """Record that a handler runs, before it does anything. ``GET /stats`` counts these rows."""
     yield QUERIES["note_execution"](key=key, operation=operation, attempt=attempt, what=what, worker=os.getpid())
 
 
 def insert_payment(id: str, tenant: str, amount: int, currency: str, customer: str) -> Program[tuple[PaymentRow, bool]]:
-    """The row of this id, and whether it is new. However often this runs, there is one row."""
+    """Return the row of this id, and whether it is new. However often this runs, there is one row."""
     rows = yield QUERIES["insert_payment"](
         id=id, tenant=tenant, amount=amount, currency=currency, customer=customer, created=_now()
     )
@@ -184,11 +185,11 @@ def find_refund(id: str, tenant: str) -> Program[RefundRow | None]:
 
 
 class NothingLeft(Exception):
-    """The payment has not so much left to be given back."""
+    """The payment has less than this amount left to refund."""
 
 
 def insert_refund(id: str, tenant: str, payment: str, amount: int) -> Program[tuple[RefundRow, bool]]:
-    """The refund of this id, and whether it is new. To be run as one transaction: the row and the payment's sum."""
+    """Return the refund of this id, and whether it is new. Run it in a transaction: it writes two rows."""
     rows = yield QUERIES["insert_refund"](id=id, tenant=tenant, payment=payment, amount=amount, created=_now())
     if not rows:
         found = yield QUERIES["find_refund"](id=id, tenant=tenant)

@@ -1,7 +1,7 @@
-"""One worker process of the service: ``python -m semel.demo.payments.process '{…}'``, on a socket of the parent's.
+"""One worker process of the service: ``python -m semel.demo.payments.process '{…}'``, on the parent's socket.
 
-The socket stays with the parent, so that the port does when this process is killed. It ends when it is told to on
-standard input, and with its parent, however that ends.
+The parent owns the socket, so the port survives when this process is killed. The process ends when a line arrives on
+standard input, or when its parent dies.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from semel.demo.payments.app import Settings, make_app
 __all__ = ["main"]
 
 GRACE: Final = 3
-"""Seconds that requests have to end after the process was told to stop."""
+"""Seconds for running requests to end when the process stops."""
 
 
 async def serve(settings: Settings, descriptor: int) -> None:
     import uvicorn
 
     class Server(uvicorn.Server):
-        def capture_signals(self) -> Any:  # the parent decides when it is over, and says so on standard input
+        def capture_signals(self) -> Any:  # the parent decides when to stop, and writes to standard input
             return contextlib.nullcontext()
 
     config = uvicorn.Config(
@@ -40,7 +40,7 @@ async def serve(settings: Settings, descriptor: int) -> None:
 
 
 def _listen(server: Any) -> None:
-    """A word ends the service in order; the end of the words means that the parent is dead, and so are we."""
+    """Stop in order on a line from standard input. End of file means that the parent died: exit at once."""
     for _ in sys.stdin:
         server.should_exit = True
     os._exit(1)

@@ -1,6 +1,6 @@
-"""What goes over the wire, checked by pydantic: bounded numbers, bounded texts without control characters.
+"""The request and response models: bounded numbers, bounded texts without control characters.
 
-Control characters are refused here because databases differ about them: PostgreSQL takes no NUL in a text.
+Control characters are refused because databases differ: PostgreSQL takes no NUL in a text.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ CustomerId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class Simulation(BaseModel):
-    """What shall go wrong, for the demo only."""
+    """Faults to simulate, for the demo only."""
 
     delay_ms: Annotated[int, Field(ge=0, le=LONGEST_DELAY_MS)] = 0
-    """The handler takes so long."""
+    """How long the handler takes."""
     status: Annotated[int, Field(ge=200, le=599)] | None = None
-    """The answer has this status. From 400 on the payment is refused, and there is no row."""
+    """The status of the answer. From 400 on, the payment is declined and no row is written."""
     crash: bool | Literal["before", "after"] = False
     """Kill this worker process in the first attempt: before the row, or after it is committed (also: true)."""
     body_bytes: Annotated[int, Field(ge=0, le=LARGEST_BODY)] = 0
-    """The answer's body is so large, at least."""
+    """The minimum size of the answer's body."""
     stream: bool = False
     """The answer comes in chunks, without a Content-Length."""
 
@@ -73,12 +73,12 @@ class NewPayment(BaseModel):
     amount: Amount
     currency: Currency
     customer: Text
-    # Not in the OpenAPI document: a tool that reads it to try all there is would kill the service with it.
+    # Not in the OpenAPI document: a tool that tries everything in it would kill the service.
     simulate: SkipJsonSchema[Simulation | None] = None
 
 
 class PaymentChange(BaseModel):
-    """What of a payment is to be changed; what is left out, or null, stays."""
+    """Changes to a payment. Fields that are missing or null stay as they are."""
 
     amount: Amount | None = None
     customer: Text | None = None
@@ -105,7 +105,7 @@ class Payments(BaseModel):
 
 
 class NewRefund(BaseModel):
-    """Money to be given back; without an amount, all that is left."""
+    """A refund to make; without an amount, all that is left."""
 
     payment: Annotated[str, StringConstraints(pattern=_PAYMENT)]
     amount: Amount | None = None
@@ -121,7 +121,7 @@ class Refund(BaseModel):
 
 
 class Customer(BaseModel):
-    """All of a customer: a PUT replaces it."""
+    """A customer. A PUT replaces all of it."""
 
     name: Text
     email: Note = ""
@@ -145,6 +145,6 @@ class Stats(BaseModel):
 
 
 class Error(BaseModel):
-    """Why not."""
+    """Why the request failed."""
 
     detail: str

@@ -1,7 +1,7 @@
-"""What goes wrong on purpose: slow handlers, dying workers, large and streamed answers; and mistakes for the verdict.
+"""Faults on purpose: slow handlers, dying workers, large and streamed answers; and mistakes for the verdict to find.
 
-Only a demo has such a thing. A client says in ``simulate`` what it wants to see; the mistakes are chosen when the
-service is started, to show that the verdict would find them.
+A client asks for a fault in ``simulate``. A mistake is chosen when the service starts, to show that the verdict would
+find it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from semel.engine.operation.operation import AsyncOperation
 __all__ = ["MISTAKES", "Fate", "NewKeys"]
 
 MISTAKES: Final = ("unprotected", "blind", "silent")
-"""Semel left out; a payment that does not look for its own row; an answer without a row."""
+"""Semel bypassed; a payment that does not look for its own row; an answer without a row."""
 CHUNKS: Final = 8
 _WITHOUT_BODY: Final = frozenset({204, 205, 304})
 
 
 class Fate:
-    """What shall happen to one call."""
+    """What happens to one call."""
 
     def __init__(self, wanted: Simulation | None, op: AsyncOperation, mistake: str = "") -> None:
         self._wanted = wanted or Simulation()
-        # The attempt that takes over must get through; and without Semel every attempt is a first one.
+        # The attempt that takes over must succeed, and without Semel every attempt is a first one.
         crash = self._wanted.crash if op.attempt == 1 and mistake != "unprotected" else False
         self._crash = "after" if crash is True else crash
 
@@ -48,11 +48,11 @@ class Fate:
 
     @property
     def refused(self) -> bool:
-        """Whether the answer is to be an error: then nothing is done."""
+        """Whether the answer is an error, and nothing is done."""
         return self._wanted.status is not None and self._wanted.status >= 400
 
     def answer(self, content: Mapping[str, Any], status: int, headers: Mapping[str, str] | None = None) -> Response:
-        """The answer, in the status, size and manner that the call asks for."""
+        """Make the answer, with the status, size and form that the client asked for."""
         status = self._wanted.status or status
         if status in _WITHOUT_BODY:
             return Response(status_code=status, headers=headers)
@@ -67,7 +67,7 @@ class Fate:
 
 
 class NewKeys:
-    """The mistake "unprotected": a middleware that gives every request a key of its own, as if it had brought none."""
+    """The mistake "unprotected": a middleware that gives every request a new key."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -86,5 +86,5 @@ async def _chunks(body: bytes) -> AsyncIterator[bytes]:
 
 
 def _die() -> None:
-    """As the kernel's out-of-memory killer would have it: no clean-up, no last words."""
+    """Die without clean-up, as by the kernel's out-of-memory killer."""
     os.kill(os.getpid(), signal.SIGKILL)

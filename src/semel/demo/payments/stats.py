@@ -1,4 +1,4 @@
-"""``GET /stats``: what really happened, counted from the tables; and the lines that are counted."""
+"""``GET /stats``: what really happened, counted from the tables, and the rows that are counted."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ BooksOfService = Annotated[Books, Depends(_books)]
 
 
 async def began(books: Books, op: AsyncOperation) -> None:
-    """A handler has begun: a line that is committed before it does anything else, so no run goes uncounted."""
+    """Record that a handler started, before it does anything else, so that every run is counted."""
     await books.ask(data.note_execution(op.key, op.name, op.attempt))
 
 
 async def found_done(books: Books, op: AsyncOperation) -> None:
-    """An attempt that was run again found what the first one had written."""
+    """Record that a second attempt found what the first one had written."""
     await books.ask(data.note_execution(op.key, op.name, op.attempt, "found"))
 
 

@@ -1,4 +1,4 @@
-"""ASGI's vocabulary: the types of its callables, and what is asked of a request's scope before anything is done."""
+"""The types of ASGI's callables, and what is looked up in a request's scope before anything else is done."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _LENGTH: Final = len(KEY)
 FILES: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
-"""Ways of a server to send a file that the application never reads: nothing could be captured."""
+"""Messages by which the server sends a file that the application never reads: nothing could be captured."""
 
 
 def has_key(scope: Scope) -> bool:
-    """Whether there is a line of an Idempotency-Key, whatever it says."""
+    """Whether the request has an Idempotency-Key header, valid or not."""
     for name, _ in scope["headers"]:  # noqa: SIM110 (every request pays for this, and a generator costs more)
         if len(name) == _LENGTH and name.lower() == KEY:
             return True
@@ -29,6 +29,6 @@ def has_key(scope: Scope) -> bool:
 
 
 def without_files(scope: Scope) -> None:
-    """Let the application know of no such way, so that it sends the bytes themselves."""
-    if "extensions" in scope and not FILES.isdisjoint(scope["extensions"] or ()):
+    """Hide these extensions from the application, so that it sends the bytes themselves."""
+    if not FILES.isdisjoint(scope["extensions"] or ()):
         scope["extensions"] = {name: value for name, value in scope["extensions"].items() if name not in FILES}

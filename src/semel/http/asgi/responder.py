@@ -1,71 +1,101 @@
-"""One ASGI request under the contract: its body on the way in, its answer on the way out, and the attempt between.
+"""One ASGI request under the contract.
 
-The claim is asked for by whoever knows the rule: the middleware at the edge, or a decorated endpoint.
+The responder drives the flows of ``semel.http.contract.endpoint``: it reads the body, makes the claim, runs the
+application, holds its answer back until it is stored, and sends it or another one in its place. The claim is asked for
+by whoever knows the rule: the middleware at the edge, or a decorated endpoint.
+
+The answer is stored within the application's own ``send``. What an application does after its answer, such as a
+background task, may take long or end the process, so it must find the answer stored and sent.
+
+The WSGI responder is written apart, not generated: here the handler is a task that can be cancelled and can outlive its
+client, and the answer is a series of messages; there it is a call in a thread that returns an iterable.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from semel.core.call import Outcome
+from semel.core.call import Declined, Pause, Raised, Returned
+from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.drive.waiting import start_task
 from semel.engine.operation.operation import running
-from semel.errors import ConfigurationError, LeaseLost, NotUndone, PreconditionError, SemelError
-from semel.http.asgi.messages import Receive, Scope, Send, has_key, without_files
-from semel.http.asgi.outgoing import Outgoing, is_lost
-from semel.http.contract.capture import Capture
-from semel.http.contract.conditional import Preconditions, hold, let_go
-from semel.http.contract.exchange import CLAIMED, FAILED, Exchange
+from semel.errors import PreconditionError
+from semel.http.asgi.body import BodyReader
+from semel.http.asgi.messages import FILES, Message, Receive, Scope, Send, has_key, without_files
+from semel.http.asgi.transaction import open_transaction_async
+from semel.http.contract.capture import Capture, cut_off
+from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
+from semel.http.contract.endpoint import (
+    FIND_TENANT,
+    READ_BODY,
+    Begin,
+    Compensate,
+    Ending,
+    Framework,
+    Lifecycle,
+    OpenTransaction,
+    Request,
+)
+from semel.http.contract.exchange import SETTLED, Exchange
 from semel.http.contract.rerun import Rerun, RunAgain
-from semel.http.contract.rules import Idempotent, Natural, Rule
-from semel.http.in_transaction import open_async_transaction
+from semel.http.contract.rules import Rule
+from semel.http.handlers import drive_async
 
 if TYPE_CHECKING:
     from semel.http.asgi.middleware import ASGIMiddleware
 
-__all__ = ["Responder"]
+__all__ = ["ASGIResponder"]
 
 
-class Responder(Outgoing):
+class ASGIResponder:
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
     def __init__(self, middleware: ASGIMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
-        Outgoing.__init__(self, scope, receive, send)  # super() would cost as much as all of this
+        self.loop = asyncio.get_running_loop()
+        self.life: Lifecycle[AsyncAttempt] = Lifecycle(middleware, scope, _make_exchange)
         self._middleware = middleware
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._body: BodyReader | None = None
+        """None for a request without a key, which goes straight to the application."""
         self._over: asyncio.Future[None] | None = None
         """What our caller waits for while the application's task runs."""
-        self.loop = asyncio.get_running_loop()
-        self.preconditions: Preconditions | None = None
+        self._start: Message | None = None
+        self._begun = False
+        """Whether an answer that is not captured, or not held back, has gone out."""
+        self._answered = False
+        """Whether ``life.answer`` has been sent."""
+        self._client_left = False
+        """Whether the client left before its request was complete."""
 
-    @property
-    def exchange(self) -> Exchange:
-        if self._exchange is None:
-            scope = self._scope
-            self._exchange = Exchange(
-                scope["method"],
-                scope["path"],
-                scope.get("query_string", b""),
-                scope["headers"],
-                secret=self._middleware.guard.secret,
-                docs=self._middleware.docs,
-            )
-        return self._exchange
+    # -- running the application
 
     async def respond(self, rule: Rule | None) -> None:
-        """Run the application; ``rule`` is the one to be claimed here, at the edge."""
+        """Run the application; ``rule`` is the one to claim here, at the edge."""
         if not has_key(self._scope):
-            await self._unkeyed(rule)
+            await self._respond_unkeyed(rule)
             return
-        without_files(self._scope)
-        if self._middleware.kept.wanted:
-            self._rerun = Rerun(self._scope, self._scope.values())
-        if rule is not None and not await self._claimed_here(rule):
-            return
+        if "extensions" in self._scope:
+            without_files(self._scope)
+        self._body = BodyReader(self._receive, self.life)
+        if self._middleware.reruns.possible:
+            self.life.rerun = Rerun(self._scope, self._scope.values())
+        if rule is not None:
+            claimed = False
+            try:
+                claimed = await drive_async(self.life.claim(rule), self.perform)
+            finally:
+                if not claimed:
+                    self._body.close()
+            if not claimed:
+                await self._send_answer()
+                return
         # A task of its own: when the client hangs up and the server cancels us, the handler still finishes, and its
         # answer is stored for the retry. A bare future is half the price of asyncio.shield().
-        task = start_task(self._run(rule), self.loop)
+        task = start_task(self._run(rule, self._body), self.loop)
         if task.done():  # it never waited
             task.result()
             return
@@ -74,59 +104,60 @@ class Responder(Outgoing):
             await self._over
         except asyncio.CancelledError:
             if not task.done():
-                if self.attempt is None and not self.runs_again:
+                if self.life.attempt is None and not self.life.runs_again:
                     task.cancel()
                 self._middleware.leave(task)
             raise
 
-    async def _claimed_here(self, rule: Rule) -> bool:
-        claimed = False
-        try:
-            claimed = await self.claim(rule)
-        finally:
-            if not claimed:
-                self._close()
-        if not claimed:
-            await self._say()
-        return claimed
-
-    async def _unkeyed(self, rule: Rule | None) -> None:
+    async def _respond_unkeyed(self, rule: Rule | None) -> None:
         if rule is not None and not await self.claim(rule):
-            await self._say()
+            await self._send_answer()
             return
-        held = hold(self.preconditions)
+        preconditions = self.life.preconditions
+        bound = None if preconditions is None else bind_preconditions(preconditions)
         try:
             await self._middleware.app(self._scope, self._receive, self.send)
         except PreconditionError as error:
-            if rule is None or self._begun:
+            if (
+                rule is None
+                or await drive_async(self.life.application_raised(error, sent=self._begun), self.perform)
+                is Ending.RAISE
+            ):
                 raise
-            await self.refuse(error)
-            await self._say()
+            await self._send_answer()
         finally:
-            let_go(held)
+            if bound is not None:
+                unbind_preconditions(bound)
 
-    async def _run(self, rule: Rule | None) -> None:
-        """The application, in a task of its own."""
+    async def _run(self, rule: Rule | None, body: BodyReader) -> None:
+        """The application, in a task of its own; again if a transaction conflicted."""
+        life = self.life
         try:
             while True:
                 try:
                     if rule is not None:
-                        self.watch(asyncio.current_task(self.loop))
-                        hold(self.preconditions)
-                        if self.attempt is not None:
-                            running.set(self.attempt.operation)  # for this task alone, which ends with the request
-                    await self._middleware.app(self._scope, self.receive, self.send)
-                    if self.attempt is not None:
+                        # The application is the handler. The context is this task's own, and ends with it.
+                        if life.preconditions is not None:
+                            bind_preconditions(life.preconditions)
+                        if life.attempt is not None:
+                            running.set(life.attempt.operation)
+                            if life.attempt.lease is not None and (task := asyncio.current_task(self.loop)) is not None:
+                                life.attempt.lease.on_lost = task.cancel
+                    await self._middleware.app(self._scope, body.receive, self.send)
+                    if life.attempt is not None:
                         raise RuntimeError("the application ended without an answer")
                 except BaseException as error:
-                    if not await self._broken(error, asyncio.current_task(self.loop)):
+                    ending = await self._application_raised(error)
+                    if ending is Ending.ANSWER_AND_RAISE and not self._begun:
+                        await self._send_answer()
+                    if ending is Ending.RAISE or ending is Ending.ANSWER_AND_RAISE:
                         raise
                 finally:
-                    self._close()
-                if self._rerun is None or not await self._starts_over(self._rerun, rule):
+                    body.close()
+                if not life.runs_again or not await self._start_over(rule, body):
                     break
-            if self._answer is not None:
-                await self._say()
+            if life.answer is not None:
+                await self._send_answer()
         except asyncio.CancelledError:
             if self._over is not None:
                 self._over.cancel()
@@ -139,154 +170,213 @@ class Responder(Outgoing):
             if self._over is not None and not self._over.done():
                 self._over.set_result(None)
 
-    # -- the attempt
+    async def _application_raised(self, error: BaseException) -> Ending:
+        attempt = self.life.attempt
+        superseded = False
+        if attempt is not None and attempt.lease is not None:
+            attempt.lease.on_lost = None  # from here on only the record is settled, which must not be cancelled
+            superseded = isinstance(error, asyncio.CancelledError) and self._superseded(asyncio.current_task(self.loop))
+        return await drive_async(self.life.application_raised(error, superseded=superseded, sent=True), self.perform)
 
-    def watch(self, task: asyncio.Task[Any] | None) -> None:
-        """Stop this task, which runs the handler, when the lease is lost."""
-        if self.attempt is not None and self.attempt.lease is not None and task is not None:
-            self.attempt.lease.on_lost = task.cancel
+    async def _start_over(self, rule: Rule | None, body: BodyReader) -> bool:
+        """Make the request what it was. Returns whether the application is to be run."""
+        rerun = self.life.rerun
+        assert rerun is not None
+        assert rerun.pause is not None
+        await asyncio.sleep(rerun.pause)
+        body.rewind(self.life.start_over())
+        return rule is None or await self.claim(rule)
 
-    def unwatch(self) -> None:
-        """From here on only the record is settled, which must not be cancelled."""
-        if self.attempt is not None and self.attempt.lease is not None:
-            self.attempt.lease.on_lost = None
+    # -- the handler of a decorated endpoint
 
-    async def superseded(self, task: asyncio.Task[Any] | None) -> bool:
-        """Whether the handler was cancelled because its lease was lost; then its successor's answer is ours."""
-        attempt = self.attempt
-        if attempt is None or not is_lost(attempt):
+    async def claim(self, declared: Rule) -> bool:
+        """Claim the request's key. Returns whether the handler is to run; if not, the answer is known."""
+        return await drive_async(self.life.claim(declared), self.perform)
+
+    async def run(
+        self,
+        handler: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        framework: Framework,
+    ) -> Any:
+        """Run the handler of a decorated endpoint, after the claim, and end the attempt if it raises."""
+        life = self.life
+        attempt, preconditions = life.attempt, life.preconditions
+        operation = task = None
+        if attempt is not None:
+            operation = attempt.operation
+            task = asyncio.current_task(self.loop)
+            if attempt.lease is not None and task is not None:
+                attempt.lease.on_lost = task.cancel  # once the lease is lost, another process may run the handler
+        bound = None if preconditions is None else bind_preconditions(preconditions)
+        token = running.set(operation)
+        try:
+            result = await handler(*args, **kwargs)
+            if operation is not None:
+                operation.leave()
+            return result
+        except (Exception, asyncio.CancelledError) as error:
+            # A cancellation is handled here, where it arrives: a framework's task group would make another error of it.
+            superseded = isinstance(error, asyncio.CancelledError)
+            if superseded and not self._superseded(task):
+                raise
+            left = await drive_async(life.handler_raised(error, framework, superseded=superseded), self.perform)
+            if left is None:
+                return framework.blank()
+            if left is error:
+                raise
+            raise left from error
+        finally:
+            running.reset(token)
+            if bound is not None:
+                unbind_preconditions(bound)
+            if attempt is not None and attempt.lease is not None:
+                attempt.lease.on_lost = None
+
+    def _superseded(self, task: asyncio.Task[Any] | None) -> bool:
+        """Whether the handler was cancelled because its lease was lost, and for no other reason."""
+        if not self.life.lease_lost:
             return False
         if task is not None:
             if task.cancelling() > 1:
                 return False  # someone else wants it stopped as well
             task.uncancel()
-        await self._settle(attempt.lost())
         return True
 
-    async def claim(self, declared: Rule) -> bool:
-        """Claim the request's key; whether the handler is to run. If not, what to answer is known."""
-        if self._rule is not None or self._natural is not None or CLAIMED in self._scope:
-            raise ConfigurationError(
-                "this request was claimed already: one rule for one request, and one middleware of Semel"
-            )
-        if not isinstance(declared, Idempotent):
-            self._natural = declared if isinstance(declared, Natural) else None
-            return True
-        rule = self._rule = self._middleware.rule(declared)
-        exchange, guard = self.exchange, self._middleware.guard
+    # -- driving flows
+
+    async def perform(self, request: Request) -> Any:
+        """Do what a flow asks for."""
+        life = self.life
+        if request is READ_BODY:
+            assert self._body is not None
+            assert life.rule is not None
+            assert life.rule.max_request_body is not None  # the middleware's, if the route has none
+            complete = await self._body.read_all(life.rule.max_request_body)
+            self._client_left = not complete
+            return complete
+        if isinstance(request, Begin):
+            return await self._middleware.guard.begin(request.call)
+        if request is FIND_TENANT:
+            tenant = self._middleware.tenant_of(self._scope)
+            return tenant if isinstance(tenant, str) or tenant is None else await tenant
+        if isinstance(request, OpenTransaction):
+            return await open_transaction_async(self._middleware.guard, request.connect, request.call)
+        if isinstance(request, Pause):
+            return await asyncio.sleep(request.seconds)
+        attempt = life.attempt
+        assert attempt is not None
+        if isinstance(request, Compensate):
+            return await attempt.compensate(request.error)
+        assert self._body is not None
+        if attempt.lease is not None:
+            attempt.lease.on_lost = None  # the record is settled, which must not be cancelled
         try:
-            key = exchange.read_key(rule)
-            self.preconditions = exchange.preconditions(rule)
-            if key is None:
-                exchange.tell_unprotected(guard, rule)
-                return True
-            longest = rule.max_request_body
-            assert longest is not None  # the middleware's, where the route has none
-            if not rule.reads_json and rule.connection is None:
-                exchange.body = None
-            if not await self._read_to_its_end(longest):  # half a request is none
-                self._silent = True
-                return False
-            tenant = self._middleware.whose(self._scope)
-            if tenant is not None and not isinstance(tenant, str):
-                tenant = await tenant
-            call = exchange.call(guard, rule, key, tenant)
-            if rule.connection is None:
-                begun = await guard.begin(call)
-            else:
-                if self._rerun is not None:
-                    self._rerun.body = exchange.body
-                opening = open_async_transaction(guard, rule.connection, call, self._rerun)
-                begun = await opening
-        except ConfigurationError:
-            raise  # the service's mistake: for its logs, and no answer of ours
-        except SemelError as error:
-            self._answer = exchange.refusal(error, rule)
-            return False
+            if isinstance(request, Returned):
+                return await attempt.complete(request.value)
+            if isinstance(request, Declined):
+                return await attempt.decline(request.value)
+            if isinstance(request, Raised):
+                return await attempt.fail(request.error)
+            return await attempt.lost()
         finally:
-            exchange.body = None
-        if isinstance(begun, Outcome):
-            self._answer = exchange.replay(begun.value, rule)
-            return False
-        self.attempt = begun
-        self._scope[CLAIMED] = True
-        self._capture = Capture(rule)
-        return True
+            self._body.settle()
 
-    async def refuse(self, error: PreconditionError | NotUndone) -> None:
-        """The handler found that the precondition does not hold: nothing was done, and the key is free again.
+    # -- the answer
 
-        Or it failed, and its steps could not be undone: then nobody may run it again.
-        """
-        attempt = self.attempt
-        if attempt is not None and isinstance(error, NotUndone):
-            try:
-                await attempt.fail(error)
-            finally:
-                self._release()
-        elif attempt is not None:
-            await self._settle(attempt.lost() if is_lost(attempt) else attempt.decline(None))
-        if self._answer is None:
-            self._answer = self.exchange.refusal(error, self._rule)
-
-    async def _settle(self, end: Awaitable[Outcome[Any] | None]) -> None:
-        """End the attempt. When it had been replaced, or cannot be stored, the answer is another one."""
-        rule, attempt = self._rule, self.attempt
-        assert rule is not None
-        if attempt is not None and attempt.lease is not None:
-            attempt.lease.on_lost = None  # as unwatch()
-        try:
-            outcome = await end
-        except SemelError as error:
-            if not self._plans_again(error, let_through=self._capture is not None and self._capture.overflowed):
-                self._answer = self.exchange.refusal(error, rule)
+    async def send(self, message: Message) -> None:
+        """The ``send`` that the application is called with."""
+        life, kind = self.life, message["type"]
+        if life.runs_again or self._client_left:
+            return
+        if life.answer is not None:
+            if kind == "http.response.start" and not self._answered:
+                await self._send_answer(message.get("headers", ()))
+            return
+        capture = life.capture
+        if capture is None:
+            if kind == "http.response.start":
+                if life.natural is not None and life.natural.settled(self._scope["method"], message["status"]):
+                    life.answer = SETTLED
+                    await self._send_answer(message.get("headers", ()))
+                    return
+                self._begun = True
+            await self._send(message)
+        elif kind == "http.response.start":
+            self._start = message
+            capture.start(message["status"], message.get("headers", ()))
+        elif kind == "http.response.body":
+            was_open, body = capture.overflowed, message.get("body", b"")
+            kept = capture.add(body)
+            more = message.get("more_body", False)
+            if not kept and not was_open:
+                if more:
+                    self._begun = True
+                    await self._pass_on(self._first_start(capture))
+                body = capture.take()
+            if not more:
+                last = {"type": kind, "body": capture.body if kept else body, "more_body": False}
+                await self._finish(capture, last, was_open)
+            elif not kept:
+                await self._pass_on({"type": kind, "body": body, "more_body": True})
+        elif kind in FILES:
+            capture.overflowed = True
+            await self._finish(capture, message)
         else:
-            if outcome is not None and outcome.replayed:
-                self._answer = self.exchange.replay(outcome.value, rule)
-        finally:
-            self._release()
+            await self._pass_on(message)
 
-    def _release(self) -> None:
-        self.attempt = None
-        self._capture = None
-        self._scope.pop(CLAIMED, None)
-        self._tell_settled()
+    async def _finish(self, capture: Capture, last: Message, begun: bool = False) -> None:
+        """The answer is whole: store it, and only then send it, or the end of it."""
+        life = self.life
+        await drive_async(life.answered(), self.perform)
+        if life.runs_again:
+            raise RunAgain
+        if life.answer is None:
+            send = self._send
+            if not begun:
+                await send(self._first_start(capture))
+            await send(last)
+        elif begun:
+            raise cut_off()
+        else:
+            await self._send_answer()
 
-    async def _broken(self, error: BaseException, task: asyncio.Task[Any] | None) -> bool:
-        """The application raised. Whether that is dealt with, and an answer known."""
-        attempt, rule = self.attempt, self._rule
-        if self.runs_again:
-            return isinstance(error, (Exception, BaseExceptionGroup, RunAgain))
-        if attempt is None or rule is None:
-            return False
-        self.unwatch()
-        if isinstance(error, asyncio.CancelledError) and await self.superseded(task):
-            return True
-        if isinstance(error, PreconditionError):
-            await self.refuse(error)
-            return True
-        if self.conflicts(error):  # of an application that is claimed at the edge, as all that follows
-            await self.give_way(error)
-            return True
-        error = await attempt.compensate(error)
-        if isinstance(error, NotUndone):
-            await self.refuse(error)
-            return True
-        remembered = isinstance(error, rule.policy.remembered) or (isinstance(error, Exception) and rule.stores(500))
-        if remembered and not isinstance(error, LeaseLost):
-            await self._settle(attempt.complete(FAILED))
-            if self._silent:
-                return True  # another call came between
-            if self._answer is None:
-                self._answer = self.exchange.failed()
-            if not self._begun:
-                await self._say()
-            return False  # the client has its answer, and the server's log the error
+    def _first_start(self, capture: Capture) -> Message:
+        """The message that a first answer begins with."""
+        assert self._start is not None
+        exchange = self.life.exchange
+        headers = exchange.expose(exchange.with_key(capture.headers), self.life.rule)
+        return {**self._start, "headers": headers}
+
+    async def _pass_on(self, message: Message) -> None:
+        """Send a part of an answer. A server may raise that the client has gone; that must not stop the handler."""
         try:
-            await attempt.fail(error)
-        finally:
-            self._release()
-        if isinstance(error, LeaseLost):  # what the handler wanted to save was refused
-            self._answer = self.exchange.refusal(error, rule)
-            return True
-        return False
+            await self._send(message)
+        except OSError:
+            if self.life.attempt is None:
+                raise
+
+    async def _send_answer(self, carrier: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        """Send ``life.answer``. The ``carrier`` holds the header lines of the answer whose place it takes."""
+        answer, rule = self.life.answer, self.life.rule
+        if answer is None or self._answered:
+            return
+        self._answered = True
+        if self._begun:
+            raise cut_off()
+        exchange, send = self.life.exchange, self._send
+        lines = exchange.expose(exchange.with_carrier(answer.headers, carrier, rule), rule)
+        await send({"type": "http.response.start", "status": answer.status, "headers": lines})
+        await send({"type": "http.response.body", "body": answer.body, "more_body": False})
+
+
+def _make_exchange(scope: Scope, middleware: Any) -> Exchange:
+    return Exchange(
+        scope["method"],
+        scope["path"],
+        scope.get("query_string", b""),
+        scope["headers"],
+        secret=middleware.guard.secret,
+        docs=middleware.docs,
+    )

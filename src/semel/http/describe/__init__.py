@@ -1,1 +1,5 @@
-"""What a service tells about its routes: OpenAPI documents and the design section."""
+"""Descriptions of a service: its OpenAPI document, and the section on idempotency of its design."""
+
+from semel.http.describe.openapi import document, rules_by_operation
+
+__all__ = ["document", "rules_by_operation"]

@@ -1,34 +1,60 @@
-"""A service's idempotency as plain data: routes, store, replay contract, errors, an example. Pages are made from it."""
+"""The idempotency of a service as plain data: routes, store, replay contract, errors, an example.
+
+``semel describe`` prints it. The example is not a template: real requests are sent to the middleware, over a store in
+memory, and the route's rule, key format, headers and errors are its own.
+"""
 
 from __future__ import annotations
 
 import inspect
+import io
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from http import HTTPStatus
 from typing import Any, Final
 
+from semel.core.keys import header_value
 from semel.core.policy import Policy
+from semel.core.values import value
 from semel.engine.guard import Guard
+from semel.http.contract.conditional import etag
 from semel.http.contract.inventory import Endpoint, undeclared
-from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Idempotent
-from semel.http.describe.example_exchange import chosen, example_exchange
+from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Conditional, Idempotent
 from semel.http.describe.installed import Installed
 from semel.http.describe.paths import example_path
 from semel.http.describe.plain_rules import duration_text, plain_rule
-from semel.http.describe.refusals import refusals
+from semel.http.describe.refusals import example_key, refusals
+from semel.http.wsgi.middleware import WSGIMiddleware
+from semel.stores.guard import Semel
+from semel.stores.memory import MemoryStore
 
-__all__ = ["design_of"]
+__all__ = ["design_of", "example_exchange"]
 
 _SPELLED: Final = {"etag": "ETag"}
 _NEVER: Final = ("Set-Cookie", "WWW-Authenticate", "Date")
+_SENT: Final = {"amount": 10}
+_OTHER: Final = {"amount": 99}
+_MADE: Final = b'{"id": 42, "amount": 10}'
+
+
+@value
+class ExampleStep:
+    """A request and its answer, as text on the wire."""
+
+    title: str
+    request: str
+    answer: str
 
 
 def design_of(name: str, service: Installed) -> dict[str, Any]:
-    """What can be said of the service, for ``json.dumps`` or a page.
+    """Return the design of the service, ready for ``json.dumps`` or a page.
 
-    :param name: of the application, as the page calls it.
+    :param name: the application, as the page calls it.
     """
     guard, policy = service.guard, service.guard.policy
     declared = [each for each in service.endpoints if each.rule is not None and each.method not in SAFE_METHODS]
-    shown = chosen(declared)
+    shown = _shown(declared)
     return {
         "application": name,
         "framework": service.framework,
@@ -82,7 +108,7 @@ def _store(guard: Guard) -> dict[str, Any]:
 
 
 def _records(guard: Guard) -> dict[str, Any]:
-    """How the guard keeps them. No secret, and nothing that leads to one."""
+    """Describe how the guard stores records, without revealing a secret."""
     settings, codec = guard._settings, guard._codec
     quota = settings["quota"]
     return {
@@ -103,13 +129,101 @@ def _replay() -> dict[str, Any]:
 
 
 def _errors(declared: list[Endpoint], guard: Guard) -> list[dict[str, Any]]:
-    """All that any route can answer with, and which can."""
+    """List the errors of all routes, each with the routes that can answer with it."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for endpoint in declared:
         quota = guard._meter is not None
         for each in refusals(endpoint.rule, guard.policy, quota=quota, path=example_path(endpoint.path)):
             known = {"code": each.code, "status": each.status, "retryable": each.error.retryable, "when": each.when}
             error = found.setdefault((each.code, each.status), {**known, "routes": []})
-            error["when"] = min(error["when"], each.when, key=len)  # without what is special to one route
+            error["when"] = min(
+                error["when"], each.when, key=len
+            )  # the shortest has nothing that is special to one route
             error["routes"].append(f"{endpoint.method} {endpoint.path}")
     return sorted(found.values(), key=lambda error: (error["status"], error["code"]))
+
+
+# -- the example
+
+
+def _shown(endpoints: Iterable[Endpoint]) -> Endpoint | None:
+    """Return the route to show: preferably one that requires a key, and whose key format has an example."""
+    fit = [each for each in endpoints if isinstance(each.rule, Idempotent) and example_key(each.rule) is not None]
+    return min(fit, key=lambda each: not isinstance(each.rule, Idempotent) or not each.rule.required, default=None)
+
+
+def example_exchange(endpoint: Endpoint, policy: Policy | None = None, docs: str | None = None) -> list[ExampleStep]:
+    """Return four exchanges: the first answer, a duplicate while it runs, the replay, and a reused key.
+
+    The middleware answers them by the route's own rule. Only the handler's answer is made up.
+    """
+    assert isinstance(endpoint.rule, Idempotent)
+    rule = endpoint.rule.under(policy or Policy())
+    # A duplicate would wait for ever here, a short ttl could end before the page is written, and there is no database.
+    rule = replace(
+        rule, policy=rule.policy.replace(on_duplicate="raise", ttl="24h"), connection=None, connection_parameter=None
+    )
+    early: list[ExampleStep] = []
+
+    def handler(environ: Any, start_response: Callable[..., Any]) -> Iterable[bytes]:
+        early.append(ask("A retry that comes while the first request is still being processed", _SENT))
+        lines = [("Content-Type", "application/json"), ("Content-Length", str(len(_MADE)))]
+        start_response("201 Created" if endpoint.method == "POST" else "200 OK", lines)
+        return [_MADE]
+
+    def ask(title: str, body: dict[str, int]) -> ExampleStep:
+        return _asked(protected, title, endpoint, rule, json.dumps(body).encode())
+
+    with Semel(MemoryStore(), tenant="example", sweep_every=None) as guard:
+        routes = {f"{endpoint.method} {example_path(endpoint.path)}": rule}
+        protected = WSGIMiddleware(handler, guard=guard, routes=routes, docs=docs)
+        steps = [ask("The first request", _SENT), *early]
+        steps.append(ask("A retry after that: the same key, the same request", _SENT))
+        if not rule.include and "amount" not in rule.exclude:  # otherwise it may be the same request
+            steps.append(ask("The same key, another request", _OTHER))
+        return steps
+
+
+def _asked(app: Any, title: str, endpoint: Endpoint, rule: Idempotent, body: bytes) -> ExampleStep:
+    lines = [("Host", "api.example"), ("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+    key = example_key(rule)
+    if key is not None:
+        lines.append(("Idempotency-Key", header_value(key, quote=rule.key_mode == "strict")))
+    if isinstance(rule, Conditional):
+        lines.append(("If-Match", etag(7)))
+    path = example_path(endpoint.path)
+    environ = {
+        "REQUEST_METHOD": endpoint.method, "SCRIPT_NAME": "", "PATH_INFO": path, "QUERY_STRING": "",
+        "SERVER_NAME": "api.example", "SERVER_PORT": "443", "SERVER_PROTOCOL": "HTTP/1.1", "wsgi.version": (1, 0),
+        "wsgi.url_scheme": "https", "wsgi.input": io.BytesIO(body), "wsgi.errors": io.StringIO(),
+        "wsgi.multithread": False, "wsgi.multiprocess": False, "wsgi.run_once": False,
+    }  # fmt: skip
+    for name, text in lines:
+        field = name.upper().replace("-", "_")
+        environ[field if field in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{field}"] = text
+    begun: list[Any] = []
+
+    def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Callable[[bytes], None]:
+        begun[:] = [status, headers]
+        return lambda data: None
+
+    said = app(environ, start_response)
+    try:
+        answer = b"".join(said)
+    finally:
+        if hasattr(said, "close"):
+            said.close()
+    status, headers = begun
+    return ExampleStep(
+        title, _text(f"{endpoint.method} {path} HTTP/1.1", lines, body), _text(_line(status), headers, answer)
+    )
+
+
+def _line(status: str) -> str:
+    code = int(status[:3])
+    return f"HTTP/1.1 {code} {HTTPStatus(code).phrase}"
+
+
+def _text(first: str, lines: Iterable[tuple[str, str]], body: bytes) -> str:
+    shown = [f"{name.title()}: {text}" for name, text in lines]
+    return "\n".join([first, *shown, "", body.decode("utf-8", "replace")]).rstrip()

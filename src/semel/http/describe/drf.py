@@ -1,4 +1,4 @@
-"""Django REST framework's document, as drf-spectacular makes it: a hook for its settings.
+"""A hook for drf-spectacular, which makes the OpenAPI document of Django REST framework.
 
 ::
 
@@ -21,18 +21,18 @@ from semel.http.describe.openapi import document
 __all__ = ["postprocess"]
 
 
-def postprocess(result: dict[str, Any], generator: Any, **asked: Any) -> dict[str, Any]:
-    """The document with what the project's views are declared to be."""
+def postprocess(result: dict[str, Any], generator: Any, **options: Any) -> dict[str, Any]:
+    """Describe the project's declared views in the document."""
     from semel.http.django import endpoints
     from semel.http.django.configuration import configuration
 
-    said = configuration()
-    found = [_as_shown(each) for each in endpoints(generator.urlconf)]
-    return document(result, found, guard=said.guard, docs=said.docs)
+    found = configuration()
+    listed = [_as_shown(each) for each in endpoints(generator.urlconf)]
+    return document(result, listed, guard=found.guard, docs=found.docs)
 
 
 def _as_shown(endpoint: Endpoint) -> Endpoint:
-    """With the path that drf-spectacular shows, where its settings cut or add a beginning."""
+    """Return the endpoint with the path that drf-spectacular shows: its settings may remove or add a prefix."""
     from drf_spectacular.settings import spectacular_settings as shown
 
     path = endpoint.path

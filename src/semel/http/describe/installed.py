@@ -1,6 +1,6 @@
-"""What an application has installed: its guard, tenant and endpoints, wherever its framework keeps them.
+"""Find what is installed in an application: its guard, its tenant and its endpoints.
 
-Nothing is run or changed by looking, and no framework is imported: an application of one has imported it already.
+Nothing is run or changed. No framework is imported: an application of a framework has imported it already.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any, Final
 from semel.core.values import value
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
+from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.inventory import Endpoint
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Routes
+from semel.http.wsgi.middleware import WSGIMiddleware
 
 __all__ = ["Installed", "installed_in"]
 
@@ -24,9 +26,9 @@ FRAMEWORKS: Final = (
     ("litestar.app", "Litestar", "semel.http.litestar"),
     ("flask.app", "Flask", "semel.http.flask"),
 )
-"""Where a framework has its application's class, and where we have its ``endpoints(app)``."""
+"""The class of a framework's applications, and our module with ``endpoints(app)``."""
 INSIDE: Final = ("app", "wsgi_app", "application", "asgi_app", "_app", "wrapped", "__wrapped__", "__self__")
-"""Where wrappers keep what they wrap."""
+"""Attributes in which wrappers have the application that they wrap."""
 DEEPEST: Final = 20
 
 
@@ -37,16 +39,16 @@ class Installed:
     framework: str
     guard: Guard
     tenant: str
-    """The name of the function that finds it out; empty: there is none."""
+    """The name of the function that returns the tenant of a request; empty if there is none."""
     docs: str | None
     endpoints: list[Endpoint]
 
 
 def installed_in(app: Any) -> Installed:
-    """Look into an application, and into what it is wrapped in; ConfigurationError where no middleware is found."""
+    """Look into an application, and into what it wraps. Raises ConfigurationError if there is no middleware."""
     seen: list[str] = []
     for _ in range(DEEPEST):
-        for look in (_by_hand, _starlette, _litestar, _flask, _django):
+        for look in (_middleware, _starlette, _litestar, _flask, _django):
             found = look(app)
             if found is not None:
                 return found
@@ -56,32 +58,32 @@ def installed_in(app: Any) -> Installed:
             break
         app = inner
     raise ConfigurationError(
-        f"no middleware of Semel is installed in this application ({' around '.join(seen)}): install it, or name "
-        "the object that the server is given, if that is another one"
+        f"no middleware of Semel is installed in this application ({' around '.join(seen)}): install it, or name the "
+        "object that the server runs, if that is another one"
     )
 
 
-def _by_hand(app: Any) -> Installed | None:
+def _middleware(app: Any) -> Installed | None:
     """The middleware itself, around any application."""
     if not isinstance(app, Middleware):
         return None
     inner = getattr(app.app, "__self__", app.app)  # such as the bound method Flask.wsgi_app
     listing = _listing(inner)
-    kind = type(inner).__name__ if listing is not None else "WSGI" if _is_wsgi(app) else "ASGI"
-    return _installed(kind, app.guard, app.tenant, app.docs, app.list_endpoints or listing, app.routes)
+    plain = "WSGI" if isinstance(app, WSGIMiddleware) else "ASGI"
+    framework = type(inner).__name__ if listing is not None else plain
+    return _installed(framework, app.guard, app.tenant, app.docs, app.list_endpoints or listing, app.routes)
 
 
 def _starlette(app: Any) -> Installed | None:
     if not _is(app, "starlette.applications", "Starlette"):
         return None
-    from semel.http.asgi.middleware import ASGIMiddleware
-
     for entry in app.user_middleware:
         if isinstance(entry.cls, type) and issubclass(entry.cls, ASGIMiddleware):
-            given: Mapping[str, Any] = entry.kwargs
-            routes = Routes(given.get("routes"))
-            listing, kind = _listing(app), type(app).__name__
-            return _installed(kind, given["guard"], given.get("tenant"), given.get("docs"), listing, routes)
+            settings: Mapping[str, Any] = entry.kwargs
+            return _installed(
+                type(app).__name__, settings["guard"], settings.get("tenant"), settings.get("docs"), _listing(app),
+                Routes(settings.get("routes")),
+            )  # fmt: skip
     return None
 
 
@@ -98,10 +100,7 @@ def _litestar(app: Any) -> Installed | None:
 
 
 def _flask(app: Any) -> Installed | None:
-    if not _is(app, "flask.app", "Flask") or "semel" not in app.extensions:
-        return None
-    extension = app.extensions["semel"]
-    return _installed("Flask", extension.guard, extension.tenant, extension.docs, _listing(app))
+    return _middleware(app.extensions.get("semel")) if _is(app, "flask.app", "Flask") else None
 
 
 def _django(app: Any) -> Installed | None:
@@ -116,8 +115,8 @@ def _django(app: Any) -> Installed | None:
     classes = [each for each in map(import_string, settings.MIDDLEWARE) if isinstance(each, type)]
     if not any(issubclass(each, IdempotencyMiddleware) for each in classes):
         return None
-    said = configuration()
-    return _installed("Django", said.guard, said.tenant, said.docs, endpoints)
+    found = configuration()
+    return _installed("Django", found.guard, found.tenant, found.docs, endpoints)
 
 
 def _installed(
@@ -133,7 +132,7 @@ def _installed(
 
 
 def _listing(app: Any) -> Callable[[], list[Endpoint]] | None:
-    """How the framework's glue lists an application's endpoints; None for no framework's."""
+    """Return the function of the framework's module that lists the endpoints; None if it is no framework's."""
     for module, name, glue in FRAMEWORKS:
         if _is(app, module, name):
             endpoints = import_module(glue).endpoints
@@ -142,17 +141,12 @@ def _listing(app: Any) -> Callable[[], list[Endpoint]] | None:
 
 
 def _is(app: Any, module: str, name: str) -> bool:
+    """Whether it is an instance of a class whose module may not be imported."""
     cls = getattr(sys.modules.get(module), name, None)
     return cls is not None and isinstance(app, cls)
 
 
-def _is_wsgi(app: Any) -> bool:
-    from semel.http.wsgi.middleware import WSGIMiddleware
-
-    return isinstance(app, WSGIMiddleware)
-
-
 def _name_of(resolver: Any) -> str:
-    """A function, as people know it."""
+    """Return the function's dotted name."""
     name = getattr(resolver, "__qualname__", None) or type(resolver).__qualname__
     return f"{getattr(resolver, '__module__', '')}.{name}".lstrip(".")

@@ -1,18 +1,18 @@
-"""OpenAPI: what is declared, written into the document that a framework, or a person, has made.
+"""OpenAPI: describe the declared endpoints in a document, and read rules from one.
 
 ::
 
     spec = document(app.openapi(), endpoints(app), guard=guard)
     middleware = WSGIMiddleware(app, guard=guard, routes=rules_by_operation(spec, {"createPayment": idempotent()}))
 
-FastAPI, Litestar and Django REST framework have their own small glue, which calls ``document`` by itself.
+The modules of FastAPI and Litestar call ``document`` themselves; Django REST framework has ``drf.postprocess``.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from semel.core.policy import Policy
@@ -21,10 +21,10 @@ from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint
 from semel.http.contract.rules import SAFE_METHODS, Idempotent, Rule
 from semel.http.describe.operations import add_components, describe_operation
-from semel.http.describe.paths import Declared, Matching, Operation, check_version, operations
+from semel.http.describe.paths import Declared, DocumentedOperation, Matching, check_version, operations
 from semel.http.describe.plain_rules import EXTENSION, rule_from_plain
 
-__all__ = ["document", "rules_by_operation", "wrap_fastapi"]
+__all__ = ["document", "rules_by_operation"]
 
 _PART: Final = re.compile(r"\{[^{}]*\}")
 
@@ -39,16 +39,17 @@ def document(
     docs: str | None = None,
     strict: bool = False,
 ) -> dict[str, Any]:
-    """A copy of an OpenAPI document (3.0 or later) in which the declared operations say so. Twice is as once.
+    """Return a copy of an OpenAPI document (3.0 or later) that describes the declared operations.
 
-    Each gets its headers, all errors that its rule can answer with, and ``x-idempotency``. What the document says
-    already stays.
+    Each gets its headers, all errors that its rule can answer with, and ``x-idempotency``. What the document has stays.
+    Describing a document twice changes nothing more.
 
-    :param endpoints: of a framework's glue, ``endpoints(app)``, or the ``routes=`` of a middleware.
-    :param guard: the one of the middleware; its policy is what the rules change. ``policy=`` says it alone.
-    :param prefix: what the document's paths have in front of the endpoints' own, where the application is mounted.
-    :param docs: the page that the errors link to, as given to the middleware.
-    :param strict: a protected endpoint that the document does not have is an error.
+    :param endpoints: ``endpoints(app)`` of a framework's module, or the ``routes=`` of a middleware.
+    :param guard: the guard of the middleware, whose policy the rules change; or pass its ``policy=``.
+    :param prefix: the beginning that the document's paths have and the endpoints' do not, where the application is
+        mounted.
+    :param docs: the URL of a page that explains the errors, as passed to the middleware.
+    :param strict: raise ConfigurationError if the document lacks a protected endpoint.
     """
     check_version(spec)
     policy = guard.policy if guard is not None else policy
@@ -67,31 +68,14 @@ def document(
     return result
 
 
-def wrap_fastapi(
-    app: Any, endpoints: Callable[[], Declared], guard: Guard | None = None, docs: str | None = None
-) -> None:
-    """Have ``app.openapi()`` give the document with what is declared in it, whenever FastAPI makes it anew."""
-    make = app.openapi
-    known: dict[str, Any] | None = None
-
-    def openapi() -> dict[str, Any]:
-        nonlocal known
-        made: dict[str, Any] = make()
-        if made is not known:
-            app.openapi_schema = known = document(made, endpoints(), guard=guard, docs=docs)
-            return known
-        return made
-
-    app.openapi = openapi
-
-
 def rules_by_operation(
     spec: Mapping[str, Any], rules: Mapping[str, Rule] | None = None, *, prefix: str = ""
 ) -> dict[str, Rule]:
-    """Rules for the ``routes=`` of a middleware, by operationId and from each operation's own ``x-idempotency``.
+    """Return the ``routes=`` of a middleware, by operationId and from each operation's own ``x-idempotency``.
 
-    :param rules: by operationId; what is said here wins over what the document says.
-    :param prefix: what the paths of requests have in front of the document's, such as the path of a server's URL.
+    :param rules: rules by operationId, which override those of the document.
+    :param prefix: the beginning that the paths of requests have and the document's do not, such as the path of a
+        server's URL.
     """
     check_version(spec)
     found = list(operations(spec))
@@ -114,11 +98,11 @@ def rules_by_operation(
 
 
 def _plain_part(match: re.Match[str]) -> str:
-    """``{order-id}`` is a part to OpenAPI; a table of routes wants letters, digits and underscores."""
+    """Rename ``{order-id}``: in ``routes=`` a part has letters, digits and underscores."""
     return re.sub(r"\W", "_", match[0][1:-1]).join("{}")
 
 
-def _refuse_unknown(wanted: Mapping[str, Rule], found: list[Operation]) -> None:
+def _refuse_unknown(wanted: Mapping[str, Rule], found: list[DocumentedOperation]) -> None:
     known = [operation.id for operation in found if operation.id]
     unknown = sorted(wanted.keys() - set(known))
     if unknown:
@@ -133,5 +117,5 @@ def _refuse_left(left: list[Endpoint]) -> None:
     if left:
         raise ConfigurationError(
             f"the document has no operation for {', '.join(str(each) for each in left)}: "
-            "add it, or say what its paths begin with (prefix=)"
+            "add it, or set prefix= to the beginning of its paths"
         )

@@ -1,37 +1,57 @@
-"""What one operation of an OpenAPI document gets from its rule: headers, errors with examples, ``x-idempotency``.
+"""Describe one operation of an OpenAPI document by its rule: headers, errors with examples, ``x-idempotency``.
 
-Everything is added beside what stands there: a response that the operation describes already keeps its description, its
-schemas and its examples. What was added once is found again, and not added twice.
+What the document has stays: a response that is described already keeps its description, schemas and examples. Running
+it twice changes nothing more. The schemas use only keywords that OpenAPI 3.0 and JSON Schema 2020-12 share, so that the
+same text is valid in every version, and patterns that JavaScript reads as Python does.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from itertools import groupby
 from typing import Any, Final, TypeAlias
 
+from semel import errors
 from semel.core.keys import header_value
 from semel.core.policy import Policy
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, SemelError
 from semel.http.contract.conditional import etag
 from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
-from semel.http.describe.paths import Operation, example_path
+from semel.http.describe.paths import DocumentedOperation, example_path
 from semel.http.describe.plain_rules import EXTENSION, duration_text, plain_rule
-from semel.http.describe.problem_schemas import PROBLEM, PROBLEM_NAME, key_schema, tags_schema
 from semel.http.describe.refusals import Refusal, example_key, refusals
 
-__all__ = ["add_components", "describe_operation"]
+__all__ = ["add_components", "describe_operation", "key_schema", "tags_schema"]
 
 JSON: TypeAlias = dict[str, Any]
 PROBLEM_TYPE: Final = "application/problem+json"
+PROBLEM_NAME: Final = "IdempotencyProblem"
 _REFERENCE: Final = {"$ref": f"#/components/schemas/{PROBLEM_NAME}"}
-_ABSENT: Final = "It is not there, or not any more."
+_ABSENT: Final = "The resource does not exist, or no longer."
+
+_BARE: Final = r"[!#-+\--:<-\[\]-~]"
+_QUOTED: Final = r'(?:[ !#-\[\]-~]|\\["\\])'
+_PARAMETERS: Final = (
+    r"(?:; *[a-z*][a-z0-9_.*-]*"  # a name, and a string, a token, a number, a boolean or bytes
+    r'(?:=(?:"(?:[ !#-\[\]-~]|\\["\\])*"|[A-Za-z*][!#$%&*+.^_`|~0-9A-Za-z:/\x27-]*'
+    r"|-?[0-9]{1,12}(?:\.[0-9]{1,3})?|\?[01]|:(?:[A-Za-z0-9+/]{4})*:))?)*"
+)
+"""Parameters of a Structured Field (RFC 9651, section 3.1.2), without the rarer types of values."""
+_TAG: Final = r'(?:W/)?"[!#-~\u0080-\u00ff]*"'
+# Flags and names in groups, comments, \A and \Z, conditions, possessive quantifiers.
+_PYTHON_ONLY: Final = re.compile(r"\(\?[P#(>aiLmsux-]|\\[AZz]|[*+?}]\+")
+
+
+def _codes() -> list[str]:
+    found = [getattr(errors, name) for name in errors.__all__]
+    return sorted({cls.code for cls in found if not issubclass(cls, ConfigurationError)} - {SemelError.code})
 
 
 def describe_operation(
-    spec: JSON, operation: Operation, rule: Rule, policy: Policy | None, *, quota: bool, docs: str | None
+    spec: JSON, operation: DocumentedOperation, rule: Rule, policy: Policy | None, *, quota: bool, docs: str | None
 ) -> bool:
-    """Write the rule into the operation; whether it can now answer with a problem."""
+    """Write the rule into the operation. Returns whether the operation can answer with a problem."""
     content = operation.content
     content[EXTENSION] = plain_rule(rule, policy)
     if isinstance(rule, Natural):
@@ -54,7 +74,7 @@ def describe_operation(
 
 
 def add_components(spec: JSON) -> None:
-    """The schema that all problems share."""
+    """Add the schema that all problems share."""
     schemas = _part(_part(spec, "components"), "schemas")
     taken = schemas.get(PROBLEM_NAME)
     if taken is not None and taken.get("description") != PROBLEM["description"]:
@@ -65,10 +85,10 @@ def add_components(spec: JSON) -> None:
 # -- the request
 
 
-def _parameters(operation: Operation, rule: Idempotent) -> list[JSON]:
+def _parameters(operation: DocumentedOperation, rule: Idempotent) -> list[JSON]:
     found = [_key_parameter(rule)]
     if isinstance(rule, Conditional):
-        created = operation.method == "PUT"  # the one that can make a thing: If-None-Match: *
+        created = operation.method == "PUT"  # which can create a resource: If-None-Match: *
         found.append(_match_parameter(rule.precondition_required and not created, rule.precondition_required))
         if created:
             found.append(_none_match_parameter())
@@ -77,12 +97,12 @@ def _parameters(operation: Operation, rule: Idempotent) -> list[JSON]:
 
 def _key_parameter(rule: Idempotent) -> JSON:
     window = duration_text(rule.policy.ttl_seconds)
-    text = "Names this request: one new key for each new request, and the same key for each retry of it. "
-    text += "The first answer is remembered " + (f"for {window}" if window else "for ever") + ", and given again. "
+    text = "Identifies the request. Send a new key with each new request, and the same key with each retry of it. "
+    text += "The first answer is stored " + (f"for {window}" if window else "for ever") + " and replayed. "
     if isinstance(rule, Conditional) and not rule.required:
-        text += "Without a key, the retry of a change that was made is refused with 412. "
+        text += "Without a key, a retry of a change that was made gets 412. "
     elif not rule.required:
-        text += "Without a key the request is not protected: a retry happens again. "
+        text += "Without a key the request is not protected: a retry runs again. "
     if rule.scope == "tenant":
         text += "A key is good for one request in the whole service. "
     if rule.key_format.name != "any":
@@ -90,9 +110,9 @@ def _key_parameter(rule: Idempotent) -> JSON:
     if rule.key_format.max_length and rule.key_format.name not in ("uuid", "ulid"):
         text += f"At most {rule.key_format.max_length} characters. "
     if rule.key_mode == "strict":
-        text += "Sent in quotes, as a Structured Field String."
+        text += "Send it in quotes, as a Structured Field String."
     elif rule.key_mode == "auto":
-        text += "Sent bare, or in quotes as a Structured Field String: both are the same key."
+        text += "Send it bare, or in quotes as a Structured Field String: both are the same key."
     parameter = _header_parameter("Idempotency-Key", text.strip(), rule.required, key_schema(rule))
     example = example_key(rule)
     if example is not None:
@@ -101,14 +121,14 @@ def _key_parameter(rule: Idempotent) -> JSON:
 
 
 def _match_parameter(required: bool, needed: bool) -> JSON:
-    text = "The ETag of the state that is to be changed, as it was read; if the resource has changed since, 412."
+    text = "The ETag of the version to change, as it was read. The answer is 412 if the resource has changed since."
     if needed and not required:
-        text += " Without it, and without If-None-Match, 428."
+        text += " The answer is 428 if neither this header nor If-None-Match is sent."
     return {**_header_parameter("If-Match", text, required, tags_schema()), "example": etag(7)}
 
 
 def _none_match_parameter() -> JSON:
-    text = "States in which nothing is to be changed; `*`: only if there is nothing yet."
+    text = "Versions that must not be changed. `*`: create the resource only if it does not exist."
     return {**_header_parameter("If-None-Match", text, False, tags_schema()), "example": "*"}
 
 
@@ -116,15 +136,17 @@ def _header_parameter(name: str, description: str, required: bool, schema: JSON)
     return {"name": name, "in": "header", "required": required, "description": description, "schema": schema}
 
 
-def _add_parameter(spec: JSON, operation: Operation, ours: JSON) -> None:
-    """Beside the others. Where it is described already, the words stay, and the rule says what is required."""
+def _add_parameter(spec: JSON, operation: DocumentedOperation, ours: JSON) -> None:
+    """Add a parameter. One that is described already keeps its words; whether it is required follows the rule."""
     parameters = operation.content["parameters"] = operation.content.get("parameters") or []
     for at, parameter in enumerate(parameters):
         theirs = _resolved(spec, parameter)
         if _is_header(theirs, ours["name"]):
             parameters[at] = _merged_parameter(theirs, ours)
             return
-    for parameter in operation.item.get("parameters") or []:  # of all methods of the path: left alone, overridden here
+    for parameter in (
+        operation.item.get("parameters") or []
+    ):  # shared by all methods of the path: overridden in this one
         theirs = _resolved(spec, parameter)
         if _is_header(theirs, ours["name"]):
             parameters.append(_merged_parameter(theirs, ours))
@@ -134,7 +156,7 @@ def _add_parameter(spec: JSON, operation: Operation, ours: JSON) -> None:
 
 def _merged_parameter(theirs: JSON, ours: JSON) -> JSON:
     merged = {**ours, **theirs, "required": ours["required"]}
-    if "content" in theirs:  # it takes the place of a schema
+    if "content" in theirs:  # which replaces a schema
         del merged["schema"]
     else:
         merged["schema"] = ours["schema"]
@@ -153,14 +175,14 @@ def _is_header(parameter: Any, name: str) -> bool:
 
 
 def _responses(content: JSON) -> JSON:
-    """By status as text; a YAML reader makes numbers of them."""
+    """Return the responses by status as text. YAML readers turn the statuses into numbers."""
     found: JSON = {str(status): response for status, response in _part(content, "responses").items()}
     content["responses"] = found
     return found
 
 
 def _part(holder: JSON, name: str) -> JSON:
-    """The object of that name, made if it is missing or empty."""
+    """Return the object of that name, created if it is missing or empty."""
     found: JSON = holder.get(name) or {}
     holder[name] = found
     return found
@@ -169,9 +191,7 @@ def _part(holder: JSON, name: str) -> JSON:
 def _marks(rule: Idempotent) -> JSON:
     mark = rule.replay_marker.title()
     values = ["true", "omitted"]
-    text = (
-        "Only on an answer that was given before. `omitted`: its body was too large to be kept, or is not kept at all."
-    )
+    text = "Only on a replay. `omitted`: the body was too large to be stored, or this route stores none."
     return {
         "Idempotency-Key": {"description": "The key of the request.", "schema": {"type": "string"}},
         mark: {"description": text, "schema": {"type": "string", "enum": values}},
@@ -182,7 +202,7 @@ def _add_refusals(spec: JSON, responses: JSON, status: str, found: list[Refusal]
     text = "; or ".join(each.when for each in found)
     responses.setdefault(status, {"description": ""})
     response = _owned(spec, responses, status)
-    if "$ref" in response:  # in another document, which is not ours to change
+    if "$ref" in response:  # to another document, which we cannot change
         return
     said = str(response.get("description", ""))
     if text.lower() not in said.lower():
@@ -197,7 +217,7 @@ def _add_refusals(spec: JSON, responses: JSON, status: str, found: list[Refusal]
         _add_headers(response, headers)
     content = _part(_part(response, "content"), PROBLEM_TYPE)
     content["schema"] = _beside(content.get("schema"))
-    if "example" in content:  # it excludes ours
+    if "example" in content:  # which excludes "examples"
         _part(content, "examples")["other"] = {"value": content.pop("example")}
     examples = _part(content, "examples")
     for each in found:
@@ -205,7 +225,7 @@ def _add_refusals(spec: JSON, responses: JSON, status: str, found: list[Refusal]
 
 
 def _beside(schema: Any) -> JSON:
-    """Our schema, or theirs and ours."""
+    """Return our schema, or theirs and ours."""
     if schema is None or schema == _REFERENCE:
         return dict(_REFERENCE)
     if isinstance(schema, dict) and set(schema) == {"anyOf"} and _REFERENCE in schema["anyOf"]:
@@ -224,7 +244,7 @@ def _add_headers(response: JSON, headers: JSON) -> None:
 
 
 def _owned(spec: JSON, responses: JSON, status: Any) -> JSON:
-    """The response itself, where it is one that operations share: a copy of this operation's own."""
+    """Return the response. One that several operations share is copied for this operation first."""
     found = responses[status]
     resolved = _resolved(spec, found)
     if resolved is not found:
@@ -233,7 +253,7 @@ def _owned(spec: JSON, responses: JSON, status: Any) -> JSON:
 
 
 def _resolved(spec: JSON, thing: Any) -> JSON:
-    """What a reference within the document leads to; one that leads elsewhere stays as it is."""
+    """Resolve a reference within the document. A reference to another document is returned as it is."""
     seen = 0
     while (
         isinstance(thing, dict) and isinstance(thing.get("$ref"), str) and thing["$ref"].startswith("#/") and seen < 8
@@ -247,3 +267,66 @@ def _resolved(spec: JSON, thing: Any) -> JSON:
         seen += 1
     resolved: JSON = thing
     return resolved
+
+
+# -- schemas
+
+
+PROBLEM: Final[dict[str, Any]] = {
+    "title": PROBLEM_NAME,
+    "description": "An error of the idempotency contract (RFC 9457).",
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "instance", "code", "retryable"],
+    "properties": {
+        "type": {"type": "string", "format": "uri-reference", "description": "A stable name of the kind of problem."},
+        "title": {"type": "string", "description": "The kind of problem, for people."},
+        "status": {"type": "integer", "minimum": 400, "maximum": 599, "description": "The status of this answer."},
+        "detail": {"type": "string", "description": "What is wrong with this request."},
+        "instance": {"type": "string", "format": "uri-reference", "description": "The path of the request."},
+        "code": {"type": "string", "enum": _codes(), "description": "The kind of problem, for programs."},
+        "retryable": {
+            "type": "boolean",
+            "description": "Whether the same request may be sent again with the same key.",
+        },
+        "retry_after": {
+            "type": "integer",
+            "minimum": 1,
+            "description": "Seconds to wait before that, as in the Retry-After header.",
+        },
+    },
+}
+
+
+def key_schema(rule: Idempotent) -> dict[str, Any]:
+    """Return the JSON Schema of the Idempotency-Key header, as the route reads it."""
+    format, mode = rule.key_format, rule.key_mode
+    inside = None if format.pattern is None else _portable(format.pattern)
+    schema: dict[str, Any] = {"type": "string", "minLength": 1}
+    if mode == "raw":
+        schema["maxLength"] = format.max_length
+        if format.name == "uuid":
+            schema["format"] = "uuid"
+        if format.pattern is None:
+            schema["pattern"] = "^[ -~]+$"
+        elif inside is not None:
+            schema["pattern"] = f"^(?:{inside})$"
+        return schema
+    if format.pattern is not None and inside is None:
+        return schema  # a pattern that only Python reads; the description has it
+    counted = f"{{1,{format.max_length}}}"
+    quoted = f'"{_QUOTED + counted if inside is None else f"(?:{inside})"}"{_PARAMETERS}'
+    bare = _BARE + counted if inside is None else f"(?:{inside})"
+    schema["pattern"] = f"^{quoted}$" if mode == "strict" else f"^(?:{bare}|{quoted})$"
+    return schema
+
+
+def tags_schema() -> dict[str, Any]:
+    """Return the JSON Schema of If-Match and If-None-Match."""
+    return {"type": "string", "pattern": rf"^[ \t,]*(?:\*|{_TAG}(?:[ \t]*,[ \t,]*{_TAG})*)[ \t,]*$"}
+
+
+def _portable(pattern: re.Pattern[str]) -> str | None:
+    """Return the pattern's text if other languages read it as Python does, else None."""
+    if pattern.flags & ~re.UNICODE or _PYTHON_ONLY.search(pattern.pattern):
+        return None
+    return pattern.pattern

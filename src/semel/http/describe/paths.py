@@ -1,8 +1,7 @@
-"""The operations of an OpenAPI document, and which endpoint is which of them.
+"""The operations of an OpenAPI document, and the endpoint that each of them describes.
 
-An endpoint and an operation are the same when method and path are, whatever the parts of the path are called and
-however they are typed: ``/orders/{id:int}`` is ``/orders/{order_id}``. A document may leave out what its servers' URLs
-say already.
+They are matched by method and path, whatever the parameters of the path are called: ``/orders/{id:int}`` is
+``/orders/{order_id}``. The document may leave out the beginning of a path that its servers' URLs have.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint
 from semel.http.contract.routes import RouteTable, by_method_and_path
 
-__all__ = ["Declared", "Matching", "Operation", "check_version", "example_path", "operations"]
+__all__ = ["Declared", "DocumentedOperation", "Matching", "check_version", "example_path", "operations"]
 
 Declared: TypeAlias = Iterable[Endpoint] | RouteTable
 """What an application declares: the endpoints of a framework, or the ``routes=`` of a middleware."""
@@ -29,8 +28,8 @@ _VARIABLE: Final = re.compile(r"\{([^{}]*)\}")
 
 
 @value
-class Operation:
-    """One operation of a document; ``content`` is the document's own object, which may be changed."""
+class DocumentedOperation:
+    """One operation of a document. ``content`` is the document's own object: changing it changes the document."""
 
     method: str
     path: str
@@ -47,44 +46,44 @@ class Operation:
 
 
 def check_version(spec: object) -> None:
-    """Refuse what is no OpenAPI 3 document."""
+    """Raise ConfigurationError unless it is an OpenAPI 3 document."""
     if not isinstance(spec, Mapping):
         raise ConfigurationError(f"an OpenAPI document is a dict, as json.loads gives it, not {type(spec).__name__}")
     version = spec.get("openapi")
     if not isinstance(version, str) or not version.startswith("3."):
         said = f"openapi: {version!r}" if "openapi" in spec else f"swagger: {spec.get('swagger')!r}"
-        raise ConfigurationError(f"this is no OpenAPI document of version 3.0 or later ({said}): convert it first")
+        raise ConfigurationError(f"this is not an OpenAPI document of version 3.0 or later ({said}): convert it first")
 
 
-def operations(spec: Mapping[str, Any]) -> Iterator[Operation]:
-    """All operations below ``paths``; webhooks and callbacks are requests that the service makes, not ones it gets."""
+def operations(spec: Mapping[str, Any]) -> Iterator[DocumentedOperation]:
+    """Yield all operations below ``paths``. Webhooks and callbacks are left out: the service sends these requests."""
     for path, item in (spec.get("paths") or {}).items():
         if not isinstance(item, dict):
             continue
         for method in METHODS:
             if isinstance(item.get(method), dict):
-                yield Operation(method.upper(), path, item, item[method])
+                yield DocumentedOperation(method.upper(), path, item, item[method])
 
 
 def template(method: str, path: str) -> Template:
-    """Method and path in the form that they are compared in."""
+    """Return method and path in the form in which they are compared."""
     return method.upper(), _PART.sub("{}", path) or "/"
 
 
 def example_path(path: str) -> str:
-    """A path that a request could have."""
+    """Return a path that a request could have."""
     return _PART.sub("42", path)
 
 
 def as_endpoints(declared: Declared) -> list[Endpoint]:
-    """Endpoints, also from a table of routes."""
+    """Return endpoints, also from the ``routes=`` of a middleware."""
     if isinstance(declared, Mapping):
         return [Endpoint(method, path, rule) for (method, path), rule in by_method_and_path(declared).items()]
     return list(declared)
 
 
 class Matching:
-    """Finds the endpoint of an operation."""
+    """Finds the endpoint that an operation describes."""
 
     def __init__(self, declared: Declared, prefix: str = "") -> None:
         self._exact: dict[Template, Endpoint] = {}
@@ -97,8 +96,8 @@ class Matching:
                 self._patterns.append((method, re.compile("[^/]+".join(literals)), each))
         self._found: set[int] = set()
 
-    def find(self, operation: Operation, spec: Mapping[str, Any]) -> Endpoint | None:
-        """By its path, alone or below the path of a server; else by a path with parts that this one is a case of."""
+    def find(self, operation: DocumentedOperation, spec: Mapping[str, Any]) -> Endpoint | None:
+        """Find it by its path, alone or below the path of a server, or else by a path with parameters that matches."""
         names = list(_names(operation, spec))
         endpoint = next((self._exact[name] for name in names if name in self._exact), None)
         if endpoint is None:
@@ -115,12 +114,12 @@ class Matching:
         return endpoint
 
     def left(self) -> list[Endpoint]:
-        """Those that were not found in the document."""
+        """Return the endpoints that no operation describes."""
         return [each for each in self._exact.values() if id(each) not in self._found]
 
 
-def _names(operation: Operation, spec: Mapping[str, Any]) -> Iterator[Template]:
-    """What the operation's endpoint may be called."""
+def _names(operation: DocumentedOperation, spec: Mapping[str, Any]) -> Iterator[Template]:
+    """Yield the templates that the operation's endpoint may have."""
     yield template(operation.method, operation.path)
     for holder in (operation.content, operation.item, spec):
         servers = holder.get("servers")
@@ -128,7 +127,7 @@ def _names(operation: Operation, spec: Mapping[str, Any]) -> Iterator[Template]:
             for prefix in map(_server_path, servers):
                 if prefix:
                     yield template(operation.method, prefix + operation.path)
-            return  # the nearest list is the one that counts
+            return  # the innermost list overrides the others
 
 
 def _server_path(server: Any) -> str:

@@ -1,7 +1,7 @@
-"""A rule as plain data, for documents and pages, and back: the ``x-idempotency`` of an OpenAPI operation.
+"""A rule as plain data, and back: the ``x-idempotency`` of an OpenAPI operation.
 
-The names are those of the settings. What every reader wants to know is always said; the rest only where it is not the
-default. Code cannot be written down: a recover hook is named, and refused when it is read back.
+The names are those of the settings. The most important settings are always there, others only if they differ from the
+default. A recover hook is code: it is named, and refused when it is read back.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _SETTINGS: Final = (
     "max_request_body",
     "precondition_required",
 )
-"""Said as they are, where they are not the default."""
+"""Settings that are copied if they differ from the default."""
 
 
 def duration_text(seconds: float) -> str | None:
-    """``86400`` → ``"24h"``, as ``Policy`` reads it; None: for ever."""
+    """Return a duration as ``Policy`` reads it: ``86400`` is ``"24h"``. None means for ever."""
     if seconds >= FOREVER:
         return None
     if seconds != int(seconds):
         return f"{seconds * 1000:.3f}".rstrip("0").rstrip(".") + "ms"
     left, text = int(seconds), ""
     for size, unit in _UNITS:
-        if unit == "d" and left < 2 * size:  # a day is said in hours
+        if unit == "d" and left < 2 * size:  # one day is written in hours
             continue
         count, left = divmod(left, size)
         text += f"{count}{unit}" if count else ""
@@ -52,7 +52,7 @@ def duration_text(seconds: float) -> str | None:
 
 
 def plain_rule(rule: Rule, policy: Policy | None = None) -> dict[str, Any]:
-    """What the rule promises under the guard's policy, as JSON can say it."""
+    """Return the rule under the guard's policy, as data for JSON."""
     if isinstance(rule, Exempt):
         return {"class": rule.kind, "reason": rule.reason}
     if isinstance(rule, Natural):
@@ -92,7 +92,7 @@ def plain_rule(rule: Rule, policy: Policy | None = None) -> dict[str, Any]:
 
 
 def rule_from_plain(plain: Any, where: str = EXTENSION) -> Rule:
-    """The rule that plain data describes; ``"action"`` alone is one with the guard's settings."""
+    """Return the rule that plain data describes; ``"action"`` alone is ``idempotent()``. Raises ConfigurationError."""
     if isinstance(plain, str):
         plain = {"class": plain}
     if not isinstance(plain, Mapping):

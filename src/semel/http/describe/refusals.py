@@ -1,6 +1,6 @@
-"""Which errors a route can answer with, each with an example that the real code has made.
+"""The errors that a route can answer with, each with an example.
 
-Documents and pages about a service are written from this; nothing here is a second copy of a code, a title or a text.
+The examples come from the code that answers requests, so no code, title or text is written down twice.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Refusal:
 
     error: SemelError
     when: str
-    """In words, for a page."""
+    """The condition, for a page."""
     answer: StoredResponse
-    """As it is sent."""
+    """The answer, as it is sent."""
 
     @property
     def status(self) -> int:
@@ -64,7 +64,7 @@ class Refusal:
 
 
 def example_key(rule: Idempotent) -> str | None:
-    """A key that the route accepts; None where only its author knows one."""
+    """Return a key that the route accepts, or None if its format is the author's own."""
     key = _KEYS.get(rule.key_format.name)
     return key if key is None or len(key) <= rule.key_format.max_length else None
 
@@ -72,11 +72,11 @@ def example_key(rule: Idempotent) -> str | None:
 def refusals(
     rule: Rule | None, policy: Policy | None = None, *, quota: bool = False, path: str = "/", docs: str | None = None
 ) -> list[Refusal]:
-    """All errors of ours that a route under this rule can answer with, by status.
+    """Return all errors of ours that a route with this rule can answer with, by status.
 
-    :param policy: the guard's, which the rule changes.
-    :param quota: whether the guard has one.
-    :param path: of the request in the examples.
+    :param policy: the guard's policy, which the rule changes.
+    :param quota: whether the guard has a quota.
+    :param path: the path of the request in the examples.
     """
     if not isinstance(rule, Idempotent):
         return []
@@ -95,30 +95,30 @@ def refusals(
     if isinstance(rule, Conditional):
         add(_raised(lambda: preconditions([(IF_MATCH, b"7")])), "If-Match or If-None-Match is malformed")
     add(InProgress(""), _in_progress(rule))
-    add(BodyTooLarge(), "the body is longer than this route takes")
-    add(KeyReused(), "the Idempotency-Key came before with another request", rule.reused_status)
+    add(BodyTooLarge(), "the body is longer than this route accepts")
+    add(KeyReused(), "the Idempotency-Key was used before with a different request", rule.reused_status)
     if rule.policy.reject_seconds:
-        add(KeyExpired(), "the Idempotency-Key was used so long ago that its answer is forgotten")
+        add(KeyExpired(), "the Idempotency-Key was used so long ago that its answer has expired")
     if quota:
-        add(TooManyKeys(""), "the caller holds as many live keys as it may")
+        add(TooManyKeys(""), "the caller has reached its limit of live keys")
     if isinstance(rule, Conditional):
         changed = _raised(lambda: Preconditions(match=(etag(7),)).check(etag(8)))
-        add(changed, "the resource is not in the state that the precondition names")
+        add(changed, "the resource is not in the version that the precondition names")
         if rule.precondition_required:
             add(_raised(lambda: preconditions([], required=True)), "no precondition was sent")
     if rule.policy.takeover is not Takeover.RETRY:
-        add(OutcomeUnknown(), "an attempt ended without a word, and may have happened")
+        add(OutcomeUnknown(), "an attempt ended without a result, and may have had its effect")
     if rule.connection is not None:
-        add(TransactionConflict(), "the request met others that change the same, as often as it was run")
+        add(TransactionConflict(), "the request conflicted with others in every attempt to run it")
     if not rule.policy.fails_open:
-        add(StoreUnavailable(), "the store of the records cannot be reached")
+        add(StoreUnavailable(), "the store cannot be reached")
     return sorted(found, key=lambda each: each.status)
 
 
 def _in_progress(rule: Idempotent) -> str:
     text = "the first request with this key is still being processed"
     waits = rule.policy.wait_seconds
-    return f"{text}, and was for the {waits:g} s that this one has waited" if waits else text
+    return f"{text}, also after this one has waited for {waits:g} s" if waits else text
 
 
 def _exchange(*headers: tuple[bytes, bytes]) -> Exchange:
@@ -126,7 +126,7 @@ def _exchange(*headers: tuple[bytes, bytes]) -> Exchange:
 
 
 def _raised(asked: Callable[[], object]) -> SemelError:
-    """The error itself, as a client's request would meet it."""
+    """Return the error that a client's request would cause."""
     try:
         asked()
     except SemelError as error:

@@ -14,35 +14,35 @@ the transaction is begun, and there it is ended, when the answer is whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
 from semel.core.call import Call, Outcome
 from semel.core.ops import Op
-from semel.engine.drive.attempts import AsyncAttempt
-from semel.errors import ConfigurationError, NotUndone, PolicyError, PreconditionError
+from semel.engine.drive.attempts import AsyncAttempt, Attempt
+from semel.errors import ConfigurationError, PolicyError
+from semel.http.asgi.endpoints import ThreadedResponder
+from semel.http.asgi.middleware import current_responder
 from semel.http.contract.rules import Conditional, Idempotent, Rule
-from semel.http.django.handling import current
-from semel.http.in_transaction import InTransaction, open_transaction
+from semel.http.django.handling import require_handling
+from semel.http.wsgi.transaction import open_transaction
 from semel.stores.guard import Semel
 
-if TYPE_CHECKING:
-    from semel.http.asgi.middleware import Responder as InLoop
-
-__all__ = ["Bridged", "InThread", "OnConnection", "leave_transactions_to_us", "on_django"]
+__all__ = ["OnConnection", "leave_transactions_to_us", "on_django", "transactional_responder"]
 
 R = TypeVar("R")
+T = TypeVar("T")
 RuleT = TypeVar("RuleT", bound=Rule)
 _ADVICE: Final = 'connection= is the name of one of DATABASES, such as "default": Semel opens atomic() on it'
 
 
 def on_django(rule: RuleT) -> RuleT:
-    """The rule with its transaction on Django's own connection."""
+    """Return the rule with its transaction on Django's own connection."""
     said = rule.connection if isinstance(rule, Idempotent) else None
     if said is None or isinstance(said, OnConnection):
         return rule
@@ -55,7 +55,7 @@ def on_django(rule: RuleT) -> RuleT:
 
 
 class OnConnection:
-    """Opens nothing: the connection is Django's, and so is its closing."""
+    """A ``connection=`` that opens nothing: Django opens and closes its own connections."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -74,8 +74,8 @@ class OnConnection:
         return nullcontext(connection)
 
     async def open_in_loop(self, call: Call) -> AsyncAttempt | Outcome[Any]:
-        """Under ASGI: in the thread that the view runs in, which waits for this."""
-        guard = current().guard
+        """Begin under ASGI, in the thread that the view runs in and that waits for this."""
+        guard = require_handling().guard
         if not isinstance(guard, Semel):
             raise ConfigurationError(
                 "connection= is on Django's own connection, which is sync: SEMEL's GUARD is a Semel then, with a sync "
@@ -90,9 +90,8 @@ class InThread:
 
     lease = None
 
-    def __init__(self, attempt: InTransaction) -> None:
-        self.in_thread = self._attempt = attempt
-        """For the view."""
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
         self.call = attempt.call
         self.claimed = attempt.claimed
         self.operation = attempt.operation
@@ -117,37 +116,21 @@ class InThread:
         await sync_to_async(self._attempt.fail, thread_sensitive=True)(error)
 
 
-class Bridged:
-    """The responder of an event loop, for a view in a thread: what it asks for may come back to this very thread."""
+def transactional_responder() -> ThreadedResponder | None:
+    """The responder of an event loop, for a view in a thread whose transaction is begun and ended in that same thread.
 
-    def __init__(self, responder: InLoop) -> None:
-        self._responder = responder
+    ``async_to_sync`` runs what comes back to this thread while it waits; waiting for a future would never end.
+    """
+    responder = current_responder()
+    return None if responder is None else ThreadedResponder(responder, async_to_sync(_awaited))
 
-    @property
-    def attempt(self) -> Any:
-        attempt: Any = self._responder.attempt
-        return None if attempt is None else attempt.in_thread
 
-    @property
-    def preconditions(self) -> Any:
-        return self._responder.preconditions
-
-    def claim(self, rule: Rule) -> bool:
-        return async_to_sync(self._responder.claim)(rule)
-
-    def refuse(self, error: PreconditionError | NotUndone) -> None:
-        async_to_sync(self._responder.refuse)(error)
-
-    def conflicts(self, error: BaseException) -> bool:
-        return self._responder.conflicts(error)
-
-    def give_way(self, error: BaseException) -> bool:
-        async_to_sync(self._responder.give_way)(error)
-        return self._responder.runs_again
+async def _awaited(work: Awaitable[T]) -> T:
+    return await work
 
 
 def leave_transactions_to_us(view: Callable[..., Any], rule: Rule) -> None:
-    """ATOMIC_REQUESTS opens no transaction around a view that has its own."""
+    """Keep ATOMIC_REQUESTS from opening a transaction around a view that has its own."""
     if isinstance(rule, Idempotent) and isinstance(rule.connection, OnConnection):
         known: set[str] = getattr(view, "_non_atomic_requests", set())
         view._non_atomic_requests = {*known, rule.connection.alias}  # type: ignore[attr-defined]

@@ -7,28 +7,27 @@ from __future__ import annotations
 
 import functools
 import inspect
-import typing
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.http import Http404, HttpResponse
 
 from semel.core.ops import Op
-from semel.engine.declare.declaration import handle_parameter, refuse_generators
-from semel.engine.operation.operation import AsyncOperation, Operation, OperationHandle, running
-from semel.errors import NotUndone, PolicyError, PreconditionError, TransactionConflict
-from semel.http.asgi import endpoints as under_asgi
-from semel.http.asgi.middleware import current_responder as current_in_loop
-from semel.http.contract.conditional import hold, let_go
+from semel.engine.declare.declaration import refuse_generators
+from semel.engine.operation.operation import AsyncOperation, running
+from semel.errors import PolicyError
+from semel.http.asgi.endpoints import async_endpoint, threaded_responder
+from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
+from semel.http.contract.endpoint import Compensate, Framework, Request
 from semel.http.contract.inventory import check_declarable, exempted
 from semel.http.contract.rerun import RunAgain
 from semel.http.contract.rules import Decorators, Exempt, Idempotent, Rule
-from semel.http.django.handling import current
-from semel.http.django.in_transaction import Bridged, leave_transactions_to_us, on_django
+from semel.http.django.handling import require_handling
+from semel.http.django.in_transaction import leave_transactions_to_us, on_django, transactional_responder
+from semel.http.handlers import drive_async, find_handle, sync_endpoint, type_hints, with_handle
 from semel.http.in_transaction import connected
-from semel.http.wsgi.middleware import Responder, current_responder
+from semel.http.wsgi.middleware import WSGIResponder, current_responder
 
 __all__ = ["conditional", "exempt", "idempotent", "natural"]
 
@@ -52,18 +51,22 @@ def _protect(view: F, declared: Rule) -> F:
             "ASGI serves as well, in a thread. What it must await can be called with async_to_sync()"
         )
     view = connected(view, rule)
-    handle = _handle(view, awaits)
-    if transactional:
-        in_loop = _sync(view, rule, handle, _bridged_responder)
+    function = inspect.unwrap(view)  # method_decorator() decorates a partial
+    handle = find_handle(function, type_hints(function), awaits=awaits)
+    if awaits:
+        in_loop = async_endpoint(view, rule, handle, _FRAMEWORK)
+        in_thread = _async_under_wsgi(view, rule, handle)
     else:
-        in_loop = (under_asgi._async if awaits else under_asgi._sync)(view, rule, _blank, _abort, handle)
-    in_thread = _async(view, rule, handle) if awaits else _sync(view, rule, handle, current_responder)
+        in_loop = sync_endpoint(
+            view, rule, handle, _FRAMEWORK, transactional_responder if transactional else threaded_responder
+        )
+        in_thread = sync_endpoint(view, rule, handle, _FRAMEWORK, current_responder)
     endpoint: Callable[..., Any]
     if awaits:
 
         @functools.wraps(view)
         async def endpoint(*args: Any, **kwargs: Any) -> Any:
-            handling = current()
+            handling = require_handling()
             await handling.aprepare(rule)
             return await (in_loop if handling.in_loop else in_thread)(*args, **kwargs)
 
@@ -71,7 +74,7 @@ def _protect(view: F, declared: Rule) -> F:
 
         @functools.wraps(view)
         def endpoint(*args: Any, **kwargs: Any) -> Any:
-            handling = current()
+            handling = require_handling()
             handling.prepare(rule)
             return (in_loop if handling.in_loop else in_thread)(*args, **kwargs)
 
@@ -98,117 +101,63 @@ def _check_place(view: Any) -> None:
         )
 
 
-def _handle(view: Callable[..., Any], awaits: bool) -> str | None:
-    """The parameter that is given the handle."""
-    hints = under_asgi._hints(inspect.unwrap(view))  # method_decorator() decorates a partial
-    name = handle_parameter(hints)
-    if name is not None and (Operation if awaits else AsyncOperation) in (
-        typing.get_args(hints[name]) or (hints[name],)
-    ):
-        raise PolicyError(f"{view.__qualname__}: annotate {name} with {'AsyncOperation' if awaits else 'Operation'}")
-    return name
-
-
-def _blank() -> HttpResponse:
-    """It takes the place of the view's answer; the middleware sends the real one."""
-    return HttpResponse(status=204)
-
-
 def _abort(status: int) -> Exception:
     """For a refusal out of a view: transactions are rolled back, and nobody reports it as a fault of the service."""
     error: Exception = Http404(f"refused with {status}; the middleware says so")
     return error
 
 
-def _bridged_responder() -> Bridged | None:
-    responder = current_in_loop()
-    return None if responder is None else Bridged(responder)
+_FRAMEWORK: Final = Framework(
+    blank=lambda: HttpResponse(status=204),
+    abort=_abort,
+    run_again=RunAgain,  # no Exception: Django makes no answer of it
+)
 
 
-# -- under WSGI; and in a thread of an event loop's, where that has a transaction
+def _async_under_wsgi(view: Callable[..., Any], rule: Rule, handle: str | None) -> Callable[..., Any]:
+    """An ``async def`` view that WSGI serves, in an event loop of this request's own: it may block."""
 
-
-def _async(view: Callable[..., Any], rule: Rule, handle: str | None) -> Callable[..., Any]:
     async def endpoint(*args: Any, **kwargs: Any) -> Any:
-        # The loop is this request's alone, so it may block.
         responder = current_responder()
-        if responder is not None and not responder.claim(rule):
-            return _blank()
-        operation = _awaited(responder)
-        with _held(responder, operation):
-            try:
-                result = await view(*args, **_given(kwargs, handle, operation))
-                if operation is not None:
-                    operation.leave()
-                return result
-            except PreconditionError:
+        if responder is None:
+            return await view(*args, **with_handle(kwargs, handle, None))
+        if not responder.claim(rule):
+            return _FRAMEWORK.blank()
+        life, operation = responder.life, _awaited_operation(responder)
+
+        async def perform(request: Request) -> Any:
+            if isinstance(request, Compensate) and operation is not None:
+                return await operation.compensate(request.error)
+            return responder.perform(request)
+
+        token = running.set(operation)
+        bound = None if life.preconditions is None else bind_preconditions(life.preconditions)
+        try:
+            result = await view(*args, **with_handle(kwargs, handle, operation))
+            if operation is not None:
+                operation.leave()
+            return result
+        except Exception as error:
+            left = await drive_async(life.handler_raised(error, _FRAMEWORK), perform)
+            if left is error:
                 raise
-            except Exception as error:
-                raised = error if operation is None else await operation.compensate(error)
-                if raised is error:
-                    raise
-                raise raised from error
+            assert left is not None  # the lease's loss cancels nothing here
+            raise left from error
+        finally:
+            running.reset(token)
+            if bound is not None:
+                unbind_preconditions(bound)
 
     return endpoint
 
 
-def _sync(
-    view: Callable[..., Any], rule: Rule, handle: str | None, found: Callable[[], Responder | Bridged | None]
-) -> Callable[..., Any]:
-    def endpoint(*args: Any, **kwargs: Any) -> Any:
-        responder = found()
-        if responder is not None and not responder.claim(rule):
-            return _blank()
-        attempt = None if responder is None else responder.attempt
-        operation = None if attempt is None else attempt.operation
-        with _held(responder, operation):
-            try:
-                result = view(*args, **_given(kwargs, handle, operation))
-                if operation is not None:
-                    operation.leave()
-                return result
-            except PreconditionError:
-                raise
-            except Exception as error:
-                if responder is not None and responder.conflicts(error):
-                    raise RunAgain if responder.give_way(error) else _abort(TransactionConflict.status) from error
-                raised = error if operation is None else operation.compensate(error)
-                if raised is error:
-                    raise
-                raise raised from error
-
-    return endpoint
-
-
-def _given(kwargs: dict[str, Any], handle: str | None, operation: OperationHandle | None) -> dict[str, Any]:
-    return kwargs if handle is None else {**kwargs, handle: operation}
-
-
-def _awaited(responder: Responder | None) -> AsyncOperation | None:
-    """The handle of an ``async def``: what it stores goes to a sync store."""
-    attempt = None if responder is None else responder.attempt
+def _awaited_operation(responder: WSGIResponder) -> AsyncOperation | None:
+    """The handle of an ``async def`` whose store is sync."""
+    attempt = responder.life.attempt
     if attempt is None:
         return None
 
     async def execute(op: Op[bool]) -> bool:
-        held: bool = attempt.execute(op)
-        return held
+        return attempt.execute(op)
 
     return AsyncOperation(attempt.call, attempt.lease, attempt.claimed, execute)
-
-
-@contextmanager
-def _held(responder: Responder | Bridged | None, operation: OperationHandle | None) -> Iterator[None]:
-    """What the view may ask for while it runs; and its refusals."""
-    if responder is None:
-        yield
-        return
-    token, held = running.set(operation), hold(responder.preconditions)
-    try:
-        yield
-    except (PreconditionError, NotUndone) as error:
-        responder.refuse(error)
-        raise _abort(error.status) from error
-    finally:
-        running.reset(token)
-        let_go(held)

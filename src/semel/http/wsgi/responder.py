@@ -1,116 +1,112 @@
-"""One WSGI request under the contract: its body on the way in, its answer on the way out, and the attempt between.
+"""One WSGI request under the contract.
 
-The claim is asked for by whoever knows the rule: the middleware at the edge, or a decorated endpoint.
+The responder drives the flows of ``semel.http.contract.endpoint``: it reads the body, makes the claim, runs the
+application, holds its answer back until it is stored, and sends it or another one in its place. The claim is asked for
+by whoever knows the rule: the middleware at the edge, or a decorated endpoint.
+
+A handler in a thread cannot be cancelled when its lease is lost. So any error of such a handler, like its answer, gives
+way to the new owner's answer.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from semel.core.call import Outcome
+from semel.core.call import Declined, Pause, Raised, Returned
 from semel.core.encoding.snapshot import StoredResponse
 from semel.engine.drive.attempts import Attempt
-from semel.engine.operation.operation import running
-from semel.errors import (
-    BodyTooLarge,
-    ConfigurationError,
-    LeaseLost,
-    NotUndone,
-    PreconditionError,
-    SemelError,
+from semel.engine.operation.operation import Operation, running
+from semel.errors import BodyTooLarge, ConfigurationError
+from semel.http.contract.capture import cut_off
+from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
+from semel.http.contract.endpoint import (
+    FIND_TENANT,
+    READ_BODY,
+    Begin,
+    Compensate,
+    Ending,
+    Lifecycle,
+    OpenTransaction,
+    Request,
 )
-from semel.http.contract.capture import Capture, cut_off
-from semel.http.contract.conditional import Preconditions, hold, let_go
-from semel.http.contract.exchange import CLAIMED, FAILED, SETTLED, Exchange
-from semel.http.contract.rerun import Rerun, RunAgain
-from semel.http.contract.rules import Exempt, Idempotent, Natural, Rule
-from semel.http.in_transaction import open_transaction
-from semel.http.wsgi.answers import ExcInfo, Held, LetThrough, Peeked, ThenRaised, Write
+from semel.http.contract.exchange import SETTLED, Exchange
+from semel.http.contract.rerun import Rerun
+from semel.http.contract.rules import Rule
+from semel.http.handlers import drive
+from semel.http.wsgi.answers import ExcInfo, HeldAnswer, LetThrough, Peeked, ThenRaised, Write
 from semel.http.wsgi.body import RequestBody
 from semel.http.wsgi.lines import KEY, Lines, as_bytes, as_text, header_lines, path_text, status_line
-from semel.http.wsgi.rerun import Rerunning
+from semel.http.wsgi.transaction import open_transaction
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
     from semel.http.wsgi.middleware import WSGIMiddleware
 
-__all__ = ["App", "Environ", "Responder"]
+__all__ = ["App", "Environ", "WSGIResponder"]
 
 Environ: TypeAlias = dict[str, Any]
 App: TypeAlias = "Callable[[Environ, StartResponse], Iterable[bytes]]"
 
-_CUT: Final = StoredResponse(400, [(b"content-length", b"0")], b"")
-"""For a client that went away before its request was whole."""
+_INCOMPLETE: Final = StoredResponse(400, [(b"content-length", b"0")], b"")
+"""The answer to a client that went away before its request was complete."""
 
 
-class Responder(Rerunning):
+class WSGIResponder:
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
     def __init__(self, middleware: WSGIMiddleware, environ: Environ, start_response: StartResponse) -> None:
+        self.life: Lifecycle[Attempt] = Lifecycle(middleware, environ, _make_exchange)
+        self.max_request_body: int | None = None
+        """Bytes of a request that the application itself accepts, if that is fewer than the rule allows."""
         self._middleware = middleware
         self._environ = environ
         self._server = start_response
-        self._exchange: Exchange | None = None
         self._body: RequestBody | None = None
-        self._rule: Idempotent | None = None
-        self._answer: StoredResponse | None = None
-        self._carrier: list[tuple[bytes, bytes]] = []
-        """The lines of what the application said in the place of an answer that is known already."""
-        self._held: Held | None = None
+        """None for a request without a key."""
+        self._iterable: Any = None
+        """What the application returned, until it is closed."""
+        self._held: HeldAnswer | None = None
         self._started = False
-        """Whether the application has begun its answer."""
+        """Whether the application has called ``start_response``."""
         self._passed = False
         """Whether an answer that is not held back has begun."""
-        self._app_answer: Any = None
-        self._raises = False
-        """Whether the error of the application follows its answer, for the server's log."""
-        self._natural: Natural | None = None
-        self.attempt: Attempt | None = None
-        self.preconditions: Preconditions | None = None
-        self.max_request_body: int | None = None
-        """Bytes of a request that the application itself takes, where that is fewer than the rule allows."""
+        self._carrier: list[tuple[bytes, bytes]] = []
+        """The header lines of an answer whose place ``life.answer`` takes."""
 
-    @property
-    def exchange(self) -> Exchange:
-        if self._exchange is None:
-            environ = self._environ
-            self._exchange = Exchange(
-                environ["REQUEST_METHOD"],
-                path_text(environ),
-                environ.get("QUERY_STRING", "").encode("latin-1"),
-                header_lines(environ),
-                secret=self._middleware.guard.secret,
-                docs=self._middleware.docs,
-            )
-        return self._exchange
+    # -- running the application
 
     def respond(self, rule: Rule | None) -> Iterable[bytes]:
-        """Run the application; ``rule`` is the one to be claimed here, at the edge."""
+        """Run the application; ``rule`` is the one to claim here, at the edge."""
+        life = self.life
         if KEY in self._environ:
-            if self._middleware.kept.wanted:
-                self._rerun = Rerun(self._environ)
-            self._body = RequestBody(self._environ, self.exchange.fed)
+            if self._middleware.reruns.possible:
+                life.rerun = Rerun(self._environ)
+            self._body = RequestBody(self._environ, life.exchange.feed)
             self._environ["wsgi.input"] = self._body
         answer = self._run_once(rule)
-        while self._starts_over():
+        while life.runs_again:
+            self._start_over()
             answer = self._run_once(rule)
         return answer
 
     def _run_once(self, rule: Rule | None) -> Iterable[bytes]:
-        if rule is not None and not self._claimed_here(rule):
-            return self._say()
-        token = running.set(self.attempt.operation) if self.attempt is not None else None
-        held = hold(self.preconditions)
+        life = self.life
+        if rule is not None and not self._claim_at_edge(rule):
+            return self._answer()
+        token = running.set(life.attempt.operation) if life.attempt is not None else None
+        bound = None if life.preconditions is None else bind_preconditions(life.preconditions)
         try:
             return self._run()
         finally:
-            let_go(held)
+            if bound is not None:
+                unbind_preconditions(bound)
             if token is not None:
                 running.reset(token)
 
-    def _claimed_here(self, rule: Rule) -> bool:
+    def _claim_at_edge(self, rule: Rule) -> bool:
         claimed = False
         try:
             claimed = self.claim(rule)
@@ -120,199 +116,139 @@ class Responder(Rerunning):
         return claimed
 
     def _run(self) -> Iterable[bytes]:
+        life = self.life
         try:
-            answer = self._app_answer = self._middleware.app(self._environ, self.start_response)
+            iterable = self._iterable = self._middleware.app(self._environ, self.start_response)
             if not self._started:  # a generator: it runs up to its first bytes, and then we know
-                answer = Peeked(answer)
-            if self._answer is None:
+                iterable = Peeked(iterable)
+            if life.answer is None:
                 if self._held is None:
-                    return answer  # no claim was made: untouched, so that a server knows its own file wrapper again
-                rest = self._held.take(iter(answer))
+                    return iterable  # no claim was made: untouched, so that a server recognises its own file wrapper
+                rest = self._held.take(iter(iterable))
                 if rest is not None:
-                    return LetThrough(rest, self._through, self._broken)
+                    return LetThrough(rest, self._finish_let_through, self._application_raised)
             self._close()
-            if self._answer is None:
-                self._finish()
+            if life.answer is None:
+                drive(life.answered(), self.perform)
         except BaseException as error:
-            running_still = self.attempt is not None
-            self._broken(error)
-            if self.runs_again and isinstance(error, (Exception, RunAgain)):
-                return []
-            if isinstance(error, PreconditionError) and self._rule is not None and not self._passed:
-                self.refuse(error)
-            elif self._answer is None or not running_still:
-                self._held = None  # it has us, as we have it: else both would wait for the garbage collector
+            ending = self._application_raised(error)
+            if ending is Ending.RAISE:
+                self._held = None  # it refers to us, and we to it: both would wait for the garbage collector
                 raise
-            if self._raises:
-                return ThenRaised(self._say(), error)
-        return [] if self.runs_again else self._say()
+            if ending is Ending.ANSWER_AND_RAISE:
+                return ThenRaised(self._answer(), error)
+        return [] if life.runs_again else self._answer()
+
+    def _application_raised(self, error: BaseException) -> Ending:
+        life = self.life
+        try:
+            self._close()
+        finally:
+            ending = drive(life.application_raised(error, superseded=life.lease_lost, sent=self._passed), self.perform)
+        return ending
+
+    def _start_over(self) -> None:
+        """Make the request what it was, for the next run of the application."""
+        life = self.life
+        assert life.rerun is not None
+        assert life.rerun.pause is not None
+        assert self._body is not None
+        time.sleep(life.rerun.pause)
+        self._body.rewind(life.start_over())
+        self._environ["wsgi.input"] = self._body
+        self._held = None
+        self._started = False
+        self._carrier = []
 
     def _close(self) -> None:
         """Close what the application returned, once, as WSGI demands: it may run the application's own clean-up."""
-        answer, self._app_answer = self._app_answer, None
-        self._environ.pop(CLAIMED, None)
+        iterable, self._iterable = self._iterable, None
         try:
-            if hasattr(answer, "close"):
-                answer.close()
+            if hasattr(iterable, "close"):
+                iterable.close()
         finally:
             if self._body is not None:
                 self._body.close()
 
-    # -- the attempt
+    # -- the handler of a decorated endpoint
+
+    @property
+    def operation(self) -> Operation | None:
+        """The handle of the running attempt."""
+        return None if self.life.attempt is None else self.life.attempt.operation
 
     def claim(self, declared: Rule) -> bool:
-        """Claim the request's key; whether the handler is to run. If not, what to answer is known."""
-        if self._rule is not None or self._natural is not None or CLAIMED in self._environ:
-            raise ConfigurationError(
-                "this request was claimed already: one rule for one request, and one middleware of Semel"
-            )
+        """Claim the request's key. Returns whether the handler is to run; if not, the answer is known."""
         if self._started:
             raise ConfigurationError("the answer has begun already: the claim comes before start_response()")
-        if isinstance(declared, Exempt):
+        claimed = drive(self.life.claim(declared), self.perform)
+        if self.life.capture is not None:
+            self._held = HeldAnswer(self.life.capture, self._send_first)
+        return claimed
+
+    # -- driving flows
+
+    def perform(self, request: Request) -> Any:
+        """Do what a flow asks for."""
+        if request is READ_BODY:
+            return self._read_body()
+        if isinstance(request, Begin):
+            return self._middleware.guard.begin(request.call)
+        if request is FIND_TENANT:
+            return self._find_tenant()
+        if isinstance(request, OpenTransaction):
+            return open_transaction(self._middleware.guard, request.connect, request.call)
+        if isinstance(request, Pause):
+            return time.sleep(request.seconds)
+        attempt = self.life.attempt
+        assert attempt is not None
+        if isinstance(request, Compensate):
+            return attempt.compensate(request.error)
+        if isinstance(request, Returned):
+            return attempt.complete(request.value)
+        if isinstance(request, Declined):
+            return attempt.decline(request.value)
+        if isinstance(request, Raised):
+            return attempt.fail(request.error)
+        return attempt.lost()
+
+    def _read_body(self) -> bool:
+        body, rule = self._body, self.life.rule
+        assert rule is not None
+        assert rule.max_request_body is not None  # the middleware's, if the route has none
+        if body is None:  # an application outside of us has put the key into the environ
             return True
-        if isinstance(declared, Natural):
-            self._natural = declared
-            return True
-        rule = self._rule = self._middleware.rule(declared)
-        exchange, guard = self.exchange, self._middleware.guard
-        try:
-            key = exchange.read_key(rule)
-            self.preconditions = exchange.preconditions(rule)
-            if key is None:
-                exchange.tell_unprotected(guard, rule)
-                return True
-            if not rule.reads_json and rule.connection is None:
-                exchange.body = None
-            if self._body is not None:
-                if not self._body.spool(self._longest(rule)):
-                    raise BodyTooLarge
-                if self._body.cut:  # half a request is none
-                    self._answer = _CUT
-                    return False
-            call = exchange.call(guard, rule, key, self._tenant())
-            if rule.connection is None:
-                begun = guard.begin(call)
-            else:
-                if self._rerun is not None:
-                    self._rerun.body = exchange.body
-                begun = open_transaction(guard, rule.connection, call, self._rerun)
-        except ConfigurationError:
-            raise  # the service's mistake: for its logs, and no answer of ours
-        except SemelError as error:
-            self._answer = exchange.refusal(error, rule)
-            return False
-        finally:
-            exchange.body = None
-        if isinstance(begun, Outcome):
-            self._answer = exchange.replay(begun.value, rule)
-            return False
-        self.attempt = begun
-        self._environ[CLAIMED] = True
-        self._held = Held(Capture(rule), self._send_first)
-        return True
-
-    def refuse(self, error: PreconditionError | NotUndone) -> None:
-        """The handler found that the precondition does not hold: nothing was done, and the key is free again.
-
-        Or it failed, and its steps could not be undone: then nobody may run it again.
-        """
-        attempt, self.attempt = self.attempt, None
-        if attempt is not None and isinstance(error, NotUndone):
-            attempt.fail(error)
-        elif attempt is not None:
-            lost = attempt.lease is not None and attempt.lease.lost
-            self._settle(attempt, attempt.lost if lost else lambda: attempt.decline(None))
-        if self._answer is None:
-            self._answer = self.exchange.refusal(error, self._rule)
-
-    def _longest(self, rule: Idempotent) -> int:
-        """The middleware's bound, where the route has none of its own; or the application's, if that is lower."""
-        assert rule.max_request_body is not None
-        return (
+        longest = (
             rule.max_request_body
             if self.max_request_body is None
             else min(rule.max_request_body, self.max_request_body)
         )
+        if not body.spool(longest):
+            raise BodyTooLarge
+        if body.incomplete:
+            self.life.answer = _INCOMPLETE
+            return False
+        return True
 
-    def _tenant(self) -> str | None:
+    def _find_tenant(self) -> str:
         resolve, request = self._middleware.tenant, self._middleware.request
-        if resolve is None:
-            return None
+        assert resolve is not None
         tenant: str | None = resolve(self._environ if request is None else request(self._environ))
         if not tenant:
             raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")
         return tenant
 
-    def _broken(self, error: BaseException) -> None:
-        """The application raised. It may be that an answer is known all the same."""
-        if self.conflicts(error):  # of an application that is claimed at the edge
-            self.give_way(error)
-        attempt, rule = self.attempt, self._rule
-        self.attempt = None
-        try:
-            self._close()
-        finally:
-            if attempt is not None and rule is not None:
-                self._failed(attempt, rule, error)
-
-    def _failed(self, attempt: Attempt, rule: Idempotent, error: BaseException) -> None:
-        if attempt.lease is not None and attempt.lease.lost:
-            self._settle(attempt, attempt.lost)  # the successor's answer is ours
-        elif isinstance(error, PreconditionError):
-            self._settle(attempt, lambda: attempt.decline(None))
-            self._answer = self._answer or self.exchange.refusal(error, rule)
-        elif isinstance(error := attempt.compensate(error), (LeaseLost, NotUndone)):
-            # What the handler wanted to save was refused; or, in an application claimed at the edge, half of it stands.
-            attempt.fail(error)
-            self._answer = self.exchange.refusal(error, rule)
-        elif isinstance(error, rule.policy.remembered) or (isinstance(error, Exception) and rule.stores(500)):
-            self._settle(attempt, lambda: attempt.complete(FAILED))
-            if self.runs_again:
-                return  # another call came between
-            if self._answer is None:
-                self._answer = self.exchange.failed()
-            self._raises = True
-        else:
-            attempt.fail(error)
-
-    def _finish(self) -> None:
-        """The answer is whole: store it, and only then let it go."""
-        attempt, rule, held = self.attempt, self._rule, self._held
-        assert attempt is not None
-        assert rule is not None
-        assert held is not None
-        self.attempt = None
-        stored = held.capture.stored()
-        if rule.stores(stored.status):
-            self._settle(attempt, lambda: attempt.complete(stored))
-        elif attempt.lease is not None and attempt.lease.lost:
-            self._settle(attempt, attempt.lost)
-        else:
-            self._settle(attempt, lambda: attempt.decline(stored))
-
-    def _settle(self, attempt: Attempt, end: Callable[[], Outcome[Any] | None]) -> None:
-        """End the attempt. When it had been replaced, or cannot be stored, the answer is another one."""
-        rule = self._rule
-        assert rule is not None
-        try:
-            outcome = end()
-        except SemelError as error:
-            if not self._plans_again(error, attempt, let_through=self._held is not None and self._held.begun):
-                self._answer = self.exchange.refusal(error, rule)
-        else:
-            if outcome is not None and outcome.replayed:
-                self._answer = self.exchange.replay(outcome.value, rule)
-
-    # -- out
+    # -- the answer
 
     def start_response(self, status: str, headers: Lines, exc_info: ExcInfo | None = None, /) -> Write:
-        """What the application begins its answer with."""
+        """The ``start_response`` that the application is called with."""
+        life = self.life
         write: Write
-        if self._natural is not None and self._natural.settled(self._environ["REQUEST_METHOD"], int(status[:3])):
-            self._answer = SETTLED
-        if self._answer is not None:  # this one only stands for the answer that is known already
+        if life.natural is not None and life.natural.settled(self._environ["REQUEST_METHOD"], int(status[:3])):
+            life.answer = SETTLED
+        if life.answer is not None:
             self._carrier = as_bytes(headers)
-            write = _dropped
+            write = _discard
         elif self._held is not None:
             write = self._held.start(status, headers, exc_info)
         else:
@@ -321,26 +257,27 @@ class Responder(Rerunning):
         self._started = True
         return write
 
-    def _through(self) -> None:
-        """All of an answer that is let through was made; its end still waits."""
+    def _finish_let_through(self) -> None:
+        """An answer that is let through is whole; its last chunk still waits."""
         try:
             self._close()
         except BaseException as error:
-            self._broken(error)
+            self._application_raised(error)
             raise
-        self._finish()
-        if self._answer is not None:
+        drive(self.life.answered(), self.perform)
+        if self.life.answer is not None:
             raise cut_off()
 
-    def _say(self) -> Iterable[bytes]:
-        """Give the server the answer that is known: ours, or the one that was held back."""
-        answer, held = self._answer, self._held
+    def _answer(self) -> Iterable[bytes]:
+        """Give the server the answer: ``life.answer``, or the one that was held back."""
+        answer, held = self.life.answer, self._held
         if held is not None and held.begun:
             return []
         if answer is not None:
-            self._held = None  # it has us, as we have it
+            self._held = None  # it refers to us, and we to it: both would wait for the garbage collector
             body = answer.body
-            self._send(status_line(answer.status), self.exchange.carried(answer.headers, self._carrier, self._rule))
+            lines = self.life.exchange.with_carrier(answer.headers, self._carrier, self.life.rule)
+            self._send(status_line(answer.status), lines)
         else:
             assert held is not None
             body = held.capture.body
@@ -348,11 +285,22 @@ class Responder(Rerunning):
         return [body] if body else []
 
     def _send_first(self, status: str, headers: list[tuple[bytes, bytes]]) -> Write:
-        return self._send(status, self.exchange.first(headers))
+        return self._send(status, self.life.exchange.with_key(headers))
 
     def _send(self, status: str, headers: list[tuple[bytes, bytes]]) -> Write:
-        return self._server(status, as_text(self.exchange.exposed(headers, self._rule)))
+        return self._server(status, as_text(self.life.exchange.expose(headers, self.life.rule)))
 
 
-def _dropped(chunk: bytes) -> None:
+def _make_exchange(environ: Any, middleware: Any) -> Exchange:
+    return Exchange(
+        environ["REQUEST_METHOD"],
+        path_text(environ),
+        environ.get("QUERY_STRING", "").encode("latin-1"),
+        header_lines(environ),
+        secret=middleware.guard.secret,
+        docs=middleware.docs,
+    )
+
+
+def _discard(chunk: bytes) -> None:
     """The write() of an answer that is not sent."""

@@ -1,36 +1,62 @@
-"""The caller's own connection, adopted: whatever kind it is, it runs our programs, inside the transaction it has.
+"""Adopt a connection that belongs to the caller: it runs our programs inside the transaction that it has.
 
-``adopt(raw)`` knows a connection by its class and imports only the module for that kind, so no package is loaded that
-the caller has not loaded. What it gives back changes nothing about the connection: no setting, no row factory, no
-session state, no prepared statement that the caller's own settings would not make as well.
+``adopt(raw)`` recognises a connection by its class and imports only the module for that kind, so it loads no package
+that the caller has not loaded. The wrapper changes nothing about the connection: no setting, no row factory, no session
+state, and no prepared statement that the caller's own settings would not make as well.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from urllib.parse import quote
 
-from semel.errors import ConfigurationError
-from semel.sql.program import Rows, Statement
+from semel.errors import ConfigurationError, NotMigrated
+from semel.sql.program import Program, Query, Rows, Statement
 
-__all__ = ["AsyncLent", "Dialect", "Lent", "adopt", "kinds"]
+__all__ = [
+    "AsyncLentConnection",
+    "DatabaseAddress",
+    "Dialect",
+    "LentConnection",
+    "adopt",
+    "database_url",
+    "kinds",
+    "not_migrated",
+]
 
 Dialect: TypeAlias = Literal["sqlite", "postgresql", "mysql"]
 
 
-class Lent(Protocol):
-    """A connection that the caller has lent us; its errors come out as ours, ``from`` the driver's."""
+class DatabaseAddress(NamedTuple):
+    """Which database a connection is connected to, as its driver knows it."""
+
+    user: Any
+    host: Any
+    """A name, an IP address, or the folder of a socket."""
+    port: Any
+    database: Any
+
+
+class LentConnection(Protocol):
+    """A connection that the caller lends us. It raises our errors, ``from`` the driver's."""
 
     dialect: Dialect
     awaited: Literal[False]
     opening: str
-    """How the caller opens a transaction on this kind of connection, in words for an error."""
+    """How the caller opens a transaction on this kind of connection, for error messages."""
+
+    def address(self) -> DatabaseAddress | None:
+        """The database it is connected to, without asking the server: a failed transaction answers no question.
+        None for SQLite, and where the driver does not tell.
+        """
+        ...
 
     def execute(self, statement: Statement) -> Rows: ...
 
     def finish(self) -> None:
-        """Send what the caller's layer still holds back, such as a session's new rows. Its errors are the caller's own:
-        they come out as they are.
+        """Send what the caller's layer still holds back, such as new rows of a session. Its errors are the caller's
+        own and are raised as they are.
         """
         ...
 
@@ -39,11 +65,11 @@ class Lent(Protocol):
         ...
 
     def begun(self) -> bool:
-        """Whether a transaction is under way already."""
+        """Whether a transaction has begun already."""
         ...
 
     def holds(self) -> bool:
-        """After a statement: whether it is part of a transaction that is open still, by the driver's own word."""
+        """Whether the statement sent last is part of a transaction that is still open, as far as the driver knows."""
         ...
 
     def begin_with(self, statement: Statement) -> Rows:
@@ -55,16 +81,18 @@ class Lent(Protocol):
         ...
 
     def rollback(self) -> None:
-        """Undo what ``begin_with`` opened; does nothing when no transaction is open."""
+        """Roll back what ``begin_with`` opened. Does nothing when no transaction is open."""
         ...
 
 
-class AsyncLent(Protocol):
-    """The same, awaited."""
+class AsyncLentConnection(Protocol):
+    """The async counterpart of ``LentConnection``."""
 
     dialect: Dialect
     awaited: Literal[True]
     opening: str
+
+    def address(self) -> DatabaseAddress | None: ...
 
     async def execute(self, statement: Statement) -> Rows: ...
 
@@ -83,51 +111,98 @@ class AsyncLent(Protocol):
     async def rollback(self) -> None: ...
 
 
-_HOMES: Final = {
-    "sqlite3.Connection": ("lent_sqlite", "LentSQLite"),
-    "aiosqlite.core.Connection": ("lent_sqlite", "LentAiosqlite"),
-    "psycopg.Connection": ("lent_psycopg", "LentPsycopg"),
-    "psycopg.AsyncConnection": ("lent_psycopg", "AsyncLentPsycopg"),
-    "asyncpg.connection.Connection": ("lent_asyncpg", "LentAsyncpg"),
-    "asyncpg.pool.PoolConnectionProxy": ("lent_asyncpg", "LentAsyncpg"),
-    "pymysql.connections.Connection": ("lent_mysql", "LentPyMySQL"),
-    "asyncmy.connection.Connection": ("lent_asyncmy", "LentAsyncmy"),
-    "sqlalchemy.engine.base.Connection": ("sqlalchemy", "LentConnection"),
-    "sqlalchemy.orm.session.Session": ("sqlalchemy", "LentSession"),
-    "sqlalchemy.orm.scoping.scoped_session": ("sqlalchemy", "LentSession"),
-    "sqlalchemy.ext.asyncio.engine.AsyncConnection": ("sqlalchemy", "AsyncLentConnection"),
-    "sqlalchemy.ext.asyncio.session.AsyncSession": ("sqlalchemy", "AsyncLentSession"),
-    "sqlalchemy.ext.asyncio.scoping.async_scoped_session": ("sqlalchemy", "AsyncLentSession"),
+_WRAPPERS: Final = {
+    "sqlite3.Connection": ("sqlite", "LentSQLite"),
+    "aiosqlite.core.Connection": ("sqlite", "LentAiosqlite"),
+    "psycopg.Connection": ("psycopg", "LentPsycopg"),
+    "psycopg.AsyncConnection": ("aio_psycopg", "AsyncLentPsycopg"),
+    "asyncpg.connection.Connection": ("asyncpg", "LentAsyncpg"),
+    "asyncpg.pool.PoolConnectionProxy": ("asyncpg", "LentAsyncpg"),
+    "pymysql.connections.Connection": ("pymysql", "LentPyMySQL"),
+    "asyncmy.connection.Connection": ("asyncmy", "LentAsyncmy"),
+    "sqlalchemy.engine.base.Connection": ("sqlalchemy", "LentSQLAlchemy"),
+    "sqlalchemy.orm.session.Session": ("sqlalchemy", "LentSQLAlchemySession"),
+    "sqlalchemy.orm.scoping.scoped_session": ("sqlalchemy", "LentSQLAlchemySession"),
+    "sqlalchemy.ext.asyncio.engine.AsyncConnection": ("aio_sqlalchemy", "AsyncLentSQLAlchemy"),
+    "sqlalchemy.ext.asyncio.session.AsyncSession": ("aio_sqlalchemy", "AsyncLentSQLAlchemySession"),
+    "sqlalchemy.ext.asyncio.scoping.async_scoped_session": ("aio_sqlalchemy", "AsyncLentSQLAlchemySession"),
     "django.db.backends.base.base.BaseDatabaseWrapper": ("django", "LentDjango"),
     "django.utils.connection.ConnectionProxy": ("django", "LentDjango"),
 }
-"""Where each kind of connection is understood: by the name of its class, or of a class it derives from."""
+"""The module and wrapper for each kind of connection, by the name of its class or of a base class."""
 
-_known: Final[dict[type, Any]] = {}
-"""What was found for a class; there are as many as a program has kinds of connections."""
+_found: Final[dict[type, Any]] = {}
+"""The wrapper for each class that was adopted. A program has as many as it has kinds of connections."""
 
 
 def adopt(raw: object) -> Any:
-    """The caller's connection as a ``Lent`` or, where it is awaited, an ``AsyncLent``."""
+    """Wrap the caller's connection as a ``LentConnection`` or, if it is async, an ``AsyncLentConnection``."""
     cls = type(raw)
-    make = _known.get(cls)
-    if make is None:
-        make = _known[cls] = _find(raw)
-    return make(raw)
+    wrapper = _found.get(cls)
+    if wrapper is None:
+        wrapper = _found[cls] = _find(raw)
+    return wrapper(raw)
 
 
 def kinds() -> list[str]:
     """The classes of connections that can be adopted."""
-    return list(_HOMES)
+    return list(_WRAPPERS)
 
 
 def _find(raw: object) -> Any:
     for cls in type(raw).__mro__:
-        home = _HOMES.get(f"{cls.__module__}.{cls.__qualname__}")
-        if home is not None:
-            return getattr(import_module(f"semel.sql.connections.{home[0]}"), home[1])
+        wrapper = _WRAPPERS.get(f"{cls.__module__}.{cls.__qualname__}")
+        if wrapper is not None:
+            return getattr(import_module(f"semel.sql.connections.{wrapper[0]}"), wrapper[1])
     kind = f"{type(raw).__module__}.{type(raw).__qualname__}"
     raise ConfigurationError(
         f"a transaction is on the connection or session that the effect uses, not on a {kind}; "
-        f"known are: {', '.join(_HOMES)}"
+        f"known are: {', '.join(_WRAPPERS)}"
+    )
+
+
+def database_url(connection: LentConnection | AsyncLentConnection) -> str:
+    """The database as a URL without the password, such as ``postgresql://app@localhost:5432/shop``.
+
+    Empty for SQLite, and where the driver does not tell.
+    """
+    if connection.dialect == "sqlite":
+        return ""
+    try:
+        address = connection.address()
+        user, host, port, database = (_decoded(part) for part in address or ())
+    except Exception:  # it only completes an error message, or saves a query
+        return ""
+    if not database:
+        return ""
+    at = f"{quote(user)}@" if user else ""
+    if host.startswith("/"):
+        return f"{connection.dialect}://{at}/{quote(database)}?host={host}"
+    return f"{connection.dialect}://{at}{host}{f':{port}' if port and host else ''}/{quote(database)}"
+
+
+def _decoded(part: Any) -> str:
+    return part.decode() if isinstance(part, bytes) else str(part or "")
+
+
+_FILES: Final = Query("files", "PRAGMA database_list", False)
+
+
+def not_migrated(connection: LentConnection | AsyncLentConnection, error: NotMigrated) -> Program[NotMigrated]:
+    """The error, completed by the database that the connection looks at. It may not be the one that was migrated."""
+    what = str(error).partition(": run ")[0]
+    url = database_url(connection)
+    if connection.dialect == "sqlite":  # a library, so it can be asked even in a failed transaction
+        rows = yield _FILES()
+        file = next((row[2] for row in rows if row[1] == "main"), "")
+        if not file:
+            return NotMigrated(
+                f"{what}. This connection is to a database in memory: use one to the database of the guard's store"
+            )
+        url = f"sqlite:///{file}"
+    if not url:
+        return error
+    return NotMigrated(
+        f"{what}. This connection is to {url}: run `semel migrate {url}`, or use a connection to the database of "
+        "the guard's store"
     )

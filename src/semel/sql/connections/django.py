@@ -1,6 +1,7 @@
-"""Django's connections: ``django.db.connection``, or ``connections["other"]``; the transaction is ``atomic()``.
+"""Django's connections: ``django.db.connection``, or ``connections["other"]``. The transaction is ``atomic()``.
 
-Statements go through Django's own cursor, so they stand in ``connection.queries`` and a broken connection is noticed.
+Statements are sent through Django's own cursor, so they appear in ``connection.queries`` and Django notices a broken
+connection.
 """
 
 from __future__ import annotations
@@ -9,21 +10,21 @@ from importlib import import_module
 from typing import Any, ClassVar, Final, Literal
 
 from semel.errors import ConfigurationError
-from semel.sql.connections.adopt import Dialect
-from semel.sql.connections.driver_errors import driver_error
-from semel.sql.connections.mysql_text import inlined, kept
+from semel.sql.connections.adopt import DatabaseAddress, Dialect
+from semel.sql.connections.errors import wrapped_error
+from semel.sql.connections.literals import mysql_text, require_change
 from semel.sql.program import Rows, Statement
 
 __all__ = ["LentDjango"]
 
-_db: Final[Any] = import_module("django.db")  # untyped
+_db: Final[Any] = import_module("django.db")  # it has no types
 _atomic: Final[Any] = import_module("django.db.transaction").atomic
 _DIALECTS: Final[dict[str, Dialect]] = {"sqlite": "sqlite", "postgresql": "postgresql", "mysql": "mysql"}
 _ERRORS: Final = (_db.Error, UnicodeError, OverflowError, ValueError)
 
 
 class LentDjango:
-    """A DatabaseWrapper, or the proxy that stands for this thread's one."""
+    """A DatabaseWrapper of the caller's, or the proxy for the one of this thread."""
 
     awaited: Literal[False] = False
     opening: ClassVar[str] = "`with transaction.atomic():`"
@@ -36,10 +37,15 @@ class LentDjango:
         self.raw = raw
         self.dialect = _DIALECTS[vendor]
         self._atomic: Any = None
+        """The ``atomic()`` that ``begin_with`` entered."""
+
+    def address(self) -> DatabaseAddress:
+        settings = self.raw.settings_dict
+        return DatabaseAddress(*(settings.get(name) for name in ("USER", "HOST", "PORT", "NAME")))
 
     def execute(self, statement: Statement) -> Rows:
         # Django writes parameters as %s for every database.
-        text, values = inlined(statement) if self.dialect == "mysql" else statement.values("format")
+        text, values = mysql_text(statement) if self.dialect == "mysql" else statement.values("format")
         try:
             with self.raw.cursor() as cursor:
                 cursor.execute(text, values)
@@ -47,7 +53,7 @@ class LentDjango:
                     return [tuple(row) for row in cursor.fetchall()]
                 return ((cursor.rowcount,),) if self.dialect == "mysql" else ()
         except _ERRORS as error:
-            raise driver_error(error, self.dialect) from error
+            raise wrapped_error(error, self.dialect) from error
 
     def finish(self) -> None:
         """Nothing is held back here."""
@@ -57,8 +63,9 @@ class LentDjango:
 
     def begun(self) -> bool:
         blocks = self.raw.atomic_blocks
-        of_a_test = bool(blocks and blocks[-1]._from_testcase)  # around each test of a TestCase; ours is within, then
-        return self.in_transaction() and not of_a_test
+        # Django wraps each test of a TestCase in a transaction; ours is opened within it.
+        within_test = bool(blocks and blocks[-1]._from_testcase)
+        return self.in_transaction() and not within_test
 
     def holds(self) -> bool:
         return self.in_transaction()
@@ -69,29 +76,28 @@ class LentDjango:
             self._atomic.__enter__()
         except _ERRORS as error:
             self._atomic = None
-            raise driver_error(error, self.dialect) from error
+            raise wrapped_error(error, self.dialect) from error
         return self.execute(statement)
 
     def commit_with(self, statement: Statement) -> None:
         rows = self.execute(statement)
         if self.dialect == "mysql":
-            kept(rows)
+            require_change(rows)
         atomic, self._atomic = self._atomic, None
         try:
             atomic.__exit__(None, None, None)
         except _ERRORS as error:
-            raise driver_error(error, self.dialect) from error
+            raise wrapped_error(error, self.dialect) from error
 
     def rollback(self) -> None:
         if self._atomic is None:
             return
         atomic, self._atomic = self._atomic, None
         try:
-            undone = Undone()
-            atomic.__exit__(Undone, undone, None)
+            atomic.__exit__(RollbackRequested, RollbackRequested(), None)
         except _ERRORS as error:
-            raise driver_error(error, self.dialect) from error
+            raise wrapped_error(error, self.dialect) from error
 
 
-class Undone(Exception):
-    """What ``atomic()`` is left with when it is to roll back."""
+class RollbackRequested(Exception):
+    """Passed to ``atomic()`` to make it roll back."""

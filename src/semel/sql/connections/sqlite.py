@@ -1,57 +1,169 @@
-"""sqlite3: one statement on one connection, its errors in our words."""
+"""sqlite3 and aiosqlite: our own connection to a file, and connections that belong to the caller.
+
+The two lent connections are written by hand. aiosqlite runs sqlite3 in a thread: each cursor must be closed there, and
+it has no ``autocommit`` attribute.
+"""
 
 from __future__ import annotations
 
 import sqlite3
+from typing import Any, ClassVar, Final, Literal
 
-from semel.errors import NotMigrated, SemelError, StoreError, StoreUnavailable
+from semel.errors import ConfigurationError, StoreUnavailable
+from semel.sql.connections.errors import sqlite_error
 from semel.sql.program import Rows, Statement
 
-__all__ = ["SQLiteConnection", "named_error"]
+__all__ = ["LentAiosqlite", "LentSQLite", "SQLiteConnection"]
+
+_REJECTED: Final = (UnicodeError, OverflowError, ValueError)
+"""What the driver raises about a value that it cannot write."""
 
 
-class Busy(StoreUnavailable):
-    """The file was locked for longer than the busy timeout."""
+def _rejected(error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(f"the driver cannot store this: {error}")
 
 
 class SQLiteConnection:
-    """Wraps a sqlite3.Connection, ours or the caller's."""
+    """Our own sqlite3.Connection."""
 
     __slots__ = ("file", "raw")
 
     def __init__(self, raw: sqlite3.Connection, file: str = "") -> None:
+        """
+        :param file: the path, where it is known, for error messages.
+        """
         self.raw = raw
         self.file = file
-        """Where it is known, for the words of an error."""
 
     def execute(self, statement: Statement) -> Rows:
         try:
             return self.raw.execute(statement.query.sql, statement.params).fetchall()
         except sqlite3.Error as error:
-            raise named_error(error, self.file) from error
-        except (UnicodeError, OverflowError, ValueError) as error:
-            raise StoreUnavailable(f"the driver cannot store this: {error}") from error
+            raise sqlite_error(error, self.file) from error
+        except _REJECTED as error:
+            raise _rejected(error) from error
 
 
-def named_error(error: sqlite3.Error, file: str = "") -> SemelError:
-    """What went wrong, in the words of our tree. SQLite is a library: what it refuses is not stored.
+class LentSQLite:
+    """A sqlite3.Connection of the caller's."""
 
-    :param file: the one that it is about, where that is known.
-    """
-    text, code = str(error), getattr(error, "sqlite_errorname", "")
-    database = f"the database {file!r}" if file else "the database"
-    if "no such table: semel_" in text or "has no column named" in text:
-        return NotMigrated(
-            f"{database} has no Semel tables of this version ({text}): run `semel migrate sqlite:///{file or '…'}`"
-        )
-    if code.startswith("SQLITE_FULL"):
-        return StoreUnavailable(f"the disk that holds {database} is full; nothing was stored")
-    if code.startswith("SQLITE_READONLY"):
-        return StoreUnavailable(f"{database} cannot be written: {text}")
-    if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return Busy(f"another process held {database} for longer than the busy timeout: {text}")
-    if isinstance(error, sqlite3.ProgrammingError):
-        return StoreUnavailable(f"the database connection is closed or misused: {text}")
-    if code.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_NOTADB", "SQLITE_CORRUPT")):
-        return StoreUnavailable(f"the database file {repr(file) + ' ' if file else ''}cannot be used: {text}")
-    return StoreUnavailable(f"SQLite refused: {text}") if not isinstance(error, StoreError) else error
+    dialect: Final = "sqlite"
+    awaited: Literal[False] = False
+    opening: ClassVar[str] = 'conn.execute("BEGIN IMMEDIATE"), or `with conn:` where autocommit is off'
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: sqlite3.Connection) -> None:
+        self.raw = raw
+
+    def address(self) -> None:
+        return None
+
+    def execute(self, statement: Statement) -> Rows:
+        try:
+            cursor = self.raw.cursor()
+            cursor.row_factory = None  # the caller's row factory is for the caller's rows
+            return cursor.execute(statement.query.sql, statement.params).fetchall()
+        except sqlite3.Error as error:
+            raise sqlite_error(error) from error
+        except _REJECTED as error:
+            raise _rejected(error) from error
+
+    def finish(self) -> None:
+        """Nothing is held back here."""
+
+    def in_transaction(self) -> bool:
+        if self.raw.in_transaction:
+            return True
+        # By default the next statement that writes opens a transaction. Since Python 3.12 `autocommit` may decide
+        # instead; -1 means that `isolation_level` does.
+        autocommit = getattr(self.raw, "autocommit", -1)
+        return autocommit is False or (autocommit is not True and self.raw.isolation_level is not None)
+
+    def begun(self) -> bool:
+        return self.raw.in_transaction
+
+    def holds(self) -> bool:
+        return self.begun()
+
+    def begin_with(self, statement: Statement) -> Rows:
+        # Take the write lock now. The guard needs it anyway, and a later request could find its snapshot stale.
+        self._send("BEGIN IMMEDIATE")
+        return self.execute(statement)
+
+    def commit_with(self, statement: Statement) -> None:
+        self.execute(statement)
+        self._send("COMMIT")  # not commit(), which does nothing on a connection in autocommit
+
+    def rollback(self) -> None:
+        if self.raw.in_transaction:
+            self._send("ROLLBACK")
+
+    def _send(self, text: str) -> None:
+        try:
+            self.raw.execute(text)
+        except sqlite3.Error as error:
+            raise sqlite_error(error) from error
+
+
+class LentAiosqlite:
+    """An aiosqlite.Connection of the caller's."""
+
+    dialect: Final = "sqlite"
+    awaited: Literal[True] = True
+    opening: ClassVar[str] = 'await conn.execute("BEGIN IMMEDIATE")'
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+    def address(self) -> None:
+        return None
+
+    async def execute(self, statement: Statement) -> Rows:
+        try:
+            cursor = await self.raw.cursor()
+            try:
+                cursor.row_factory = None  # the caller's row factory is for the caller's rows
+                await cursor.execute(statement.query.sql, statement.params)
+                rows: Rows = await cursor.fetchall()
+                return rows
+            finally:
+                await cursor.close()
+        except sqlite3.Error as error:
+            raise sqlite_error(error) from error
+        except _REJECTED as error:
+            raise _rejected(error) from error
+
+    async def finish(self) -> None:
+        """Nothing is held back here."""
+
+    def in_transaction(self) -> bool:
+        return self.begun() or self.raw.isolation_level is not None
+
+    def begun(self) -> bool:
+        try:
+            return bool(self.raw.in_transaction)
+        except ValueError as error:  # raised by aiosqlite when there is no connection
+            raise ConfigurationError("the aiosqlite connection is not open") from error
+
+    def holds(self) -> bool:
+        return self.begun()
+
+    async def begin_with(self, statement: Statement) -> Rows:
+        # Take the write lock now. The guard needs it anyway, and a later request could find its snapshot stale.
+        await self._send("BEGIN IMMEDIATE")
+        return await self.execute(statement)
+
+    async def commit_with(self, statement: Statement) -> None:
+        await self.execute(statement)
+        await self._send("COMMIT")  # not commit(), which does nothing on a connection in autocommit
+
+    async def rollback(self) -> None:
+        if self.raw.in_transaction:
+            await self._send("ROLLBACK")
+
+    async def _send(self, text: str) -> None:
+        try:
+            await self.raw.execute(text)
+        except sqlite3.Error as error:
+            raise sqlite_error(error) from error

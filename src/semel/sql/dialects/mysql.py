@@ -1,11 +1,13 @@
 """MySQL and MariaDB: Ops of one kind as one packet, so that concurrent Ops share a round trip.
 
-Neither shows what an UPDATE changed. An Op that travels alone is told by the number of rows touched; of several, those
-that are still held are locked and listed first, in the same packet. Whether a claim was won is told by its nonce.
+Neither returns the rows that an UPDATE changed. For a single Op the number of touched rows is the answer. For several
+Ops the packet first locks and lists the rows that are still held. A claim knows by its nonce whether it won.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -29,14 +31,14 @@ from semel.core.ops import (
     Sweep,
     Swept,
 )
-from semel.core.semantics import may_take_over, same_request, state_at
+from semel.core.semantics import Row, may_take_over, same_request, state_at, state_of
 from semel.core.states import State, Takeover
+from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
-from semel.sql.batches import batch
-from semel.sql.packets import Packet, Piece
-from semel.sql.program import Program, Query, Rows, load_queries
+from semel.sql.connections.errors import Contention, DuplicateRow, LockHeld
+from semel.sql.program import Packet, Piece, Program, Query, Rows, batch, load_queries
 
-__all__ = ["program", "save_step"]
+__all__ = ["keep", "lock", "program", "save_step", "step_saved"]
 
 _LEFT: Final = (
     "TIMESTAMPDIFF(MICROSECOND, {{now}}, lease_end), TIMESTAMPDIFF(MICROSECOND, created, {{now}}), "
@@ -64,13 +66,13 @@ def _queries(now: str) -> dict[str, Query]:
 
 _Q: Final = _queries("UTC_TIMESTAMP(6)")
 _SHARED: Final = _queries("CAST(@semel_now AS DATETIME(6))")
-"""The same for packets whose statements share one moment, which ``clock`` takes."""
+"""The same for packets whose statements share one moment; the statement ``clock`` sets it."""
 _TRIES: Final = 10
-"""How often an Op that lost a race looks again before it gives up."""
+"""How often an Op that lost a race looks again before it fails."""
 
 
 def program(ops: Sequence[Op[Any]], answers: list[Any] | None = None, *, returning: bool) -> Program[list[Any]]:
-    """All Ops of a batch; ``answers`` is filled in as they come.
+    """A batch of Ops; ``answers`` is filled in as they arrive.
 
     :param returning: whether the server has INSERT … RETURNING: MariaDB does, MySQL does not.
     """
@@ -86,14 +88,14 @@ def _claims(ops: list[Claim], *, returning: bool) -> Program[list[Any]]:
     left = {op.id: op for op in ops}
     resumed: list[dict[str, Any]] = []
     for _ in range(_TRIES):
-        given = [_claim_row(op) for op in left.values()]
+        values = [_claim_row(op) for op in left.values()]
         if returning:
-            rows = yield Packet(Piece(_Q["claim_returning"], given))
+            rows = yield Packet(Piece(_Q["claim_returning"], values))
         else:
-            rows = yield Packet(Piece(_Q["clock"]), Piece(_SHARED["claim"], given), Piece(_SHARED["look"], given))
+            rows = yield Packet(Piece(_Q["clock"]), Piece(_SHARED["claim"], values), Piece(_SHARED["look"], values))
         silent = _judge(rows, left, answers, resumed)
         if silent:
-            # Who loses a race against another claimer stays in `left`.
+            # A claim that loses a race against another stays in `left`.
             _judge((yield _take(silent)), left, answers, resumed)
         if not left:
             if resumed:
@@ -112,9 +114,9 @@ def _claim_row(op: Claim, token: int = 0) -> dict[str, Any]:
 def _judge(
     rows: Rows, left: dict[bytes, Claim], answers: dict[bytes, Claimed | Existing], resumed: list[dict[str, Any]]
 ) -> list[tuple[Claim, State, int, int]]:
-    """Answer what can be answered; the rest is to be replaced, taken over or refused: (claim, state, takeover, token).
+    """Answer what can be answered; return the records to replace, take over or mark as unknown.
 
-    A record that is not among the rows went away meanwhile, and is asked for again.
+    Each is (claim, state, takeover, token). A record that is missing among the rows is gone, and is claimed again.
     """
     silent: list[tuple[Claim, State, int, int]] = []
     for row in rows:
@@ -139,19 +141,19 @@ def _judge(
 
 
 def _take(silent: list[tuple[Claim, State, int, int]]) -> Packet:
-    """Replace what has expired, take over what was abandoned, refuse what may not be, and look at what stands there."""
-    given: dict[str, list[dict[str, Any]]] = {"replace": [], "take_over": [], "refuse": []}
+    """Replace expired records, take over abandoned ones, mark as unknown the others, and read the result."""
+    values: dict[str, list[dict[str, Any]]] = {"replace": [], "take_over": [], "refuse": []}
     for op, state, takeover, token in silent:
         if state is State.ABSENT:
-            given["replace"].append(_claim_row(op, token))
+            values["replace"].append(_claim_row(op, token))
         else:
-            given["take_over" if may_take_over(takeover, op.takeover) else "refuse"].append(_claim_row(op, token))
-    changes = [Piece(_SHARED[name], rows) for name, rows in given.items() if rows]
+            values["take_over" if may_take_over(takeover, op.takeover) else "refuse"].append(_claim_row(op, token))
+    changes = [Piece(_SHARED[name], rows) for name, rows in values.items() if rows]
     return Packet(Piece(_Q["clock"]), *changes, Piece(_SHARED["look"], [{"id": op.id} for op, *_ in silent]))
 
 
 def _resume(resumed: list[dict[str, Any]], answers: dict[bytes, Claimed | Existing]) -> Program[None]:
-    """The steps of attempts that were taken over. Only their owner writes steps, and that is us now."""
+    """Add the steps of attempts that were taken over. Only the owner writes steps, and that is this claim now."""
     steps: dict[bytes, list[tuple[str, bytes]]] = {}
     for id, name, saved in (yield Packet(Piece(_Q["steps"], resumed))):
         steps.setdefault(id, []).append((name.decode(), saved))
@@ -162,12 +164,12 @@ def _resume(resumed: list[dict[str, Any]], answers: dict[bytes, Claimed | Existi
 
 
 def _moved(name: str, rows: list[dict[str, Any]], state: State) -> Program[set[bytes]]:
-    """The owners' moves of one kind; answers whose token was the newest. ``state`` is where they may be but RUNNING."""
+    """Changes by owners; return the ids whose token is the newest. ``state``: allowed besides RUNNING."""
     piece = Piece(_Q[name], rows)
     if len(rows) == 1:
         touched = (yield Packet(piece))[0][0]
         return {rows[0]["id"]} if touched else set()
-    return {row[0] for row in (yield Packet.whole(Piece(_Q["held"], rows, state=state), piece))}
+    return {row[0] for row in (yield Packet.transaction(Piece(_Q["held"], rows, state=state), piece))}
 
 
 def _renewals(ops: list[Renew]) -> Program[list[Any]]:
@@ -196,7 +198,7 @@ def _releases(ops: list[Release]) -> Program[list[Any]]:
 
 def _removed(rows: list[dict[str, Any]]) -> Program[set[bytes]]:
     held = Piece(_Q["held"], rows, state=State.UNKNOWN)
-    gone = yield Packet.whole(held, Piece(_Q["forget_steps_of_held"], rows), Piece(_Q["release"], rows))
+    gone = yield Packet.transaction(held, Piece(_Q["forget_steps_of_held"], rows), Piece(_Q["release"], rows))
     return {row[0] for row in gone}
 
 
@@ -212,7 +214,7 @@ def _saved_steps(ops: list[SaveStep]) -> Program[list[Any]]:
     for op in ops:
         held = Piece(_Q["held"], [{"id": op.id, "token": op.token}], state=State.RUNNING)
         step = {"id": op.id, "token": op.token, "name": op.name.encode(), "position": op.position, "value": op.value}
-        rows = yield Packet.whole(
+        rows = yield Packet.transaction(
             held, Piece(_Q["count_step"], id=op.id, token=op.token), Piece(_Q["save_step"], **step)
         )
         answers.append(bool(rows))
@@ -220,7 +222,7 @@ def _saved_steps(ops: list[SaveStep]) -> Program[list[Any]]:
 
 
 def save_step(op: SaveStep) -> Program[bool]:
-    """One step, as plain statements for a connection whose transaction is the caller's."""
+    """One step, as plain statements, for a connection whose transaction is the caller's."""
     if not (yield _Q["count_step"](id=op.id, token=op.token))[0][0]:
         return False
     yield _Q["save_step"](id=op.id, token=op.token, name=op.name.encode(), position=op.position, value=op.value)
@@ -268,7 +270,7 @@ def _resolve(op: Resolve) -> Program[State]:
 def _sweeps(ops: list[Sweep]) -> Program[list[Any]]:
     answers = []
     for op in ops:
-        # One transaction over three packets: what another has locked is passed over, and what is found stays ours.
+        # One transaction over three packets. It skips what others have locked, and keeps what it found locked.
         dead = yield Packet(Piece(_Q["dead"], most=op.limit), begins=True)
         pieces = [Piece(_Q["forget_steps"], [{"id": id} for id, steps in dead if steps])] if _any_steps(dead) else []
         if dead:
@@ -321,3 +323,65 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Count: _counts,
     Resumable: _inputs,
 }
+
+
+# The transactional mode: programs for the caller's connection
+#
+# MySQL has no lock that ends with the transaction except that of a row. So the key is locked by inserting its row,
+# which is completed when the handler is done: two statements, and the primary key decides. An existing record is read
+# only when that insert fails.
+
+_T: Final = load_queries(
+    "semel.sql.dialects",
+    "mysql_transaction.sql",
+    token="GREATEST(token + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {{now}}))",
+    now="UTC_TIMESTAMP(6)",
+)
+
+
+def lock(op: Lock) -> Program[Row | Occupied | None]:
+    began = time.monotonic()
+    try:
+        yield _T["lock"](id=op.id)
+        return None
+    except DuplicateRow:
+        pass
+    except LockHeld as error:
+        if int((yield _T["undone"]())[0][0]):
+            raise Contention(f"{error}; this server undoes all of a transaction then") from error.__cause__
+        return Occupied(waited=time.monotonic() - began)
+    rows = yield _T["look"](id=op.id)
+    if not rows:
+        raise Contention("the record went away while it was looked at")
+    row = yield from _row(op.id, rows[0])
+    if op.waits and not op.own and state_of(row, 0.0) is State.RUNNING:
+        # An attempt under a lease must write the row that this transaction has locked now. If we waited for it here,
+        # we would wait for ourselves.
+        return Occupied(waited=math.inf)
+    return row
+
+
+def _row(id: bytes, found: Any) -> Program[Row]:
+    # The caller's converters may have left numbers as text.
+    state, takeover, attempt, token, nonce, origin, steps = (int(value) for value in found[:7])
+    fingerprint, snapshot = found[7:9]
+    lease_left, age, expires_in = (int(value) / 1e6 for value in found[9:12])
+    saved = (yield _T["steps"](id=id, origin=origin)) if steps else ()
+    return Row(
+        id, State(state), token, attempt, nonce, Takeover(takeover), bytes(fingerprint), lease_left, age, expires_in,
+        "", "", None, None if snapshot is None else bytes(snapshot),
+        tuple((bytes(name).decode(), bytes(step)) for name, step in saved),
+    )  # fmt: skip
+
+
+def keep(op: Keep) -> Program[bool]:
+    rows = yield _T["keep"](
+        id=op.id, takeover=int(op.takeover), attempt=op.attempt, nonce=op.nonce, ttl=round(op.ttl * 1_000_000),
+        fingerprint=op.fingerprint, tenant=op.tenant, operation=op.operation, key=op.key, snapshot=op.snapshot,
+        token=0 if op.instead_of is None else op.instead_of.token,
+    )  # fmt: skip
+    return bool(rows[0][0])
+
+
+def step_saved(id: bytes, name: str) -> Program[bool]:
+    return bool((yield _T["step_saved"](id=id, name=name.encode())))

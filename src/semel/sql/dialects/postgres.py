@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from struct import Struct
 from typing import Any, Final
 
 from semel.core.ops import (
@@ -25,17 +26,17 @@ from semel.core.ops import (
     Sweep,
     Swept,
 )
-from semel.core.semantics import may_take_over, same_request, state_at
+from semel.core.semantics import Row, may_take_over, same_request, state_at
 from semel.core.states import State, Takeover
+from semel.core.transactional import Keep, Lock, Occupied
 from semel.core.values import value
 from semel.errors import StoreUnavailable
-from semel.sql.batches import batch
-from semel.sql.program import Program, Query, load_queries
+from semel.sql.program import Program, Query, Statement, batch, load_queries
 
-__all__ = ["CHANNEL", "Watch", "program"]
+__all__ = ["CHANNEL", "WatchRecord", "keep", "lock", "program", "save_step", "step_saved"]
 
 CHANNEL: Final = "semel"
-"""Where waiters are told, by the record's id in hex."""
+"""The channel of notifications; the payload is the record's id in hex."""
 
 _Q: Final = load_queries(
     "semel.sql.dialects",
@@ -45,11 +46,11 @@ _Q: Final = load_queries(
     notify=f"pg_notify('{CHANNEL}', encode(id, 'hex'))::text",
 )
 _TRIES: Final = 10
-"""How often an Op that lost a race looks again before it gives up."""
+"""How often an Op that lost a race looks again before it fails."""
 
 
 def program(ops: Sequence[Op[Any]], answers: list[Any] | None = None) -> Program[list[Any]]:
-    """All Ops of a batch; ``answers`` is filled in as they come."""
+    """A batch of Ops; ``answers`` is filled in as they arrive."""
     return batch(ops, answers, _PROGRAMS)
 
 
@@ -57,17 +58,17 @@ def _claims(ops: list[Claim]) -> Program[list[Any]]:
     answers: dict[bytes, Claimed | Existing] = {}
     left = {op.id: op for op in ops}
     for _ in range(_TRIES):
-        asked = list(left.values())
+        claims = list(left.values())
         rows = yield _Q["claim"](
-            ids=[op.id for op in asked],
-            nonces=[op.nonce for op in asked],
-            fingerprints=[op.fingerprint for op in asked],
-            leases=[op.lease for op in asked],
-            ttls=[op.ttl for op in asked],
-            takeovers=[op.takeover for op in asked],
-            tenants=[op.tenant for op in asked],
-            operations=[op.operation for op in asked],
-            keys=[op.key for op in asked],
+            ids=[op.id for op in claims],
+            nonces=[op.nonce for op in claims],
+            fingerprints=[op.fingerprint for op in claims],
+            leases=[op.lease for op in claims],
+            ttls=[op.ttl for op in claims],
+            takeovers=[op.takeover for op in claims],
+            tenants=[op.tenant for op in claims],
+            operations=[op.operation for op in claims],
+            keys=[op.key for op in claims],
         )
         silent: list[tuple[Claim, Record, int]] = []
         resumed: list[tuple[bytes, int]] = []
@@ -128,8 +129,9 @@ def _claims(ops: list[Claim]) -> Program[list[Any]]:
 def _take(
     silent: list[tuple[Claim, Record, int]], left: dict[bytes, Claim], answers: dict[bytes, Claimed | Existing]
 ) -> Program[list[tuple[bytes, int]]]:
-    """Replace what has expired, take over what was abandoned, refuse what may not be. Who loses a race stays in
-    ``left``.
+    """Replace expired records, take over abandoned ones, mark as unknown those that may not be taken over.
+
+    A claim that loses a race stays in ``left``. Returns the records whose steps are to be read: (id, origin).
     """
     expired = [(op, record) for op, record, _ in silent if record.state is State.ABSENT]
     abandoned = [(op, record, takeover) for op, record, takeover in silent if record.state is State.ABANDONED]
@@ -165,7 +167,7 @@ def _take(
 
 
 def _resume(resumed: list[tuple[bytes, int]], answers: dict[bytes, Claimed | Existing]) -> Program[None]:
-    """The steps of attempts that were taken over. Only their owner writes steps, and that is us now."""
+    """Add the steps of attempts that were taken over. Only the owner writes steps, and that is this claim now."""
     steps: dict[bytes, list[tuple[str, bytes]]] = {}
     for id, name, saved in (
         yield _Q["steps"](ids=[id for id, _ in resumed], origins=[origin for _, origin in resumed])
@@ -199,8 +201,8 @@ def _completions(ops: list[Complete]) -> Program[list[Any]]:
     held = {row[0] for row in rows}
     left = [op for op in ops if op.id not in held]
     if left:
-        said = yield _Q["completed"](ids=[op.id for op in left], tokens=[op.token for op in left])
-        held.update(row[0] for row in said)
+        rows = yield _Q["completed"](ids=[op.id for op in left], tokens=[op.token for op in left])
+        held.update(row[0] for row in rows)
     return [op.id in held for op in ops]
 
 
@@ -321,13 +323,15 @@ def _inputs(ops: list[Resumable]) -> Program[list[Any]]:
 
 
 @value
-class Watch(Op["float | None"]):
-    """Ask to be told on the channel when the record is no longer running; the seconds its lease has left, or None."""
+class WatchRecord(Op["float | None"]):
+    """Ask for a notification when the record is no longer running. Returns the seconds left of its lease, or None if
+    it is not running.
+    """
 
     id: bytes
 
 
-def _watches(ops: list[Watch]) -> Program[list[Any]]:
+def _watches(ops: list[WatchRecord]) -> Program[list[Any]]:
     left: dict[bytes, float] = {row[0]: row[1] for row in (yield _Q["watch"](ids=[op.id for op in ops]))}
     return [left.get(op.id) for op in ops]
 
@@ -343,5 +347,88 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Sweep: _sweeps,
     Count: _counts,
     Resumable: _inputs,
-    Watch: _watches,
+    WatchRecord: _watches,
 }
+
+
+# The transactional mode: programs for the caller's connection
+
+_T: Final = load_queries(
+    "semel.sql.dialects",
+    "postgres_transaction.sql",
+    now="statement_timestamp()",
+    token="(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
+    notify=f"pg_notify('{CHANNEL}', encode(id, 'hex'))::text",
+)
+_LOCK: Final = _T["lock"]
+_KEEP: Final = _T["keep"]
+_COLUMN: Final = Struct("!ii").unpack_from
+"""What precedes each value of a record in binary form: the oid of its type, and its length, or -1 for NULL."""
+_NUMBERS: Final = {2: Struct("!h"), 4: Struct("!i"), 8: Struct("!q")}
+
+
+def _advisory_key(id: bytes) -> int:
+    """The key of a record's advisory lock: 64 bits of its identity."""
+    return int.from_bytes(id[:8], "big", signed=True)
+
+
+def lock(op: Lock) -> Program[Row | Occupied | None]:
+    rows = yield Statement(_LOCK, {"id": op.id, "place": _advisory_key(op.id)})
+    found = rows[0][0] if rows else None
+    if found is None:
+        return None
+    packed = bytes(found)
+    if not packed:
+        return Occupied()
+    now = _number(packed[:8])
+    # In the order of the table's columns. A later migration adds columns after these.
+    (
+        _, state, takeover, _, attempt, steps, token, origin, nonce, lease_end, created, expires, _, fingerprint,
+        _, _, _, snapshot,
+    ) = _columns(packed)[:18]  # fmt: skip
+    saved = (yield _T["steps"](id=op.id, origin=_number(origin))) if _number(steps) else ()
+    return Row(
+        op.id, State(_number(state)), _number(token), _number(attempt), _number(nonce), Takeover(_number(takeover)),
+        fingerprint or b"", _seconds(lease_end, now), _seconds(created, now), _seconds(expires, now), "", "", None,
+        snapshot, tuple((name, bytes(step)) for name, step in saved),
+    )  # fmt: skip
+
+
+def _columns(packed: bytes) -> list[bytes | None]:
+    """The values of a record in PostgreSQL's binary form. It follows eight bytes of time."""
+    (count,) = _NUMBERS[4].unpack_from(packed, 8)
+    found: list[bytes | None] = []
+    at = 12
+    for _ in range(count):
+        _, length = _COLUMN(packed, at)
+        at += 8
+        found.append(None if length < 0 else packed[at : at + length])
+        at += max(length, 0)
+    return found
+
+
+def _number(value: bytes | None) -> int:
+    assert value is not None, "the column is NOT NULL"
+    number: int = _NUMBERS[len(value)].unpack(value)[0]
+    return number
+
+
+def _seconds(moment: bytes | None, now: int) -> float:
+    """Seconds from now to a moment; both are in microseconds."""
+    return (_number(moment) - now) / 1e6
+
+
+def keep(op: Keep) -> Program[bool]:
+    values = {
+        "id": op.id, "takeover": int(op.takeover), "nonce": op.nonce, "ttl": op.ttl, "fingerprint": op.fingerprint,
+        "tenant": op.tenant, "operation": op.operation, "key": op.key, "snapshot": op.snapshot,
+    }  # fmt: skip
+    if op.instead_of is None:
+        yield Statement(_KEEP, values)
+    else:
+        yield _T["keep_instead"](**values, attempt=op.attempt, token=op.instead_of.token)
+    return True
+
+
+def step_saved(id: bytes, name: str) -> Program[bool]:
+    return bool((yield _T["step_saved"](id=id, name=name)))

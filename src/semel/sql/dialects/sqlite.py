@@ -1,12 +1,13 @@
 """SQLite: each Op as a program of small statements, atomic because one writer at a time holds the file.
 
-A program's reads come first. When they settle the Op (a replay), no write lock is ever asked for; when they do not,
-the first write statement runs inside the writer's transaction, and tests again what was read: between the two the
-record may have changed.
+A program reads first. If that answers the Op (a replay), it never asks for the write lock. Otherwise the first
+statement that writes runs inside the writer's transaction and checks again what was read, because the record may have
+changed in between.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -29,16 +30,17 @@ from semel.core.ops import (
     Sweep,
     Swept,
 )
-from semel.core.semantics import may_take_over, same_request, state_at
+from semel.core.semantics import Row, may_take_over, same_request, state_at
 from semel.core.states import State, Takeover
+from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
 from semel.sql.program import Program, load_queries
 
-__all__ = ["program"]
+__all__ = ["keep", "lock", "program", "save_step", "step_saved"]
 
 _Q: Final = load_queries("semel.sql.dialects", "sqlite.sql")
 _TRIES: Final = 10
-"""How often a claim that lost a race looks again before it gives up."""
+"""How often a claim that lost a race looks again before it fails."""
 
 Clock = Callable[[], int]
 
@@ -125,7 +127,7 @@ def release(op: Release, clock: Clock) -> Program[bool]:
     return bool((yield _Q["yield_lease"](id=op.id, token=op.token, now=clock())))
 
 
-def save_step(op: SaveStep, clock: Clock) -> Program[bool]:
+def save_step(op: SaveStep, clock: Clock | None = None) -> Program[bool]:
     held = yield _Q["count_step"](id=op.id, token=op.token)
     if not held:
         return False
@@ -224,5 +226,50 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
 
 
 def program(op: Op[Any], clock: Clock) -> Program[Any]:
-    """The program of an Op. ``clock`` gives microseconds since 1970 when a statement is made."""
+    """The program of an Op.
+
+    :param clock: returns microseconds since 1970.
+    """
     return _PROGRAMS[type(op)](op, clock)
+
+
+# The transactional mode: programs for the caller's connection
+#
+# The lock of a key is the lock of the file: from the guard on there is one writer. A duplicate waits for the file, as
+# every writer does, up to the connection's busy timeout, and then sees the record.
+
+_T: Final = load_queries("semel.sql.dialects", "sqlite_transaction.sql")
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def lock(op: Lock) -> Program[Row | Occupied | None]:
+    rows = yield _T["lock"](id=op.id)
+    if not rows:
+        return None
+    state, takeover, attempt, token, nonce, origin, steps, fingerprint, snapshot, lease_end, created, expires = rows[0]
+    saved = (yield _T["steps"](id=op.id, origin=origin)) if steps else ()
+    now = _now()
+    return Row(
+        op.id, State(state), token, attempt, nonce, Takeover(takeover), fingerprint, (lease_end - now) / 1e6,
+        (created - now) / 1e6, (expires - now) / 1e6, "", "", None, snapshot,
+        tuple((name if isinstance(name, str) else bytes(name).decode(), step) for name, step in saved),
+    )  # fmt: skip
+
+
+def keep(op: Keep) -> Program[bool]:
+    values = {
+        "id": op.id, "takeover": int(op.takeover), "attempt": op.attempt, "nonce": op.nonce,
+        "ttl": int(op.ttl * 1_000_000), "fingerprint": op.fingerprint, "tenant": op.tenant, "operation": op.operation,
+        "key": op.key, "snapshot": op.snapshot, "now": _now(),
+    }  # fmt: skip
+    if op.instead_of is None:
+        yield _T["keep"](**values)
+        return True
+    return bool((yield _T["keep_instead"](**values, token=op.instead_of.token)))
+
+
+def step_saved(id: bytes, name: str) -> Program[bool]:
+    return bool((yield _T["step_saved"](id=id, name=name)))

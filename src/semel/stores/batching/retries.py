@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from semel.core.ops import Op, Resolve
 from semel.errors import RecordTooLarge, SemelError, StoreUnavailable, StoreUncertain
-from semel.sql.batches import PENDING
-from semel.sql.connections.refusals import Contended, Refused, Unreachable
+from semel.sql.connections.errors import Contention, NoConnection, StatementRejected
+from semel.sql.program import PENDING
 
 __all__ = ["CONTENTION_TRIES", "BatchRetry"]
 
@@ -66,7 +66,7 @@ class BatchRetry:
 
     def send_one_by_one(self, error: SemelError) -> bool:
         """Whether to send each Op alone, to find the one that is refused."""
-        return isinstance(error, Refused) and len(self._ops) > 1
+        return isinstance(error, StatementRejected) and len(self._ops) > 1
 
     def pause_after(self, error: SemelError) -> float | None:
         """Return the seconds to wait before the next try, or None to give up.
@@ -90,12 +90,12 @@ class BatchRetry:
         return pause
 
     def _next_pause(self, error: SemelError) -> float | None:
-        if isinstance(error, Contended):
+        if isinstance(error, Contention):
             self._contention += 1
             return 0.0 if self._contention < CONTENTION_TRIES else None
         if isinstance(error, StoreUncertain):
             self._sent = True
-        elif not isinstance(error, Unreachable):
+        elif not isinstance(error, NoConnection):
             return None
         pause = self._pause
         if time.monotonic() + pause > self._until:

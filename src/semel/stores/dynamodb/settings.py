@@ -18,7 +18,7 @@ from semel.errors import (
     StoreUncertain,
     StoreURLError,
 )
-from semel.sql.connections.refusals import Contended, Refused, Unreachable
+from semel.sql.connections.errors import Contention, NoConnection, StatementRejected
 from semel.stores.dynamodb.clock import Clock, GivenClock, ServiceClock
 from semel.stores.dynamodb.programs import Call, Occupied
 from semel.stores.dynamodb.transactions import TRANSACT, Cancelled, Invalid, cancelled
@@ -125,15 +125,15 @@ def named(error: Exception, table: str) -> SemelError:
     if isinstance(error, (boto.NoRegionError, boto.InvalidEndpointDiscoveryConfigurationError, ValueError)):
         return ConfigurationError(f"DynamoDB cannot be addressed: {text}")
     if isinstance(error, (boto.ParamValidationError, UnicodeError)):
-        return Refused(f"the driver cannot send this: {text}")
+        return StatementRejected(f"the driver cannot send this: {text}")
     if isinstance(error, (boto.EndpointConnectionError, boto.ConnectTimeoutError, boto.ProxyConnectionError)):
-        return Unreachable(f"DynamoDB cannot be reached: {text}")
+        return NoConnection(f"DynamoDB cannot be reached: {text}")
     return StoreUncertain(f"DynamoDB did not answer: {text}")
 
 
 def public(error: SemelError) -> SemelError:
     """The same, by a name that a caller knows: how it is tried again is of no interest to it."""
-    if isinstance(error, (Contended, Refused, Unreachable)):
+    if isinstance(error, (Contention, StatementRejected, NoConnection)):
         return StoreUnavailable(str(error))
     return error
 
@@ -143,7 +143,7 @@ def _refused(response: dict[str, Any], text: str, table: str) -> SemelError:
     if code == "ResourceNotFoundException":
         return NotMigrated(f"there is no table {table!r} ({text}): run `semel migrate dynamodb://region/{table}`")
     if code in _BUSY:
-        return Contended(f"DynamoDB is asked for more than it gives: {text}")
+        return Contention(f"DynamoDB is asked for more than it gives: {text}")
     if code == "TransactionInProgressException":
         return StoreUncertain(f"DynamoDB is still at it: {text}")
     if code in _DENIED:
@@ -152,7 +152,7 @@ def _refused(response: dict[str, Any], text: str, table: str) -> SemelError:
         return StoreUncertain(f"DynamoDB failed: {text}")
     if "size" in text.lower() and code == "ValidationException":
         return RecordTooLarge(f"too large for an item of DynamoDB, which is 400 KB at most; store less: {text}")
-    return Refused(f"DynamoDB refused ({code}): {text}")
+    return StatementRejected(f"DynamoDB refused ({code}): {text}")
 
 
 READS: Final = frozenset({"describe_table", "get_item", "scan"})
@@ -176,7 +176,7 @@ class Tries:
         """Seconds to wait before the call is sent again; raises the error where it is given up."""
         uncertain = isinstance(error, StoreUncertain)
         self._sent = self._sent or uncertain
-        again = isinstance(error, (Contended, Unreachable)) or (uncertain and not once)
+        again = isinstance(error, (Contention, NoConnection)) or (uncertain and not once)
         pause = self._pause
         if not again or time.monotonic() + pause > self._until:
             if isinstance(error, RecordTooLarge):

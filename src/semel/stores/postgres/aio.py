@@ -1,30 +1,33 @@
-"""The PostgreSQL store for one event loop, by asyncpg or psycopg 3."""
+# Twin: sync.py is generated from this file by make twins.
+# Twin: semel.stores.postgres.tasks -> semel.stores.postgres.threads
+# Twin: , DriverName, driver_named -> , Psycopg, Watchdog
+# Twin: , *, driver: DriverName | None = None ->
+# Twin: driver: DriverName | None = None, ->
+# Twin: :param driver: ``"asyncpg"`` or ``"psycopg"``; by default asyncpg, where it is installed. ->
+# Twin: for one event loop, by asyncpg or psycopg 3 -> for threads, by psycopg 3
+# Twin: for one event loop -> for threads
+# Twin: AsyncPostgresSender(settings, chosen) -> AsyncPostgresSender(settings, chosen, self._watchdog)
+"""The PostgreSQL store for one event loop, by asyncpg or psycopg 3.
+
+A few connections serve all callers. Ops that arrive while these are busy are sent together.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from semel.core.ops import Op
 from semel.core.policy import Duration
-from semel.errors import StoreUncertain
-from semel.sql import migrations
-from semel.sql.dialects import postgres as dialect
-from semel.sql.program import run_async
-from semel.sql.units import AsyncUnit, adopt_unit
+from semel.sql import aio as sql
+from semel.sql.dialects.postgres import WatchRecord
+from semel.sql.migrations import POSTGRES
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
-from semel.stores.postgres.drivers import Driver, DriverName, driver_named
-from semel.stores.postgres.settings import (
-    CONNECT_TIMEOUT,
-    CONNECTIONS,
-    LISTEN_AGAIN,
-    RETRY_FOR,
-    TIMEOUT,
-    Settings,
-)
+from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
+from semel.stores.postgres.settings import LISTEN_AGAIN, PostgresSettings
+from semel.stores.postgres.tasks import AsyncPostgresListener, AsyncPostgresSender, DriverName, driver_named
 
 __all__ = ["AsyncPostgresStore", "check_async", "migrate_async"]
 
@@ -32,125 +35,26 @@ R = TypeVar("R")
 
 
 async def migrate_async(url: str, *, driver: DriverName | None = None) -> list[str]:
-    """Make or update the tables; answers what was applied. Safe to run in many processes at once."""
-    chosen = driver_named(driver)
-    connection = await chosen.connect(Settings.for_migration(url))
+    """Make or update the tables; return the names of the migrations that were applied.
+
+    It may run in many processes at once.
+    """
+    chosen = driver_named(driver)  # sync: chosen = Psycopg()
+    connection = await chosen.connect(PostgresSettings.for_migration(url))
     try:
-        return await migrations.migrate_async(connection, migrations.POSTGRES)
+        return await sql.migrate_async(connection, POSTGRES)
     finally:
         await chosen.close(connection)
 
 
 async def check_async(url: str, *, driver: DriverName | None = None) -> None:
-    """Raise NotMigrated or SchemaDrift unless the tables are exactly the ones the migrations make."""
-    chosen = driver_named(driver)
-    connection = await chosen.connect(Settings.for_migration(url))
+    """Raise NotMigrated or SchemaDrift unless the tables are exactly what the migrations make."""
+    chosen = driver_named(driver)  # sync: chosen = Psycopg()
+    connection = await chosen.connect(PostgresSettings.for_migration(url))
     try:
-        await migrations.check_async(connection, migrations.POSTGRES)
+        await sql.check_async(connection, POSTGRES)
     finally:
         await chosen.close(connection)
-
-
-class _AsyncPostgresSender:
-    """One connection, opened when first needed and opened again when lost."""
-
-    def __init__(self, settings: Settings, driver: Driver) -> None:
-        self._settings = settings
-        self._driver = driver
-        self._connection: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def is_open(self) -> bool:
-        return self._connection is not None
-
-    async def send(self, ops: Sequence[Op[Any]], answers: list[Any]) -> None:
-        loop = asyncio.get_running_loop()
-        if self._connection is None or self._loop is not loop:
-            self._connection, self._loop = await self._driver.connect(self._settings), loop
-        try:
-            async with asyncio.timeout(self._settings.timeout + 1.0):
-                await run_async(dialect.program(ops, answers), self._connection)
-        except TimeoutError as error:
-            self._driver.abort(self._connection)
-            raise StoreUncertain(f"PostgreSQL did not answer within {self._settings.timeout:g} s") from error
-        finally:
-            if self._driver.is_closed(self._connection):
-                self._connection = None
-
-    async def close(self) -> None:
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            await self._driver.close(connection)
-
-
-class _Listener:
-    """One connection and task that hear which records are done, and wake who waits for them."""
-
-    def __init__(self, settings: Settings, driver: Driver) -> None:
-        self._settings = settings
-        self._driver = driver
-        self._gates: dict[str, list[asyncio.Future[None]]] = {}
-        self._hears = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    async def listen(self, seconds: float) -> bool:
-        """Start if need be; whether notifications are heard."""
-        if self._task is None or self._task.done():
-            self._hears = asyncio.Event()
-            self._task = asyncio.get_running_loop().create_task(self._hear(), name="semel-listener")
-        try:
-            async with asyncio.timeout(min(seconds, self._settings.connect_timeout)):
-                await self._hears.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    def enter(self, id: bytes) -> asyncio.Future[None]:
-        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._gates.setdefault(id.hex(), []).append(gate)
-        return gate
-
-    def leave(self, id: bytes, gate: asyncio.Future[None]) -> None:
-        gates = self._gates.get(id.hex())
-        if gates is not None and gate in gates:
-            gates.remove(gate)
-            if not gates:
-                del self._gates[id.hex()]
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _hear(self) -> None:
-        while True:
-            connection: Any = None
-            try:
-                connection = await self._driver.connect(self._settings)
-                await self._driver.listen(connection, self._ready, self._wake)
-            except asyncio.CancelledError:
-                raise
-            except Exception:  # whatever broke: open it again; waiters look for themselves meanwhile
-                await asyncio.sleep(0.25)
-            finally:
-                self._hears.clear()
-                self._wake_all()
-                if connection is not None:
-                    with contextlib.suppress(Exception):
-                        await self._driver.close(connection)
-
-    def _ready(self) -> None:
-        self._hears.set()
-        self._wake_all()  # whatever was said while nobody listened
-
-    def _wake_all(self) -> None:
-        for id in list(self._gates):
-            self._wake(id)
-
-    def _wake(self, id: str) -> None:
-        for gate in self._gates.pop(id, ()):
-            if not gate.done():
-                gate.set_result(None)
 
 
 class AsyncPostgresStore:
@@ -171,17 +75,23 @@ class AsyncPostgresStore:
         retry_for: Duration = RETRY_FOR,
         listen: bool = True,
     ) -> None:
-        """As of ``PostgresStore``, and:
-
-        :param driver: ``"asyncpg"`` or ``"psycopg"``; by default the former where it is installed.
         """
-        settings = Settings(url, connections, timeout, connect_timeout, retry_for)
-        chosen = driver_named(driver)
+        :param url: ``postgresql://user:password@host/database``, or a libpq connection string.
+        :param connections: how many connections to open. Further Ops are sent together.
+        :param timeout: how long the server may take for one statement.
+        :param connect_timeout: how long opening a connection may take.
+        :param retry_for: how long to retry when the connection is lost, before an Op fails.
+        :param listen: be woken by LISTEN/NOTIFY (one more connection); False: poll, as behind PgBouncer.
+        :param driver: ``"asyncpg"`` or ``"psycopg"``; by default asyncpg, where it is installed.
+        """
+        settings = PostgresSettings(url, connections, timeout, connect_timeout, retry_for)
+        chosen = driver_named(driver)  # sync: chosen = Psycopg()
         self.wakes = listen
-        self._listener = _Listener(settings, chosen)
+        # sync only: self._watchdog = Watchdog()
+        self._listener = AsyncPostgresListener(settings, chosen)
         self._combiner = AsyncCombiner(
             [
-                AsyncRetryingConnection(_AsyncPostgresSender(settings, chosen), settings.retry_for)
+                AsyncRetryingConnection(AsyncPostgresSender(settings, chosen), settings.retry_for)
                 for _ in range(connections)
             ]
         )
@@ -196,18 +106,21 @@ class AsyncPostgresStore:
         if not await self._listener.listen(seconds):
             await asyncio.sleep(min(seconds, LISTEN_AGAIN / 4))
             return
-        gate = self._listener.enter(id)  # before we ask to be told, so that no answer can slip in between
+        # Enter before the notification is asked for, so that none can come in between.
+        gate = self._listener.enter(id)
         try:
-            lease_left = await self.execute(dialect.Watch(id))
+            lease_left = await self.execute(WatchRecord(id))
             if lease_left is not None:
-                await asyncio.wait([gate], timeout=max(0.0, min(seconds, lease_left, LISTEN_AGAIN)))
+                timeout = max(0.0, min(seconds, lease_left, LISTEN_AGAIN))
+                await asyncio.wait([gate], timeout=timeout)  # sync: gate.acquire(timeout=timeout)
         finally:
             self._listener.leave(id, gate)
 
-    def adopt(self, connection: object) -> AsyncUnit:
-        """The caller's connection as a unit of work: its records are written in the caller's transaction."""
-        return adopt_unit(connection, "postgresql", awaited=True)  # type: ignore[no-any-return]
+    def adopt(self, connection: object) -> sql.AsyncSQLUnit:
+        """The caller's connection as a unit of work: it writes records in the caller's transaction."""
+        return sql.adopt_unit_async(connection, "postgresql")
 
     async def close(self) -> None:
         await self._listener.stop()
+        # sync only: self._watchdog.stop()
         await self._combiner.close()

@@ -1,43 +1,80 @@
-"""The background threads of the sync PostgreSQL store: one hears notifications, one breaks dead connections."""
+"""The PostgreSQL store's connections and background threads, by psycopg 3.
+
+Written by hand beside ``tasks.py``: here a thread listens for notifications, another breaks connections whose server
+does not answer, connections must not cross a fork, and Ctrl-C may interrupt a statement anywhere.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from semel.core.ops import Op
 from semel.engine.forking import survive_forks
-from semel.sql.dialects.postgres import CHANNEL
-from semel.stores.postgres.settings import LISTEN_AGAIN, Settings
+from semel.errors import MissingDependency, SemelError
+from semel.sql.connections.errors import connect_error
+from semel.sql.dialects import postgres as dialect
+from semel.sql.sync import run
+from semel.stores.postgres.settings import LISTEN_AGAIN, PostgresSettings
 
 if TYPE_CHECKING:
-    import psycopg
+    from semel.sql.connections.psycopg import PsycopgConnection
 
-__all__ = ["Listener", "Watchdog"]
+__all__ = ["PostgresListener", "PostgresSender", "Psycopg", "Watchdog"]
 
 
-def renewed(event: threading.Event) -> threading.Event:
-    """The event for a forked child: a thread of the parent may hold the old one's lock, and never lets go here."""
-    fresh = threading.Event()
+class Psycopg:
+    """Opens and closes connections."""
+
+    def __init__(self) -> None:
+        try:
+            import psycopg  # noqa: F401
+        except ImportError as error:
+            raise MissingDependency("psycopg", "postgres") from error
+
+    def connect(self, settings: PostgresSettings) -> PsycopgConnection:
+        import psycopg
+
+        from semel.sql.connections.psycopg import PsycopgConnection
+
+        arguments = settings.for_psycopg()
+        try:
+            raw = psycopg.connect(**arguments)
+        except psycopg.Error as error:
+            raise connect_error("PostgreSQL", error) from error
+        return PsycopgConnection(raw)
+
+    def close(self, connection: PsycopgConnection) -> None:
+        connection.raw.close()
+
+
+def _renewed(event: threading.Event) -> threading.Event:
+    """A copy for a forked child. A thread of the parent may hold the lock of the event, and never releases it here."""
+    copy = threading.Event()
     if event.is_set():
-        fresh.set()
-    return fresh
+        copy.set()
+    return copy
 
 
-class Overdue(Protocol):
-    """A lane, as the watchdog sees it."""
+class Breakable(Protocol):
+    """What the watchdog watches."""
 
     overdue_at: float
+    """The monotonic time at which it is to be broken."""
 
     def abort(self) -> None: ...
 
 
 class Watchdog:
-    """One thread that breaks connections whose server fell silent: the server's own time limit needs a live server."""
+    """A thread that breaks connections whose server does not answer. The server's own timeout needs a live server."""
 
     def __init__(self) -> None:
-        self._lanes: set[Overdue] = set()
+        self._watched: set[Breakable] = set()
         self._started = False
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -46,10 +83,10 @@ class Watchdog:
     def _forked(self) -> None:
         self._started = False
         self._lock = threading.Lock()
-        self._stop = renewed(self._stop)
+        self._stop = _renewed(self._stop)
 
-    def watch(self, lane: Overdue) -> None:
-        self._lanes.add(lane)
+    def watch(self, connection: Breakable) -> None:
+        self._watched.add(connection)
         if not self._started:
             self._start()
 
@@ -65,20 +102,72 @@ class Watchdog:
     def _look(self) -> None:
         while not self._stop.wait(1.0):
             now = time.monotonic()
-            for lane in list(self._lanes):
-                if lane.overdue_at < now:
-                    lane.abort()
+            for connection in list(self._watched):
+                if connection.overdue_at < now:
+                    connection.abort()
 
 
-class Listener:
-    """One connection and thread that hear which records are done, and wake who waits for them."""
+class PostgresSender:
+    """Sends batches over one connection. It opens it when needed, again when it was lost, and in a forked child."""
 
-    def __init__(self, settings: Settings, connect: Callable[[], psycopg.Connection[Any]]) -> None:
+    def __init__(self, settings: PostgresSettings, driver: Psycopg, watchdog: Watchdog) -> None:
         self._settings = settings
-        self._connect = connect
+        self._driver = driver
+        self._watchdog = watchdog
+        self._connection: PsycopgConnection | None = None
+        self._parents: list[PsycopgConnection | None] = []
+        self.overdue_at = float("inf")
+        survive_forks(self._forked)
+
+    def _forked(self) -> None:
+        # Keep a reference to the parent's connection: if it were closed here, the parent's session would end.
+        self._parents.append(self._connection)
+        self._connection = None
+        self.overdue_at = float("inf")  # the batch that is under way is the parent's
+
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    def send(self, ops: Sequence[Op[Any]], answers: list[Any]) -> None:
+        connection = self._connection
+        if connection is None or connection.raw.closed:
+            connection = self._connection = self._driver.connect(self._settings)
+        self.overdue_at = time.monotonic() + self._settings.timeout + 1.0
+        self._watchdog.watch(self)
+        try:
+            run(dialect.program(ops, answers), connection)
+        except SemelError:
+            raise
+        except BaseException:  # interrupted in a statement, whose answer would be read by the next one
+            self.close()
+            raise
+        finally:
+            self.overdue_at = float("inf")
+            if connection.raw.closed:
+                self._connection = None
+
+    def abort(self) -> None:
+        """Break the connection, so that the thread that waits for the server gets an error."""
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.raw.fileno())) as duplicate:
+                duplicate.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._driver.close(self._connection)
+        self._connection = None
+
+
+class PostgresListener:
+    """A thread with one connection that receives notifications and wakes the callers that wait for a record."""
+
+    def __init__(self, settings: PostgresSettings, driver: Psycopg) -> None:
+        self._settings = settings
+        self._driver = driver
         self._gates: dict[str, list[threading.Lock]] = {}
         self._lock = threading.Lock()
-        self._hears = threading.Event()
+        self._listening = threading.Event()
         self._stop = threading.Event()
         self._started = False
         survive_forks(self._forked)
@@ -86,19 +175,20 @@ class Listener:
     def _forked(self) -> None:
         self._gates = {}
         self._lock = threading.Lock()
-        self._hears = threading.Event()
-        self._stop = renewed(self._stop)
+        self._listening = threading.Event()
+        self._stop = _renewed(self._stop)
         self._started = False
 
     def listen(self, seconds: float) -> bool:
-        """Start if need be; whether notifications are heard."""
+        """Start if necessary; return whether notifications are received."""
         with self._lock:
             if not self._started:
                 self._started = True
-                threading.Thread(target=self._hear, name="semel-listener", daemon=True).start()
-        return self._hears.wait(min(seconds, self._settings.connect_timeout))
+                threading.Thread(target=self._listen, name="semel-listener", daemon=True).start()
+        return self._listening.wait(min(seconds, self._settings.connect_timeout))
 
     def enter(self, id: bytes) -> threading.Lock:
+        """A gate that opens when the record changes."""
         gate = threading.Lock()
         gate.acquire()
         with self._lock:
@@ -116,18 +206,18 @@ class Listener:
     def stop(self) -> None:
         self._stop.set()
 
-    def _hear(self) -> None:
+    def _listen(self) -> None:
         while not self._stop.is_set():
             try:
-                with self._connect() as raw:
-                    raw.execute(f"LISTEN {CHANNEL}")
-                    self._wake(list(self._gates))  # whatever was said while nobody listened
-                    self._hears.set()
+                with self._driver.connect(self._settings).raw as raw:
+                    raw.execute(f"LISTEN {dialect.CHANNEL}")
+                    self._wake(list(self._gates))  # for what was sent while nobody listened
+                    self._listening.set()
                     while not self._stop.is_set():
                         for notification in raw.notifies(timeout=LISTEN_AGAIN):
                             self._wake([notification.payload])
             except Exception:
-                self._hears.clear()
+                self._listening.clear()
                 self._wake(list(self._gates))
                 self._stop.wait(0.25)
 

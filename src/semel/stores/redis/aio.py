@@ -1,4 +1,7 @@
-"""The Redis store for one event loop: all its tasks share one connection to each server."""
+"""The Redis store for one event loop: all its tasks share one connection to each server.
+
+``sync.py`` is the store for threads, and says why both are written by hand.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +12,32 @@ from typing import Any, TypeVar, cast
 from semel.core.ops import Op, Sweep, Swept
 from semel.core.policy import Duration
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
-from semel.stores.redis.aio_link import AsyncLink
-from semel.stores.redis.aio_listener import AsyncListener
+from semel.stores.redis.aio_connection import AsyncRedisConnection, open_connection
 from semel.stores.redis.aio_servers import AsyncServers
-from semel.stores.redis.link import require_redis
-from semel.stores.redis.programs import Programs, Watch
-from semel.stores.redis.replies import Lost, Moved, NoMemory, NoScript, NotMaster, Unreachable
+from semel.stores.redis.commands import DurableCommand, RedisCommand
+from semel.stores.redis.connection import require_redis
+from semel.stores.redis.failures import (
+    ConnectionLost,
+    Moved,
+    NoMemory,
+    NoScript,
+    NotMaster,
+    OpRetry,
+    ServerUnreachable,
+)
+from semel.stores.redis.handshake import introduce
+from semel.stores.redis.programs import RedisPrograms, WatchAttempt
 from semel.stores.redis.risks import Risk
-from semel.stores.redis.scripts import Command, Kept
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     LISTEN_AGAIN,
     RETRY_FOR,
     TIMEOUT,
     Address,
-    Settings,
+    RedisSettings,
 )
-from semel.stores.redis.sweeping import walk
-from semel.stores.redis.trips import Trip
 
-__all__ = ["AsyncRedisStore"]
+__all__ = ["AsyncRedisListener", "AsyncRedisStore"]
 
 R = TypeVar("R")
 
@@ -54,52 +63,50 @@ class AsyncRedisStore:
         wait_aof: bool | None = None,
         wait_timeout: Duration | None = None,
     ) -> None:
-        """As of ``RedisStore``. One connection to each server serves all tasks: there are no lanes."""
+        """Same parameters as ``RedisStore``, without ``connections``: one to each server serves all tasks."""
         require_redis()
-        settings = Settings(
+        settings = RedisSettings(
             url, prefix=prefix, connections=1, timeout=timeout, connect_timeout=connect_timeout, retry_for=retry_for,
             wait_replicas=wait_replicas, wait_aof=wait_aof, wait_timeout=wait_timeout,
         )  # fmt: skip
-        self._programs = Programs(
-            settings.prefix, replicas=settings.wait_replicas, aof=settings.wait_aof, wait_ms=settings.wait_ms
-        )
         self.wakes = listen
         self._settings = settings
-        self._servers = AsyncServers(settings, self._programs.barrier)
-        self._listener = AsyncListener(settings, self._programs.channel, self._servers)
+        self._programs = RedisPrograms(settings)
+        self._servers = AsyncServers(settings, self._programs.wait)
+        self._listener = AsyncRedisListener(settings, self._programs.channel, self._servers)
         self._closed = False
 
     async def execute(self, op: Op[R]) -> R:
         programs, servers = self._programs, self._servers
         key = programs.key(op.id)
-        trip: Trip | None = None
-        redirected: Address | None = None
+        retry: OpRetry | None = None
+        redirection: Address | None = None
         while True:
             if self._closed:
                 closed = StoreUnavailable("the store is closed")
-                raise closed if trip is None else trip.failure(closed)
-            link: AsyncLink | None = None
-            line: AsyncLink | None = None
-            where = redirected
+                raise closed if retry is None else retry.failure(closed)
+            connection: AsyncRedisConnection | None = None
+            durable: AsyncRedisConnection | None = None
+            where = redirection
             try:
                 if type(op) is Sweep:
                     return cast(R, await self._sweep(op))
-                link = servers.ready(key) if redirected is None else None
-                if link is None:
-                    where = redirected or await servers.address_of(key)
-                    link = await servers.link(where)
-                program = programs.start(op, key, link.clock)
+                connection = servers.ready(key) if redirection is None else None
+                if connection is None:
+                    where = redirection or await servers.address_of(key)
+                    connection = await servers.connection(where)
+                program = programs.start(op, key, connection.clock)
                 command = next(program)
-                asking = redirected is not None
+                asking = redirection is not None
                 while True:
                     try:
-                        if type(command) is Command:
-                            reply = await link.send(command.parts, asking)
-                        elif isinstance(command, Kept):
-                            line, reply = await self._kept(link, command, asking)
+                        if type(command) is RedisCommand:
+                            reply = await connection.send(command.parts, asking)
+                        elif isinstance(command, DurableCommand):
+                            durable, reply = await self._send_durable(connection, command, asking)
                         else:
                             reply = None
-                            (line or link).tell(command.parts)
+                            (durable or connection).send_unanswered(command.parts)
                     except NoScript:
                         command = command.in_full()
                     except NoMemory as full:
@@ -107,30 +114,30 @@ class AsyncRedisStore:
                     else:
                         command = program.send(reply)
             except StopIteration as stop:
-                if servers.down and link is not None:
-                    servers.down.discard(link.address)
+                if servers.down and connection is not None:
+                    servers.down.discard(connection.address)
                 return cast(R, stop.value)
             except SemelError as error:
-                redirected = None
-                if link is not None:
-                    where = link.address
-                if trip is None:
-                    trip = Trip(op, 0.0 if where in servers.down else self._settings.retry_for)
-                pause = trip.pause_after(error)
-                if link is not None and isinstance(error, (NotMaster, Lost)):
-                    servers.drop(line or link)
+                redirection = None
+                if connection is not None:
+                    where = connection.address
+                if retry is None:
+                    retry = OpRetry(op, 0.0 if where in servers.down else self._settings.retry_for)
+                pause = retry.pause_after(error)
+                if connection is not None and isinstance(error, (NotMaster, ConnectionLost)):
+                    servers.drop(durable or connection)
                     if isinstance(error, NotMaster):
-                        servers.drop(link)
+                        servers.drop(connection)
                 if pause is None:
-                    if isinstance(error, (Unreachable, Lost)):
+                    if isinstance(error, (ServerUnreachable, ConnectionLost)):
                         servers.down.add(where)
-                    raise trip.failure(error) from error.__cause__
-                if link is not None and isinstance(error, Moved):
-                    redirected = servers.topology.moved(error, link.address)
+                    raise retry.failure(error) from error.__cause__
+                if connection is not None and isinstance(error, Moved):
+                    redirection = servers.topology.moved(error, connection.address)
             await asyncio.sleep(pause)
 
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        """Ops on different records go out together, those on one record one after the other, as they came."""
+        """Run several Ops. Those on different records are sent together, those on one record one after the other."""
         answers: list[Any] = [None] * len(ops)
         queues: dict[bytes, list[int]] = {}
         for at, op in enumerate(ops):
@@ -148,21 +155,22 @@ class AsyncRedisStore:
 
     async def wait(self, id: bytes, seconds: float) -> None:
         if not await self._listener.listen(min(seconds, LISTEN_AGAIN)):
-            return  # nothing is heard: that was a wait, and the caller looks for itself
+            return  # not connected: that took some time, and the caller looks for itself
         key = self._programs.key(id)
-        gate = self._listener.enter(key)  # before we ask to be told, so that no answer can slip in between
+        gate = self._listener.enter(key)  # before we ask to be notified, so that no message is missed in between
         try:
-            lease_left = await self.execute(Watch(id))
+            lease_left = await self.execute(WatchAttempt(id))
             if lease_left is not None:
                 await asyncio.wait([gate], timeout=max(0.0, min(seconds, lease_left, LISTEN_AGAIN)))
         finally:
             self._listener.leave(key, gate)
 
     async def risks(self) -> list[Risk]:
-        """What the settings of the servers may cost, asked now: eviction, lost writes at a restart or a failover."""
+        """Return the ways in which the servers' settings can lose records: eviction, a restart, a failover."""
+        servers = self._servers
         found: dict[Risk, None] = {}
-        for address in await self._servers.masters():
-            found.update(dict.fromkeys(await self._servers.look_at(await self._servers.link(address))))
+        for address in await servers.masters():
+            found.update(dict.fromkeys(await servers.assess(await servers.connection(address))))
         return list(found)
 
     async def close(self) -> None:
@@ -170,30 +178,107 @@ class AsyncRedisStore:
         await self._listener.stop()
         await self._servers.close()
 
-    async def _kept(self, link: AsyncLink, command: Kept, asking: bool) -> tuple[AsyncLink, tuple[Any, Any]]:
-        """On the second connection to the same server; an error is an answer of what is kept, too."""
+    async def _send_durable(
+        self, connection: AsyncRedisConnection, command: DurableCommand, asking: bool
+    ) -> tuple[AsyncRedisConnection, tuple[Any, Any]]:
+        """Send a durable command over the second connection to the same server. Errors are replies, too."""
         try:
-            line = await self._servers.link(link.address, waits=True)
-            replies = await line.kept(command.parts, asking)
+            durable = await self._servers.connection(connection.address, durable=True)
+            replies = await durable.send_durable(command.parts, asking)
             if isinstance(replies[0], NotMaster):
-                self._servers.drop(line)
-            return line, replies
+                self._servers.drop(durable)
+            return durable, replies
         except NoScript:
             raise
         except SemelError as error:
-            return link, (error, None)
+            return connection, (error, None)
 
     async def _sweep(self, op: Sweep) -> Swept:
-        unknown = 0
-        cursors = self._servers.cursors
-        for address in await self._servers.masters():
-            link = await self._servers.link(address)
-            steps = walk(self._programs.prefix, op.limit - unknown, cursors.get(address, b"0"))
+        servers = self._servers
+        sweep = self._programs.sweep(op, await servers.masters(), servers.cursors)
+        try:
+            address, commands = next(sweep)
+            while True:
+                address, commands = sweep.send(await (await servers.connection(address)).exchange(commands))
+        except StopIteration as stop:
+            return cast(Swept, stop.value)
+
+
+class AsyncRedisListener:
+    """A task that subscribes to the store's channel and wakes callers whose attempt has ended.
+
+    It has one connection: in a cluster every node receives what any other publishes. The twin for threads,
+    ``RedisListener``, is a thread.
+    """
+
+    def __init__(self, settings: RedisSettings, channel: bytes, servers: AsyncServers) -> None:
+        self._settings = settings
+        self._channel = channel
+        self._servers = servers
+        self._gates: dict[bytes, list[asyncio.Future[None]]] = {}
+        self._subscribed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def listen(self, seconds: float) -> bool:
+        """Start if need be. Returns whether the channel is subscribed to within so many seconds."""
+        if self._task is None or self._task.done():
+            self._subscribed = asyncio.Event()
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="semel-listener")
+        try:
+            async with asyncio.timeout(seconds):
+                await self._subscribed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def enter(self, key: bytes) -> asyncio.Future[None]:
+        """Return a future that resolves when a message names the key."""
+        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._gates.setdefault(key, []).append(gate)
+        return gate
+
+    def leave(self, key: bytes, gate: asyncio.Future[None]) -> None:
+        gates = self._gates.get(key)
+        if gates is not None and gate in gates:
+            gates.remove(gate)
+            if not gates:
+                del self._gates[key]
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        settings, tries = self._settings, 0
+        while True:
+            connection: AsyncRedisConnection | None = None
             try:
-                commands = next(steps)
-                while True:
-                    commands = steps.send(await link.exchange(commands))
-            except StopIteration as stop:
-                cursors[address] = stop.value[0]
-                unknown += stop.value[1]
-        return Swept(0, unknown)
+                masters = await self._servers.masters()
+                address = masters[tries % len(masters)]
+                connection = await open_connection(settings, address, RedisCommand(()), self._wake)
+                await connection.run_handshake(introduce(settings.username, settings.password, settings.db))
+                await connection.send((b"SUBSCRIBE", self._channel))
+                self._wake_all()  # messages may have been missed before we subscribed
+                self._subscribed.set()
+                await connection.ended.wait()
+            except asyncio.CancelledError:
+                raise
+            except Exception:  # whatever broke: connect again; meanwhile waiters look for themselves
+                pass
+            finally:
+                self._subscribed.clear()
+                self._wake_all()
+                if connection is not None:
+                    connection.close()
+            tries += 1
+            await asyncio.sleep(0.25)
+
+    def _wake_all(self) -> None:
+        for key in list(self._gates):
+            self._wake(key)
+
+    def _wake(self, key: bytes) -> None:
+        for gate in self._gates.pop(key, ()):
+            if not gate.done():
+                gate.set_result(None)

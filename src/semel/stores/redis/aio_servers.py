@@ -1,56 +1,65 @@
-"""The servers of an async store: where they are, the open link to each, and which risks were told already."""
+"""The servers of an async store: where they are, the open connections to each, and which risks were logged.
+
+``servers.py`` is the same for threads, and says why both are written by hand.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any, Final, TypeVar
 
 from semel.errors import ConfigurationError, SemelError, StoreError
-from semel.stores.redis.aio_link import AsyncLink, open_link
-from semel.stores.redis.greeting import greet, introduce
-from semel.stores.redis.replies import NotMaster, Unreachable, unreachable
-from semel.stores.redis.risks import QUESTIONS, Risk, assess, described
-from semel.stores.redis.scripts import Command
-from semel.stores.redis.settings import Address, Settings
+from semel.stores.redis.aio_connection import AsyncRedisConnection, open_connection
+from semel.stores.redis.commands import RedisCommand
+from semel.stores.redis.failures import NotMaster, ServerUnreachable, server_unreachable
+from semel.stores.redis.handshake import introduce, prepare
+from semel.stores.redis.risks import QUESTIONS, Risk, RiskLog
+from semel.stores.redis.settings import Address, RedisSettings
 from semel.stores.redis.topology import SearchTime, Topology, topology_of
 
 __all__ = ["AsyncServers"]
 
 R = TypeVar("R")
 CLOSED: Final = "the store is closed"
-_log: Final = logging.getLogger("semel.redis")
 
 
 class AsyncServers:
-    """Opens each connection once, however many tasks ask for it."""
+    """Finds the servers and opens each connection once, however many tasks ask for it."""
 
-    def __init__(self, settings: Settings, barrier: Command) -> None:
+    def __init__(self, settings: RedisSettings, wait: RedisCommand, *, assess_risks: bool = True) -> None:
+        """
+        :param wait: the command that confirms writes.
+        :param assess_risks: log settings of a server that can lose records, when it is first connected to.
+        """
         self.topology: Topology = topology_of(settings)
         self.cursors: dict[Address, bytes] = {}
+        """Where the next sweep of each server continues."""
         self.down: set[Address | None] = set()
-        """Servers that stayed away for a whole patience: no other caller waits for them as long."""
+        """Servers that a caller has retried in vain: later callers try them once, and do not wait."""
         self._settings = settings
-        self._barrier = barrier
-        self._links: dict[Address, AsyncLink] = {}
-        self._waits: dict[Address, AsyncLink] = {}
-        """The second connection to a server: WAIT stops its own, and those who do not wait must not stand behind it."""
-        self._opening: dict[tuple[Address, bool], asyncio.Task[AsyncLink]] = {}
+        self._wait = wait
+        self._connections: dict[Address, AsyncRedisConnection] = {}
+        self._durable_connections: dict[Address, AsyncRedisConnection] = {}
+        """The second connection to each server, for durable commands. WAIT blocks its connection, and commands that
+        need no confirmation must not queue behind it."""
+        self._opening: dict[tuple[Address, bool], asyncio.Task[AsyncRedisConnection]] = {}
         self._searching: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._seen: set[Address] = set()
-        self._told: set[str] = set()
+        self._risks = RiskLog(settings)
+        self._assess_risks = assess_risks
+        self._assessed: set[Address] = set()
         self._closed = False
 
-    def ready(self, key: bytes) -> AsyncLink | None:
-        """The open link to the server that has the key, if there is one: the path of nearly every call."""
+    def ready(self, key: bytes) -> AsyncRedisConnection | None:
+        """Return the open connection to the server that has the key, if there is one: the path of nearly every call."""
         address = self.topology.address_of(key)
-        link = self._links.get(address) if address is not None else None
-        if link is None or link.closed or link.loop is not asyncio.get_running_loop():
+        connection = self._connections.get(address) if address is not None else None
+        if connection is None or connection.closed or connection.loop is not asyncio.get_running_loop():
             return None
-        return link
+        return connection
 
     async def address_of(self, key: bytes) -> Address:
+        """Return the server that has the key, after a search if need be."""
         address = self.topology.address_of(key)
         if address is None:
             await self.search()
@@ -61,61 +70,57 @@ class AsyncServers:
         return address
 
     async def masters(self) -> list[Address]:
+        """Return all servers that take writes, after a search if need be."""
         if not self.topology.masters():
             await self.search()
         return self.topology.masters()
 
-    async def link(self, address: Address, *, waits: bool = False) -> AsyncLink:
-        """The link to a server, opened if need be; all who ask meanwhile wait for the same one. ``waits``: the one for
-        what is kept."""
+    async def connection(self, address: Address, *, durable: bool = False) -> AsyncRedisConnection:
+        """Return the connection to a server. If it must be opened, all who ask meanwhile wait for the same one.
+
+        :param durable: return the second connection, for durable commands.
+        """
         self._check_usable()
-        link = (self._waits if waits else self._links).get(address)
-        if link is not None and not link.closed:
-            return link
-        opening = self._opening.get((address, waits))
+        connection = (self._durable_connections if durable else self._connections).get(address)
+        if connection is not None and not connection.closed:
+            return connection
+        opening = self._opening.get((address, durable))
         if opening is None:
-            open_one = self._open_second(address) if waits else self._open(address)
-            opening = self._opening[address, waits] = asyncio.create_task(open_one, name="semel-connect")
-            opening.add_done_callback(lambda task: self._opened((address, waits), task))
-        return await self._shared(opening)
+            open_one = self._open_durable(address) if durable else self._open(address)
+            opening = self._opening[address, durable] = asyncio.create_task(open_one, name="semel-connect")
+            opening.add_done_callback(lambda task: self._opened((address, durable), task))
+        return await self._join(opening)
 
     async def search(self) -> None:
-        """Find out who has what; all who ask meanwhile wait for the same search."""
+        """Find the servers. All who ask meanwhile wait for the same search."""
         self._check_usable()
         if self._searching is None or self._searching.done():
             self._searching = asyncio.create_task(self._search(), name="semel-search")
             self._searching.add_done_callback(_retrieve)
-        await self._shared(self._searching)
+        await self._join(self._searching)
 
-    async def _shared(self, task: asyncio.Task[R]) -> R:
-        """What a task finds for all who wait for it. Where ``close`` has cancelled it, they were not cancelled."""
+    async def _join(self, task: asyncio.Task[R]) -> R:
+        """Wait for a task that others wait for, too. If ``close`` cancels it, its callers get an error instead."""
         caller = asyncio.current_task()
-        asked = caller.cancelling() if caller is not None else 0
+        cancellations = caller.cancelling() if caller is not None else 0
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not task.cancelled() or (caller is not None and caller.cancelling() > asked):
+            if not task.cancelled() or (caller is not None and caller.cancelling() > cancellations):
                 raise
-            raise Unreachable(CLOSED) from None
+            raise ServerUnreachable(CLOSED) from None
 
-    def drop(self, link: AsyncLink) -> None:
-        """It is lost, or no master any more."""
-        link.close()
-        for links in (self._links, self._waits):
-            if links.get(link.address) is link:
-                del links[link.address]
-                self.topology.forget(link.address)
+    def drop(self, connection: AsyncRedisConnection) -> None:
+        """Close a connection that is lost, or that leads to a server which is no longer a master."""
+        connection.close()
+        for connections in (self._connections, self._durable_connections):
+            if connections.get(connection.address) is connection:
+                del connections[connection.address]
+                self.topology.forget(connection.address)
 
-    async def look_at(self, link: AsyncLink) -> list[Risk]:
-        """The risks of a server; those that are new are logged."""
-        settings = self._settings
-        replies = await link.exchange(QUESTIONS)
-        risks = assess(replies, wait_replicas=settings.wait_replicas, wait_aof=settings.wait_aof)
-        news = [risk for risk in risks if risk.name not in self._told]
-        if news:
-            self._told.update(risk.name for risk in news)
-            _log.warning("records in Redis are at risk: %s", described(news))
-        return risks
+    async def assess(self, connection: AsyncRedisConnection) -> list[Risk]:
+        """Return the risks of a server; new ones are logged."""
+        return self._risks.report(await connection.exchange(QUESTIONS))
 
     async def close(self) -> None:
         self._closed = True
@@ -123,50 +128,51 @@ class AsyncServers:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        links = (*self._links.values(), *self._waits.values())
-        await asyncio.gather(*(link.finish() for link in links if link.loop is asyncio.get_running_loop()))
-        self._links, self._waits = {}, {}
+        loop = asyncio.get_running_loop()
+        connections = (*self._connections.values(), *self._durable_connections.values())
+        await asyncio.gather(*(connection.finish() for connection in connections if connection.loop is loop))
+        self._connections, self._durable_connections = {}, {}
         await asyncio.sleep(0)  # the transports end in the next turn
 
-    async def _open(self, address: Address) -> AsyncLink:
+    async def _open(self, address: Address) -> AsyncRedisConnection:
         settings = self._settings
         try:
-            link = await open_link(settings, address, self._barrier)
+            connection = await open_connection(settings, address, self._wait)
             try:
                 async with asyncio.timeout(settings.connect_timeout):
-                    await link.greet(introduce(settings.username, settings.password, settings.db))
-                    await link.greet(greet(settings, link.clock))
-                    if address not in self._seen:
-                        self._seen.add(address)
-                        await self.look_at(link)
+                    await connection.run_handshake(introduce(settings.username, settings.password, settings.db))
+                    await connection.run_handshake(prepare(settings, connection.clock))
+                    if self._assess_risks and address not in self._assessed:
+                        self._assessed.add(address)
+                        await self.assess(connection)
             except BaseException:
-                link.close()
+                connection.close()
                 raise
         except TimeoutError as error:
             self.topology.forget(address)
-            raise NotMaster(f"Redis at {address} did not answer the first words in time") from error
+            raise NotMaster(f"Redis at {address} did not answer the first commands in time") from error
         except SemelError:
             self.topology.forget(address)
             raise
-        self._links[address] = link
-        return link
+        self._connections[address] = connection
+        return connection
 
-    async def _open_second(self, address: Address) -> AsyncLink:
-        """Scripts, clock and risks are known from the first."""
+    async def _open_durable(self, address: Address) -> AsyncRedisConnection:
+        """Open the second connection. Scripts, clock and risks are known from the first."""
         settings = self._settings
-        link = await open_link(settings, address, self._barrier)
+        connection = await open_connection(settings, address, self._wait)
         try:
             async with asyncio.timeout(settings.connect_timeout):
-                await link.greet(introduce(settings.username, settings.password, settings.db))
+                await connection.run_handshake(introduce(settings.username, settings.password, settings.db))
         except TimeoutError as error:
-            link.close()
-            raise NotMaster(f"Redis at {address} did not answer the first words in time") from error
-        self._waits[address] = link
-        return link
+            connection.close()
+            raise NotMaster(f"Redis at {address} did not answer the first commands in time") from error
+        self._durable_connections[address] = connection
+        return connection
 
-    def _opened(self, line: tuple[Address, bool], task: asyncio.Task[AsyncLink]) -> None:
-        if self._opening.get(line) is task:
-            del self._opening[line]
+    def _opened(self, key: tuple[Address, bool], task: asyncio.Task[AsyncRedisConnection]) -> None:
+        if self._opening.get(key) is task:
+            del self._opening[key]
         _retrieve(task)
 
     async def _search(self) -> None:
@@ -179,36 +185,39 @@ class AsyncServers:
             self.down.discard(None)
 
     async def _ask(self, address: Address, command: tuple[bytes, ...], timeout: float) -> Any:
+        """Send one command over a connection of its own. Returns the reply, or the error as a value."""
         settings = self._settings
-        link: AsyncLink | None = None
+        connection: AsyncRedisConnection | None = None
         try:
             async with asyncio.timeout(timeout):
-                link = await open_link(settings, address, self._barrier)
+                connection = await open_connection(settings, address, self._wait)
                 if self.topology.sentinels:
-                    await link.greet(introduce(settings.sentinel_username, settings.sentinel_password, 0))
+                    introduction = introduce(settings.sentinel_username, settings.sentinel_password, 0)
                 else:
-                    await link.greet(introduce(settings.username, settings.password, 0))
-                return await link.send(command) or ()
+                    introduction = introduce(settings.username, settings.password, 0)
+                await connection.run_handshake(introduction)
+                return await connection.send(command) or ()
         except TimeoutError as error:
-            return unreachable(str(address), error)
+            return server_unreachable(str(address), error)
         except StoreError as error:
             return error
         finally:
-            if link is not None:
-                link.close()
+            if connection is not None:
+                connection.close()
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise Unreachable(CLOSED)
+            raise ServerUnreachable(CLOSED)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():
                 raise ConfigurationError("this store belongs to another event loop: make one per loop")
-            # What a dead loop left behind is nobody's.
-            self._links, self._waits, self._opening, self._searching, self._loop = {}, {}, {}, None, loop
+            # The previous loop is closed, and with it everything that belonged to it.
+            self._connections, self._durable_connections, self._opening = {}, {}, {}
+            self._searching, self._loop = None, loop
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Everyone who asked may be gone by now: an error that nobody takes is no news."""
+    """Mark the error of a task as seen: everyone who asked may be gone by now."""
     if not task.cancelled():
         task.exception()

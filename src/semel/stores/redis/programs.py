@@ -1,18 +1,18 @@
 """Each Op as a generator that yields commands and is sent the replies: written once for the sync and the async store.
 
-A first claim, and a claim that finds the answer, is one plain command. Everything else is one call of a small script.
-Nothing here does I/O. Of error replies only NoMemory gets here, thrown in at the yield, and those to what is kept.
+A first claim is one plain command, and so is a claim that finds a result. Everything else is one call of a script.
+Nothing here does I/O. Of the error replies only NoMemory is thrown into a program, and only the reply to a
+``DurableCommand`` may be an error as a value; the stores handle all others.
 
-A store that waits for replicas or the disk hands out no answer that they do not have. So an owner writes into its
-record that they have it, and a replay that finds nothing of the kind makes sure itself: it touches the record, and
-waits.
+A store that waits for replicas or the disk returns no result that they do not have. So an owner notes in its record
+that the result is confirmed. A replay that finds no such note asks for it: it touches the record, and waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Set
+from collections.abc import Callable, Generator, Iterable, Set
 from time import monotonic_ns
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from semel.core.ops import (
     Claim,
@@ -25,51 +25,64 @@ from semel.core.ops import (
     Renew,
     Resolve,
     SaveStep,
+    Sweep,
+    Swept,
 )
 from semel.core.states import State
 from semel.core.values import value
 from semel.errors import SemelError, StoreError, StoreUncertain
-from semel.stores.redis.clock import ServerClock
-from semel.stores.redis.replies import NoMemory, NotMaster, answered, unconfirmed
-from semel.stores.redis.scripts import Command, scripts
-from semel.stores.redis.values import (
+from semel.stores.redis.commands import RedisCommand, scripts
+from semel.stores.redis.failures import NoMemory, NotMaster, unconfirmed, with_answer
+from semel.stores.redis.handshake import ServerClock
+from semel.stores.redis.layout import (
+    HEAD,
     confirmation,
     eight_bytes,
-    finished,
-    fresh,
     is_confirmed,
+    may_need_sweep,
     milliseconds,
-    shown,
-    state_in,
-    steps_in,
-    token_in,
+    needs_sweep,
+    new_value,
+    record_of,
+    replay_record,
+    state_of_value,
+    steps_of,
+    token_of,
 )
+from semel.stores.redis.settings import Address, RedisSettings
 
-__all__ = ["Program", "Programs", "Watch"]
+__all__ = ["OpProgram", "RedisPrograms", "SweepProgram", "WatchAttempt"]
 
-Program: TypeAlias = Generator[Command, Any, Any]
+OpProgram: TypeAlias = Generator[RedisCommand, Any, Any]
+SweepProgram: TypeAlias = Generator[tuple[Address, list[RedisCommand]], list[Any], Swept]
+
+SCAN_COUNT: Final = 50
+MAX_SCANS: Final = 400
+"""Calls of SCAN in one sweep of one server: about 20,000 keys, whoever they belong to."""
 
 
 @value
-class Watch(Op["float | None"]):
-    """Before waiting: ask to be told when the attempt ends. Answers the seconds of its lease; None: nobody runs it."""
+class WatchAttempt(Op["float | None"]):
+    """Ask to be notified when an attempt ends. Returns the seconds of its lease, or None if no attempt is running."""
 
     id: bytes
 
 
-class Programs:
-    """The programs of one store: its prefix, its channel, and whether writes are waited for."""
+class RedisPrograms:
+    """The programs of one store, which know its prefix, its channel, and whether writes must be confirmed."""
 
-    def __init__(self, prefix: str, *, replicas: int, aof: bool, wait_ms: int) -> None:
-        self.prefix = prefix.encode("utf-8")
+    def __init__(self, settings: RedisSettings) -> None:
+        replicas, aof, wait_ms = settings.wait_replicas, settings.wait_aof, settings.wait_ms
+        self.prefix = settings.prefix.encode("utf-8")
         self.channel = self.prefix + b"wake"
         self.durable = aof or replicas > 0
-        self.barrier = Command((b"WAITAOF", 1, replicas, wait_ms) if aof else (b"WAIT", replicas, wait_ms))
+        self.wait = RedisCommand((b"WAITAOF", 1, replicas, wait_ms) if aof else (b"WAIT", replicas, wait_ms))
+        """The command that confirms all writes before it on its connection."""
         self._replicas, self._aof = replicas, aof
         self._flag = b"1" if self.durable else b"0"
         self._by = confirmation(replicas, aof)
         self._scripts = scripts()
-        self._start: dict[type[Op[Any]], Callable[[Any, bytes, ServerClock], Program]] = {
+        self._start: dict[type[Op[Any]], Callable[[Any, bytes, ServerClock], OpProgram]] = {
             Claim: self._claim,
             Renew: self._renew,
             Complete: self._complete,
@@ -77,129 +90,132 @@ class Programs:
             SaveStep: self._save_step,
             Lookup: self._lookup,
             Resolve: self._resolve,
-            Watch: self._watch,
+            WatchAttempt: self._watch,
         }
 
     def key(self, id: bytes) -> bytes:
         return self.prefix + id.hex().encode()
 
-    def start(self, op: Op[Any], key: bytes, clock: ServerClock) -> Program:
+    def start(self, op: Op[Any], key: bytes, clock: ServerClock) -> OpProgram:
+        """Return the program of an Op on one record. ``clock`` is that of the server that has the key."""
         return self._start[type(op)](op, key, clock)
 
-    def _claim(self, op: Claim, key: bytes, clock: ServerClock) -> Program:
+    def _claim(self, op: Claim, key: bytes, clock: ServerClock) -> OpProgram:
         if clock.is_old():
             asked_at = monotonic_ns()
-            clock.learn(asked_at, (yield Command((b"TIME",))), anew=True)
+            clock.learn(asked_at, (yield RedisCommand((b"TIME",))), restart=True)
         now = clock.now()
         token = clock.next_token(now)
-        value, life = fresh(op, token, now)
+        value, life = new_value(op, token, now)
         try:
-            found = yield Command((b"SET", key, value, b"NX", b"GET", b"PX", life))
+            found = yield RedisCommand((b"SET", key, value, b"NX", b"GET", b"PX", life))
         except NoMemory:
-            # A full server refuses even a SET that would write nothing. What is there can still be replayed.
+            # A full server refuses even a SET that would write nothing. A stored result can still be replayed.
             reply = yield self._scripts["lookup"].call(key)
-            if reply is None or not _stands(op, *reply):
+            if reply is None or not _claim_changes_nothing(op, *reply):
                 raise
-            return Existing((yield from self._handed_out(op.id, key, reply, clock)))
+            return Existing((yield from self._confirmed_record(op.id, key, reply, clock)))
         answer: Claimed | Existing
         if found is None:
             answer = Claimed(token, 1)
-        elif state_in(found) is not State.RUNNING:
+        elif state_of_value(found) is not State.RUNNING:
             if self.durable and not is_confirmed(found, self._by):
-                yield from self._made_sure(key, found)
-            return Existing(finished(op, found, clock.now()))
+                yield from self._confirm_result(key, found)
+            return Existing(replay_record(op, found, clock.now()))
         else:
             reply = yield self._scripts["claim"].call(key, value, life, self.channel)
             if reply[0] == 0:
-                return Existing((yield from self._handed_out(op.id, key, reply[1:], clock)))
-            token = token_in(reply[1])
-            clock.saw(token)
-            answer = Claimed(token, reply[2], steps_in(reply[3]))
-        if self.durable and not (yield from self._touched(key, eight_bytes(token))):
-            # To a failover, and the first connection may still lead to the old master. It is made anew.
+                return Existing((yield from self._confirmed_record(op.id, key, reply[1:], clock)))
+            token = token_of(reply[1])
+            clock.note_token(token)
+            answer = Claimed(token, reply[2], steps_of(reply[3]))
+        if self.durable and not (yield from self._touch(key, eight_bytes(token))):
+            # A failover lost it, and the first connection may still lead to the old master. The claim starts again.
             raise NotMaster("Redis has lost the claim before it was confirmed")
         return answer
 
-    def _renew(self, op: Renew, key: bytes, clock: ServerClock) -> Program:
-        # Not waited for: a renewal that a failover loses is an earlier end of the lease, and no answer hangs on it.
+    def _renew(self, op: Renew, key: bytes, clock: ServerClock) -> OpProgram:
+        # Not confirmed: if a failover loses a renewal, the lease ends earlier, and no result depends on it.
         return (yield self._scripts["renew"].call(key, eight_bytes(op.token), milliseconds(op.lease))) == 1
 
-    def _complete(self, op: Complete, key: bytes, clock: ServerClock) -> Program:
+    def _complete(self, op: Complete, key: bytes, clock: ServerClock) -> OpProgram:
         ttl = max(1, milliseconds(op.ttl))
         ends = eight_bytes(clock.now() + ttl * 1000)
         token = eight_bytes(op.token)
         complete = self._scripts["complete"].call(key, token, op.snapshot, ttl, ends, self._flag, self.channel)
         if not self.durable:
             return (yield complete) == 1
-        done = yield from self._kept(complete)
+        done = yield from self._write(complete)
         if done:
-            yield self._scripts["confirm"].call(key, token, self._by.to_bytes()).told()
+            yield self._scripts["confirm"].call(key, token, self._by.to_bytes()).unanswered()
         return done == 1
 
-    def _release(self, op: Release, key: bytes, clock: ServerClock) -> Program:
-        # Not waited for either: a release that is lost is a lease that ends by itself.
+    def _release(self, op: Release, key: bytes, clock: ServerClock) -> OpProgram:
+        # Not confirmed either: if a release is lost, the lease ends by itself.
         return (yield self._scripts["release"].call(key, eight_bytes(op.token), int(op.to), self.channel)) == 1
 
-    def _save_step(self, op: SaveStep, key: bytes, clock: ServerClock) -> Program:
+    def _save_step(self, op: SaveStep, key: bytes, clock: ServerClock) -> OpProgram:
         name = op.name.encode("utf-8", "surrogatepass")
         step = self._scripts["save_step"].call(key, eight_bytes(op.token), name, op.value, self._flag)
-        return (yield from self._kept(step)) == 1
+        return (yield from self._write(step)) == 1
 
-    def _lookup(self, op: Lookup, key: bytes, clock: ServerClock) -> Program:
+    def _lookup(self, op: Lookup, key: bytes, clock: ServerClock) -> OpProgram:
         found = yield self._scripts["lookup"].call(key)
-        return None if found is None else (yield from self._handed_out(op.id, key, found, clock))
+        return None if found is None else (yield from self._confirmed_record(op.id, key, found, clock))
 
-    def _resolve(self, op: Resolve, key: bytes, clock: ServerClock) -> Program:
+    def _resolve(self, op: Resolve, key: bytes, clock: ServerClock) -> OpProgram:
         ttl = max(1, milliseconds(op.ttl))
         resolve = self._scripts["resolve"].call(
             key, 0 if op.snapshot is None else 1, op.snapshot or b"", ttl, 1 if op.force else 0, self.channel
         )
         changes = {State.UNKNOWN, State.ABANDONED, *([State.RUNNING] if op.force else [])}
-        return State((yield from self._kept(resolve, changes)))
+        return State((yield from self._write(resolve, changes)))
 
-    def _watch(self, op: Watch, key: bytes, clock: ServerClock) -> Program:
+    def _watch(self, op: WatchAttempt, key: bytes, clock: ServerClock) -> OpProgram:
         left = yield self._scripts["watch"].call(key)
         return None if left < 0 else left / 1000
 
-    def _handed_out(self, id: bytes, key: bytes, reply: Any, clock: ServerClock) -> Program:
-        """The record that a script has read."""
+    def _confirmed_record(self, id: bytes, key: bytes, reply: Any, clock: ServerClock) -> OpProgram:
+        """Return the record that a script has read; a result must be confirmed first."""
         value, left, lease_left = reply
         if self.durable and not is_confirmed(value, self._by):
-            yield from self._made_sure(key, value)
-        return shown(id, value, clock.now(), left / 1000, lease_left / 1000)
+            yield from self._confirm_result(key, value)
+        return record_of(id, value, clock.now(), left / 1000, lease_left / 1000)
 
-    def _made_sure(self, key: bytes, value: bytes) -> Program:
-        """Of an answer whose owner has not said that it was confirmed. One that is gone meanwhile has expired, or was
-        lost to a failover: it is not handed out, and the Op starts from the top."""
+    def _confirm_result(self, key: bytes, value: bytes) -> OpProgram:
+        """Wait for a result whose owner has not noted that it is confirmed.
+
+        If it is gone by now, it has expired, or a failover lost it. Then it is not returned, and the Op starts again.
+        """
         token = value[4:12]
         try:
-            if not (yield from self._touched(key, token)):
+            if not (yield from self._touch(key, token)):
                 raise NotMaster("Redis has lost the answer before it was confirmed")
         except StoreError as error:
-            raise answered(error) from error.__cause__
-        yield self._scripts["confirm"].call(key, token, self._by.to_bytes()).told()
+            raise with_answer(error) from error.__cause__
+        yield self._scripts["confirm"].call(key, token, self._by.to_bytes()).unanswered()
 
-    def _touched(self, key: bytes, token: bytes) -> Program:
-        """Wait for a record that was written on whatever connection; whether it is there still."""
-        done, reply = yield self._scripts["confirm"].call(key, token, b"").kept()
+    def _touch(self, key: bytes, token: bytes) -> OpProgram:
+        """Wait for a record that any connection may have written. Returns whether it is still there."""
+        done, reply = yield self._scripts["confirm"].call(key, token, b"").durable()
         if isinstance(done, SemelError):
             raise unconfirmed(done)
         if done:
-            self._check(reply)
+            self._check_confirmed(reply)
         return done
 
-    def _kept(self, command: Command, changes: Set[int] = frozenset({1})) -> Program:
-        """Write, and wait until it has got as far as the store promises, unless the answer is that nothing changed."""
+    def _write(self, command: RedisCommand, changes: Set[int] = frozenset({1})) -> OpProgram:
+        """Write, and wait for the confirmation that the store promises, unless the reply says that nothing changed."""
         if not self.durable:
             return (yield command)
-        done, reply = yield command.kept()
+        done, reply = yield command.durable()
         if isinstance(done, SemelError):
             raise done
         if done in changes:
-            self._check(reply)
+            self._check_confirmed(reply)
         return done
 
-    def _check(self, reply: Any) -> None:
+    def _check_confirmed(self, reply: Any) -> None:
         if isinstance(reply, SemelError):
             raise unconfirmed(reply)
         written, replicas = reply if self._aof else (1, reply)
@@ -210,8 +226,81 @@ class Programs:
                 else "Redis has it, but has not confirmed in time that it is on disk"
             )
 
+    def sweep(self, op: Sweep, masters: Iterable[Address], cursors: dict[Address, bytes]) -> SweepProgram:
+        """Mark abandoned records as unknown, on one server after the other; yields commands with their server.
 
-def _stands(op: Claim, value: bytes, left: int, lease_left: int) -> bool:
-    """Whether a claim that cannot be written would have met this record and changed nothing: not where the attempt is
-    the claim's own, nor where it could be taken over."""
-    return state_in(value) is not State.RUNNING or (lease_left > 0 and value[12:20] != eight_bytes(op.nonce))
+        Records that are done, or may be run again, expire by themselves, so ``Swept.removed`` is always 0. A record
+        that was abandoned past its time and must not be run again stays, and a sweep writes down that it is unknown.
+        Claims and look-ups judge such a record the same, swept or not.
+
+        To find them, the keys are walked with SCAN: a bounded part in each sweep, and ``cursors`` holds where the next
+        one continues. The pages are small, because calls share the connection and must not wait long for a page. Only
+        the header of each key is read, and most keys need nothing more.
+        """
+        unknown = 0
+        for address in masters:
+            walk = self._sweep_server(op.limit - unknown, cursors.get(address, b"0"))
+            try:
+                commands = next(walk)
+                while True:
+                    commands = walk.send((yield address, commands))
+            except StopIteration as stop:
+                cursors[address], marked = stop.value
+                unknown += marked
+        return Swept(0, unknown)
+
+    def _sweep_server(self, limit: int, cursor: bytes) -> Generator[list[RedisCommand], list[Any], tuple[bytes, int]]:
+        """Walk the keys of one server from ``cursor`` on. Returns where it stopped and how many records it marked.
+
+        The cursor is ``b"0"`` after the last page.
+        """
+        pattern = _escaped(self.prefix) + b"*"
+        sweep = self._scripts["sweep"]
+        unknown = 0
+        for _ in range(MAX_SCANS):
+            if unknown >= limit:
+                break
+            scan = RedisCommand((b"SCAN", cursor, b"MATCH", pattern, b"COUNT", SCAN_COUNT))
+            ((following, keys),) = _raise_error((yield [scan]))
+            if keys:
+                heads = yield [RedisCommand((b"GETRANGE", key, 0, HEAD.size - 1)) for key in keys]
+                candidates = [
+                    (key, head)
+                    for key, head in zip(keys, heads, strict=True)
+                    if isinstance(head, bytes) and may_need_sweep(head)
+                ]
+                lives = (yield [RedisCommand((b"PTTL", key)) for key, _ in candidates]) if candidates else []
+                doubtful = [
+                    key
+                    for (key, head), pttl in zip(candidates, lives, strict=True)
+                    if isinstance(pttl, int) and needs_sweep(head, pttl)
+                ]
+                chosen = doubtful[: limit - unknown]
+                if chosen:
+                    unknown += sum(_raise_error((yield [sweep.call(key) for key in chosen])))
+                if len(chosen) < len(doubtful):
+                    break  # the next sweep reads this page again
+            cursor = following
+            if cursor == b"0":
+                break
+        return cursor, unknown
+
+
+def _claim_changes_nothing(op: Claim, value: bytes, left: int, lease_left: int) -> bool:
+    """Whether a claim that cannot be written would only have read this record.
+
+    It would have written if the attempt is the claim's own, or could be taken over.
+    """
+    return state_of_value(value) is not State.RUNNING or (lease_left > 0 and value[12:20] != eight_bytes(op.nonce))
+
+
+def _escaped(prefix: bytes) -> bytes:
+    """Return the prefix as a pattern of SCAN that matches only itself."""
+    return b"".join(b"\\" + bytes((char,)) if char in b"\\*?[]^-" else bytes((char,)) for char in prefix)
+
+
+def _raise_error(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, SemelError):
+            raise reply
+    return replies

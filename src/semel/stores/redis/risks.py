@@ -1,31 +1,34 @@
-"""What a Redis server's own settings may cost: read when a store first connects, named, and logged once.
+"""Settings of a Redis server that can lose records. They are read when a store first connects, and logged once.
 
-Redis can forget: when its memory is full, when it restarts, when a replica takes over. Whether that is acceptable is
-for the operator to say; that it can happen must not be a surprise. Pure: settings in, risks out.
+Redis can forget records: when its memory is full, when it restarts, or when a replica takes over. Whether that is
+acceptable is up to the operator, but it must not come as a surprise.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from semel.errors import SemelError
-from semel.stores.redis.scripts import Command
+from semel.stores.redis.commands import RedisCommand
+from semel.stores.redis.settings import RedisSettings
 
-__all__ = ["QUESTIONS", "Risk", "assess", "described"]
+__all__ = ["QUESTIONS", "Risk", "RiskLog", "assess"]
 
 _SETTINGS: Final = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save")
 QUESTIONS: Final = [
-    *(Command((b"CONFIG", b"GET", name.encode())) for name in _SETTINGS),
-    Command((b"INFO", b"replication")),
+    *(RedisCommand((b"CONFIG", b"GET", name.encode())) for name in _SETTINGS),
+    RedisCommand((b"INFO", b"replication")),
 ]
-"""What a server is asked."""
+"""The commands to send to a server; ``assess`` reads the replies."""
+_log: Final = logging.getLogger("semel.redis")
 
 
 @dataclass(frozen=True)
 class Risk:
-    """Something that the server's settings allow to happen to records."""
+    """A way in which the settings of a server can lose records."""
 
     name: str
     """``eviction``, ``no-persistence``, ``snapshots-only``, ``lazy-fsync``, ``asynchronous-replicas``,
@@ -33,11 +36,11 @@ class Risk:
     what: str
     """What can happen."""
     remedy: str
-    """What to change, where it should not."""
+    """What to change to avoid it."""
 
 
 def assess(replies: Iterable[Any], *, wait_replicas: int, wait_aof: bool) -> list[Risk]:
-    """The risks, from the answers to ``QUESTIONS``; those that could not be read are a risk of their own."""
+    """Return the risks that the replies to ``QUESTIONS`` show. Settings that cannot be read are a risk of their own."""
     *settings, replication = replies
     config: dict[str, str] = {}
     for reply in settings:
@@ -54,16 +57,30 @@ def assess(replies: Iterable[Any], *, wait_replicas: int, wait_aof: bool) -> lis
         found.append(
             Risk(
                 "unreadable",
-                f"these could not be read: {', '.join(unread)}; what they allow is not known",
+                f"these could not be read: {', '.join(unread)}; what they allow is unknown",
                 "allow CONFIG GET and INFO to this user (ACL: +config|get +info), or check them by hand",
             )
         )
     return found
 
 
-def described(risks: Iterable[Risk]) -> str:
-    """For the log: one line each."""
-    return "; ".join(f"{risk.name}: {risk.what} ({risk.remedy})" for risk in risks)
+class RiskLog:
+    """Assesses the servers of one store, and logs each risk once."""
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self._settings = settings
+        self._logged: set[str] = set()
+
+    def report(self, replies: Iterable[Any]) -> list[Risk]:
+        """Return the risks of a server that replied so to ``QUESTIONS``."""
+        settings = self._settings
+        risks = assess(replies, wait_replicas=settings.wait_replicas, wait_aof=settings.wait_aof)
+        unlogged = [risk for risk in risks if risk.name not in self._logged]
+        if unlogged:
+            self._logged.update(risk.name for risk in unlogged)
+            texts = (f"{risk.name}: {risk.what} ({risk.remedy})" for risk in unlogged)
+            _log.warning("records in Redis are at risk: %s", "; ".join(texts))
+        return risks
 
 
 def _memory(config: Mapping[str, str]) -> Iterable[Risk]:

@@ -1,4 +1,4 @@
-"""A store's bounds, and what its URL says: where the servers are, who we are, how the line is encrypted."""
+"""The settings of a Redis store: its limits, and what its URL says about servers, credentials and TLS."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigurationError, StoreURLError
 
-__all__ = ["Address", "Settings"]
+__all__ = ["Address", "RedisSettings"]
 
 CONNECTIONS: Final = 2
-"""Connections of a sync store to each server. An async store has one, which all tasks share."""
+"""Connections of a sync store to each server. An async store has one, which all its tasks share."""
 TIMEOUT: Final = 10.0
 CONNECT_TIMEOUT: Final = 5.0
 RETRY_FOR: Final = 1.0
 WAIT_TIMEOUT: Final = 1.0
 WAIT_TIMEOUT_OF_DISK: Final = 3.0
-"""With ``appendfsync everysec`` the server confirms once a second, and two late where the disk is busy."""
+"""With ``appendfsync everysec`` the server confirms once a second, and two seconds late if the disk is busy."""
 LISTEN_AGAIN: Final = 1.0
-"""A waiter looks again after so many seconds although nobody woke it: a listener may be deaf without knowing."""
-MOST_IN_FLIGHT: Final = 100_000
-"""Commands of an async store that wait for their answers; more are refused."""
-CLOSE_PATIENCE: Final = 1.0
-"""How long a store that is closed waits for answers that are still to come."""
+"""Seconds after which a waiter looks by itself, in case the listener has lost its connection unnoticed."""
+MAX_IN_FLIGHT: Final = 100_000
+"""Commands of an async store that may wait for their replies; more are refused."""
+CLOSE_TIMEOUT: Final = 1.0
+"""Seconds that closing a store waits for replies that are still to come."""
 PREFIX: Final = "semel:"
 _PORTS: Final = {"redis": 6379, "sentinel": 26379, "cluster": 6379}
 _EXAMPLES: Final = (
@@ -35,7 +35,7 @@ _EXAMPLES: Final = (
 
 
 class Address(NamedTuple):
-    """Where a server listens; port 0 is a Unix socket, whose path is the host."""
+    """Where a server listens. Port 0 means a Unix socket, and then the host is its path."""
 
     host: str
     port: int
@@ -67,11 +67,11 @@ _OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "ssl_cert_reqs": _cert_reqs, "ssl_ca_certs": str, "ssl_ca_path": str, "ssl_certfile": str, "ssl_keyfile": str,
     "ssl_password": str, "ssl_check_hostname": _flag, "prefix": str, "wait_replicas": _number, "wait_aof": _flag,
 }  # fmt: skip
-"""What may stand behind the ``?`` of a URL; what cannot be read says what it is."""
+"""The options that a URL may have after its ``?``. A reader raises ValueError with what the value should be."""
 
 
-class Settings:
-    """One store's settings. Nothing of them is ever shown: they hold the password."""
+class RedisSettings:
+    """The settings of one store. They hold the password, so they are never shown."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Settings:
         self.sentinel_username: str | None = options.get("sentinel_username")
         self.sentinel_password: str | None = options.get("sentinel_password")
         self.db: int = options.get("db", 0)
-        self.ssl = {name.removeprefix("ssl_"): given for name, given in options.items() if name.startswith("ssl_")}
+        self.ssl = {name.removeprefix("ssl_"): value for name, value in options.items() if name.startswith("ssl_")}
         self.prefix: str = options.get("prefix", PREFIX) if prefix is None else prefix
         self.wait_replicas: int = options.get("wait_replicas", 0) if wait_replicas is None else wait_replicas
         self.wait_aof: bool = options.get("wait_aof", False) if wait_aof is None else wait_aof
@@ -106,48 +106,50 @@ class Settings:
         if type(connections) is not int or not 1 <= connections <= 64:
             raise ConfigurationError(f"connections is a number from 1 to 64, not {connections!r}")
         if type(self.wait_replicas) is not int or self.wait_replicas < 0:
-            raise ConfigurationError(f"wait_replicas is how many must confirm a write, not {self.wait_replicas!r}")
+            raise ConfigurationError(
+                f"wait_replicas is the number of replicas that must confirm a write, not {self.wait_replicas!r}"
+            )
         if type(self.wait_aof) is not bool:
             raise ConfigurationError(f"wait_aof is True or False, not {self.wait_aof!r}")
         if not isinstance(self.prefix, str):
-            raise ConfigurationError(f"prefix is text, what the store's keys begin with, not {self.prefix!r}")
+            raise ConfigurationError(f"prefix is the text that the store's keys begin with, not {self.prefix!r}")
         if (self.wait_replicas or self.wait_aof) and self.wait_ms / 1000 >= self.timeout:
             raise ConfigurationError("wait_timeout must be shorter than timeout: Redis answers only after it")
         for name in ("ca_certs", "ca_path", "certfile", "keyfile"):
             if name in self.ssl and not os.path.exists(self.ssl[name]):
-                raise ConfigurationError(f"ssl_{name} names nothing that is there: {self.ssl[name]!r}")
+                raise ConfigurationError(f"ssl_{name} does not exist: {self.ssl[name]!r}")
         if self.kind == "cluster" and self.db:
             raise StoreURLError("a Redis Cluster has one database, 0")
 
 
 def _read(url: str) -> tuple[str, bool, list[Address], str, dict[str, Any]]:
-    """The parts of a URL. What is wrong is never quoted whole: it may hold the password."""
+    """Return the parts of a URL. Errors never quote it whole, because it may hold the password."""
     if not isinstance(url, str):
         raise StoreURLError(f"the store's URL is text, not {type(url).__name__}: write {_EXAMPLES}")
     try:
         parts = urlsplit(url)
-        who, _, hosts = parts.netloc.rpartition("@")
-        given = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        credentials, _, hosts = parts.netloc.rpartition("@")
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
         raise StoreURLError(f"the options of the Redis URL cannot be read; write {_EXAMPLES}") from None
     options: dict[str, Any] = {}
-    for name, text in given:
+    for name, text in pairs:
         if name not in _OPTIONS:
-            raise StoreURLError(f"no option of a Redis URL is called {name!r}; there are: {', '.join(_OPTIONS)}")
+            raise StoreURLError(f"a Redis URL has no option {name!r}; the options are: {', '.join(_OPTIONS)}")
         try:
             options[name] = _OPTIONS[name](text)
-        except ValueError as meant:
-            raise StoreURLError(f"{name} of a Redis URL is {meant}") from None
+        except ValueError as expected:
+            raise StoreURLError(f"{name} of a Redis URL is {expected}") from None
     scheme, _, kind = parts.scheme.partition("+")
     kind = kind or "redis"
     if scheme not in ("redis", "rediss", "unix") or kind not in _PORTS or (scheme == "unix" and kind != "redis"):
         raise StoreURLError(f"{parts.scheme[:40]!r} is no Redis URL: write {_EXAMPLES}")
     if parts.fragment:
-        raise StoreURLError("a Redis URL has nothing behind a #; in a password write it as %23")
+        raise StoreURLError("a Redis URL has no fragment; write a # in a password as %23")
     if scheme != "rediss" and (tls := [name for name in options if name.startswith("ssl_")]):
-        raise StoreURLError(f"{tls[0]} is for TLS, and this URL asks for none: write rediss://")
-    if who:
-        name, colon, password = who.partition(":")
+        raise StoreURLError(f"{tls[0]} is an option for TLS, which this URL does not use: write rediss://")
+    if credentials:
+        name, colon, password = credentials.partition(":")
         options.setdefault("username", unquote(name) or None)
         if colon:
             options.setdefault("password", unquote(password))
@@ -172,12 +174,12 @@ def _address(text: str, port: int) -> Address:
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
         if rest[:1] not in ("", ":"):
-            raise StoreURLError(f"behind the ] of a Redis URL stands a colon and a port, or nothing; write {_EXAMPLES}")
-        colon, given = rest[:1], rest[1:]
+            raise StoreURLError(f"after the ] of a Redis URL comes a colon and a port, or nothing; write {_EXAMPLES}")
+        colon, digits = rest[:1], rest[1:]
     else:
-        host, colon, given = text.partition(":")
+        host, colon, digits = text.partition(":")
     if colon:
-        port = int(given) if given.isdecimal() and len(given) < 6 else 0
+        port = int(digits) if digits.isdecimal() and len(digits) < 6 else 0
         if not 1 <= port <= 65535:
             raise StoreURLError(f"in a Redis URL a port is a number from 1 to 65535; write {_EXAMPLES}")
     name = unquote(host) if text else "."
@@ -186,7 +188,5 @@ def _address(text: str, port: int) -> Address:
         if not name.isprintable():
             raise UnicodeError("a control character")
     except UnicodeError:
-        raise StoreURLError(
-            f"no name of a host stands where the Redis URL should have one; write {_EXAMPLES}"
-        ) from None
+        raise StoreURLError(f"the Redis URL has no valid host name; write {_EXAMPLES}") from None
     return Address(name or "localhost", port)

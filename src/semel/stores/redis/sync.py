@@ -1,17 +1,43 @@
-"""The Redis store for threads: a few connections serve all of them, and Ops that wait meanwhile travel together."""
+"""The Redis store for threads: a few connections serve all of them, and Ops that wait for one are sent in one batch.
+
+::
+
+    execute(op) ──▶ Combiner ──▶ RedisBatchConnection ──▶ RedisConnection to server 1
+                                                     └──▶ RedisConnection to server 2 (of a cluster)
+
+``aio.py`` is the store for event loops. The two are written by hand: there each Op is sent by its own task over a
+shared connection, here one thread sends the Ops of many. What they send, and how they judge errors, is in
+``programs.py`` and ``failures.py``.
+
+A batch is answered when its last Op is. So in a store that waits for replicas or the disk there are two combiners:
+durable Ops go to one whose connections wait, and all others to one that never waits, so that no replay queues behind
+a WAIT. An Op that turns out to need a confirmation half-way is moved from the second to the first (``ResumedOp``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, TypeVar, cast
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep
+from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep, Sweep, Swept
 from semel.core.policy import Duration
-from semel.errors import StoreError, StoreUncertain
+from semel.engine.forking import survive_forks
+from semel.errors import SemelError, StoreError, StoreUncertain
 from semel.stores.batching.combiner import Combiner
-from semel.stores.redis.lanes import HandedOn, Lane
-from semel.stores.redis.link import require_redis
-from semel.stores.redis.programs import Programs, Watch
+from semel.stores.redis.commands import DurableCommand, RedisCommand, UnansweredCommand
+from semel.stores.redis.connection import RedisConnection, connect, require_redis
+from semel.stores.redis.failures import (
+    ConnectionLost,
+    Moved,
+    NoMemory,
+    NotMaster,
+    OpRetry,
+    ServerUnreachable,
+    unconfirmed,
+)
+from semel.stores.redis.programs import OpProgram, RedisPrograms, WatchAttempt
 from semel.stores.redis.risks import Risk
 from semel.stores.redis.servers import Servers
 from semel.stores.redis.settings import (
@@ -20,16 +46,19 @@ from semel.stores.redis.settings import (
     LISTEN_AGAIN,
     RETRY_FOR,
     TIMEOUT,
-    Settings,
+    Address,
+    RedisSettings,
 )
-from semel.stores.redis.threads import Listener
 
-__all__ = ["RedisStore"]
+__all__ = ["RedisListener", "RedisStore"]
 
 R = TypeVar("R")
-_WRITE: Final = frozenset({Complete, SaveStep, Resolve})
-"""What replicas and the disk are waited for, where they are, from the first command on."""
-_NEVER_WAIT: Final = frozenset({Renew, Release})
+_ALWAYS_DURABLE: Final = frozenset({Complete, SaveStep, Resolve})
+"""Ops whose first command must be confirmed, if the store waits at all."""
+_NEVER_DURABLE: Final = frozenset({Renew, Release})
+_PENDING: Final = object()
+_Outcome: TypeAlias = tuple[int, "Address | None", Any]
+"""What came of one try: the Op's position, the server, and the answer or an error."""
 
 
 class RedisStore:
@@ -58,67 +87,376 @@ class RedisStore:
         :param url: ``redis://[user:password@]host:port/db``, ``rediss://…``, ``redis+sentinel://host,host/service/db``,
             ``redis+cluster://host,host`` or ``unix:///path``.
         :param prefix: what the store's keys begin with; ``semel:`` by default.
-        :param connections: connections to each server; Ops beyond them travel together.
-        :param timeout: how long the server may take to answer.
-        :param retry_for: how long a lost server, or its successor, is sought before an Op fails.
+        :param connections: connections to each server; while all are busy, Ops wait and are then sent together.
+        :param timeout: how long the server may take to reply.
+        :param retry_for: how long an Op is retried while a server, or its successor, cannot be reached.
         :param listen: be woken by publish/subscribe when waiting (one more connection); False polls.
-        :param wait_replicas: how many replicas must confirm a claim, an answer, a step; fewer is StoreUncertain.
+        :param wait_replicas: how many replicas must confirm a claim, a result, a step; fewer raise StoreUncertain.
         :param wait_aof: whether the server must have it on disk as well (``WAITAOF``, Redis 7.2).
         :param wait_timeout: how long they may take to confirm; 1 s by default, 3 s with ``wait_aof``.
         """
         require_redis()
-        settings = Settings(
+        settings = RedisSettings(
             url, prefix=prefix, connections=connections, timeout=timeout, connect_timeout=connect_timeout,
             retry_for=retry_for, wait_replicas=wait_replicas, wait_aof=wait_aof, wait_timeout=wait_timeout,
         )  # fmt: skip
-        programs = Programs(
-            settings.prefix, replicas=settings.wait_replicas, aof=settings.wait_aof, wait_ms=settings.wait_ms
-        )
         self.wakes = listen
-        self._servers = Servers(settings, programs)
-        self._listener = Listener(settings, programs.channel, self._servers.masters)
-        self._waiting = self._combiner = Combiner([Lane(self._servers) for _ in range(connections)])
+        self._programs = programs = RedisPrograms(settings)
+        self._servers = servers = Servers(settings)
+        self._listener = RedisListener(settings, programs.channel, servers.masters)
+        self._durable = self._combiner = Combiner([RedisBatchConnection(servers, programs) for _ in range(connections)])
         if programs.durable:
-            self._combiner = Combiner([Lane(self._servers, waits=False) for _ in range(connections)])
+            self._combiner = Combiner(
+                [RedisBatchConnection(servers, programs, waits=False) for _ in range(connections)]
+            )
 
     def execute(self, op: Op[R]) -> R:
-        if type(op) in _WRITE:
-            return cast(R, self._waiting.execute(op))
+        if type(op) in _ALWAYS_DURABLE:
+            return cast(R, self._durable.execute(op))
         answer = self._combiner.execute(op)
-        if not isinstance(answer, HandedOn):
+        if not isinstance(answer, ResumedOp):
             return cast(R, answer)
         try:
-            return cast(R, self._waiting.execute(answer))
+            return cast(R, self._durable.execute(answer))
         except StoreError as error:
-            told = StoreUncertain(str(error))  # a claim is written by then
-            told.answered = error.answered or answer.failed(error).answered
-            raise told from error.__cause__
+            uncertain = StoreUncertain(str(error))  # a claim has been written by now
+            uncertain.answered = error.answered or answer.fail(error).answered
+            raise uncertain from error.__cause__
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        waits = any(type(op) not in _NEVER_WAIT for op in ops)
-        return (self._waiting if waits else self._combiner).execute_many(ops)
+        durable = any(type(op) not in _NEVER_DURABLE for op in ops)
+        return (self._durable if durable else self._combiner).execute_many(ops)
 
     def wait(self, id: bytes, seconds: float) -> None:
         if not self._listener.listen(min(seconds, LISTEN_AGAIN)):
-            return  # nothing is heard: that was a wait, and the caller looks for itself
-        key = self._servers.programs.key(id)
-        gate = self._listener.enter(key)  # before we ask to be told, so that no answer can slip in between
+            return  # not connected: that took some time, and the caller looks for itself
+        key = self._programs.key(id)
+        gate = self._listener.enter(key)  # before we ask to be notified, so that no message is missed in between
         try:
-            lease_left = self.execute(Watch(id))
+            lease_left = self.execute(WatchAttempt(id))
             if lease_left is not None:
                 gate.acquire(timeout=max(0.0, min(seconds, lease_left, LISTEN_AGAIN)))
         finally:
             self._listener.leave(key, gate)
 
     def risks(self) -> list[Risk]:
-        """What the settings of the servers may cost, asked now: eviction, lost writes at a restart or a failover."""
-        lane = Lane(self._servers)
+        """Return the ways in which the servers' settings can lose records: eviction, a restart, a failover."""
+        connection = RedisBatchConnection(self._servers, self._programs)
         try:
-            return lane.risks()
+            return connection.risks()
         finally:
-            lane.close()
+            connection.close()
 
     def close(self) -> None:
         self._listener.stop()
         self._combiner.close()
-        self._waiting.close()
+        self._durable.close()
+
+
+class _RunningOp:
+    """One Op of a batch that is under way: its program, the connection, and the command that is next."""
+
+    __slots__ = ("asking", "at", "command", "connection", "program")
+
+    def __init__(
+        self,
+        at: int,
+        connection: RedisConnection,
+        program: OpProgram,
+        asking: bool,
+        command: RedisCommand | None = None,
+    ) -> None:
+        self.at = at
+        self.connection = connection
+        self.program = program
+        self.asking = asking
+        self.command = command or next(program)
+
+
+class ResumedOp(Op[Any]):
+    """An Op whose program has reached a durable command, and that continues on a connection that waits.
+
+    If that connection has to retry it, the Op starts from the beginning.
+    """
+
+    __slots__ = ("asking", "command", "connection", "id", "op", "program")
+
+    def __init__(self, op: Op[Any], running: _RunningOp) -> None:
+        self.id = op.id
+        self.op = op
+        self.connection = running.connection
+        self.program: OpProgram | None = running.program
+        self.command = running.command
+        self.asking = running.asking
+
+    def resume(self, at: int, connection: RedisConnection) -> _RunningOp | None:
+        """Continue where it stopped: once, and only on the same server. None: it must start again."""
+        program, self.program = self.program, None
+        if program is None or connection.address != self.connection.address:
+            return None
+        return _RunningOp(at, connection, program, self.asking, self.command)
+
+    def fail(self, error: SemelError) -> StoreError:
+        """Return the error of an Op that cannot continue. Its program knows whether it has written or found one."""
+        program, self.program = self.program, None
+        if program is None:
+            return unconfirmed(error)
+        try:
+            program.send((error, None))
+        except StoreError as raised:
+            return raised
+        raise AssertionError("a program must not continue after an error in reply to a durable command")
+
+
+class RedisBatchConnection:
+    """Runs batches of Ops over one connection to each server.
+
+    Connections are opened when first needed, opened again when lost, and opened anew by a forked child.
+    """
+
+    gathers = True
+
+    def __init__(self, servers: Servers, programs: RedisPrograms, *, waits: bool = True) -> None:
+        """
+        :param waits: wait for confirmations. Otherwise an Op that needs one is answered with a ResumedOp.
+        """
+        self._servers = servers
+        self._programs = programs
+        self._waits = waits
+        self._connections: dict[Address, RedisConnection] = {}
+        survive_forks(self._forked)
+
+    def _forked(self) -> None:
+        self._connections = {}
+
+    def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        """Run a batch. Ops on different records are sent together, those on one record one after the other."""
+        answers: list[Any] = [_PENDING] * len(ops)
+        retries: dict[int, OpRetry] = {}
+        redirections: dict[int, Address] = {}
+        down = self._servers.down
+        while True:
+            first: dict[bytes, int] = {}
+            for at, op in enumerate(ops):
+                if answers[at] is _PENDING:
+                    first.setdefault(op.id, at)
+            if not first:
+                return answers
+            pause = 0.0
+            for at, where, outcome in self._try_once(ops, list(first.values()), redirections):
+                if not isinstance(outcome, SemelError):
+                    answers[at] = outcome
+                    down.discard(where)
+                    continue
+                if at not in retries:
+                    retries[at] = OpRetry(ops[at], 0.0 if where in down else self._servers.settings.retry_for)
+                op = ops[at]
+                if isinstance(outcome, NotMaster) and isinstance(op, ResumedOp):
+                    op.connection.stale = True  # it leads to the old master, which still has the lost claim
+                wait = retries[at].pause_after(outcome)
+                if wait is None:
+                    answers[at] = retries[at].failure(outcome)
+                    if isinstance(outcome, (ServerUnreachable, ConnectionLost)):
+                        down.add(where)
+                else:
+                    pause = max(pause, wait)
+            if pause:
+                time.sleep(pause)
+
+    def _try_once(self, ops: Sequence[Op[Any]], chosen: list[int], redirections: dict[int, Address]) -> list[_Outcome]:
+        """Try each of the chosen Ops once."""
+        outcomes: list[_Outcome] = []
+        running: list[_RunningOp] = []
+        failed: dict[Address | None, SemelError] = {}
+        for at in chosen:
+            op = ops[at]
+            if type(op) is Sweep:
+                outcomes.append((at, None, self._sweep(op)))
+                continue
+            key = self._programs.key(op.id)
+            address = where = redirections.pop(at, None)
+            try:
+                where = address or self._servers.address_of(key)
+                if where in failed:
+                    raise failed[where]
+                try:
+                    connection = self._connection(where)
+                except SemelError as error:
+                    failed[where] = error
+                    raise
+            except SemelError as error:
+                outcomes.append((at, where, op.fail(error) if isinstance(op, ResumedOp) else error))
+                continue
+            started = op.resume(at, connection) if isinstance(op, ResumedOp) else None
+            if started is None:
+                program = self._programs.start(op.op if isinstance(op, ResumedOp) else op, key, connection.clock)
+                started = _RunningOp(at, connection, program, address is not None)
+            running.append(started)
+        while running:
+            if not self._waits:
+                moved = [each for each in running if isinstance(each.command, DurableCommand)]
+                outcomes += [(each.at, each.connection.address, ResumedOp(ops[each.at], each)) for each in moved]
+                running = [each for each in running if each not in moved] if moved else running
+            running = self._send_next(running, outcomes, redirections)
+        return outcomes
+
+    def _send_next(
+        self, running: list[_RunningOp], outcomes: list[_Outcome], redirections: dict[int, Address]
+    ) -> list[_RunningOp]:
+        """Send the next command of every Op, in one round trip to each server. Returns those that are not finished."""
+        unfinished: list[_RunningOp] = []
+        groups: dict[tuple[int, bool], list[_RunningOp]] = {}
+        for each in running:
+            groups.setdefault((id(each.connection), each.asking), []).append(each)
+        for group in groups.values():
+            connection = group[0].connection
+            for each, reply in zip(group, self._exchange(connection, group), strict=True):
+                if isinstance(reply, tuple) and isinstance(reply[0], NotMaster):
+                    self._drop(connection)  # the program reports it as unconfirmed, whatever the reason
+                try:
+                    if isinstance(reply, NoMemory):
+                        each.command = each.program.throw(reply)
+                    elif isinstance(reply, SemelError):
+                        raise reply
+                    else:
+                        each.command = each.program.send(reply)
+                    unfinished.append(each)
+                except StopIteration as stop:
+                    outcomes.append((each.at, connection.address, stop.value))
+                except SemelError as error:
+                    if isinstance(error, (NotMaster, ConnectionLost)):
+                        self._drop(connection)
+                    elif isinstance(error, Moved):
+                        redirections[each.at] = self._servers.topology.moved(error, connection.address)
+                    outcomes.append((each.at, connection.address, error))
+        return unfinished
+
+    def _exchange(self, connection: RedisConnection, group: list[_RunningOp]) -> list[Any]:
+        """Send the commands that nobody waits for, then the others in one round trip."""
+        unanswered = [each.command for each in group if isinstance(each.command, UnansweredCommand)]
+        if unanswered:
+            connection.send_unanswered(unanswered)
+        commands = [each.command for each in group if not isinstance(each.command, UnansweredCommand)]
+        replies = iter(connection.exchange(commands, asking=group[0].asking) if commands else ())
+        return [None if isinstance(each.command, UnansweredCommand) else next(replies) for each in group]
+
+    def _sweep(self, op: Sweep) -> Swept | SemelError:
+        try:
+            sweep = self._programs.sweep(op, self._servers.masters(), self._servers.cursors)
+            address, commands = next(sweep)
+            while True:
+                address, commands = sweep.send(self._connection(address).exchange(commands))
+        except StopIteration as stop:
+            return cast(Swept, stop.value)
+        except SemelError as error:
+            return error
+
+    def risks(self) -> list[Risk]:
+        """Return the risks of all servers that take writes, each once."""
+        servers = self._servers
+        found = {risk: None for address in servers.masters() for risk in servers.assess(self._connection(address))}
+        return list(found)
+
+    def _connection(self, address: Address) -> RedisConnection:
+        connection = self._connections.get(address)
+        if connection is None or connection.closed or connection.stale:
+            if connection is not None:
+                connection.close()
+            try:
+                connection = RedisConnection(self._servers.settings, address, self._programs.wait)
+            except SemelError:
+                self._servers.topology.forget(address)
+                raise
+            self._connections[address] = connection
+            self._servers.assess_once(connection)
+        return connection
+
+    def _drop(self, connection: RedisConnection) -> None:
+        connection.close()
+        self._connections.pop(connection.address, None)
+        self._servers.topology.forget(connection.address)
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections = {}
+
+
+class RedisListener:
+    """A thread that subscribes to the store's channel and wakes callers whose attempt has ended.
+
+    It has one connection: in a cluster every node receives what any other publishes. The twin for event loops,
+    ``AsyncRedisListener``, is a task.
+    """
+
+    def __init__(self, settings: RedisSettings, channel: bytes, masters: Callable[[], list[Address]]) -> None:
+        self._settings = settings
+        self._channel = channel
+        self._masters = masters
+        self._stop = threading.Event()
+        self._reset()
+        survive_forks(self._reset)
+
+    def _reset(self) -> None:
+        self._gates: dict[bytes, list[threading.Lock]] = {}
+        self._lock = threading.Lock()
+        self._subscribed = threading.Event()
+        self._started = False
+
+    def listen(self, seconds: float) -> bool:
+        """Start if need be. Returns whether the channel is subscribed to within so many seconds."""
+        with self._lock:
+            if not self._started:
+                self._started = True
+                threading.Thread(target=self._run, name="semel-listener", daemon=True).start()
+        return self._subscribed.wait(seconds)
+
+    def enter(self, key: bytes) -> threading.Lock:
+        """Return a lock that is released when a message names the key."""
+        gate = threading.Lock()
+        gate.acquire()
+        with self._lock:
+            self._gates.setdefault(key, []).append(gate)
+        return gate
+
+    def leave(self, key: bytes, gate: threading.Lock) -> None:
+        with self._lock:
+            gates = self._gates.get(key)
+            if gates is not None and gate in gates:
+                gates.remove(gate)
+                if not gates:
+                    del self._gates[key]
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _run(self) -> None:
+        tries = 0
+        while not self._stop.is_set():
+            raw: Any = None
+            try:
+                masters = self._masters()
+                raw = connect(self._settings, masters[tries % len(masters)])
+                raw.send_command("SUBSCRIBE", self._channel)
+                raw.read_response(disable_decoding=True)
+                self._wake(list(self._gates))  # messages may have been missed before we subscribed
+                self._subscribed.set()
+                while not self._stop.is_set():
+                    if raw.can_read(LISTEN_AGAIN):
+                        message = raw.read_response(disable_decoding=True)
+                        if message[0] == b"message":
+                            self._wake([message[2]])
+            except Exception:  # whatever broke: connect again; meanwhile waiters look for themselves
+                tries += 1
+                self._subscribed.clear()
+                self._wake(list(self._gates))
+                self._stop.wait(0.25)
+            finally:
+                if raw is not None:
+                    raw.disconnect()
+
+    def _wake(self, keys: list[bytes]) -> None:
+        with self._lock:
+            gates = [gate for key in keys for gate in self._gates.pop(key, ())]
+        for gate in gates:
+            gate.release()

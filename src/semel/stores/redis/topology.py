@@ -1,8 +1,8 @@
-"""Which server has a key: the one there is, the master that the sentinels name, or the cluster's node for its slot.
+"""Which server has a key: the only one, the master that the sentinels name, or the node of the cluster for its slot.
 
-Looking for it is a generator that yields questions (a server, a command) and is sent the answers, or the error where
-there was none; the sync and the async store ask them. With each goes how many are left to ask, itself among them: all
-share the time that one connection may take, so that a node which is gone does not use it up.
+A search is a generator that yields questions (a server, a command, and how many servers are left to ask) and is sent
+the replies, or the error of a server that did not reply. The sync and the async store do the asking. All questions
+share the time that one connection may take, so that a node that is down does not use it up.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from time import monotonic
 from typing import Any, Final, TypeAlias
 
 from semel.errors import SemelError
-from semel.stores.redis.replies import Moved, Refused, Unreachable
-from semel.stores.redis.settings import Address, Settings
+from semel.stores.redis.failures import CommandRefused, Moved, ServerUnreachable
+from semel.stores.redis.settings import Address, RedisSettings
 
-__all__ = ["Ask", "SearchTime", "Topology"]
+__all__ = ["Question", "SearchTime", "Topology", "topology_of"]
 
-Ask: TypeAlias = tuple[Address, tuple[bytes, ...], int]
-Search: TypeAlias = Generator[Ask, Any, None]
+Question: TypeAlias = tuple[Address, tuple[bytes, ...], int]
+Search: TypeAlias = Generator[Question, Any, None]
 SHORTEST: Final = 0.05
-"""Seconds that a node is given to answer, however many there are."""
+"""Seconds that each node gets to reply, however many there are."""
 
 
 class SearchTime:
-    """What one search may take altogether."""
+    """The time that one search may take in total."""
 
     def __init__(self, seconds: float) -> None:
         self._until = monotonic() + seconds
 
     def share(self, left: int) -> float:
-        """For the next of so many."""
+        """Return the seconds for the next question, if ``left`` are still to ask."""
         return max(SHORTEST, (self._until - monotonic()) / left)
 
 
@@ -40,27 +40,27 @@ class Topology:
     sentinels = False
     """Whether ``search`` asks sentinels, which have a password of their own."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RedisSettings) -> None:
         self._seeds = list(settings.addresses)
 
     def address_of(self, key: bytes) -> Address | None:
-        """Who has the key; None: nobody knows, search."""
+        """Return the server that has the key, or None if a search must find out."""
         return self._seeds[0]
 
     def masters(self) -> list[Address]:
-        """Everyone who takes writes; empty: search."""
+        """Return all servers that take writes; empty if a search must find out."""
         return [self._seeds[0]]
 
     def search(self) -> Search:
-        """Find out."""
+        """Find the servers; raises if none can be found."""
         yield from ()
 
     def forget(self, address: Address | None = None) -> None:
-        """This one did not answer, or is no master any more: search before the next try, and ask it last."""
+        """Search before the next try: this server did not reply, or is no longer a master. It is asked last."""
 
-    def moved(self, error: Moved, said_by: Address) -> Address:
-        """A node named another one; without a host it means its own."""
-        return Address(error.host or said_by.host, error.port)
+    def moved(self, error: Moved, sent_by: Address) -> Address:
+        """Return the address that a redirection names. Without a host it means the host of the node that sent it."""
+        return Address(error.host or sent_by.host, error.port)
 
 
 class SentinelTopology(Topology):
@@ -68,7 +68,7 @@ class SentinelTopology(Topology):
 
     sentinels = True
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RedisSettings) -> None:
         super().__init__(settings)
         self._service = settings.service
         self._master: Address | None = None
@@ -89,26 +89,26 @@ class SentinelTopology(Topology):
                 failures.append(answer)
             elif answer:
                 others = [each for each in self._seeds if each != sentinel]
-                self._seeds = [sentinel, *others]  # it answered: it is asked first the next time
+                self._seeds = [sentinel, *others]  # it replied, so ask it first next time
                 self._master = Address(answer[0].decode(), int(answer[1]))
                 return
             else:
                 unknown = True
         if unknown:
-            raise Unreachable(f"the sentinels know no service {self._service!r}")
+            raise ServerUnreachable(f"the sentinels know no service {self._service!r}")
         raise _failure(f"none of {len(self._seeds)} sentinels answers", failures)
 
     def forget(self, address: Address | None = None) -> None:
         master, self._master = self._master, None
         if address is not None and address == master:
-            # Whoever named it may be the last to learn of the new one. A new list, for lanes look at it meanwhile.
+            # The sentinel that named it may be the last to learn of the new one. A new list: threads read the old.
             self._seeds = [*self._seeds[1:], *self._seeds[:1]]
 
 
 class ClusterTopology(Topology):
     """The masters of a cluster by slot."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RedisSettings) -> None:
         super().__init__(settings)
         from redis.crc import key_slot
 
@@ -138,8 +138,8 @@ class ClusterTopology(Topology):
     def forget(self, address: Address | None = None) -> None:
         self._stale, self._suspect = True, address
 
-    def moved(self, error: Moved, said_by: Address) -> Address:
-        address = super().moved(error, said_by)
+    def moved(self, error: Moved, sent_by: Address) -> Address:
+        address = super().moved(error, sent_by)
         if not error.asking:
             self._slots[error.slot] = address
         return address
@@ -148,22 +148,22 @@ class ClusterTopology(Topology):
         slots: dict[int, Address] = {}
         for first, last, master, *_ in ranges:
             host = master[0].decode() if master[0] else ""
-            # Empty or "?": the node does not know its own name; it is the one we asked.
+            # Empty or "?": the node does not know its own name. It is the one that we asked.
             address = Address(host if host not in ("", "?") else asked.host, master[1])
             slots.update(dict.fromkeys(range(first, last + 1), address))
         self._slots, self._stale = slots, False
 
 
 def _failure(what: str, failures: list[SemelError]) -> SemelError:
-    """Whoever has refused us is quoted; where all have, they will again."""
-    refusals = [error for error in failures if isinstance(error, Refused)]
+    """Return the error of a failed search. It quotes a refusal if there is one; if all refused, a retry is useless."""
+    refusals = [error for error in failures if isinstance(error, CommandRefused)]
     quoted = (refusals or failures)[-1:]
-    told = Refused if refusals and len(refusals) == len(failures) else Unreachable
-    error = told(": ".join([what, *map(str, quoted)]))
+    kind = CommandRefused if refusals and len(refusals) == len(failures) else ServerUnreachable
+    error = kind(": ".join([what, *map(str, quoted)]))
     error.__cause__ = quoted[0].__cause__ if quoted else None
     return error
 
 
-def topology_of(settings: Settings) -> Topology:
+def topology_of(settings: RedisSettings) -> Topology:
     kinds: dict[str, type[Topology]] = {"redis": Topology, "sentinel": SentinelTopology, "cluster": ClusterTopology}
     return kinds[settings.kind](settings)

@@ -1,8 +1,8 @@
-"""Two stores as one: a database that decides, and Redis in front of it that answers what cannot change any more."""
+"""Two stores as one: a database that decides, and Redis in front of it that answers replays."""
 
 from semel.stores.tiered.aio import AsyncTieredStore
 from semel.stores.tiered.aio_redis_cache import AsyncRedisCache
-from semel.stores.tiered.ports import AsyncCache, Cache, Found, Tally, Write
+from semel.stores.tiered.cache import AsyncCache, Cache, CachedRecord, Tally, Write
 from semel.stores.tiered.redis_cache import RedisCache
 from semel.stores.tiered.sync import TieredStore
 
@@ -11,7 +11,7 @@ __all__ = [
     "AsyncRedisCache",
     "AsyncTieredStore",
     "Cache",
-    "Found",
+    "CachedRecord",
     "RedisCache",
     "Tally",
     "TieredStore",

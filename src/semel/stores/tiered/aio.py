@@ -1,20 +1,33 @@
-"""The tiered store for one event loop."""
+# Twin: sync.py is generated from this file by make twins.
+# Twin: for one event loop -> for threads
+# Twin: awaited=True -> awaited=False
+"""The tiered store for one event loop: a primary store that decides, behind a cache that answers replays.
+
+::
+
+    Claim ──▶ cache ── a copy of the finished record? ──▶ replay
+                │ no
+                ▼
+             primary ── answers ──▶ what the rules say is written to the cache
+
+``rules.py`` decides what the cache may answer and what is written to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
 from semel.core.ops import Claim, Op
 from semel.core.policy import Duration
+
+# sync only: from semel.engine.forking import survive_forks
 from semel.engine.ports import AsyncStore
 from semel.errors import SemelError
 from semel.observe import events
-from semel.stores.tiered.parts import check
-from semel.stores.tiered.ports import AsyncCache, Tally
-from semel.stores.tiered.rules import Rules
-from semel.stores.tiered.sync import IN_PROGRESS_TTL, KEEP, MARK_AFTER, MAX_COPY_BYTES, limits, telling
+from semel.stores.tiered.cache import AsyncCache, Tally
+from semel.stores.tiered.rules import IN_PROGRESS_TTL, KEEP, MARK_AFTER, MAX_COPY_BYTES, TierRules, check_parts
 
 __all__ = ["AsyncTieredStore"]
 
@@ -22,7 +35,7 @@ R = TypeVar("R")
 
 
 class AsyncTieredStore:
-    """A store that decides, behind a cache that answers replays; losing the cache costs time and nothing else."""
+    """A primary store that decides, behind a cache that answers replays. Losing the cache only costs time."""
 
     def __init__(
         self,
@@ -35,8 +48,16 @@ class AsyncTieredStore:
         max_copy_bytes: int = MAX_COPY_BYTES,
         on_event: events.EventHook | None = None,
     ) -> None:
-        """As of ``TieredStore``, with an async store and ``AsyncRedisCache(url)``."""
-        check(primary, cache, awaited=True)
+        """
+        :param primary: the store that decides: PostgreSQL, MySQL, SQLite or any other.
+        :param cache: ``AsyncRedisCache(url)``.
+        :param keep: how long a finished record stays in the cache, if it does not expire earlier.
+        :param in_progress_ttl: how long, at most, the cache turns duplicates of a running call away.
+        :param mark_after: how long a call must run before the cache does so.
+        :param max_copy_bytes: size of a snapshot, in bytes, above which no copy is made.
+        :param on_event: called with ``CacheLost`` and ``CacheBack``.
+        """
+        check_parts(primary, cache, awaited=True)
         self.primary = primary
         self.cache = cache
         self.wakes = primary.wakes
@@ -44,8 +65,15 @@ class AsyncTieredStore:
         self.resumes = primary.resumes
         self.adopt = primary.adopt
         self.accept = primary.accept
-        self._rules = Rules(cache.tally, **limits(keep, in_progress_ttl, mark_after, max_copy_bytes))
-        cache.on_change = telling(on_event)
+        self._rules = TierRules(
+            cache.tally,
+            keep=keep,
+            in_progress_ttl=in_progress_ttl,
+            mark_after=mark_after,
+            max_copy_bytes=max_copy_bytes,
+        )
+        # sync only: survive_forks(self._rules.reset)
+        cache.on_change = _report_to(on_event)
 
     @property
     def tally(self) -> Tally:
@@ -55,18 +83,18 @@ class AsyncTieredStore:
     async def execute(self, op: Op[R]) -> R:
         rules, cache = self._rules, self.cache
         if type(op) is Claim:
-            answered = rules.answer(op, await cache.get(op.id))
-            if answered is not None:
-                return answered  # type: ignore[return-value]
-        attempt = rules.ending(op)
+            existing = rules.answer(op, await cache.get(op.id))
+            if existing is not None:
+                return existing  # type: ignore[return-value]
+        attempt = rules.before(op)
         at = monotonic()
         try:
             answer = await self.primary.execute(op)
         except BaseException:
-            for write in rules.failed(op, attempt, at):
+            for write in rules.after_error(op, attempt, at):
                 cache.write(write)
             raise
-        writes, settles = rules.told(op, answer, at, monotonic(), attempt)
+        writes, settles = rules.after(op, answer, at, monotonic(), attempt)
         for write in writes:
             cache.write(write)
         if settles:
@@ -74,17 +102,17 @@ class AsyncTieredStore:
         return answer
 
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        """All of them are asked of the primary, which shares its trips; the cache is told afterwards."""
+        """Run several Ops on the primary, which shares its round trips; then write to the cache."""
         rules, cache = self._rules, self.cache
         at = monotonic()
         answers = await self.primary.execute_many(ops)
         now = monotonic()
         for op, answer in zip(ops, answers, strict=True):
-            attempt = rules.ending(op)
+            attempt = rules.before(op)
             if isinstance(answer, SemelError):
-                writes, settles = rules.failed(op, attempt, at), False
+                writes, settles = rules.after_error(op, attempt, at), False
             else:
-                writes, settles = rules.told(op, answer, at, now, attempt)
+                writes, settles = rules.after(op, answer, at, now, attempt)
             for write in writes:
                 cache.write(write)
             if settles:
@@ -97,3 +125,14 @@ class AsyncTieredStore:
     async def close(self) -> None:
         await self.cache.close()
         await self.primary.close()
+
+
+def _report_to(hook: events.EventHook | None) -> Callable[[str | None], None] | None:
+    """Return what the cache calls when it is lost or back: it sends the events to the hook."""
+    if hook is None:
+        return None
+
+    def report(error: str | None) -> None:
+        hook(events.CacheBack("", "", "") if error is None else events.CacheLost("", "", "", error))
+
+    return report

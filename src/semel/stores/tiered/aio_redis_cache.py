@@ -1,7 +1,8 @@
 """Redis as the cache of an async tiered store.
 
-All tasks share one line to each server, which sends what they ask and write in one turn of the loop together and in
-their order. Lines are opened by a task in the background: no caller waits for one.
+All tasks share one connection to each server. It sends what they read and write in one turn of the loop together, in
+their order. A background task opens connections, so no caller waits for one. ``redis_cache.py`` is the cache for
+threads, and says why both are written by hand.
 """
 
 from __future__ import annotations
@@ -13,25 +14,26 @@ from typing import Any
 
 from semel.core.policy import Duration
 from semel.errors import SemelError, StoreUncertain
-from semel.stores.redis.aio_link import AsyncLink
+from semel.stores.redis.aio_connection import AsyncRedisConnection
 from semel.stores.redis.aio_servers import AsyncServers
-from semel.stores.redis.replies import Moved, Unreachable
-from semel.stores.redis.risks import Risk
+from semel.stores.redis.commands import RedisCommand
+from semel.stores.redis.failures import Moved, ServerUnreachable
 from semel.stores.redis.settings import Address
-from semel.stores.tiered.copies import ServerTime, unpack
+from semel.stores.tiered.cache import CachedRecord, Tally, Write
+from semel.stores.tiered.copies import (
+    CONNECT_TIMEOUT,
+    MAX_PENDING,
+    TIME,
+    TIMEOUT,
+    ServerTime,
+    cache_settings,
+    copy_key,
+    unpack,
+    write_command,
+)
 from semel.stores.tiered.outages import Outage
-from semel.stores.tiered.ports import Found, Tally, Write
-from semel.stores.tiered.redis_commands import CONNECT_TIMEOUT, TIME, TIMEOUT, command_of, programs_of, settings_of
-from semel.stores.tiered.writer import MOST_WAITING
 
 __all__ = ["AsyncRedisCache"]
-
-
-class _Servers(AsyncServers):
-    """A cache may forget: what is a risk to records is none to copies."""
-
-    async def look_at(self, link: AsyncLink) -> list[Risk]:
-        return []
 
 
 class AsyncRedisCache:
@@ -45,44 +47,46 @@ class AsyncRedisCache:
         timeout: Duration = TIMEOUT,
         connect_timeout: Duration = CONNECT_TIMEOUT,
     ) -> None:
-        """As of ``RedisCache``."""
+        """Same parameters as ``RedisCache``."""
         self.tally = Tally()
         self.on_change: Callable[[str | None], None] | None = None
-        self._settings = settings_of(url, prefix, timeout, connect_timeout)
-        self._programs = programs_of(self._settings)
-        self._servers = _Servers(self._settings, self._programs.barrier)
+        self._settings = cache_settings(url, prefix, timeout, connect_timeout)
+        self._prefix = self._settings.prefix.encode()
+        # A cache may forget, so nothing waits for replicas, and the servers' settings are no risk.
+        self._servers = AsyncServers(self._settings, RedisCommand(()), assess_risks=False)
         self._times: dict[Address, ServerTime] = {}
         self._asking: set[Address] = set()
-        """Servers that are asked for the time right now."""
+        """Servers that are being asked for the time."""
         self._writes: dict[bytes, asyncio.Future[Any]] = {}
-        """The last write of each id that is not confirmed yet."""
-        self._held_back = 0
+        """The last write of each id that has no reply yet."""
+        self._delayed = 0
         self._outage = Outage()
-        self._seeker: asyncio.Task[None] | None = None
+        self._opener: asyncio.Task[None] | None = None
         self._closed = False
 
-    # -- what a tiered store asks ----------------------------------------------------------------------------------
+    # -- what a tiered store calls ---------------------------------------------------------------------------------
 
-    async def get(self, id: bytes) -> Found | None:
-        link, clock = self._line(id)
-        if link is None or clock is None:
+    async def get(self, id: bytes) -> CachedRecord | None:
+        key = copy_key(self._prefix, id)
+        connection, clock = self._ready(key)
+        if connection is None or clock is None:
             self.tally.skipped += 1
             return None
         try:
-            reply = await link.send((b"GET", self._programs.key(id)))
+            reply = await connection.send((b"GET", key))
         except SemelError as error:
-            self._refused(link, error)
+            self._handle_error(connection, error)
             return None
-        self._outage.answered()
+        self._outage.count_answer()
         now = time.monotonic()
         if clock.is_old(now):
-            self._ask_time(link)
+            self._ask_time(connection)
         return None if reply is None else unpack(id, reply, clock.latest(now))
 
     def write(self, write: Write) -> None:
-        if write.delay and self._held_back < MOST_WAITING:
-            self._held_back += 1
-            asyncio.get_running_loop().call_later(write.delay, self._due, write)
+        if write.delay and self._delayed < MAX_PENDING:
+            self._delayed += 1
+            asyncio.get_running_loop().call_later(write.delay, self._send_delayed, write)
         else:
             self._send(write)
 
@@ -92,65 +96,66 @@ class AsyncRedisCache:
             await asyncio.wait([last], timeout=self._settings.timeout)
 
     async def connect(self, seconds: float) -> bool:
-        self._seek()
-        if self._seeker is not None:
-            await asyncio.wait([self._seeker], timeout=seconds)
-        return not self._outage.away
+        self._start_opening()
+        if self._opener is not None:
+            await asyncio.wait([self._opener], timeout=seconds)
+        return not self._outage.active
 
     async def close(self) -> None:
         self._closed = True
         loop = asyncio.get_running_loop()
-        writes = [write for write in self._writes.values() if write.get_loop() is loop]  # not of a loop that is over
+        writes = [write for write in self._writes.values() if write.get_loop() is loop]  # not those of a closed loop
         if writes:
             await asyncio.wait(writes, timeout=self._settings.timeout)
-        if self._seeker is not None and not self._seeker.done():
-            self._seeker.cancel()
-            await asyncio.gather(self._seeker, return_exceptions=True)
+        if self._opener is not None and not self._opener.done():
+            self._opener.cancel()
+            await asyncio.gather(self._opener, return_exceptions=True)
         await self._servers.close()
 
     # -- reading and writing ---------------------------------------------------------------------------------------
 
-    def _line(self, id: bytes) -> tuple[AsyncLink | None, ServerTime | None]:
-        """The open line to the server that has the id, and its clock; where there is none, it is sought."""
-        link = None if self._closed else self._servers.ready(self._programs.key(id))
-        if link is None:
-            self._seek()
+    def _ready(self, key: bytes) -> tuple[AsyncRedisConnection | None, ServerTime | None]:
+        """Return the open connection to the server that has the key, and its clock. If there is none, open one."""
+        connection = None if self._closed else self._servers.ready(key)
+        if connection is None:
+            self._start_opening()
             return None, None
-        return link, self._times.get(link.address)
+        return connection, self._times.get(connection.address)
 
-    def _refused(self, link: AsyncLink, error: SemelError) -> None:
+    def _handle_error(self, connection: AsyncRedisConnection, error: SemelError) -> None:
         self.tally.failed += 1
         if isinstance(error, Moved):
-            self._servers.topology.moved(error, link.address)
-            self._seek()
-        elif isinstance(error, (StoreUncertain, Unreachable)) or self._outage.refused():
-            self._servers.drop(link)
-            if not self._outage.away:
-                self._outage.begins(error, self.on_change)
-            self._seek()
+            self._servers.topology.moved(error, connection.address)
+            self._start_opening()
+        elif isinstance(error, (StoreUncertain, ServerUnreachable)) or self._outage.count_refusal():
+            self._servers.drop(connection)
+            if not self._outage.active:
+                self._outage.begin(error, self.on_change)
+            self._start_opening()
 
-    def _due(self, write: Write) -> None:
-        self._held_back -= 1
+    def _send_delayed(self, write: Write) -> None:
+        self._delayed -= 1
         self._send(write)
 
     def _send(self, write: Write) -> None:
         if write.wanted is not None and not write.wanted():
             return
-        link, clock = self._line(write.id)
-        if link is None or clock is None or len(self._writes) >= MOST_WAITING:
+        key = copy_key(self._prefix, write.id)
+        connection, clock = self._ready(key)
+        if connection is None or clock is None or len(self._writes) >= MAX_PENDING:
             self.tally.dropped += 1
             return
         try:
-            sent = link.send(command_of(write, self._programs.key(write.id), clock).parts)
+            sent = connection.send(write_command(write, key, clock).parts)
         except SemelError as error:
-            self._refused(link, error)
+            self._handle_error(connection, error)
             return
         self._writes[write.id] = sent
-        sent.add_done_callback(lambda done: self._wrote(write.id, done, link.address))
+        sent.add_done_callback(lambda done: self._on_written(write.id, done, connection.address))
         if clock.is_old(time.monotonic()):
-            self._ask_time(link)
+            self._ask_time(connection)
 
-    def _wrote(self, id: bytes, done: asyncio.Future[Any], address: Address) -> None:
+    def _on_written(self, id: bytes, done: asyncio.Future[Any], address: Address) -> None:
         if self._writes.get(id) is done:
             del self._writes[id]
         error = None if done.cancelled() else done.exception()
@@ -161,42 +166,42 @@ class AsyncRedisCache:
         if isinstance(error, Moved):
             self._servers.topology.moved(error, address)
 
-    # -- keeping the lines -----------------------------------------------------------------------------------------
+    # -- keeping the connections open ------------------------------------------------------------------------------
 
-    def _ask_time(self, link: AsyncLink) -> None:
-        if link.address in self._asking or link.closed:
+    def _ask_time(self, connection: AsyncRedisConnection) -> None:
+        if connection.address in self._asking or connection.closed:
             return
         asked = time.monotonic()
-        self._asking.add(link.address)
+        self._asking.add(connection.address)
 
-        def heard(done: asyncio.Future[Any]) -> None:
-            self._asking.discard(link.address)
+        def on_reply(done: asyncio.Future[Any]) -> None:
+            self._asking.discard(connection.address)
             if not done.cancelled() and done.exception() is None:
-                self._times[link.address].learn(asked, time.monotonic(), done.result())
+                self._times[connection.address].learn(asked, time.monotonic(), done.result())
 
-        link.send(TIME.parts).add_done_callback(heard)
+        connection.send(TIME.parts).add_done_callback(on_reply)
 
-    def _seek(self) -> None:
-        """Have the lines opened, by one task at a time."""
-        if not self._closed and (self._seeker is None or self._seeker.done()):
-            self._seeker = asyncio.get_running_loop().create_task(self._reach_all(), name="semel-tier")
+    def _start_opening(self) -> None:
+        """Have a task open the connections, unless one is at it already."""
+        if not self._closed and (self._opener is None or self._opener.done()):
+            self._opener = asyncio.get_running_loop().create_task(self._open_all(), name="semel-tier")
 
-    async def _reach_all(self) -> None:
+    async def _open_all(self) -> None:
         while True:
-            await asyncio.sleep(max(0.0, self._outage.seek_at - time.monotonic()))
+            await asyncio.sleep(max(0.0, self._outage.retry_at - time.monotonic()))
             try:
                 for address in await self._servers.masters():
-                    await self._reach(address)
+                    await self._open(address)
             except SemelError as error:
-                self._outage.begins(error, self.on_change)
+                self._outage.begin(error, self.on_change)
                 continue
-            if self._outage.away:
-                self._outage.ends(self.on_change)
+            if self._outage.active:
+                self._outage.end(self.on_change)
             return
 
-    async def _reach(self, address: Address) -> None:
-        link = await self._servers.link(address)
-        if address not in self._times or self._times[address].is_old(time.monotonic()) or self._outage.away:
+    async def _open(self, address: Address) -> None:
+        connection = await self._servers.connection(address)
+        if address not in self._times or self._times[address].is_old(time.monotonic()) or self._outage.active:
             asked = time.monotonic()
-            answer = await link.send(TIME.parts)
+            answer = await connection.send(TIME.parts)
             self._times[address] = ServerTime(asked, time.monotonic(), answer)

@@ -1,4 +1,4 @@
-"""When a cache is left alone, when it is sought again, and who is told."""
+"""When a cache that fails is left alone, when it is tried again, and who is notified."""
 
 from __future__ import annotations
 
@@ -7,59 +7,59 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["MOST_REFUSALS", "Outage"]
+__all__ = ["MAX_REFUSALS", "Outage"]
 
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
-"""A server that is away is sought again after a pause, which doubles from the first to the longest."""
-MOST_REFUSALS: Final = 5
-"""Answers in a row that are errors; then the server is left alone for a pause, as one that does not answer."""
+"""A server that is down is tried again after a pause, which doubles from the first to the longest."""
+MAX_REFUSALS: Final = 5
+"""After so many errors in a row the server is left alone for a pause, like one that does not answer."""
 _log: Final = logging.getLogger("semel.tiered")
 
 
 class Outage:
-    """Begins when a line is lost or cannot be opened; ends when all are open."""
+    """Begins when a connection is lost or cannot be opened; ends when all are open."""
 
     def __init__(self) -> None:
-        self.away = True
-        """Until a line is open."""
-        self.seek_at = 0.0
-        """When the cache may be sought again, by ``time.monotonic``."""
-        self.refusals = 0
+        self.active = True
+        """True until the first connection is open, too."""
+        self.retry_at = 0.0
+        """When the cache may be tried again, by ``time.monotonic``."""
+        self._refusals = 0
         self._pause = FIRST_PAUSE
-        self._told = False
+        self._reported = False
 
-    def begins(self, error: object, change: Callable[[str | None], None] | None) -> None:
-        self.away = True
-        self.refusals = 0
-        self.seek_at = time.monotonic() + self._pause
+    def begin(self, error: object, on_change: Callable[[str | None], None] | None) -> None:
+        self.active = True
+        self._refusals = 0
+        self.retry_at = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, LONGEST_PAUSE)
-        if not self._told:
-            self._told = True
-            _log.warning("the cache is away, and every claim is asked of the store behind it: %s", error)
-            _tell(change, str(error))
+        if not self._reported:
+            self._reported = True
+            _log.warning("the cache cannot be reached; the store behind it answers every claim: %s", error)
+            _notify(on_change, str(error))
 
-    def ends(self, change: Callable[[str | None], None] | None) -> None:
-        self.away = False
-        if self._told:
-            self._told = False
+    def end(self, on_change: Callable[[str | None], None] | None) -> None:
+        self.active = False
+        if self._reported:
+            self._reported = False
             _log.info("the cache is back")
-            _tell(change, None)
+            _notify(on_change, None)
 
-    def refused(self) -> bool:
-        """It answered with an error; whether it is to be left alone."""
-        self.refusals += 1
-        return self.refusals >= MOST_REFUSALS
+    def count_refusal(self) -> bool:
+        """The server replied with an error. Returns whether to leave it alone now."""
+        self._refusals += 1
+        return self._refusals >= MAX_REFUSALS
 
-    def answered(self) -> None:
-        """It does not only let us in, it answers: the next pause is the shortest again."""
-        self.refusals = 0
+    def count_answer(self) -> None:
+        """The server not only accepts connections but answers: the next pause is the shortest again."""
+        self._refusals = 0
         self._pause = FIRST_PAUSE
 
 
-def _tell(change: Callable[[str | None], None] | None, error: str | None) -> None:
-    if change is not None:
+def _notify(on_change: Callable[[str | None], None] | None, error: str | None) -> None:
+    if on_change is not None:
         try:
-            change(error)
-        except Exception:  # a sink must never fail what it watches
+            on_change(error)
+        except Exception:  # an event hook must not break the cache
             _log.exception("the event hook failed")

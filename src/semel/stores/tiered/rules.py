@@ -1,20 +1,20 @@
-"""What the cache may answer, and what it is told: the one place where that is decided, for threads and for a loop.
+"""What the cache may answer, and what is written to it: decided in one place, for threads and event loops alike.
 
-The store behind is the primary. The cache may say two things, and everything else is asked of the primary.
+The primary store decides. The cache may give two answers; everything else is asked of the primary.
 
-*It is done, and this is the answer.* A copy is made only of what the primary has shown, or confirmed, to be DONE. The
-table of states (``core/states.py``) has one move that leads out of DONE, and that is EXPIRE: nobody can release,
-resolve or overwrite a finished record, not by force either. So a copy need never be taken back, and one that cannot be
-reached any more can do no harm; it only has to end before its record does (``copies.py``).
+*The operation is done, and this is its result.* A copy is only made of a record that the primary has shown, or
+confirmed, to be DONE. In the table of states (``core/states.py``) only EXPIRE leads out of DONE: nobody can release,
+resolve or overwrite a finished record, not even by force. So a copy never has to be taken back, and one that cannot be
+reached any more does no harm. It only has to end before its record does (``copies.py``).
 
-*It was claimed a moment ago, and still runs.* This can become untrue, so a mark lives for seconds only: no longer than
-``in_progress_ttl``, and always shorter than the lease that the primary gave, so that whoever may take over an
-abandoned attempt finds no mark in the way. It is made only for attempts that take longer than ``mark_after``. Before
-an owner is told that its attempt is over, its mark is gone; so is that of an operation which a person resolves or
-releases. Where that fails because the cache cannot be reached, or where a person overrules an attempt of another
-process in the moment before it is marked, a duplicate may be told for ``in_progress_ttl`` at most to come again later;
-what runs is not touched by it. A mark answers a claim once: when the same call asks again, because its policy waits,
-it asks the primary. And it never answers the claim that it stands for, which is sent again when its answer was lost.
+*The operation was claimed a moment ago and is still running.* This can become untrue, so such a mark lives only for
+seconds: at most ``in_progress_ttl``, and always shorter than the lease, so that whoever may take over an abandoned
+attempt finds no mark in the way. It is only made for attempts that take longer than ``mark_after``. It is removed
+before the owner learns that its attempt is over, and when a person resolves or releases the operation. If it cannot be
+removed because the cache is down, or if a person overrules an attempt of another process just before it is marked, a
+duplicate may be told for ``in_progress_ttl`` to come back later; the running attempt is not affected. A mark answers a
+claim once: if the same call asks again, because its policy waits, it asks the primary. And a mark never answers the
+claim that it stands for, which is sent again if its answer was lost.
 
 Nothing here does I/O.
 """
@@ -22,26 +22,42 @@ Nothing here does I/O.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from typing import Any, Final
 
 from semel.core.ops import Claim, Claimed, Complete, Existing, Op, Record, Release, Renew, Resolve
+from semel.core.policy import Duration, seconds
 from semel.core.states import DONE, State
+from semel.errors import ConfigurationError
+from semel.stores.tiered.cache import CachedRecord, Tally, Write
 from semel.stores.tiered.copies import MARGIN
-from semel.stores.tiered.ports import Found, Tally, Write
 
-__all__ = ["Attempt", "Rules"]
+__all__ = ["IN_PROGRESS_TTL", "KEEP", "MARK_AFTER", "MAX_COPY_BYTES", "TierRules", "TrackedAttempt", "check_parts"]
 
-MOST_ATTEMPTS: Final = 10_000
-"""Attempts under way that are kept in mind; of more, no mark and no copy is made until somebody asks for them."""
-MOST_NONCES: Final = 4096
-"""Claims that were answered by a mark and may come again, kept in mind."""
+KEEP: Final = "1h"
+IN_PROGRESS_TTL: Final = "5s"
+MARK_AFTER: Final = "50ms"
+MAX_COPY_BYTES: Final = 256 * 1024
+MAX_ATTEMPTS: Final = 10_000
+"""Attempts under way that are tracked. Beyond that, the oldest ones get no mark and no copy until somebody asks."""
+MAX_NONCES: Final = 4096
+"""Claims that are remembered because a mark has answered them, and they may come again."""
 SHARE_OF_LEASE: Final = 0.8
-"""A mark ends when so much of the lease is over."""
+"""A mark ends when this share of the lease is over."""
+
+_EXAMPLES: Final = {
+    False: "TieredStore(PostgresStore(url), RedisCache(redis_url))",
+    True: "AsyncTieredStore(AsyncPostgresStore(url), AsyncRedisCache(redis_url))",
+}
+_URL_EXAMPLES: Final = {
+    False: "open_store('tiered:postgresql://…,redis://…')",
+    True: "open_async_store('tiered:postgresql://…,redis://…')",
+}
 
 
-class Attempt:
-    """An attempt that was claimed through this store: what its copy will need."""
+class TrackedAttempt:
+    """An attempt that was claimed through this store, with what its copy will need."""
 
     __slots__ = ("_lock", "at", "claim", "ends", "marked", "token")
 
@@ -55,49 +71,51 @@ class Attempt:
         self._lock = lock
 
     def mark(self) -> bool:
-        """Whether the mark may be written, asked right before."""
+        """Whether the mark may be written; called immediately before."""
         with self._lock:
             self.marked = self.marked or not self.ends
             return not self.ends
 
     def end(self) -> None:
-        """No mark is written from here on; ``marked`` says whether one was."""
+        """The owner says that it is over. No mark is written from now on; ``marked`` says whether one was."""
         with self._lock:
             self.ends += 1
 
-    def end_quietly(self) -> None:
-        """The same, without a word of the owner."""
+    def stop_tracking(self) -> None:
+        """No mark is written from now on, although the owner has not said that it is over."""
         with self._lock:
             self.ends = max(1, self.ends)
 
 
-class Rules:
+class TierRules:
     """The decisions of one store."""
 
     def __init__(
-        self, tally: Tally, *, keep: float, in_progress_ttl: float, mark_after: float, max_copy_bytes: int
+        self, tally: Tally, *, keep: Duration, in_progress_ttl: Duration, mark_after: Duration, max_copy_bytes: int
     ) -> None:
+        if type(max_copy_bytes) is not int or max_copy_bytes < 0:
+            raise ConfigurationError(f"max_copy_bytes is a number of bytes, not {max_copy_bytes!r}")
         self.tally = tally
-        self._keep = keep
-        self._in_progress_ttl = in_progress_ttl
-        self._mark_after = mark_after
+        self._keep = seconds(keep, "keep")
+        self._in_progress_ttl = seconds(in_progress_ttl, "in_progress_ttl")
+        self._mark_after = seconds(mark_after, "mark_after")
         self._max_copy_bytes = max_copy_bytes
-        self.renew()
+        self.reset()
 
-    def renew(self) -> None:
-        """Begin anew: in a forked child the attempts are the parent's."""
+    def reset(self) -> None:
+        """Start empty: in a forked child the attempts are the parent's."""
         self._lock = threading.Lock()
-        self._attempts: dict[bytes, Attempt] = {}
+        self._attempts: dict[bytes, TrackedAttempt] = {}
         self._nonces: dict[int, None] = {}
 
-    def answer(self, op: Claim, found: Found | None) -> Existing | None:
-        """What the cache has found, as the answer to a claim; None: ask the primary."""
+    def answer(self, op: Claim, found: CachedRecord | None) -> Existing | None:
+        """Return the cache's entry as the answer to a claim, or None to ask the primary."""
         if found is not None:
             if found.record.state is DONE:
                 self.tally.replayed += 1
                 return Existing(found.record)
             if found.nonce != op.nonce and op.nonce not in self._nonces:
-                if len(self._nonces) >= MOST_NONCES:
+                if len(self._nonces) >= MAX_NONCES:
                     self._nonces = {}
                 self._nonces[op.nonce] = None
                 self.tally.turned_away += 1
@@ -105,8 +123,11 @@ class Rules:
         self.tally.missed += 1
         return None
 
-    def ending(self, op: Op[Any]) -> Attempt | None:
-        """The owner is about to tell the primary that its attempt is over. Remember it until that is done."""
+    def before(self, op: Op[Any]) -> TrackedAttempt | None:
+        """Call before an Op goes to the primary. Returns the attempt that it ends, if it ends one that is tracked.
+
+        The attempt stays tracked until the primary has answered.
+        """
         if not isinstance(op, (Complete, Release)):
             return None
         attempt = self._attempts.get(op.id)
@@ -115,19 +136,20 @@ class Rules:
         attempt.end()
         return attempt
 
-    def failed(self, op: Op[Any], attempt: Attempt | None, now: float) -> list[Write]:
-        """The primary has not answered. What became of the attempt is not known here any more."""
+    def after_error(self, op: Op[Any], attempt: TrackedAttempt | None, now: float) -> list[Write]:
+        """Return what to write when the primary has failed. The state of the attempt is unknown from then on."""
         if attempt is None:
             return []
         self._forget(attempt)
-        return [_nothing(op.id, now)] if attempt.marked else []
+        return [_delete(op.id, now)] if attempt.marked else []
 
-    def told(
-        self, op: Op[Any], answer: Any, at: float, now: float, attempt: Attempt | None
+    def after(
+        self, op: Op[Any], answer: Any, at: float, now: float, attempt: TrackedAttempt | None
     ) -> tuple[list[Write], bool]:
-        """What to write now that the primary has answered, and whether the caller waits until it is written.
+        """Return what to write now that the primary has answered, and whether the caller waits until it is written.
 
-        ``at``: the moment when the primary was asked; ``attempt``: what ``ending`` gave.
+        :param at: when the primary was asked.
+        :param attempt: what ``before`` returned.
         """
         if isinstance(op, Claim):
             writes = self._claimed(op, answer, at) if type(answer) is Claimed else self._shown(answer, at, now)
@@ -140,7 +162,7 @@ class Rules:
             overruled = self._attempts.get(op.id) if op.force or answer is not State.RUNNING else None
             if overruled is not None:
                 self._forget(overruled)
-            return [_nothing(op.id, now)], True
+            return [_delete(op.id, now)], True
         return [], False
 
     def _claimed(self, op: Claim, answer: Claimed, at: float) -> list[Write]:
@@ -151,29 +173,29 @@ class Rules:
             self._forget(before)
         if answer.attempt != 1:
             return []  # the record has the fingerprint and the age of an attempt that we have not seen
-        if len(self._attempts) >= MOST_ATTEMPTS:
-            with contextlib.suppress(RuntimeError):  # another thread is at it
+        if len(self._attempts) >= MAX_ATTEMPTS:
+            with contextlib.suppress(RuntimeError):  # another thread is changing the dict
                 self._forget(next(iter(self._attempts.values())))
-        attempt = self._attempts[op.id] = Attempt(op, answer.token, at, self._lock)
+        attempt = self._attempts[op.id] = TrackedAttempt(op, answer.token, at, self._lock)
         return self._mark(attempt, at, op.lease, self._mark_after)
 
     def _ended(
-        self, op: Complete | Release, answer: Any, at: float, now: float, attempt: Attempt | None
+        self, op: Complete | Release, answer: Any, at: float, now: float, attempt: TrackedAttempt | None
     ) -> tuple[list[Write], bool]:
         if attempt is None:
             # Claimed elsewhere, or taken over: whoever claimed it may have marked it.
-            return ([_nothing(op.id, now)], True) if answer is True else ([], False)
+            return ([_delete(op.id, now)], True) if answer is True else ([], False)
         self._forget(attempt)
-        # Done is what was answered with True: NotWritten, too, says that it is not. And of completions that were under
-        # way together nobody knows which one the primary has kept.
+        # Only True means done; NotWritten means that it is not. And if several completions were under way at once,
+        # nobody knows which of them the primary has stored.
         if answer is True and isinstance(op, Complete) and attempt.ends == 1:
-            copy = self._copy(_finished(attempt, op, at), at, now)
+            copy = self._copy(_finished_record(attempt, op, at), at, now)
             if copy is not None:
                 return [copy], attempt.marked
-        return ([_nothing(op.id, now)], True) if attempt.marked else ([], False)
+        return ([_delete(op.id, now)], True) if attempt.marked else ([], False)
 
-    def _forget(self, attempt: Attempt) -> None:
-        attempt.end_quietly()
+    def _forget(self, attempt: TrackedAttempt) -> None:
+        attempt.stop_tracking()
         if self._attempts.get(attempt.claim.id) is attempt:
             self._attempts.pop(attempt.claim.id, None)
 
@@ -183,7 +205,7 @@ class Rules:
             return []
         return self._mark(attempt, at, op.lease, 0.0)
 
-    def _mark(self, attempt: Attempt, at: float, lease: float, delay: float) -> list[Write]:
+    def _mark(self, attempt: TrackedAttempt, at: float, lease: float, delay: float) -> list[Write]:
         until = min(at + delay + self._in_progress_ttl, at + lease * SHARE_OF_LEASE)
         if until <= at + delay:
             return []
@@ -205,8 +227,8 @@ class Rules:
         return Write(record.id, record, at, until)
 
 
-def _finished(attempt: Attempt, op: Complete, at: float) -> Record:
-    """The record as the primary has it now: a first attempt, completed by this Op and by no earlier one."""
+def _finished_record(attempt: TrackedAttempt, op: Complete, at: float) -> Record:
+    """Return the record as the primary has it now: a first attempt, completed by this Op and by no earlier one."""
     claim = attempt.claim
     return Record(
         claim.id, DONE, attempt.token, 1, claim.fingerprint, op.snapshot, 0.0, at - attempt.at, op.ttl,
@@ -214,5 +236,44 @@ def _finished(attempt: Attempt, op: Complete, at: float) -> Record:
     )  # fmt: skip
 
 
-def _nothing(id: bytes, now: float) -> Write:
+def _delete(id: bytes, now: float) -> Write:
     return Write(id, None, now, now)
+
+
+def check_parts(primary: Any, cache: Any, *, awaited: bool) -> None:
+    """Raise ConfigurationError unless these are a store and a cache, both sync or both async.
+
+    Otherwise the first call would fail with a missing attribute, or with a coroutine that nobody awaits.
+    """
+    remedy = f"write {_EXAMPLES[awaited]}, or {_URL_EXAMPLES[awaited]}"
+    if _is_cache(primary) and _is_store(cache):
+        raise ConfigurationError(f"a tiered store takes the store first, and then the cache: {remedy}")
+    if not _is_store(primary):
+        raise ConfigurationError(f"the primary of a tiered store is a store, not {_shown(primary)}: {remedy}")
+    if not _is_cache(cache):
+        raise ConfigurationError(f"the cache of a tiered store is a cache, not {_shown(cache)}: {remedy}")
+    for part, method in ((primary, primary.execute), (cache, cache.get)):
+        if inspect.iscoroutinefunction(method) is not awaited:
+            raise ConfigurationError(
+                f"{type(part).__name__} is {'sync' if awaited else 'async'}, and both parts of a tiered store must be "
+                f"of its own kind: write {_EXAMPLES[False]}, or in an async program {_EXAMPLES[True]}"
+            )
+
+
+def _is_store(part: Any) -> bool:
+    return _has_methods(part, "execute", "execute_many", "wait")
+
+
+def _is_cache(part: Any) -> bool:
+    return _has_methods(part, "get", "write", "settle")
+
+
+def _has_methods(part: Any, *methods: str) -> bool:
+    return not inspect.isclass(part) and all(callable(getattr(part, name, None)) for name in methods)
+
+
+def _shown(part: Any) -> str:
+    """Return what kind of thing it is. A text is not quoted: it may be a URL with a password."""
+    if isinstance(part, str):
+        return "a text"
+    return f"the class {part.__name__}" if inspect.isclass(part) else type(part).__name__

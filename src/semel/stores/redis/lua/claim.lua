@@ -1,5 +1,5 @@
--- Claim, where SET NX GET has met a record that runs: is its lease over? Take over, refuse, or show it.
--- ARGV: the record as a first claim would write it, the life of its key in ms, the channel of those who wait.
+-- Claim, when SET NX GET has found a running record. If its lease is over, take it over or mark it unknown; otherwise
+-- return it. ARGV: the record as a first claim would write it, the life of its key in ms, the wake-up channel.
 local key, fresh, life = KEYS[1], ARGV[1], ARGV[2]
 local r = read(key)
 if not r then

@@ -1,12 +1,12 @@
--- What stands before every script of the store: how a record is read and written. See values.py for the layout.
+-- Shared by the scripts of the store: how a record is read and written. See layout.py for the layout.
 --
--- A record is one string. Its key lives until the later of two moments, the end of the lease and the end of the ttl, and
--- far longer where something may be in doubt. The string says how much of the key's life is left at either moment, so
--- PTTL tells both, and no clock is written down: lease left = PTTL - lease_rest, time left = PTTL - ttl_rest.
+-- A record is one string. Its key lives until the lease and the ttl are both over, and far longer if the outcome may be
+-- unknown. The string says how much of the key's life is left when the lease ends and when the ttl ends. So PTTL gives
+-- both, and no clock is stored: lease left = PTTL - lease_rest, time left = PTTL - ttl_rest.
 
 local RUNNING, DONE, UNKNOWN, ABANDONED = 1, 2, 3, 4
 local RETRY = 0
-local FAR = 31622400000000 -- a thousand years in milliseconds: "for good", and still a PTTL to read the lease by
+local FAR = 31622400000000 -- a thousand years in milliseconds: practically for ever, and PTTL still gives the lease
 
 local function read(key)
   local value = redis.call('GET', key)
@@ -27,12 +27,12 @@ local function microseconds()
   return now[1] * 1000000 + now[2]
 end
 
--- Tokens are eight bytes, compared as such; as numbers they are exact up to 2^53, which microseconds reach in 2255.
+-- Tokens are eight bytes and compared as bytes. As numbers they are exact up to 2^53 microseconds, the year 2255.
 local function next_token(token)
   return struct.pack('>I8', math.max(struct.unpack('>I8', token) + 1, microseconds()))
 end
 
--- How long the key lives, and the two rests, for a lease and a ttl that end in so many milliseconds.
+-- Return the life of the key and the two rests, for a lease and a ttl that end in so many milliseconds.
 local function times(keep, lease_left, left)
   local life = math.max(lease_left, left)
   if keep then life = math.max(life, 0) + FAR end
@@ -44,7 +44,7 @@ local function head(r)
     r.lease_rest, r.ttl_rest, r.expires, r.size)
 end
 
-local function names(r) -- fingerprint, tenant, operation, key: what never changes
+local function names(r) -- fingerprint, tenant, operation, key: they never change
   return string.sub(r.value, 61, 60 + r.size)
 end
 
@@ -60,12 +60,12 @@ local function finish(key, r, snapshot, ttl)
   r.awaited = awaited
 end
 
--- Those who wait have marked the record. A refusal (an ACL without the channel) must not undo what was done.
+-- Waiters have marked the record. pcall: if an ACL forbids the channel, the write must not be undone.
 local function wake(r, key, channel)
   if r.awaited == 1 then redis.pcall('PUBLISH', channel, key) end
 end
 
--- A write that changes nothing: an Op said again on a new connection is waited for (WAIT) like the first.
+-- Write without a change, so that WAIT also covers an Op that is sent again on a new connection.
 local function touch(r, key, durable)
   if durable == '1' then redis.call('SETRANGE', key, 3, string.char(r.awaited)) end
 end

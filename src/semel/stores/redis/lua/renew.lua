@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Renew: the lease never ends sooner than before. ARGV: token, lease in ms.
+-- Renew; never shortens the lease. ARGV: token, lease in ms.
 local key = KEYS[1]
 local r = read(key)
 if not r or r.token ~= ARGV[1] or r.state ~= RUNNING then return 0 end

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Resolve. ARGV: 1 with a snapshot, 0 without; the snapshot; ttl in ms; 1 to take a live attempt too; the channel.
+-- Resolve. ARGV: 1 with a snapshot, 0 without; the snapshot; ttl in ms; 1 to overrule a live attempt; the channel.
 local key = KEYS[1]
 local r = read(key)
 if not r then return 0 end
@@ -9,7 +9,7 @@ if state == DONE or (state == RUNNING and ARGV[4] ~= '1') then return state end
 if ARGV[1] == '0' then
   redis.call('DEL', key)
 else
-  r.token = next_token(r.token) -- the lost owner, should it come back, finds its own stale
+  r.token = next_token(r.token) -- if the lost owner comes back, its token is stale
   finish(key, r, ARGV[2], tonumber(ARGV[3]))
 end
 wake(r, key, ARGV[5])

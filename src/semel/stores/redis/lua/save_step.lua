@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- SaveStep: the first value of a name stays. ARGV: token, name, value, whether writes are waited for.
+-- SaveStep; the first value of a name wins. ARGV: token, name, value, 1 if writes are confirmed.
 local key, name = KEYS[1], ARGV[2]
 local r = read(key)
 if not r or r.token ~= ARGV[1] or r.state ~= RUNNING then return 0 end

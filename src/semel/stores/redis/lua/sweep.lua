@@ -1,4 +1,4 @@
--- Sweep of one record: abandoned past its time, and not to be run again: it is unknown, and kept.
+-- Sweep one record: if it was abandoned past its time and must not be run again, mark it unknown. It stays.
 local key = KEYS[1]
 local r = read(key)
 if not r or r.state ~= RUNNING or r.takeover == RETRY or r.lease_left > 0 or r.left > 0 then return 0 end

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- Before waiting: mark the record, so that whoever ends the attempt tells. Answers the lease left in ms, -1 if none runs.
+-- Mark the record before waiting, so that whoever ends the attempt publishes. Returns the lease left in ms, or -1 if no
+-- attempt is running.
 local key = KEYS[1]
 local r = read(key)
 if not r or r.state ~= RUNNING or r.lease_left <= 0 then return -1 end

@@ -1,0 +1,150 @@
+"""The body of an ASGI request: read ahead for the fingerprint, kept, and passed on to the application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from semel.errors import BodyTooLarge
+from semel.http.asgi.messages import Message, Receive
+
+if TYPE_CHECKING:
+    from semel.http.contract.endpoint import Lifecycle
+
+__all__ = ["BodyReader", "HeldBody"]
+
+IN_MEMORY: Final = 1024 * 1024
+CHUNK: Final = 256 * 1024
+
+
+class HeldBody:
+    """A FIFO of bytes, in memory up to a size and in a temporary file above it. Empty chunks count: they end a body."""
+
+    def __init__(self, in_memory: int = IN_MEMORY) -> None:
+        self._in_memory = in_memory
+        self._chunks: deque[bytes] = deque()
+        self._size = 0
+        self._file: IO[bytes] | None = None
+        self._written = 0
+        self._read = 0
+
+    def __bool__(self) -> bool:
+        """Whether there is more to take."""
+        return bool(self._chunks) or self._read < self._written
+
+    def add(self, chunk: bytes) -> None:
+        self._size += len(chunk)
+        if self._size <= self._in_memory:
+            self._chunks.append(chunk)
+            return
+        if self._file is None:
+            self._file = TemporaryFile()  # noqa: SIM115 (closed with the request)
+        self._file.write(chunk)
+        self._written += len(chunk)
+
+    def take(self) -> bytes:
+        """Remove and return the next chunk."""
+        if self._chunks:
+            return self._chunks.popleft()
+        assert self._file is not None
+        self._file.seek(self._read)
+        chunk = self._file.read(CHUNK)
+        self._read += len(chunk)
+        if self._read == self._written:
+            self._file.close()
+        return chunk
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._read = self._written
+
+
+class BodyReader:
+    """Stands between the server's ``receive`` and the application's."""
+
+    def __init__(self, receive: Receive, life: Lifecycle[Any]) -> None:
+        self._receive = receive
+        self._life = life
+        self._message: Message | None = None
+        """A body that came as one message, for the application."""
+        self._held: HeldBody | None = None
+        self._size = 0
+        """Bytes of the body that the server has sent so far."""
+        self._complete = False
+        self._disconnect: Message | None = None
+        """The server's message that the client has disconnected."""
+        self._settled: asyncio.Event | None = None
+
+    async def receive(self) -> Message:
+        """The ``receive`` that the application is called with."""
+        if self._message is not None:
+            whole, self._message = self._message, None
+            return whole
+        if self._held is not None:
+            body = self._held.take()
+            more = bool(self._held)
+            if not more:
+                self._held = None
+            return {"type": "http.request", "body": body, "more_body": more}
+        message = self._disconnect
+        if message is None:
+            message = await self._receive()
+            self._note(message)
+        if message["type"] == "http.disconnect" and self._life.attempt is not None:
+            # An application that learns of it would stop half way. It learns of it once its answer is stored.
+            if self._settled is None:
+                self._settled = asyncio.Event()
+            await self._settled.wait()
+        return message
+
+    async def read_all(self, longest: int) -> bool:
+        """Read what the application has not read yet and keep it. Returns False if the client left before the end.
+
+        Raises BodyTooLarge for a body of more than ``longest`` bytes: before it is read, if its length is announced.
+        """
+        if self._size > longest or (not self._complete and self._life.exchange.announced_length() > longest):
+            raise BodyTooLarge
+        receive = self._receive
+        while not self._complete:
+            message = await receive()
+            self._note(message)
+            if message["type"] == "http.disconnect":
+                return False
+            if self._size > longest:
+                self.close()
+                self._held = None
+                raise BodyTooLarge
+            if self._held is None:
+                if not message.get("more_body", False) and self._size <= IN_MEMORY:
+                    self._message = message
+                    break
+                self._held = HeldBody()
+            self._held.add(message.get("body", b""))
+        return True
+
+    def rewind(self, body: bytes) -> None:
+        """Let the application read this body, as if the request had come again."""
+        self._message = {"type": "http.request", "body": body, "more_body": False}
+        self._held = self._settled = None
+
+    def settle(self) -> None:
+        """The attempt has ended: the application may learn that the client has disconnected."""
+        if self._settled is not None:
+            self._settled.set()
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._held.close()
+
+    def _note(self, message: Message) -> None:
+        if message["type"] == "http.request":
+            body = message.get("body", b"")
+            if body:
+                self._size += len(body)
+                self._life.exchange.feed(body)
+            self._complete = not message.get("more_body", False)
+        elif message["type"] == "http.disconnect":
+            self._disconnect = message

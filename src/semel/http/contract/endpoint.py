@@ -1,0 +1,373 @@
+"""How a protected request is claimed and how it ends, written once for every framework.
+
+``Lifecycle`` holds what is known about one request. Its methods ``claim``, ``handler_raised``, ``application_raised``
+and ``answered`` are flows: generators that yield requests and are sent the results, as in ``semel.core.flows``. They do
+no I/O and know no event loop and no framework. The responders of ASGI and WSGI drive them.
+
+A handler is claimed in one of two places: by its decorator just before it runs, or by the middleware at the edge
+(``routes=``). Every request ends in one of these ways:
+
+====================================================  ================  ===============================================
+what happens                                          the attempt       the client gets
+====================================================  ================  ===============================================
+the key is missing or malformed, the body too long    none              the error
+the client leaves before its request is complete      none              nothing (ASGI), 400 (WSGI)
+the key has a stored answer                           none              the stored answer, marked as a replay
+the key is in use, or was used for another request    none              409 or 422
+the store cannot be reached                           none              503
+the handler answers, and its status is stored         complete          its answer, once it is stored
+the handler answers, and its status is not stored     decline           its answer; the key is free again
+the answer is whole, but another owner took over      complete or lost  the other owner's answer
+the answer cannot be stored                           complete fails    the store's error; an answer that has begun
+                                                                        already is cut off
+the lease is lost and the handler cancelled (ASGI)    lost              the new owner's answer, or 409
+the handler raises PreconditionError                  decline           412, 428 or 400; the key is free again
+its transaction conflicts with another one            fail, rolled      the request is run again; 503 after the last
+                                                      back              try, or once a part of the answer was sent
+it raises and its steps cannot all be undone          fail              500; nobody may run it again
+it raises LeaseLost, because a step was refused       fail              409
+it raises anything else, below the decorator          goes on           what the framework answers to the error
+the error leaves the application, and is stored       complete          500 now and on replays; the server logs it
+the error leaves the application, and is not stored   fail              the server's own answer; the key is free again
+====================================================  ================  ===============================================
+
+When the client disconnects after the claim, the handler runs to its end all the same, and its answer is stored for the
+retry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, MutableMapping
+from enum import Enum, auto
+from functools import cached_property
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+from semel.core.call import Call, Declined, Outcome, Pause, Raised, Returned, Stopped
+from semel.core.encoding.snapshot import StoredResponse
+from semel.core.values import value
+from semel.engine.drive.attempts import AsyncAttempt, Attempt
+from semel.errors import (
+    ConfigurationError,
+    LeaseLost,
+    NotUndone,
+    PreconditionError,
+    SemelError,
+    TransactionConflict,
+)
+from semel.http.contract.capture import Capture
+from semel.http.contract.conditional import Preconditions
+from semel.http.contract.exchange import CLAIMED, FAILED, Exchange
+from semel.http.contract.middleware import Middleware
+from semel.http.contract.rerun import Rerun, RunAgain
+from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
+
+__all__ = [
+    "FIND_TENANT",
+    "READ_BODY",
+    "STOPPED",
+    "Begin",
+    "Compensate",
+    "Ending",
+    "EndpointFlow",
+    "Framework",
+    "Lifecycle",
+    "OpenTransaction",
+    "Request",
+]  # fmt: skip
+
+A = TypeVar("A", Attempt, AsyncAttempt)
+T = TypeVar("T")
+
+
+class ReadBody:
+    """Read the rest of the body and keep it for the application.
+
+    The answer is False if the client left before the end. Raises BodyTooLarge.
+    """
+
+
+class FindTenant:
+    """Ask ``tenant=`` whose request this is."""
+
+
+READ_BODY: Final = ReadBody()
+FIND_TENANT: Final = FindTenant()
+STOPPED: Final = Stopped()
+
+
+@value
+class Begin:
+    """Claim the key under a lease. The answer is an attempt, or an Outcome if there is nothing to run."""
+
+    call: Call
+
+
+@value
+class OpenTransaction:
+    """Open the connection of a ``connection=`` route and lock the key in it. Answered like ``Begin``."""
+
+    call: Call
+    connect: Callable[[], Any]
+
+
+@value
+class Compensate:
+    """Undo the handler's steps, where the handler ran. The answer is the error to report."""
+
+    error: BaseException
+
+
+Request: TypeAlias = (
+    "ReadBody | FindTenant | Begin | OpenTransaction | Pause | Compensate | Returned | Declined | Stopped | Raised"
+)
+"""What a flow yields. The last four end the attempt: complete, decline, lost and fail."""
+EndpointFlow: TypeAlias = Generator[Request, Any, T]
+
+
+class Framework(NamedTuple):
+    """What a framework supplies for endpoints that are claimed by a decorator."""
+
+    blank: Callable[[], Any]
+    """Make a response that takes the place of the handler's when it does not run. The middleware sends the real one."""
+    abort: Callable[[int], Exception]
+    """Make the framework's own exception for a refusal with this status.
+
+    It is raised so that whatever cleans up after a handler, such as a database session, sees that the handler failed.
+    Again the middleware sends the real answer.
+    """
+    run_again: Callable[[], BaseException]
+    """Make the exception that leaves an endpoint that is about to be run again."""
+
+
+class Ending(Enum):
+    """What the responder does about an error that left the application."""
+
+    RAISE = auto()
+    """Raise it: the server answers."""
+    ANSWER = auto()
+    """Send ``Lifecycle.answer`` in its place."""
+    ANSWER_AND_RAISE = auto()
+    """Send ``Lifecycle.answer``, then raise the error, for the server's log."""
+    RUN_AGAIN = auto()
+    """Run the application again."""
+
+
+_ABANDONED: Final = (Exception, BaseExceptionGroup, RunAgain)
+"""Errors of an application that is about to be run again. Task groups wrap what passes through them."""
+
+
+class Lifecycle(Generic[A]):
+    """One request: the rule it is claimed under, the attempt that runs, and the answer once it is known."""
+
+    def __init__(
+        self,
+        middleware: Middleware[Any, Any],
+        environment: MutableMapping[str, Any],
+        make_exchange: Callable[[MutableMapping[str, Any], Middleware[Any, Any]], Exchange],
+    ) -> None:
+        """
+        :param environment: the ASGI scope or the WSGI environ.
+        :param make_exchange: called when the exchange is first needed.
+        """
+        self._middleware = middleware
+        self._environment = environment
+        self._make_exchange = make_exchange
+        self.rule: Idempotent | None = None
+        """The rule that the request was claimed under, or was refused by."""
+        self.natural: Natural | None = None
+        self.preconditions: Preconditions | None = None
+        self.attempt: A | None = None
+        """The attempt, while it runs."""
+        self.capture: Capture | None = None
+        """The handler's answer, while the attempt runs."""
+        self.answer: StoredResponse | None = None
+        """The answer to send in place of the application's."""
+        self.rerun: Rerun | None = None
+        """The request as it came; None if it cannot be run again."""
+        self.runs_again = False
+        """Whether the application is about to be run again, so that what it answers now is dropped."""
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        return self._make_exchange(self._environment, self._middleware)
+
+    @property
+    def lease_lost(self) -> bool:
+        attempt = self.attempt
+        return attempt is not None and attempt.lease is not None and attempt.lease.lost
+
+    # -- the claim
+
+    def claim(self, declared: Rule) -> EndpointFlow[bool]:
+        """Claim the request's key. Returns whether the handler is to run; if not, ``answer`` is known."""
+        if self.rule is not None or self.natural is not None or CLAIMED in self._environment:
+            raise ConfigurationError(
+                "this request was claimed already: one rule for one request, and one middleware of Semel"
+            )
+        if not isinstance(declared, Idempotent):
+            self.natural = declared if isinstance(declared, Natural) else None
+            return True
+        middleware, exchange = self._middleware, self.exchange
+        rule = self.rule = middleware.rule(declared)
+        try:
+            key = exchange.read_key(rule)
+            if isinstance(rule, Conditional):
+                self.preconditions = exchange.preconditions(rule)
+            if key is None:
+                exchange.report_unprotected(middleware.guard, rule)
+                return True
+            if not rule.reads_json and rule.connection is None:
+                exchange.body = None
+            if not (yield READ_BODY):
+                return False
+            tenant = None if middleware.tenant is None else (yield FIND_TENANT)
+            call = exchange.call(middleware.guard, rule, key, tenant)
+            if rule.connection is None:
+                begun = yield Begin(call)
+            else:
+                begun = yield from self._open_transaction(call, rule.connection)
+        except ConfigurationError:
+            raise  # a mistake of the service: it belongs into its logs, and is no answer to a client
+        except SemelError as error:
+            self.answer = exchange.refusal(error, rule)
+            return False
+        finally:
+            exchange.body = None
+        if isinstance(begun, Outcome):
+            self.answer = exchange.replay(begun.value, rule)
+            return False
+        self.attempt = begun
+        self._environment[CLAIMED] = True
+        self.capture = Capture(rule)
+        return True
+
+    def _open_transaction(self, call: Call, connect: Callable[[], Any]) -> EndpointFlow[Any]:
+        """A conflict here comes before the handler has run, so only this is tried again."""
+        if self.rerun is not None:
+            self.rerun.body = self.exchange.body
+        while True:
+            try:
+                return (yield OpenTransaction(call, connect))
+            except TransactionConflict:
+                pause = None if self.rerun is None else self.rerun.next_pause(call)
+                if pause is None:
+                    raise
+            yield Pause(pause)
+
+    # -- how it ends
+
+    def answered(self) -> EndpointFlow[None]:
+        """The application's answer is whole. If ``answer`` is set afterwards, it is to be sent instead."""
+        rule, capture = self.rule, self.capture
+        assert rule is not None
+        assert capture is not None
+        stored = capture.to_store()
+        if rule.stores(stored.status):
+            return self._end(Returned(stored))
+        return self._end(STOPPED if self.lease_lost else Declined(stored))
+
+    def handler_raised(
+        self, error: BaseException, framework: Framework, *, superseded: bool = False
+    ) -> EndpointFlow[BaseException | None]:
+        """A decorated handler raised. Returns what its endpoint is to raise; None if it is to return ``blank()``.
+
+        :param superseded: the handler was cancelled because its lease was lost.
+        """
+        left = yield from self._end_with(error, superseded)
+        if isinstance(left, BaseException):
+            return left  # the framework may have an answer to it, which is then the handler's
+        if superseded:
+            return None
+        return framework.run_again() if self.runs_again else framework.abort(left)
+
+    def application_raised(
+        self, error: BaseException, *, superseded: bool = False, sent: bool = False
+    ) -> EndpointFlow[Ending]:
+        """An error left the application.
+
+        :param superseded: the lease is lost, and the error is a consequence of that, as far as one can tell.
+        :param sent: a part of an answer that was not captured has been sent.
+        """
+        if self.runs_again:
+            return Ending.RUN_AGAIN if isinstance(error, _ABANDONED) else Ending.RAISE
+        rule = self.rule
+        if self.attempt is None or rule is None:
+            if isinstance(error, PreconditionError) and rule is not None and not sent:  # the key was left out
+                self.answer = self.answer or self.exchange.refusal(error, rule)
+                return Ending.ANSWER
+            return Ending.RAISE
+        left = yield from self._end_with(error, superseded)
+        if not isinstance(left, BaseException):
+            return self._answer_or_run_again(Ending.ANSWER)
+        if isinstance(left, LeaseLost):
+            yield from self._end(Raised(left), refuse=False)
+            self.answer = self.exchange.refusal(left, rule)
+            return Ending.ANSWER
+        if isinstance(left, rule.policy.remembered) or (isinstance(left, Exception) and rule.stores(500)):
+            yield from self._end(Returned(FAILED))
+            self.answer = self.answer or self.exchange.failure()
+            return self._answer_or_run_again(Ending.ANSWER_AND_RAISE)
+        yield from self._end(Raised(left), refuse=False)
+        return Ending.RAISE
+
+    def _answer_or_run_again(self, ending: Ending) -> Ending:
+        return Ending.RUN_AGAIN if self.runs_again else ending
+
+    def _end_with(self, error: BaseException, superseded: bool) -> EndpointFlow[BaseException | int]:
+        """End the attempt if this error decides how. Returns the error that is left, or the status of the refusal."""
+        attempt = self.attempt
+        if superseded:
+            yield from self._end(STOPPED)
+            return LeaseLost.status
+        if isinstance(error, PreconditionError):
+            if attempt is not None:
+                yield from self._end(STOPPED if self.lease_lost else Declined(None))
+            self.answer = self.answer or self.exchange.refusal(error, self.rule)
+            return error.status
+        if attempt is None:
+            return error
+        if attempt.conflicts(error):
+            yield from self._end(Raised(error))
+            return TransactionConflict.status
+        error = yield Compensate(error)
+        if isinstance(error, NotUndone):
+            yield from self._end(Raised(error), refuse=False)
+            self.answer = self.exchange.refusal(error, self.rule)
+            return error.status
+        return error
+
+    def _end(self, how: Returned | Declined | Stopped | Raised, *, refuse: bool = True) -> EndpointFlow[None]:
+        """End the attempt. The answer is another one if somebody else took over, or nothing could be stored.
+
+        :param refuse: answer with an error of the store; if not, it is raised.
+        """
+        attempt, rule, capture = self.attempt, self.rule, self.capture
+        assert attempt is not None
+        assert rule is not None
+        try:
+            outcome = yield how
+        except SemelError as error:
+            if not refuse:
+                raise
+            sent = capture is not None and capture.overflowed
+            if isinstance(error, TransactionConflict) and self.rerun is not None and not sent:
+                self.runs_again = self.rerun.plan(attempt.call)
+            if not self.runs_again:
+                self.answer = self.exchange.refusal(error, rule)
+        else:
+            if outcome is not None and outcome.replayed:
+                self.answer = self.exchange.replay(outcome.value, rule)
+        finally:
+            self.attempt = self.capture = None
+            self._environment.pop(CLAIMED, None)
+
+    # -- running again
+
+    def start_over(self) -> bytes:
+        """Restore the request as it came, for the next run of the application. Returns its body."""
+        assert self.rerun is not None
+        body = self.rerun.restore(self._environment)
+        self.exchange.body = self.rerun.body
+        self.rule = self.answer = self.preconditions = None
+        self.runs_again = False
+        return body

@@ -1,0 +1,224 @@
+# Twin: sync.py is generated from this file by make twins.
+# Twin: connection.awaited is not True -> connection.awaited is not False
+"""Run SQL programs on async connections: alone, as a migration, or as a unit of work in the caller's transaction.
+
+A store that supports transactions hands out a unit of work (``store.adopt(connection)``). It answers the Ops of the
+transactional flow in the caller's transaction. If the connection is lost before a commit was sent, certainly nothing is
+stored: the server rolls back what nobody can commit any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Final, Protocol, TypeVar
+
+from semel.core.ops import SaveStep
+from semel.core.semantics import Row
+from semel.core.transactional import HandlersFault, Keep, Lock, Occupied
+from semel.errors import (
+    ConfigurationError,
+    NotMigrated,
+    SemelError,
+    StoreUnavailable,
+    StoreUncertain,
+    TransactionConflict,
+)
+from semel.sql import migrations
+from semel.sql.connections.adopt import AsyncLentConnection, Dialect, adopt, not_migrated
+from semel.sql.connections.errors import Contention, DatabaseBusy, is_conflict, is_duplicate, is_stale, is_violation
+from semel.sql.dialects import mysql, postgres, sqlite
+from semel.sql.program import Program, Rows, Statement, TransactionPrograms
+
+__all__ = ["AsyncConnection", "AsyncSQLUnit", "adopt_unit_async", "check_async", "migrate_async", "run_async"]
+
+R = TypeVar("R")
+
+
+class AsyncConnection(Protocol):
+    """A driver's connection, wrapped: it runs one statement and raises StoreErrors."""
+
+    async def execute(self, statement: Statement) -> Rows: ...
+
+
+async def run_async(program: Program[R], connection: AsyncConnection) -> R:
+    """Run a program to its end and return its result."""
+    try:
+        statement = next(program)
+        while True:
+            try:
+                rows = await connection.execute(statement)
+            except StoreUnavailable as error:
+                statement = program.throw(error)
+            else:
+                statement = program.send(rows)
+    except StopIteration as stop:
+        result: R = stop.value
+        return result
+
+
+# Migrations
+
+
+async def migrate_async(connection: AsyncConnection, schema: migrations.Schema) -> list[str]:
+    """Bring the database up to date; return the names of the migrations that were applied."""
+    return await _run_or_roll_back(migrations.migrate_program(schema), connection)
+
+
+async def check_async(connection: AsyncConnection, schema: migrations.Schema) -> None:
+    """Raise NotMigrated or SchemaDrift unless the tables are exactly what the migrations make."""
+    await _run_or_roll_back(migrations.check_program(schema), connection)
+
+
+async def _run_or_roll_back(program: Program[R], connection: AsyncConnection) -> R:
+    try:
+        return await run_async(program, connection)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error is the one to report
+            await connection.execute(migrations.statement("ROLLBACK"))
+        raise
+
+
+# Units of work
+
+
+_PROGRAMS: Final[dict[Dialect, TransactionPrograms]] = {"postgresql": postgres, "sqlite": sqlite, "mysql": mysql}
+_PRODUCTS: Final = {"postgresql": "PostgreSQL", "sqlite": "SQLite", "mysql": "MySQL"}
+_ADVICE: Final = "nothing is stored; roll back and run the unit of work again"
+
+
+def adopt_unit_async(raw: object, dialect: Dialect) -> AsyncSQLUnit:
+    """The caller's connection as a unit of work, for a store of this dialect."""
+    connection: AsyncLentConnection = adopt(raw)
+    kind = f"{type(raw).__module__.partition('.')[0]}'s {type(raw).__name__}"
+    if connection.dialect != dialect:
+        raise ConfigurationError(
+            f"the guard's store is {_PRODUCTS[dialect]} and {kind} is connected to {_PRODUCTS[connection.dialect]}: "
+            "a record must be where its guard looks for it. Give the guard a store of that database"
+        )
+    if connection.awaited is not True:
+        # sync: raise ConfigurationError(f"{kind} is async: use it with AsyncSemel")
+        raise ConfigurationError(f"{kind} is sync: use it with Semel")
+    return AsyncSQLUnit(connection)
+
+
+class AsyncSQLUnit:
+    """A unit of work on the caller's connection."""
+
+    __slots__ = ("_programs", "connection")
+
+    def __init__(self, connection: AsyncLentConnection) -> None:
+        self.connection = connection
+        self._programs = _PROGRAMS[connection.dialect]
+
+    def require(self, own: bool) -> None:
+        """Raise unless a transaction is open; with ``own``, which opens one, raise if one is open already."""
+        connection = self.connection
+        if own and connection.begun():
+            raise ConfigurationError("own_transaction=True opens a transaction, and one is open already: leave it out")
+        if not own and not connection.in_transaction():
+            raise ConfigurationError(
+                "no transaction is open on this connection, so nothing would commit together. "
+                f"Open one: {connection.opening}; or let Semel open and commit it: own_transaction=True"
+            )
+
+    def conflicts(self, error: BaseException) -> bool:
+        """Whether a handler's error says that another transaction was in its way."""
+        return isinstance(error, TransactionConflict) or is_conflict(error)
+
+    async def lock(self, op: Lock) -> Row | Occupied | None:
+        program = self._programs.lock(op)
+        began = time.monotonic()
+        try:
+            statement = next(program)
+            send = self.connection.begin_with if op.own else self.connection.execute
+            while True:
+                try:
+                    rows: Rows = await send(statement)
+                except StoreUnavailable as error:
+                    statement = program.throw(error)
+                else:
+                    statement = program.send(rows)
+                send = self.connection.execute
+        except StopIteration as stop:
+            found: Row | Occupied | None = stop.value
+        except NotMigrated as error:
+            raise await run_async(not_migrated(self.connection, error), self.connection) from error.__cause__
+        except SemelError as error:
+            if isinstance(error, DatabaseBusy) and not is_stale(error.__cause__):
+                return Occupied(error, time.monotonic() - began)
+            raise self._conflict(error, "the guard") from error.__cause__
+        if not op.own and not self.connection.holds():
+            raise ConfigurationError(
+                "the driver commits each statement of this connection by itself, so nothing would commit together; "
+                f"nothing was run. Open a transaction: {self.connection.opening}; or use own_transaction=True"
+            )
+        return found
+
+    async def keep(self, op: Keep) -> None:
+        program = self._programs.keep(op)
+        try:
+            last = next(program)
+            if op.own:
+                self._require_open()
+                await self.connection.commit_with(last)
+            else:
+                program.send(await self.connection.execute(last))
+        except StopIteration as stop:
+            if not stop.value:
+                raise TransactionConflict(f"the record changed while the handler ran; {_ADVICE}") from None
+        except SemelError as error:
+            if op.own and is_violation(error.__cause__):
+                raise HandlersFault(str(error)) from error.__cause__
+            raise self._conflict(error, "the record", committing=op.own) from error.__cause__
+
+    async def save(self, op: SaveStep) -> bool:
+        """Save a step in the caller's transaction; False if another attempt owns the record by now."""
+        try:
+            saved = await run_async(self._programs.save_step(op), self.connection)
+        except NotMigrated as error:
+            raise await run_async(not_migrated(self.connection, error), self.connection) from error.__cause__
+        except SemelError as error:
+            raise self._conflict(error, "the step's mark") from error.__cause__
+        if saved and not self.connection.holds():
+            raise ConfigurationError(
+                "the driver commits each statement of this connection by itself, so the step's rows and its mark did "
+                f"not commit together. Open a transaction: {self.connection.opening}"
+            )
+        return saved
+
+    async def saved(self, id: bytes, name: str) -> bool:
+        """Whether the caller's transaction sees this step as saved."""
+        try:
+            return await run_async(self._programs.step_saved(id, name), self.connection)
+        except SemelError as error:
+            raise self._conflict(error, "the step's mark") from error.__cause__
+
+    async def finish(self) -> None:
+        """Send what the caller's layer still holds back."""
+        await self.connection.finish()
+
+    async def undo(self) -> None:
+        """Roll back what ``lock`` opened. Does nothing when no transaction is open."""
+        await self.connection.rollback()
+
+    def _require_open(self) -> None:
+        """Before a commit of ours: raise if, as far as the driver knows, there is no transaction left to commit."""
+        if not self.connection.holds():
+            raise HandlersFault from ConfigurationError(
+                "the handler ended the transaction that Semel opened for it, so nothing would commit together, and no "
+                "record is stored: leave commit() and rollback() out, and raise an error to have it rolled back. "
+                "(Or the driver commits each statement of this connection by itself: take it out of autocommit)"
+            )
+
+    def _conflict(self, error: SemelError, where: str, *, committing: bool = False) -> SemelError:
+        """The error as a TransactionConflict, if running the unit of work again helps.
+
+        :param committing: a commit was sent, so a lost connection leaves the outcome unknown.
+        """
+        cause = error.__cause__
+        if isinstance(error, (Contention, DatabaseBusy)) or is_conflict(cause) or is_duplicate(cause):
+            return TransactionConflict(f"another transaction stood in the way of {where}: {error}; {_ADVICE}")
+        if isinstance(error, StoreUncertain) and not committing:
+            return StoreUnavailable(f"{error}; the transaction went with it, and nothing was stored")
+        return error

@@ -1,0 +1,184 @@
+# Twin: psycopg.py is generated from this file by make twins.
+# Twin: Literal[True] = True -> Literal[False] = False
+"""psycopg 3: our own async connection, and connections that belong to the caller.
+
+On a lent connection the calls of our SQL functions are sent as text, past psycopg's cursors: a cursor takes as long for
+a statement as the server does. Every other statement gets a cursor of the plain class with tuples for rows, because the
+caller's row and cursor factories are for the caller's rows. Whether a statement is prepared is decided by the
+connection's ``prepare_threshold``, which is None behind a pooler that does not support it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator
+from typing import Any, ClassVar, Final, Literal
+
+import psycopg
+from psycopg import generators
+from psycopg.errors import error_from_result
+from psycopg.pq import Escaping, ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.rows import tuple_row
+
+from semel.errors import SemelError
+from semel.sql.connections.adopt import DatabaseAddress
+from semel.sql.connections.errors import postgres_error, rejected
+from semel.sql.connections.literals import postgres_text
+from semel.sql.connections.psycopg_arrays import register_arrays, values_for_psycopg
+from semel.sql.program import Query, Rows, Statement
+
+__all__ = ["AsyncLentPsycopg", "AsyncPsycopgConnection"]
+
+_DRIVER_ERRORS: Final = (psycopg.Error, UnicodeError, OverflowError, ValueError, struct.error)
+"""psycopg's own errors, and values that cannot be sent: a lone surrogate, a NUL, a number that is too large."""
+
+# Plain numbers, as libpq returns them: they are compared several times in every transaction.
+_IDLE: Final = int(TransactionStatus.IDLE)
+_LOST: Final = int(TransactionStatus.UNKNOWN)
+_NOT_BEGUN: Final = (_IDLE, _LOST)
+_NO_PIPELINE: Final = int(PipelineStatus.OFF)
+_HAS_ROWS: Final = int(ExecStatus.TUPLES_OK)
+_DONE: Final = int(ExecStatus.COMMAND_OK)
+_LEVELS: Final = {1: "READ UNCOMMITTED", 2: "READ COMMITTED", 3: "REPEATABLE READ", 4: "SERIALIZABLE"}
+
+
+class AsyncPsycopgConnection:
+    """Our own psycopg.AsyncConnection."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: psycopg.AsyncConnection[Any]) -> None:
+        self.raw = raw
+        register_arrays(raw.adapters)
+
+    async def execute(self, statement: Statement) -> Rows:
+        try:
+            text, values = values_for_psycopg(statement)
+            cursor = await self.raw.execute(text, values or None, binary=True)
+            # Not by `description`, which makes an object for each column.
+            return await cursor.fetchall() if cursor.rownumber is not None else ()
+        except _DRIVER_ERRORS as error:
+            raise _semel_error(error) from error
+
+
+class AsyncLentPsycopg:
+    """A psycopg.AsyncConnection of the caller's."""
+
+    dialect: Final = "postgresql"
+    awaited: Literal[True] = True
+    opening: ClassVar[str] = "`async with conn.transaction():`, or a connection without autocommit"
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+    def address(self) -> DatabaseAddress:
+        info = self.raw.info
+        return DatabaseAddress(info.user, info.host, info.port, info.dbname)
+
+    async def execute(self, statement: Statement) -> Rows:
+        if self._travels_as_text(statement.query):
+            text = postgres_text(statement)
+            raw = self.raw
+            if not raw.autocommit and raw.pgconn.transaction_status == _IDLE:
+                text = f"{self._begin()}; {text}"  # psycopg would send it as a message of its own
+            return await self._send_text(text)
+        text, values = values_for_psycopg(statement)
+        return await self._send(text, values or None, bool(statement.query.arrays))
+
+    async def finish(self) -> None:
+        """Nothing is held back here."""
+
+    def in_transaction(self) -> bool:
+        return not self.raw.autocommit or self.holds()
+
+    def begun(self) -> bool:
+        # In a pipeline the BEGIN of `conn.transaction()` may not be sent yet.
+        return self.raw.pgconn.transaction_status not in _NOT_BEGUN or bool(getattr(self.raw, "_num_transactions", 0))
+
+    def holds(self) -> bool:
+        # If the connection is lost, the next statement fails.
+        return self.begun() or bool(self.raw.pgconn.transaction_status == _LOST)
+
+    async def begin_with(self, statement: Statement) -> Rows:
+        if not self._in_pipeline():
+            return await self._send_text(f"{self._begin()}; {postgres_text(statement)}")
+        if self.raw.autocommit:
+            await self._send(self._begin())
+        return await self.execute(statement)
+
+    async def commit_with(self, statement: Statement) -> None:
+        if not self._in_pipeline():
+            await self._send_text(f"{postgres_text(statement)}; COMMIT")
+            return
+        await self.execute(statement)
+        await self._send("COMMIT")
+
+    async def rollback(self) -> None:
+        try:
+            await self.raw.rollback()
+        except psycopg.Error as error:
+            raise _semel_error(error) from error
+
+    def _in_pipeline(self) -> bool:
+        """Whether the caller has opened a pipeline, which accepts no text of several statements."""
+        return bool(self.raw.pgconn.pipeline_status != _NO_PIPELINE)
+
+    def _travels_as_text(self, query: Query) -> bool:
+        """A call of our functions does. So does a query that has one, where psycopg may prepare nothing."""
+        call = query.as_text
+        return call is not None and (call is query or self.raw.prepare_threshold is None) and not self._in_pipeline()
+
+    def _begin(self) -> str:
+        """The BEGIN that psycopg would send, with the characteristics that the caller has set."""
+        raw = self.raw
+        if raw.isolation_level is raw.read_only is raw.deferrable is None:
+            return "BEGIN"
+        words = ["BEGIN"]
+        if raw.isolation_level is not None:
+            words.append(f"ISOLATION LEVEL {_LEVELS[int(raw.isolation_level)]}")
+        if raw.read_only is not None:
+            words.append("READ ONLY" if raw.read_only else "READ WRITE")
+        if raw.deferrable is not None:
+            words.append("DEFERRABLE" if raw.deferrable else "NOT DEFERRABLE")
+        return " ".join(words)
+
+    async def _send_text(self, text: str) -> Rows:
+        raw = self.raw
+        try:
+            async with raw.lock:
+                rows: Rows = await raw.wait(self._exchange(text))
+                return rows
+        except _DRIVER_ERRORS as error:
+            raise _semel_error(error) from error
+
+    def _exchange(self, text: str) -> Generator[Any, Any, Rows]:
+        """Send statements without parameters in one message; return the rows of the last one, which are bytes."""
+        pgconn = self.raw.pgconn
+        pgconn.send_query(text.encode())
+        last = (yield from generators.execute(pgconn))[-1]
+        if last.status == _HAS_ROWS:
+            values = [last.get_value(row, 0) for row in range(last.ntuples)]
+            return [(None if value is None else Escaping().unescape_bytea(value),) for value in values]
+        if last.status != _DONE:
+            raise error_from_result(last, encoding=self.raw.info.encoding)
+        return ()
+
+    async def _send(self, text: Any, values: list[Any] | None = None, arrays: bool = False) -> Rows:
+        try:
+            cursor = psycopg.AsyncCursor(self.raw, row_factory=tuple_row)
+            if arrays:
+                register_arrays(cursor.adapters)
+            await cursor.execute(text, values, binary=True)
+            if self._in_pipeline():  # get the answer now
+                async with self.raw.pipeline() as pipeline:
+                    await pipeline.sync()
+            return await cursor.fetchall() if cursor.rownumber is not None else ()
+        except _DRIVER_ERRORS as error:
+            raise _semel_error(error) from error
+
+
+def _semel_error(error: Exception) -> SemelError:
+    if not isinstance(error, psycopg.Error) or (isinstance(error, psycopg.DataError) and error.sqlstate is None):
+        return rejected(error)
+    return postgres_error(error.sqlstate, error.diag.message_primary or str(error))

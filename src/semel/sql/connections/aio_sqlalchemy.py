@@ -1,0 +1,175 @@
+# Twin: sqlalchemy.py is generated from this file by make twins.
+# Twin: Literal[True] = True -> Literal[False] = False
+# Twin: sqlalchemy.ext.asyncio.AsyncConnection -> sqlalchemy.Connection
+# Twin: sqlalchemy.ext.asyncio.AsyncSession -> sqlalchemy.orm.Session
+# Twin: an async_scoped_session -> a scoped_session
+# Twin: "async_scoped_session" -> "scoped_session"
+"""SQLAlchemy's async connections and sessions. A statement is sent through ``exec_driver_sql``.
+
+So SQLAlchemy's logging and events see it, and its pool notices a lost connection. What a session has not flushed yet
+commits together with the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final, Literal
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from semel.errors import ConfigurationError, SemelError
+from semel.sql.connections.adopt import DatabaseAddress, Dialect, adopt
+from semel.sql.connections.errors import wrapped_error
+from semel.sql.connections.literals import mysql_text, require_change
+from semel.sql.program import Rows, Statement
+
+__all__ = ["AsyncLentSQLAlchemy", "AsyncLentSQLAlchemySession"]
+
+_DIALECTS: Final[dict[str, Dialect]] = {
+    "sqlite": "sqlite", "postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql",
+}  # fmt: skip
+_ERRORS: Final = (SQLAlchemyError, UnicodeError, OverflowError, ValueError, OSError)
+"""SQLAlchemy's errors; what a driver raises about a value it cannot send; asyncpg's error when it cannot connect, which
+SQLAlchemy does not wrap."""
+
+
+class AsyncLentSQLAlchemy:
+    """A sqlalchemy.ext.asyncio.AsyncConnection of the caller's."""
+
+    awaited: Literal[True] = True
+    opening: ClassVar[str] = "`async with engine.begin() as conn:`, or a connection that is not in AUTOCOMMIT"
+    __slots__ = ("_engine", "_transaction", "dialect", "raw")
+
+    def __init__(self, raw: Any) -> None:
+        self._adopt(raw, raw)
+
+    def _adopt(self, raw: Any, engine: Any) -> None:
+        name = engine.dialect.name
+        if name not in _DIALECTS:
+            raise ConfigurationError(f"transactions are kept on {', '.join(_DIALECTS)}, not on {name}")
+        self.raw = raw
+        self.dialect = _DIALECTS[name]
+        self._engine = engine
+        self._transaction: Any = None
+        """The transaction that ``begin_with`` opened."""
+
+    def address(self) -> DatabaseAddress:
+        url = self._engine.engine.url
+        return DatabaseAddress(url.username, url.host or url.query.get("host", ""), url.port, url.database)
+
+    async def execute(self, statement: Statement) -> Rows:
+        try:
+            return await self._execute(self.raw, statement)
+        except _ERRORS as error:
+            raise self._error(error) from error
+
+    async def _execute(self, connection: Any, statement: Statement) -> Rows:
+        parameters: Any
+        if self.dialect == "sqlite":
+            text, parameters = statement.query.sql, dict(statement.params)
+        elif self.dialect == "mysql":
+            text, parameters = mysql_text(statement)
+        else:
+            style = self._engine.dialect.paramstyle
+            text, values = statement.values("numeric" if style == "numeric_dollar" else "format")
+            parameters = tuple(values) or None
+        result = await connection.exec_driver_sql(text, parameters)
+        if result.returns_rows:
+            return [tuple(row) for row in result]
+        return ((result.rowcount,),) if self.dialect == "mysql" else ()  # MySQL returns no rows of a change
+
+    async def finish(self) -> None:
+        """Nothing is held back here."""
+
+    def in_transaction(self) -> bool:
+        return not _autocommits(self.raw.sync_connection or self.raw)  # sync: return not _autocommits(self.raw)
+
+    def begun(self) -> bool:
+        return bool(self.raw.in_transaction())
+
+    def holds(self) -> bool:
+        connection = self.raw.sync_connection  # sync: connection = self.raw
+        return self._transaction in (None, connection.get_transaction()) and _driver_holds(connection)
+
+    async def begin_with(self, statement: Statement) -> Rows:
+        try:
+            # sync: self._transaction = self.raw.begin()
+            self._transaction = (await self.raw.begin()).sync_transaction
+        except _ERRORS as error:
+            raise self._error(error) from error
+        return await self.execute(statement)
+
+    async def commit_with(self, statement: Statement) -> None:
+        rows = await self.execute(statement)
+        if self.dialect == "mysql":
+            require_change(rows)
+        try:
+            await self.raw.commit()
+        except _ERRORS as error:
+            raise self._error(error) from error
+
+    async def rollback(self) -> None:
+        try:
+            await self.raw.rollback()
+        except _ERRORS as error:
+            raise self._error(error) from error
+
+    def _error(self, error: Exception) -> SemelError:
+        return wrapped_error(error, self.dialect)
+
+
+class AsyncLentSQLAlchemySession(AsyncLentSQLAlchemy):
+    """A sqlalchemy.ext.asyncio.AsyncSession of the caller's, also behind an async_scoped_session."""
+
+    opening: ClassVar[str] = "`async with session.begin():`, on an engine that is not in AUTOCOMMIT"
+    __slots__ = ("_connection",)
+
+    def __init__(self, raw: Any) -> None:
+        session = raw() if type(raw).__name__ == "async_scoped_session" else raw
+        try:
+            engine = session.get_bind()
+        except SQLAlchemyError as error:
+            raise ConfigurationError(
+                f"the session has no single engine ({error}): pass session.connection(bind_arguments=…) instead"
+            ) from error
+        self._adopt(session, engine)
+        self._connection: Any = None
+        """The connection that the last statement was sent on."""
+
+    async def execute(self, statement: Statement) -> Rows:
+        try:
+            self._connection = await self.raw.connection()
+            return await self._execute(self._connection, statement)
+        except _ERRORS as error:
+            raise self._error(error) from error
+
+    async def finish(self) -> None:
+        await self.raw.flush()
+
+    def in_transaction(self) -> bool:
+        session = self.raw.sync_session  # sync: session = self.raw
+        return not _autocommits(self._engine) and (self.begun() or session.autobegin)
+
+    def holds(self) -> bool:
+        session = self.raw.sync_session  # sync: session = self.raw
+        if self._transaction not in (None, session.get_transaction()):
+            return False
+        # sync: return self._connection is None or _driver_holds(self._connection)
+        return self._connection is None or _driver_holds(self._connection.sync_connection)
+
+
+def _autocommits(connection: Any) -> bool:
+    """Whether the driver commits each statement, although SQLAlchemy shows a transaction."""
+    level = connection.get_execution_options().get("isolation_level")
+    if level is None:
+        level = getattr(connection.dialect, "_on_connect_isolation_level", None)
+    return bool(level == "AUTOCOMMIT")
+
+
+def _driver_holds(connection: Any) -> bool:
+    """Whether the driver, too, has an open transaction: SQLAlchemy may show one where the driver commits by itself."""
+    try:
+        return bool(adopt(connection.connection.driver_connection).holds())
+    except ConfigurationError:  # a driver that we do not know
+        return True
+    except SQLAlchemyError:  # the connection is lost: the next statement fails
+        return True

@@ -1,0 +1,105 @@
+"""What a tiered store needs from its cache: the same names, sync and async.
+
+A cache never raises, and never makes a caller wait for longer than its timeout: what it cannot do, it leaves out. It
+knows nothing of Ops, policies or the store behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from semel.core.ops import Record
+from semel.core.values import value
+
+__all__ = ["AsyncCache", "Cache", "CachedRecord", "Tally", "Write"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of reads and writes of a cache since the store was opened."""
+
+    replayed: int = 0
+    """Claims that the cache answered with a finished record."""
+    turned_away: int = 0
+    """Claims that the cache answered with a mark: the first call is still running."""
+    missed: int = 0
+    """Claims that the cache did not answer."""
+    skipped: int = 0
+    """Of these, claims that were not sent to the cache, because it could not be reached."""
+    written: int = 0
+    dropped: int = 0
+    """Writes that were left out: the cache could not be reached, or too many were waiting."""
+    failed: int = 0
+    """Reads and writes that the cache refused, or did not answer in time."""
+
+
+@value
+class CachedRecord:
+    """An entry of the cache: a copy of a finished record, or a mark, which looks like a running record."""
+
+    record: Record
+    nonce: int
+    """The nonce of the claim that a mark stands for."""
+
+
+@value
+class Write:
+    """What the cache should hold for an id. Instants are those of ``time.monotonic`` in this process."""
+
+    id: bytes
+    record: Record | None
+    """None: nothing, so an existing entry is deleted."""
+    at: float
+    """When the record's times were true, or a little earlier."""
+    until: float
+    """When the entry must be gone."""
+    nonce: int = 0
+    delay: float = 0.0
+    """Seconds to hold the write back ..."""
+    wanted: Callable[[], bool] | None = None
+    """... after which this says whether to write it at all."""
+
+
+class Cache(Protocol):
+    """A cache for threads."""
+
+    tally: Tally
+    on_change: Callable[[str | None], None] | None
+    """Called with an error text when the cache is lost, and with None when it is back. May be called in any thread."""
+
+    def get(self, id: bytes) -> CachedRecord | None:
+        """Return the entry of an id. None also if the cache cannot be reached or does not answer in time."""
+        ...
+
+    def write(self, write: Write) -> None:
+        """Write soon, in the order of the calls, or not at all. Never waits."""
+        ...
+
+    def settle(self, id: bytes) -> None:
+        """Wait until earlier writes of the id are done, or the timeout is over."""
+        ...
+
+    def connect(self, seconds: float) -> bool:
+        """Wait until the cache can be reached, for so long at most. Returns whether it can."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class AsyncCache(Protocol):
+    """A cache for one event loop."""
+
+    tally: Tally
+    on_change: Callable[[str | None], None] | None
+
+    async def get(self, id: bytes) -> CachedRecord | None: ...
+
+    def write(self, write: Write) -> None: ...
+
+    async def settle(self, id: bytes) -> None: ...
+
+    async def connect(self, seconds: float) -> bool: ...
+
+    async def close(self) -> None: ...
