@@ -353,7 +353,7 @@ class SyncGuard(Guard):
         :param force: also if its handler still runs. That handler's result will not be stored.
         """
         call = self._plain_call(operation, key, tenant, None, None, {})
-        found = self.store.execute(Resolve(call.id, None, call.policy.kept_seconds, force))
+        found = self.store.execute(Resolve(call.id, None, call.policy.retention_seconds, force))
         self._report(call, found, happened=False, force=force)
 
     def sweep(self, limit: int = SWEEP_LIMIT) -> Swept:

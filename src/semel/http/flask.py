@@ -30,6 +30,7 @@ from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
 from semel.http.handlers import find_handle, sync_endpoint, type_hints
 from semel.http.in_transaction import connected
 from semel.http.wsgi.middleware import WSGIMiddleware, WSGIResponder, current_responder
+from semel.http.wsgi.responder import Environ
 from semel.stores.guard import Semel
 
 try:
@@ -63,16 +64,22 @@ def install(
 
     :param tenant: a function of the request that returns its tenant, which scopes the keys. It is called after the
         ``before_request`` functions.
-    :param routes: rules of views that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
+    :param routes: rules of views that are not decorated: ``{"POST /orders/{id}": idempotent()}``. They are claimed
+        before Flask sees the request, and so before ``before_request`` functions.
     :param docs: the URL of a page that explains the errors; they link to it.
     :param max_request_body: the longest request body in bytes; a longer one is refused with 413, as is one above
         Flask's own ``MAX_CONTENT_LENGTH``.
     """
+
+    def request(environ: Environ) -> Request:
+        # A route in routes= is claimed before Flask sees the request, so there is no context yet.
+        return flask.request if flask.has_request_context() else app.request_class(environ)
+
     if NAME in app.extensions:
         raise ConfigurationError("install() was called for this app already: one guard for one app")
     middleware = WSGIMiddleware(
         app.wsgi_app, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
-        request=lambda environ: flask.request, endpoints=lambda: endpoints(app),
+        request=request, endpoints=lambda: endpoints(app),
     )  # fmt: skip
     app.extensions[NAME] = middleware
     app.wsgi_app = middleware  # type: ignore[method-assign]
