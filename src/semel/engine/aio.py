@@ -82,7 +82,7 @@ class AsyncGuard(Guard):
         self.store: AsyncStore = self._open_store(store) if isinstance(store, str) else store
         check_store(self.store, quota, awaited=self.AWAITED)
         # sync only: self._loop_guards: LoopGuards | None = None
-        self.driver = AsyncCallDriver(self.store, self._sweep_every, self._tell_swept)
+        self.driver = AsyncCallDriver(self.store, self.sweep_every, self._tell_swept)
         self.begin = self.driver.begin
         """For adapters: claim the key of a call. Returns an outcome, or an attempt to be ended by the adapter."""
 

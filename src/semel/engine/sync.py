@@ -77,7 +77,7 @@ class SyncGuard(Guard):
         self.store: Store = self._open_store(store) if isinstance(store, str) else store
         check_store(self.store, quota, awaited=self.AWAITED)
         self._loop_guards: LoopGuards | None = None
-        self.driver = CallDriver(self.store, self._sweep_every, self._tell_swept)
+        self.driver = CallDriver(self.store, self.sweep_every, self._tell_swept)
         self.begin = self.driver.begin
         """For adapters: claim the key of a call. Returns an outcome, or an attempt to be ended by the adapter."""
 

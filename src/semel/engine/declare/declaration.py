@@ -113,7 +113,7 @@ class Declaration:
     def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """Return the fingerprint of a call. The handle is not part of the request."""
         digest = self.fingerprint.digest(args, self._without_handle(kwargs))
-        if self.fingerprint.left_out and not self._warned:
+        if self.fingerprint.ignored and not self._warned:
             self._warn()
         return digest
 
@@ -129,8 +129,8 @@ class Declaration:
     def _warn(self) -> None:
         """Warn once: if an argument that is not compared changes, nobody notices."""
         self._warned = True
-        names = ", ".join(f"{name} ({cls.__name__})" for name, cls in self.fingerprint.left_out.items())
-        first = next(iter(self.fingerprint.left_out))
+        names = ", ".join(f"{name} ({cls.__name__})" for name, cls in self.fingerprint.ignored.items())
+        first = next(iter(self.fingerprint.ignored))
         warnings.warn(
             f"{self.operation}: {names} is not plain data, so another one under the same key would not be noticed. "
             f'Say what counts, fingerprint=("{first}.id", …), or that it does not, exclude=("{first}",)',
