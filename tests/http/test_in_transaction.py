@@ -37,7 +37,7 @@ from semel import (
 from semel.http import django as django_glue
 from semel.http import fastapi as async_glue
 from semel.http import flask as sync_glue
-from semel.http.contract.inventory import Endpoint
+from semel.http.contract.routes import Endpoint
 from semel.http.contract.rules import idempotent
 from semel.http.describe.design import example_exchange
 from semel.http.wsgi import middleware as wsgi
