@@ -18,7 +18,6 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError, MissingDependency, TransactionConflict
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.messages import Scope
@@ -27,6 +26,7 @@ from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
 from semel.http.contract.routes import RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
+from semel.stores.aio_guard import AsyncSemel
 
 try:
     import quart
