@@ -331,7 +331,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
 # which is completed when the handler is done: two statements, and the primary key decides. An existing record is read
 # only when that insert fails.
 
-_T: Final = load_queries(
+_IN_TRANSACTION: Final = load_queries(
     "semel.sql.dialects",
     "mysql_transaction.sql",
     token="GREATEST(token + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {{now}}))",
@@ -342,15 +342,15 @@ _T: Final = load_queries(
 def lock(op: Lock) -> Program[Row | Occupied | None]:
     began = time.monotonic()
     try:
-        yield _T["lock"](id=op.id)
+        yield _IN_TRANSACTION["lock"](id=op.id)
         return None
     except DuplicateRow:
         pass
     except LockHeld as error:
-        if int((yield _T["undone"]())[0][0]):
+        if int((yield _IN_TRANSACTION["undone"]())[0][0]):
             raise Contention(f"{error}; this server undoes all of a transaction then") from error.__cause__
         return Occupied(waited=time.monotonic() - began)
-    rows = yield _T["look"](id=op.id)
+    rows = yield _IN_TRANSACTION["look"](id=op.id)
     if not rows:
         raise Contention("the record went away while it was looked at")
     row = yield from _row(op.id, rows[0])
@@ -366,7 +366,7 @@ def _row(id: bytes, found: Any) -> Program[Row]:
     state, takeover, attempt, token, nonce, origin, steps = (int(value) for value in found[:7])
     fingerprint, snapshot = found[7:9]
     lease_left, age, expires_in = (int(value) / 1e6 for value in found[9:12])
-    saved = (yield _T["steps"](id=id, origin=origin)) if steps else ()
+    saved = (yield _IN_TRANSACTION["steps"](id=id, origin=origin)) if steps else ()
     return Row(
         id, State(state), token, attempt, nonce, Takeover(takeover), bytes(fingerprint), lease_left, age, expires_in,
         "", "", None, None if snapshot is None else bytes(snapshot),
@@ -375,7 +375,7 @@ def _row(id: bytes, found: Any) -> Program[Row]:
 
 
 def keep(op: Keep) -> Program[bool]:
-    rows = yield _T["keep"](
+    rows = yield _IN_TRANSACTION["keep"](
         id=op.id, takeover=int(op.takeover), attempt=op.attempt, nonce=op.nonce, ttl=round(op.ttl * 1_000_000),
         fingerprint=op.fingerprint, tenant=op.tenant, operation=op.operation, key=op.key, snapshot=op.snapshot,
         token=0 if op.instead_of is None else op.instead_of.token,
@@ -384,4 +384,4 @@ def keep(op: Keep) -> Program[bool]:
 
 
 def step_saved(id: bytes, name: str) -> Program[bool]:
-    return bool((yield _T["step_saved"](id=id, name=name.encode())))
+    return bool((yield _IN_TRANSACTION["step_saved"](id=id, name=name.encode())))

@@ -72,40 +72,16 @@ def _claims(ops: list[Claim]) -> Program[list[Any]]:
         )
         silent: list[tuple[Claim, Record, int]] = []
         resumed: list[tuple[bytes, int]] = []
-        for (
-            id,
-            token,
-            stored,
-            takeover,
-            attempt,
-            nonce,
-            origin,
-            steps,
-            fingerprint,
-            snapshot,
-            lease_left,
-            age,
-            expires_in,
-        ) in rows:
+        for row in rows:
+            id, token, stored, takeover, attempt, nonce, origin, steps, fingerprint, snapshot, lease, age, expires = row
             if not stored:
                 answers[id] = Claimed(token, 1)
                 del left[id]
                 continue
             op = left[id]
-            state = state_at(stored, takeover, lease_left, expires_in)
+            state = state_at(stored, takeover, lease, expires)
             record = Record(
-                id,
-                state,
-                token,
-                attempt,
-                fingerprint,
-                snapshot,
-                lease_left,
-                age,
-                expires_in,
-                op.tenant,
-                op.operation,
-                op.key,
+                id, state, token, attempt, fingerprint, snapshot, lease, age, expires, op.tenant, op.operation, op.key
             )
             if state is State.RUNNING and nonce == op.nonce:
                 answers[id] = Claimed(token, attempt)
@@ -236,25 +212,11 @@ def _saved_steps(ops: list[SaveStep]) -> Program[list[Any]]:
 def _lookups(ops: list[Lookup]) -> Program[list[Any]]:
     found: dict[bytes, Record] = {}
     for row in (yield _Q["lookup"](ids=[op.id for op in ops])):
-        (
-            id,
-            stored,
-            token,
-            attempt,
-            fingerprint,
-            snapshot,
-            lease_left,
-            age,
-            expires_in,
-            takeover,
-            tenant,
-            operation,
-            key,
-        ) = row
-        state = state_at(stored, takeover, lease_left, expires_in)
+        id, stored, token, attempt, fingerprint, snapshot, lease, age, expires, takeover, tenant, operation, key = row
+        state = state_at(stored, takeover, lease, expires)
         if state is not State.ABSENT:
             found[id] = Record(
-                id, state, token, attempt, fingerprint, snapshot, lease_left, age, expires_in, tenant, operation, key
+                id, state, token, attempt, fingerprint, snapshot, lease, age, expires, tenant, operation, key
             )
     return [found.get(op.id) for op in ops]
 
@@ -309,12 +271,12 @@ def _inputs(ops: list[Resumable]) -> Program[list[Any]]:
     for op in ops:
         rows = yield _Q["inputs"](after=op.after, most=op.limit)
         found = []
-        for id, stored, takeover, token, attempt, fingerprint, lease_left, age, expires_in, *names, input in rows:
+        for id, stored, takeover, token, attempt, fingerprint, lease, age, expires, *names, input in rows:
             if stored != State.RUNNING or takeover == Takeover.REJECT or input is None or names[1] not in op.operations:
                 continue
-            state = state_at(stored, takeover, lease_left, expires_in)
+            state = state_at(stored, takeover, lease, expires)
             if state is State.ABANDONED:
-                record = Record(id, state, token, attempt, fingerprint, None, lease_left, age, expires_in, *names)
+                record = Record(id, state, token, attempt, fingerprint, None, lease, age, expires, *names)
                 found.append(Abandoned(record, input))
         if any(row[1] in (None, State.DONE) for row in rows):
             yield _Q["forget_inputs"](after=op.after, last=rows[-1][0])
@@ -353,15 +315,15 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
 
 # The transactional mode: programs for the caller's connection
 
-_T: Final = load_queries(
+_IN_TRANSACTION: Final = load_queries(
     "semel.sql.dialects",
     "postgres_transaction.sql",
     now="statement_timestamp()",
     token="(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
     notify=f"pg_notify('{CHANNEL}', encode(id, 'hex'))::text",
 )
-_LOCK: Final = _T["lock"]
-_KEEP: Final = _T["keep"]
+_LOCK: Final = _IN_TRANSACTION["lock"]
+_KEEP: Final = _IN_TRANSACTION["keep"]
 _COLUMN: Final = Struct("!ii").unpack_from
 """What precedes each value of a record in binary form: the oid of its type, and its length, or -1 for NULL."""
 _NUMBERS: Final = {2: Struct("!h"), 4: Struct("!i"), 8: Struct("!q")}
@@ -386,7 +348,7 @@ def lock(op: Lock) -> Program[Row | Occupied | None]:
         _, state, takeover, _, attempt, steps, token, origin, nonce, lease_end, created, expires, _, fingerprint,
         _, _, _, snapshot,
     ) = _columns(packed)[:18]  # fmt: skip
-    saved = (yield _T["steps"](id=op.id, origin=_number(origin))) if _number(steps) else ()
+    saved = (yield _IN_TRANSACTION["steps"](id=op.id, origin=_number(origin))) if _number(steps) else ()
     return Row(
         op.id, State(_number(state)), _number(token), _number(attempt), _number(nonce), Takeover(_number(takeover)),
         fingerprint or b"", _seconds(lease_end, now), _seconds(created, now), _seconds(expires, now), "", "", None,
@@ -426,9 +388,9 @@ def keep(op: Keep) -> Program[bool]:
     if op.instead_of is None:
         yield Statement(_KEEP, values)
     else:
-        yield _T["keep_instead"](**values, attempt=op.attempt, token=op.instead_of.token)
+        yield _IN_TRANSACTION["keep_instead"](**values, attempt=op.attempt, token=op.instead_of.token)
     return True
 
 
 def step_saved(id: bytes, name: str) -> Program[bool]:
-    return bool((yield _T["step_saved"](id=id, name=name)))
+    return bool((yield _IN_TRANSACTION["step_saved"](id=id, name=name)))

@@ -56,20 +56,9 @@ def claim(op: Claim, clock: Clock) -> Program[Claimed | Existing]:
         if not rows:
             state = State.ABSENT
         else:
-            (
-                stored,
-                token,
-                attempt,
-                fingerprint,
-                snapshot,
-                lease_end,
-                created,
-                expires,
-                nonce,
-                takeover,
-                origin,
-                steps,
-            ) = rows[0]
+            (row,) = rows
+            stored, token, attempt, fingerprint, snapshot, lease_end, created, expires, nonce, *ownership = row
+            takeover, origin, steps = ownership
             state = state_at(stored, takeover, lease_end - now, expires - now)
             if state is State.RUNNING and nonce == op.nonce:
                 return Claimed(token, attempt, (yield from _steps(op.id, origin, steps)))
@@ -139,9 +128,8 @@ def lookup(op: Lookup, clock: Clock) -> Program[Record | None]:
     rows = yield _Q["lookup"](id=op.id)
     if not rows:
         return None
-    stored, token, attempt, fingerprint, snapshot, lease_end, created, expires, takeover, tenant, operation, key = rows[
-        0
-    ]
+    (row,) = rows
+    stored, token, attempt, fingerprint, snapshot, lease_end, created, expires, takeover, tenant, operation, key = row
     now = clock()
     state = state_at(stored, takeover, lease_end - now, expires - now)
     if state is State.ABSENT:
@@ -162,13 +150,10 @@ def resolve(op: Resolve, clock: Clock) -> Program[State]:
         if op.snapshot is None:
             changed = yield from release(Release(op.id, record.token), clock)
         else:
-            changed = bool(
-                (
-                    yield _Q["resolve_done"](
-                        id=op.id, token=record.token, snapshot=op.snapshot, now=clock(), ttl=_micros(op.ttl)
-                    )
-                )
+            changes = yield _Q["resolve_done"](
+                id=op.id, token=record.token, snapshot=op.snapshot, now=clock(), ttl=_micros(op.ttl)
             )
+            changed = bool(changes)
         if changed:
             return record.state
     raise StoreUnavailable(f"the record changed {_TRIES} times while it was being resolved")
@@ -238,7 +223,7 @@ def program(op: Op[Any], clock: Clock) -> Program[Any]:
 # The lock of a key is the lock of the file: from the guard on there is one writer. A duplicate waits for the file, as
 # every writer does, up to the connection's busy timeout, and then sees the record.
 
-_T: Final = load_queries("semel.sql.dialects", "sqlite_transaction.sql")
+_IN_TRANSACTION: Final = load_queries("semel.sql.dialects", "sqlite_transaction.sql")
 
 
 def _now() -> int:
@@ -246,11 +231,11 @@ def _now() -> int:
 
 
 def lock(op: Lock) -> Program[Row | Occupied | None]:
-    rows = yield _T["lock"](id=op.id)
+    rows = yield _IN_TRANSACTION["lock"](id=op.id)
     if not rows:
         return None
     state, takeover, attempt, token, nonce, origin, steps, fingerprint, snapshot, lease_end, created, expires = rows[0]
-    saved = (yield _T["steps"](id=op.id, origin=origin)) if steps else ()
+    saved = (yield _IN_TRANSACTION["steps"](id=op.id, origin=origin)) if steps else ()
     now = _now()
     return Row(
         op.id, State(state), token, attempt, nonce, Takeover(takeover), fingerprint, (lease_end - now) / 1e6,
@@ -266,10 +251,10 @@ def keep(op: Keep) -> Program[bool]:
         "key": op.key, "snapshot": op.snapshot, "now": _now(),
     }  # fmt: skip
     if op.instead_of is None:
-        yield _T["keep"](**values)
+        yield _IN_TRANSACTION["keep"](**values)
         return True
-    return bool((yield _T["keep_instead"](**values, token=op.instead_of.token)))
+    return bool((yield _IN_TRANSACTION["keep_instead"](**values, token=op.instead_of.token)))
 
 
 def step_saved(id: bytes, name: str) -> Program[bool]:
-    return bool((yield _T["step_saved"](id=id, name=name)))
+    return bool((yield _IN_TRANSACTION["step_saved"](id=id, name=name)))
