@@ -58,9 +58,6 @@ KNOWN_TWICE = {  # class names
     "Clock",
     "Command",
     "Declined",
-    "Exchange",
-    "Held",
-    "Kept",
     "Lane",
     "LeaseLost",
     "Listener",
@@ -69,8 +66,6 @@ KNOWN_TWICE = {  # class names
     "Programs",
     "Recovered",
     "Refused",
-    "Rerunning",
-    "Responder",
     "Rules",
     "Settings",
     "Stats",
@@ -87,9 +82,6 @@ KNOWN_TWICE = {  # class names
 KNOWN_UNIMPLEMENTED = {  # modules with a NotImplementedError
     "semel.engine.aio_calls",
     "semel.engine.calls",
-    "semel.http.asgi.incoming",
-    "semel.http.asgi.rerun",
-    "semel.http.wsgi.rerun",
     "semel.testing.conformance.machine",
     "semel.testing.conformance.suite",
 }

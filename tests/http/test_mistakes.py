@@ -95,7 +95,7 @@ def test_a_decorator_above_the_routes_is_an_error_at_each_request_and_nothing_ru
         runs.append(1)
 
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match=r"pay is declared to happen once.*decorator on top"):
+        with pytest.raises(ConfigurationError, match=r"pay is declared, but its route.*decorator of the route on top"):
             asyncio.run(ask(app))
     assert runs == []
 
@@ -117,10 +117,10 @@ def test_a_server_that_tells_of_its_start_hears_of_it_then() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    with pytest.raises(ConfigurationError, match="pay is declared to happen once"):
+    with pytest.raises(ConfigurationError, match="pay is declared, but its route"):
         asyncio.run(app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send))
     assert [message["type"] for message in sent] == ["lifespan.startup.failed"]
-    assert "decorator on top" in sent[0]["message"]
+    assert "decorator of the route on top" in sent[0]["message"]
 
 
 def test_a_decorator_above_the_routes_is_an_error_in_flask_as_well() -> None:
@@ -135,7 +135,7 @@ def test_a_decorator_above_the_routes_is_an_error_in_flask_as_well() -> None:
         return ""
 
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match=r"pay is declared to happen once.*decorator on top"):
+        with pytest.raises(ConfigurationError, match=r"pay is declared, but its route.*decorator of the route on top"):
             app.test_client().post("/pay", headers=KEY)
     assert runs == []
 

@@ -626,7 +626,7 @@ def test_a_body_is_fingerprinted_and_given_whole_however_it_is_read(
         assert b"".join(fed) == data
     assert start + read(body) == data
     assert b"".join(fed) == data
-    assert not body.cut
+    assert not body.incomplete
     assert body.read() == body.readline() == b""
     body.close()
 
@@ -645,13 +645,13 @@ def test_a_body_without_a_length_is_empty_where_the_server_does_not_end_it(lengt
     body = RequestBody({"wsgi.input": io.BytesIO(b"NEXT"), "CONTENT_LENGTH": length}, lambda chunk: None)
     body.spool()
     assert body.read() == b""
-    assert not body.cut
+    assert not body.incomplete
 
 
 def test_a_body_that_is_cut_is_known() -> None:
     body, _ = body_of(b"abc", CONTENT_LENGTH="10")
     body.spool()
-    assert body.cut
+    assert body.incomplete
     body.close()
 
 

@@ -206,7 +206,7 @@ def unprotected(engine: Engine) -> Found:
 
 
 def unkeyed(engine: Engine) -> Found:
-    Exchange("POST", "/pay", b"", []).tell_unprotected(engine.guard, idempotent(required=False))
+    Exchange("POST", "/pay", b"", []).report_unprotected(engine.guard, idempotent(required=False))
     return {"operation": "POST /pay", "tenant": "", "key": ""}
 
 

@@ -14,7 +14,7 @@ import re
 from binascii import a2b_hex
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 from uuid import UUID
 
 from semel.errors import KeyInvalid, KeyMissing, PolicyError, RequestError
@@ -24,7 +24,6 @@ __all__ = [
     "MAX_KEY_LENGTH",
     "HeaderMode",
     "KeyFormat",
-    "Scope",
     "check_name",
     "derive",
     "header_value",
@@ -280,18 +279,6 @@ def derive(root: bytes, step: str) -> str:
     text = blake2b(name, digest_size=16, key=root, person=b"semel.derive.1").hexdigest()
     variant = "89ab"[int(text[16], 16) & 3]
     return f"{text[:8]}-{text[8:12]}-8{text[13:16]}-{variant}{text[17:20]}-{text[20:]}"
-
-
-class Scope(NamedTuple):
-    """Whose operation it is. Equal keys of two tenants, or of two operations, never meet."""
-
-    tenant: str
-    operation: str
-    key: str
-
-    @property
-    def id(self) -> bytes:
-        return identity(self.tenant, self.operation, self.key)
 
 
 def _shown(text: str) -> str:

@@ -1,8 +1,8 @@
-"""The Ops: all that a flow can ask of a store, and what it is told.
+"""The Ops: everything that a flow can ask of a store, and the store's answers.
 
-An Op carries durations, never instants: the store's own server clock decides when a lease or a record ends, so the
-clocks of workers do not matter. Every Op is one atomic step. All but Resolve may be sent again when the answer was
-lost: a Claim is known by its nonce, the rest by the token.
+Every Op is one atomic step. An Op carries durations, never instants: the clock of the store's server decides when a
+lease or a record ends, so the clocks of workers do not matter. Every Op but Resolve may be sent again if its answer was
+lost: the store recognises a repeated Claim by its nonce, and the others by their token.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from semel.errors import SemelError
 R = TypeVar("R")
 
 FOREVER: Final = 1000.0 * 366 * 86400
-"""The ttl, in seconds, of a record that is meant to be kept: a thousand years."""
+"""The ttl of a record that does not expire, in seconds: a thousand years."""
 
 
 class Op(Generic[R]):
-    """Base of all Ops; ``R`` is the type of its answer."""
+    """The base of all Ops. ``R`` is the type of the answer."""
 
     __slots__ = ()
     id: bytes
@@ -28,7 +28,7 @@ class Op(Generic[R]):
 
 @value
 class Record:
-    """A record as a store shows it. Times are seconds from the store's now, so they mean the same everywhere."""
+    """A record as a store shows it. Times are relative to the store's clock, so they mean the same on every machine."""
 
     id: bytes
     state: State
@@ -37,44 +37,44 @@ class Record:
     fingerprint: bytes
     snapshot: bytes | None
     lease_left: float
-    """Seconds until the lease ends; zero or less once it has, and of no meaning when nobody runs it."""
+    """Seconds until the lease ends; zero or less after that. Meaningless unless the record is RUNNING or ABANDONED."""
     age: float
     """Seconds since the first attempt was claimed."""
     expires_in: float
-    """Seconds until the record is forgotten; the time in which an expired key is refused is part of them."""
+    """Seconds until the record is removed. They include the time in which an expired key is rejected."""
     tenant: str = ""
     operation: str = ""
     key: str | None = None
-    """The readable key, or None where only hashes are kept."""
+    """The readable key; None if the guard stores only hashes."""
 
 
 @value
 class Claimed:
-    """The claim was won: run, under this token."""
+    """The claim was won: run the operation under this token."""
 
     token: int
     attempt: int
     """1 for a first try; more when an abandoned attempt was taken over."""
     steps: tuple[tuple[str, bytes], ...] = ()
-    """What earlier attempts saved, in order."""
+    """The steps that earlier attempts saved, in order."""
 
 
 @value
 class Existing:
-    """The claim was not won: this is what stands in its place."""
+    """The claim was not won: there is this record."""
 
     record: Record
 
 
 @value
 class Claim(Op["Claimed | Existing"]):
-    """Win the right to run, take over an abandoned attempt, or see what is there."""
+    """Claim the right to run the operation, or to take it over if it is abandoned."""
 
     id: bytes
     nonce: int
-    """Made once per call: the same claim sent twice is answered twice alike."""
+    """A random number for each call: the same claim sent twice gets the same answer twice."""
     fingerprint: bytes
-    """Of the request; empty where the operation has none, which matches everything."""
+    """The fingerprint of the request. An empty one matches every other."""
     lease: float
     ttl: float
     takeover: Takeover
@@ -85,7 +85,7 @@ class Claim(Op["Claimed | Existing"]):
 
 @value
 class Renew(Op[bool]):
-    """Hold the lease for another while, counted from now; it never ends sooner than before."""
+    """Extend the lease, counted from now; it never ends sooner than before. Answered with False for a stale token."""
 
     id: bytes
     token: int
@@ -94,7 +94,9 @@ class Renew(Op[bool]):
 
 @value
 class Complete(Op[bool]):
-    """The answer: done, remembered for ``ttl`` seconds. Asked twice with one token, it is answered twice alike."""
+    """Store the result for ``ttl`` seconds. Sent twice with one token, it gets the same answer twice. Answered with
+    False if the token is stale.
+    """
 
     id: bytes
     token: int
@@ -104,8 +106,8 @@ class Complete(Op[bool]):
 
 @value
 class CompleteWith(Complete):
-    """Complete, and make the handler's own writes in the same step: all of it or nothing. Only for stores that accept
-    writes; answered with NotWritten too.
+    """Complete, and make the handler's own writes in the same step: all of it happens, or nothing. Only for stores that
+    accept writes. May also be answered with NotWritten.
     """
 
     writes: tuple[Any, ...]
@@ -113,17 +115,18 @@ class CompleteWith(Complete):
 
 @value
 class NotWritten:
-    """Nothing was written, and sent again it would not be: a condition does not hold, or a write cannot be made."""
+    """Nothing was written, and sending it again would not help: a condition does not hold, or a write is impossible."""
 
     error: SemelError
 
 
 @value
 class Release(Op[bool]):
-    """End the attempt without an answer.
+    """End the attempt without a result. Answered with False if the token is stale.
 
-    ``to`` is ABSENT (nothing happened), ABANDONED (finished steps stay, the next try resumes; the token is stale from
-    then on, so that a renewal still on its way cannot revive the attempt), or UNKNOWN (cannot tell).
+    ``to`` is ABSENT (nothing happened), ABANDONED (the steps stay; the next attempt continues after them) or UNKNOWN
+    (nobody can tell what happened). After a release to ABANDONED the token is stale, so that a renewal that is still on
+    its way cannot revive the attempt.
     """
 
     id: bytes
@@ -133,7 +136,9 @@ class Release(Op[bool]):
 
 @value
 class SaveStep(Op[bool]):
-    """Remember the value of one named step of a running attempt. The first value of a name stays."""
+    """Store the value of one named step of a running attempt. The first value of a name stays. Answered with False if
+    the token is stale.
+    """
 
     id: bytes
     token: int
@@ -144,16 +149,17 @@ class SaveStep(Op[bool]):
 
 @value
 class Lookup(Op["Record | None"]):
-    """The record as it is, unless absent; changes nothing."""
+    """Return the record, or None if it is absent. Changes nothing."""
 
     id: bytes
 
 
 @value
 class Resolve(Op[State]):
-    """A person's word on an unknown or abandoned record: done with this snapshot, or (None) it never happened.
+    """Settle an unknown or abandoned record: it is done with this snapshot, or (None) it never happened.
 
-    Answers the state it found; ABSENT, DONE and a live RUNNING are left alone, RUNNING only unless ``force``.
+    The answer is the state that the record was in. An absent or finished record stays as it is, and so does a running
+    one unless ``force`` is set.
     """
 
     id: bytes
@@ -164,12 +170,12 @@ class Resolve(Op[State]):
 
 @value
 class Swept:
-    """What one sweep did."""
+    """The result of one sweep."""
 
     removed: int
-    """Records that had expired."""
+    """How many expired records were removed."""
     unknown: int
-    """Records abandoned past their time that may not be run again: now UNKNOWN, and kept."""
+    """How many abandoned records became UNKNOWN, because they are past their time and may not be run again."""
 
 
 @value
@@ -182,10 +188,10 @@ class Sweep(Op[Swept]):
 
 @value
 class Count(Op[int]):
-    """How many live records a tenant has, counted no further than ``limit``. Asked only of stores that say ``counts``.
+    """Count a tenant's live records, up to ``limit``. Only for stores that declare ``counts``.
 
-    Live is what is not absent: running, abandoned or done and not expired, or unknown. A store may leave out some whose
-    end is near.
+    Live means not absent: running, abandoned, done and not expired, or unknown. A store may leave out records that are
+    about to expire.
     """
 
     tenant: str
@@ -194,12 +200,12 @@ class Count(Op[int]):
 
 
 INPUT: Final = "~input"
-"""The step under which an operation keeps what it was called with, where it may be resumed without its caller."""
+"""The name of the step in which a resumable operation stores its arguments."""
 
 
 @value
 class Abandoned:
-    """An attempt that ended without a word, and what it was called with."""
+    """An abandoned operation, and the arguments it was called with."""
 
     record: Record
     input: bytes
@@ -207,27 +213,23 @@ class Abandoned:
 
 @value
 class Page:
-    """What one look at the inputs found."""
+    """The answer to Resumable."""
 
     found: tuple[Abandoned, ...]
     last: bytes | None
-    """Go on after this one; None at the end."""
+    """Continue after this id; None at the end."""
 
 
 @value
 class Resumable(Op[Page]):
-    """Abandoned operations of these names that keep their input and may be run again. Only for stores that say
-    ``resumes``.
+    """List abandoned operations of these names that have stored their arguments and may be run again. Only for stores
+    that declare ``resumes``.
 
-    ``limit`` inputs are looked at, in the order of their ids, after ``after``. Inputs of operations that are done are
-    forgotten on the way.
+    The store looks at ``limit`` stored arguments in the order of their ids, starting after ``after``. It deletes those
+    of finished operations on the way.
     """
 
     operations: tuple[str, ...]
     after: bytes
     limit: int
     id: bytes = b""
-
-
-OPS: Final[tuple[type[Op[Any]], ...]] = (Claim, Renew, Complete, Release, SaveStep, Lookup, Resolve, Sweep)
-"""All Ops that every store answers. ``Count``, ``Resumable`` and ``CompleteWith`` are for stores that declare them."""

@@ -1,24 +1,27 @@
 """The life of a record, as one table. Read this file first.
 
-Theory of operation ------------------- A *record* stands for one operation that must happen once. It is found by a
-16-byte identity and is in one of five states:
+**The record.** A *record* stands for one operation that must happen once, such as one payment. A client names the
+operation by a key, and the store finds its record by a 16-byte identity made from that key. A record is in one of five
+states:
 
-``ABSENT``     nobody has asked, or what was known has expired: the next call is a first call.
-``RUNNING``    an owner holds it by a *lease* that ends unless it is renewed. The owner is known by its *token*.
-``ABANDONED``  the lease ended and the owner said nothing. Never written down: it is what a RUNNING record looks like
-               after its lease. Whether the owner is dead, paused or slow cannot be known.
-``DONE``       finished; the *snapshot* holds the answer, which is replayed until the record expires. It never changes.
-``UNKNOWN``    an attempt was abandoned and the policy forbids another: nobody can say whether the effect happened. It
-               stays, without expiring, until someone resolves it, or the lost owner reports after all.
+``ABSENT``     Nobody has called yet, or the record has expired. The next call is a first call.
+``RUNNING``    A caller, the *owner*, runs the operation. It holds the record by a *lease* that ends unless the owner
+               renews it. The owner is identified by its *token*.
+``ABANDONED``  The lease has ended and the owner has not reported. Nobody can know whether it is dead, paused or slow.
+               This state is never written: it is how a RUNNING record looks after its lease has ended.
+``DONE``       The operation is finished. The record holds a *snapshot* of the result, which every further call gets
+               until the record expires. A finished record never changes.
+``UNKNOWN``    An attempt was abandoned, and the policy forbids another one: nobody can say whether the effect happened.
+               The record stays until someone resolves it, or until the lost owner reports after all.
 
-Every change is a *move*, and ``TRANSITIONS`` lists all moves there are: a move that is not in the table does not
-happen, and the store answers STALE, or shows the record as it is. Two rules make the table safe to run from many
-machines at once. A move is one atomic step of the store, so of two rivals one wins. And moves of an owner carry its
-token, which grows with every attempt: an owner that was replaced while it was paused finds its token stale and can
-change nothing.
+**The moves.** Every change of state is a *move*, and ``TRANSITIONS`` lists them all. A move that is not in the table
+does not happen: the store answers that the token is stale, or shows the record as it is. Two rules make the table safe
+with many machines. First, a move is one atomic step of the store, so only one of two rivals wins. Second, an owner's
+moves carry its token, and the token grows with every attempt: an owner that was replaced while it was paused finds that
+its token is stale, and can change nothing.
 
-The memory store and the model that tests every other store are both run from this table (``core/semantics.py``), and
-the diagram in the documentation is drawn from it.
+**What uses the table.** ``core/semantics.py`` applies it to records. The memory store runs on that module, and so does
+the model against which every other store is tested. The diagram in the documentation is drawn from the table.
 """
 
 from __future__ import annotations
@@ -28,11 +31,11 @@ from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["OWNER_MOVES", "STORED", "TRANSITIONS", "Move", "State", "Takeover", "follow", "mermaid"]
+__all__ = ["OWNER_MOVES", "TRANSITIONS", "Move", "State", "Takeover", "mermaid"]
 
 
 class State(IntEnum):
-    """Where a record is in its life. The numbers are what stores write."""
+    """The state of a record. Stores write these numbers: never change one."""
 
     ABSENT = 0
     RUNNING = 1
@@ -41,25 +44,27 @@ class State(IntEnum):
     ABANDONED = 4
 
 
+# Short names, for code that runs in every call: looking up a member of an Enum class is slow on Python 3.11.
 ABSENT: Final = State.ABSENT
 RUNNING: Final = State.RUNNING
 DONE: Final = State.DONE
 UNKNOWN: Final = State.UNKNOWN
 ABANDONED: Final = State.ABANDONED
-# By short names, for code that runs in every call: Python 3.11 takes a tenth of a microsecond to find a member in its
-# class, and a call looks at a dozen.
 
 
 class Takeover(IntEnum):
-    """What may happen to a record whose owner fell silent. The numbers are what stores write."""
+    """What may happen to an abandoned record. Stores write these numbers: never change one."""
 
     RETRY = 0
+    """Run it again."""
     REJECT = 1
+    """Never run it again: the record becomes UNKNOWN."""
     RECOVER = 2
+    """Take over, and ask the recover hook what the lost owner did."""
 
 
 class Move(Enum):
-    """What can happen to a record; the value says it in words for the diagram."""
+    """What can happen to a record. The values are the labels in the diagram."""
 
     CLAIM = "claim"
     RENEW = "renew"
@@ -75,9 +80,8 @@ class Move(Enum):
     RESOLVE_DONE = "resolve, it happened"
     RESOLVE_ABSENT = "resolve, it did not"
 
-    __hash__ = (
-        object.__hash__
-    )  # members are single; Enum's own hash is a Python function, and moves are looked up a lot
+    # Members are singletons. Enum's own __hash__ is a Python function, which is slow in every lookup of the table.
+    __hash__ = object.__hash__
 
 
 TRANSITIONS: Final[Mapping[tuple[State, Move], State]] = MappingProxyType(
@@ -90,12 +94,12 @@ TRANSITIONS: Final[Mapping[tuple[State, Move], State]] = MappingProxyType(
         (State.RUNNING, Move.RELEASE): State.ABSENT,
         (State.RUNNING, Move.YIELD): State.ABANDONED,
         (State.RUNNING, Move.GIVE_UP): State.UNKNOWN,
-        # Silence.
+        # The lease ends without a report.
         (State.RUNNING, Move.LEASE_ENDS): State.ABANDONED,
         (State.ABANDONED, Move.TAKE_OVER): State.RUNNING,
         (State.ABANDONED, Move.REFUSE): State.UNKNOWN,
         (State.ABANDONED, Move.EXPIRE): State.ABSENT,
-        # An owner that was only slow, and whom nobody replaced, still holds the newest token: its word is the truth.
+        # An owner that was only slow, and was not replaced, still holds the newest token. Its report counts.
         (State.ABANDONED, Move.RENEW): State.RUNNING,
         (State.ABANDONED, Move.SAVE_STEP): State.ABANDONED,
         (State.ABANDONED, Move.COMPLETE): State.DONE,
@@ -105,30 +109,22 @@ TRANSITIONS: Final[Mapping[tuple[State, Move], State]] = MappingProxyType(
         (State.UNKNOWN, Move.COMPLETE): State.DONE,
         (State.UNKNOWN, Move.RELEASE): State.ABSENT,
         (State.UNKNOWN, Move.GIVE_UP): State.UNKNOWN,
-        # People, or a program that looked at the other side.
+        # Someone, or a program, has found out what happened.
         (State.ABANDONED, Move.RESOLVE_DONE): State.DONE,
         (State.ABANDONED, Move.RESOLVE_ABSENT): State.ABSENT,
         (State.UNKNOWN, Move.RESOLVE_DONE): State.DONE,
         (State.UNKNOWN, Move.RESOLVE_ABSENT): State.ABSENT,
-        # The end.
+        # The record has served its time.
         (State.DONE, Move.EXPIRE): State.ABSENT,
     }
 )
 
 OWNER_MOVES: Final = frozenset({Move.RENEW, Move.SAVE_STEP, Move.COMPLETE, Move.RELEASE, Move.YIELD, Move.GIVE_UP})
-"""Moves that carry a token and are refused as STALE when it is not the newest."""
-
-STORED: Final = frozenset({State.RUNNING, State.DONE, State.UNKNOWN})
-"""States that are written down; the others follow from what is missing and from the clock."""
-
-
-def follow(state: State, move: Move) -> State | None:
-    """The state that ``move`` leads to, or None where the table has no such move."""
-    return TRANSITIONS.get((state, move))
+"""Moves that carry a token. They are refused if it is not the newest."""
 
 
 def mermaid() -> str:
-    """The table as a Mermaid state diagram, for the documentation. Moves that change nothing are left out."""
+    """Return the table as a Mermaid state diagram. Moves that do not change the state are left out."""
     lines = ["stateDiagram-v2", "    [*] --> absent"]
     for (state, move), target in TRANSITIONS.items():
         if state is not target:

@@ -91,7 +91,7 @@ natural, exempt = _declare.natural, _declare.exempt
 
 
 def endpoints(app: Starlette) -> list[Endpoint]:
-    """All routes of the app, with what they are declared to be."""
+    """Return all routes of the app, with the rules that they are declared with."""
     return _found(app.routes, "")
 
 

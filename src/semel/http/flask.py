@@ -17,25 +17,20 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import types
-import typing
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
-from semel.engine.declare.declaration import handle_parameter
-from semel.engine.operation.operation import AsyncOperation
 from semel.engine.sync import Semel
-from semel.errors import ConfigurationError, MissingDependency, PolicyError
+from semel.errors import ConfigurationError, MissingDependency
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
 from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
 from semel.http.contract.rerun import RunAgain
 from semel.http.contract.routes import RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
-from semel.http.handlers import sync_endpoint
+from semel.http.handlers import find_handle, sync_endpoint, type_hints
 from semel.http.in_transaction import connected
-from semel.http.wsgi.middleware import Responder, WSGIMiddleware, current_responder
+from semel.http.wsgi.middleware import WSGIMiddleware, WSGIResponder, current_responder
 
 try:
     import flask
@@ -88,11 +83,7 @@ def _protect(view: F, rule: Rule) -> F:
         return exempted(view, rule)
     check_declarable(view)
     view = connected(view, rule)
-    hints = _hints(view)
-    handle = handle_parameter(hints)
-    if handle is not None and AsyncOperation in (typing.get_args(hints[handle]) or (hints[handle],)):
-        raise PolicyError(f"{view.__qualname__}: annotate {handle} with Operation: the guard of a Flask app is sync")
-
+    handle = find_handle(view, type_hints(view), awaits=False)  # the guard of a Flask app is sync
     handler = _run_async(view) if inspect.iscoroutinefunction(view) else view
     endpoint = functools.wraps(view)(sync_endpoint(handler, rule, handle, _FRAMEWORK, _find_responder))
     endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
@@ -101,7 +92,7 @@ def _protect(view: F, rule: Rule) -> F:
 
 
 def _run_async(view: Callable[..., Any]) -> Callable[..., Any]:
-    """An ``async def`` view, run by the app as it runs others."""
+    """Return a plain function that has the app run an ``async def`` view, as Flask runs others."""
 
     def handler(*args: Any, **kwargs: Any) -> Any:
         return flask.current_app.ensure_sync(view)(*args, **kwargs)
@@ -109,7 +100,7 @@ def _run_async(view: Callable[..., Any]) -> Callable[..., Any]:
     return handler
 
 
-def _find_responder() -> Responder | None:
+def _find_responder() -> WSGIResponder | None:
     responder = current_responder()
     if responder is not None:
         responder.max_request_body = flask.request.max_content_length
@@ -136,7 +127,7 @@ natural, exempt = _declare.natural, _declare.exempt
 
 
 def endpoints(app: Flask) -> list[Endpoint]:
-    """All routes of the app, with what they are declared to be."""
+    """Return all routes of the app, with the rules that they are declared with."""
     return [
         Endpoint(
             method, _PART.sub(r"{\1}", route.rule), _rule_of(app.view_functions[route.endpoint], method), route.endpoint
@@ -151,16 +142,6 @@ _PART = re.compile(r"<(?:[^:<>]*:)?(\w+)>")
 
 
 def _rule_of(view: Any, method: str) -> Rule | None:
-    """A class of views has a method for each of the protocol, and decorators for all."""
+    """Return the rule of a view. A class of views may be declared as a whole or by its methods."""
     by_class = getattr(view, "view_class", None)
     return declared_rule(view) or (declared_rule(getattr(by_class, method.lower(), None)) if by_class else None)
-
-
-def _hints(view: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations as types, without those that name what exists for the type checker only."""
-    found: dict[str, Any] = {}
-    for name, hint in getattr(view, "__annotations__", {}).items():
-        alone = types.SimpleNamespace(__annotations__={name: hint})
-        with suppress(NameError, TypeError, AttributeError):
-            found |= typing.get_type_hints(alone, getattr(inspect.unwrap(view), "__globals__", {}))
-    return found

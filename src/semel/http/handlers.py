@@ -1,21 +1,35 @@
 """Shells for the flows of ``semel.http.contract.endpoint``, shared by the responders and the frameworks' glue.
 
 ``drive`` and ``drive_async`` do what a flow asks for. ``run_handler`` runs the handler of a decorated endpoint in a
-thread: under WSGI, or for a plain function under ASGI. Its counterpart for ``async def`` is ``Responder.run`` of
-``semel.http.asgi``, written apart because a task can be cancelled and a thread cannot.
+thread: under WSGI, or for a plain function under ASGI. Its counterpart for ``async def`` is
+``ASGIResponder.run``, written apart because a task can be cancelled and a thread cannot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import inspect
+import types
+import typing
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
-from semel.engine.operation.operation import Operation, running
+from semel.engine.declare.declaration import handle_parameter
+from semel.engine.operation.operation import AsyncOperation, Operation, running
+from semel.errors import PolicyError
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
 from semel.http.contract.endpoint import EndpointFlow, Framework, Lifecycle, Request
 from semel.http.contract.rules import Rule
 
-__all__ = ["SyncResponder", "drive", "drive_async", "run_handler", "sync_endpoint", "with_handle"]
+__all__ = [
+    "SyncResponder",
+    "drive",
+    "drive_async",
+    "find_handle",
+    "run_handler",
+    "sync_endpoint",
+    "type_hints",
+    "with_handle",
+]
 
 T = TypeVar("T")
 
@@ -135,3 +149,35 @@ def with_handle(kwargs: dict[str, Any], name: str | None, operation: Any) -> dic
     if name is not None:
         kwargs[name] = operation
     return kwargs
+
+
+def type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations as types. One that cannot be evaluated stays text, for the framework to judge."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        found: dict[str, Any] = {}
+        # A handle that is imported for the type checker only must not become a query parameter.
+        known = getattr(inspect.unwrap(function), "__globals__", {})
+        names = {"AsyncOperation": AsyncOperation, "Operation": Operation, **known}
+        for name, hint in getattr(function, "__annotations__", {}).items():
+            alone = types.SimpleNamespace(__annotations__={name: hint})
+            try:
+                found |= typing.get_type_hints(alone, names, include_extras=True)
+            except (NameError, TypeError, AttributeError):
+                found[name] = hint
+        return found
+
+
+def find_handle(function: Callable[..., Any], hints: Mapping[str, Any], *, awaits: bool) -> str | None:
+    """Return the parameter that is annotated with the handle of the operation.
+
+    :param awaits: whether the handle is an ``AsyncOperation``. Raises PolicyError if it is annotated with the other.
+    """
+    name = handle_parameter(dict(hints))
+    if name is None:
+        return None
+    wanted, other = (AsyncOperation, Operation) if awaits else (Operation, AsyncOperation)
+    if other in (typing.get_args(hints[name]) or (hints[name],)):
+        raise PolicyError(f"{function.__qualname__}: annotate {name} with {wanted.__name__}")
+    return name

@@ -1,4 +1,4 @@
-"""Litestar: a plugin that installs the middleware, and ``@idempotent()`` on a handler, below the route's own decorator.
+"""Litestar: ``SemelPlugin`` protects an app, and ``@idempotent()`` declares a handler, below its route.
 
 ::
 
@@ -76,7 +76,7 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         self._exposed: list[str] = []
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
-        """Put the middleware around all others, and tell of our headers where CORS and OpenAPI do."""
+        """Add the middleware around all others, and our headers to CORS and OpenAPI."""
         if sum(isinstance(plugin, SemelPlugin) for plugin in app_config.plugins) > 1:
             raise ConfigurationError("SemelPlugin is installed in this app already: one guard for one app")
         app_config.middleware.insert(0, cast(Any, self._around))
@@ -88,7 +88,7 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         return app_config
 
     def receive_route(self, route: BaseRoute) -> None:
-        """Find out at start-up what would leave a declared handler without protection, or make its replay an error."""
+        """Raise at start-up if a declared handler would run without protection, or if its replay would fail."""
         for handler in route.route_handlers if isinstance(route, HTTPRoute) else ():
             rule = declared_rule(handler.fn)
             if rule is None or isinstance(rule, Exempt):
@@ -104,19 +104,16 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
             _let_answers_pass(handler)
 
     def _around(self, app: App) -> ASGIMiddleware:
-        """The middleware around one route; they share all but that."""
-        around = copy.copy(self.middleware)
-        around._reported = True  # the hook at start-up does it, for all of them
+        """Return the middleware around one route."""
 
         async def inside(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
                 _see_whole_path(scope)
-                if around.kept.wanted:
+                if self.middleware.reruns.possible:
                     _have_own_state(scope)
             await app(scope, receive, send)
 
-        around.app = inside
-        return around
+        return self.middleware.around(inside)
 
     def _report(self, app: Litestar) -> None:
         self.middleware.list_endpoints = lambda: endpoints(app)
@@ -124,13 +121,13 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
 
 
 def endpoints(app: Litestar) -> list[Endpoint]:
-    """All routes of the app, with what they are declared to be."""
+    """Return all routes of the app, with the rules that they are declared with."""
     return [
         Endpoint(method, route.path_format, declared_rule(handler.fn), _name(handler))
         for route in app.routes
         if isinstance(route, HTTPRoute)
         for method, (handler, _) in sorted(route.route_handler_map.items())
-        if method != "OPTIONS"  # which Litestar answers by itself
+        if method != "OPTIONS"  # Litestar answers these itself
     ]
 
 

@@ -31,7 +31,6 @@ __all__ = [
     "DocumentError",
     "LiveObject",
     "canonical_json",
-    "canonicalize",
     "encode_value",
     "parse_json",
     "select_fields",
@@ -44,16 +43,12 @@ MAX_DEPTH = 128
 # JSON
 
 
-def canonicalize(document: bytes) -> bytes:
-    """The canonical form of a JSON text.
-
-    Refused: what is not JSON or not UTF-8, a name that occurs twice in an object, and nesting beyond MAX_DEPTH.
-    """
-    return canonical_json(parse_json(document))
-
-
 def parse_json(document: bytes) -> Any:
-    """The value of a JSON text, as strictly as ``canonicalize`` reads it."""
+    """Return the value of a JSON text.
+
+    Raises DocumentError for a text that is not JSON or not UTF-8, that has a name twice in one object, or that nests
+    deeper than MAX_DEPTH.
+    """
     try:
         return _DECODER.decode(document.decode())
     except DocumentError:

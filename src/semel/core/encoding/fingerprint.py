@@ -17,67 +17,14 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from semel.core.encoding.canonical import ABSENT, LIVE, LiveObject, encode_value, split_path
-from semel.errors import ConfigurationError, PolicyError
+from semel.errors import PolicyError
 
-__all__ = ["DIGEST_SIZE", "Arguments", "Choice", "Fingerprint", "hash_key"]
+__all__ = ["DIGEST_SIZE", "Arguments", "Choice", "hash_key"]
 
 DIGEST_SIZE = 16
 
 Choice = Literal["auto", "all"] | Iterable[str] | Callable[..., Any] | None
 """Which arguments count: see Arguments."""
-
-
-class Fingerprint:
-    """A hash of labelled parts, fed as they come.
-
-    With a secret it is a MAC. Without one, whoever reads the records can guess a body that has few possible values, an
-    amount or a postcode, by hashing them all.
-    """
-
-    __slots__ = ("_hash", "_secret", "_stream", "_stream_length", "_stream_name")
-
-    def __init__(self, secret: bytes | None = None) -> None:
-        self._secret = hash_key(secret)
-        self._hash = blake2b(digest_size=DIGEST_SIZE, key=self._secret, person=b"semel.request.1")
-        self._stream: blake2b | None = None
-        self._stream_name = ""
-        self._stream_length = 0
-
-    def part(self, name: str, value: bytes) -> None:
-        """Add one part. An empty part is not the same as none; the order of the parts counts."""
-        self._close()
-        self._add(b"p", name, len(value), value)
-
-    def open(self, name: str) -> None:
-        """Begin a part that comes in chunks; it ends where the next part begins, or with the digest."""
-        self._close()
-        self._stream = blake2b(key=self._secret, person=b"semel.stream.1")
-        self._stream_name = name
-        self._stream_length = 0
-
-    def update(self, chunk: bytes | bytearray | memoryview) -> None:
-        """Add a chunk to the part that is open. How the part is cut into chunks does not matter."""
-        if self._stream is None:
-            raise ConfigurationError("a fingerprint's part must be opened before chunks are added to it")
-        self._stream.update(chunk)
-        self._stream_length += chunk.nbytes if isinstance(chunk, memoryview) else len(chunk)
-
-    def digest(self) -> bytes:
-        """The fingerprint of all parts so far; an open part ends here."""
-        self._close()
-        return self._hash.digest()
-
-    def _close(self) -> None:
-        # A stream's length is not known before its end, so it cannot stand in front; the stream is hashed by itself
-        # instead, and what goes in is of fixed size. No body can then look like a body and a further part.
-        if self._stream is not None:
-            self._add(b"s", self._stream_name, self._stream_length, self._stream.digest())
-            self._stream = None
-
-    def _add(self, kind: bytes, name: str, length: int, value: bytes) -> None:
-        label = name.encode()
-        self._hash.update(b"%b%d:%b%d:" % (kind, len(label), label, length))
-        self._hash.update(value)
 
 
 def hash_key(secret: bytes | None) -> bytes:

@@ -105,7 +105,7 @@ class BodyReader:
 
         Raises BodyTooLarge for a body of more than ``longest`` bytes: before it is read, if its length is announced.
         """
-        if self._size > longest or (not self._complete and self._life.exchange.announced() > longest):
+        if self._size > longest or (not self._complete and self._life.exchange.announced_length() > longest):
             raise BodyTooLarge
         receive = self._receive
         while not self._complete:
@@ -144,7 +144,7 @@ class BodyReader:
             body = message.get("body", b"")
             if body:
                 self._size += len(body)
-                self._life.exchange.fed(body)
+                self._life.exchange.feed(body)
             self._complete = not message.get("more_body", False)
         elif message["type"] == "http.disconnect":
             self._disconnect = message

@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import types
-import typing
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar, cast
 
 from semel.core.ops import Op
-from semel.engine.declare.declaration import handle_parameter, refuse_generators
-from semel.engine.operation.operation import AsyncOperation, Operation
+from semel.engine.declare.declaration import refuse_generators
+from semel.engine.operation.operation import Operation
 from semel.errors import ConfigurationError, PolicyError
-from semel.http.asgi.middleware import Responder, current_responder
+from semel.http.asgi.middleware import ASGIResponder, current_responder
 from semel.http.contract.endpoint import Compensate, Framework, Request
 from semel.http.contract.inventory import check_declarable, exempted, replaced
 from semel.http.contract.rules import Exempt, Idempotent, Rule
-from semel.http.handlers import run_handler, sync_endpoint, with_handle
+from semel.http.handlers import find_handle, run_handler, sync_endpoint, type_hints, with_handle
 from semel.http.in_transaction import connected
 
-__all__ = ["ThreadedResponder", "async_endpoint", "protect", "threaded_responder", "type_hints"]
+__all__ = ["ThreadedResponder", "async_endpoint", "protect", "threaded_responder"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,13 +40,8 @@ def protect(
     refuse_generators(function)
     declared, function = function, connected(function, rule)
     hints = type_hints(function)
-    handle = handle_parameter(hints)
     awaits = inspect.iscoroutinefunction(function)
-    if handle is not None and (Operation if awaits else AsyncOperation) in (
-        typing.get_args(hints[handle]) or (hints[handle],)
-    ):
-        wanted = "AsyncOperation" if awaits else "Operation"
-        raise PolicyError(f"{function.__qualname__}: annotate {handle} with {wanted}")
+    handle = find_handle(function, hints, awaits=awaits)
     if not awaits and isinstance(rule, Idempotent) and rule.connection is not None:
         raise PolicyError(f"{function.__qualname__}: with connection= it is an async def, as its connection is async")
     if awaits:
@@ -131,7 +124,7 @@ class ThreadedResponder:
     """The responder of an event loop, as a handler in a thread sees it: what it asks for is done in the loop."""
 
     def __init__(
-        self, responder: Responder, run_in_loop: Callable[[Coroutine[Any, Any, Any]], Any] | None = None
+        self, responder: ASGIResponder, run_in_loop: Callable[[Coroutine[Any, Any, Any]], Any] | None = None
     ) -> None:
         """
         :param run_in_loop: runs a coroutine in the event loop, and waits for its result in the calling thread.
@@ -174,20 +167,3 @@ class ThreadedResponder:
             return asyncio.run_coroutine_threadsafe(work, self._responder.loop).result()
         work.close()
         raise ConfigurationError("a plain def endpoint was called in the event loop, which it would block for ever")
-
-
-def type_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations as types; one that names something local stays text, for the framework to judge."""
-    try:
-        return typing.get_type_hints(function, include_extras=True)
-    except NameError:
-        found: dict[str, Any] = {}
-        # A handle that is imported for the type checker only is one all the same, and no query parameter.
-        names = {"AsyncOperation": AsyncOperation, "Operation": Operation, **inspect.unwrap(function).__globals__}
-        for name, hint in function.__annotations__.items():
-            alone = types.SimpleNamespace(__annotations__={name: hint})
-            try:
-                found |= typing.get_type_hints(alone, names, include_extras=True)
-            except NameError:
-                found[name] = hint
-        return found

@@ -1,9 +1,9 @@
-"""ASGI: a middleware that prepares and captures at the edge; the claim is made at the endpoint, before the handler.
+"""The ASGI middleware. It surrounds the application. Decorated endpoints make the claim, just before the handler.
 
-So authentication, rate limits and validation come first, and turn requests away without a claim. For an application
-whose endpoints cannot be decorated, ``routes=`` names the rules and the claim is made here, at the edge.
+So authentication, rate limits and validation come first, and refuse requests without a claim. If the endpoints of an
+application cannot be decorated, ``routes=`` names their rules, and the claim is made here, at the edge.
 
-A request without a key can claim nothing, so it costs next to nothing: no task, no buffer, no hash.
+A request without a key claims nothing, so it gets no task, no buffer and no hash.
 """
 
 from __future__ import annotations
@@ -18,24 +18,27 @@ from typing import Any, Final, TypeAlias
 from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError
 from semel.http.asgi.messages import App, Receive, Scope, Send
-from semel.http.asgi.responder import Responder
+from semel.http.asgi.responder import ASGIResponder
 from semel.http.contract.inventory import Endpoint
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 
-__all__ = ["ASGIMiddleware", "Responder", "current_responder"]
+__all__ = ["ASGIMiddleware", "ASGIResponder", "current_responder"]
 
 TenantResolver: TypeAlias = Callable[[Any], "str | Awaitable[str | None] | None"]
 
 _SAFE: Final = object()
-"""The request in hand is a GET or the like: its endpoint runs as if it were not declared."""
-_current: ContextVar[Responder | object | None] = ContextVar("semel_responder", default=None)
+"""Marks a GET or the like: its endpoint runs as if it were not declared."""
+_current: ContextVar[ASGIResponder | object | None] = ContextVar("semel_responder", default=None)
 _log = logging.getLogger("semel.http")
 
 
-def current_responder() -> Responder | None:
-    """The responder of the request in hand, for the decorators; None for a method that is never claimed."""
+def current_responder() -> ASGIResponder | None:
+    """Return the responder of the current request; None for a method that is never claimed, such as GET.
+
+    Raises ConfigurationError if the middleware is not installed.
+    """
     responder = _current.get()
     if responder is None:
         raise ConfigurationError(
@@ -43,7 +46,7 @@ def current_responder() -> Responder | None:
             "install(app, guard=…, tenant=…) in FastAPI and Starlette, plugins=[SemelPlugin(guard=…, tenant=…)] in "
             "Litestar, ASGIMiddleware(app, guard=…, tenant=…) elsewhere"
         )
-    return responder if isinstance(responder, Responder) else None
+    return responder if isinstance(responder, ASGIResponder) else None
 
 
 class ASGIMiddleware(Middleware[App, AsyncSemel]):
@@ -75,7 +78,7 @@ class ASGIMiddleware(Middleware[App, AsyncSemel]):
             request=request, endpoints=endpoints,
         )  # fmt: skip
         self._left: set[asyncio.Task[None]] = set()
-        """Handlers that finish without a client; the event loop itself would let go of them."""
+        """Handlers that run on without a client. The event loop holds only weak references to tasks."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._reported:
@@ -93,7 +96,7 @@ class ASGIMiddleware(Middleware[App, AsyncSemel]):
         rule = None
         if self.routes.rules:
             rule = self.declared(scope["method"], scope["path"], scope.get("root_path", ""))
-        responder = Responder(self, scope, receive, send)
+        responder = ASGIResponder(self, scope, receive, send)
         token = _current.set(responder)
         try:
             await responder.respond(rule)
@@ -110,8 +113,8 @@ class ASGIMiddleware(Middleware[App, AsyncSemel]):
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
             raise
 
-    def whose(self, scope: Scope) -> str | Awaitable[str] | None:
-        """The tenant of a request; None: the guard's own. To be awaited where the resolver is async."""
+    def tenant_of(self, scope: Scope) -> str | Awaitable[str] | None:
+        """Return the tenant of a request, to be awaited if ``tenant`` is async; None for the guard's own."""
         if self.tenant is None:
             return None
         found = self.tenant(scope if self.request is None else self.request(scope))
@@ -124,7 +127,7 @@ class ASGIMiddleware(Middleware[App, AsyncSemel]):
         return tenant
 
     def leave(self, task: asyncio.Task[None]) -> None:
-        """Let a handler finish that nobody waits for any more."""
+        """Let a handler run to its end although nobody waits for it any more."""
         self._left.add(task)
         task.add_done_callback(self._finished)
 

@@ -46,10 +46,10 @@ from semel.http.handlers import drive_async
 if TYPE_CHECKING:
     from semel.http.asgi.middleware import ASGIMiddleware
 
-__all__ = ["Responder"]
+__all__ = ["ASGIResponder"]
 
 
-class Responder:
+class ASGIResponder:
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
     def __init__(self, middleware: ASGIMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,7 +81,7 @@ class Responder:
         if "extensions" in self._scope:
             without_files(self._scope)
         self._body = BodyReader(self._receive, self.life)
-        if self._middleware.kept.wanted:
+        if self._middleware.reruns.possible:
             self.life.rerun = Rerun(self._scope, self._scope.values())
         if rule is not None:
             claimed = False
@@ -259,7 +259,7 @@ class Responder:
         if isinstance(request, Begin):
             return await self._middleware.guard.begin(request.call)
         if request is FIND_TENANT:
-            tenant = self._middleware.whose(self._scope)
+            tenant = self._middleware.tenant_of(self._scope)
             return tenant if isinstance(tenant, str) or tenant is None else await tenant
         if isinstance(request, OpenTransaction):
             return await open_transaction_async(self._middleware.guard, request.connect, request.call)
@@ -314,7 +314,7 @@ class Responder:
                 if more:
                     self._begun = True
                     await self._pass_on(self._first_start(capture))
-                body = capture.taken()
+                body = capture.take()
             if not more:
                 last = {"type": kind, "body": capture.body if kept else body, "more_body": False}
                 await self._finish(capture, last, was_open)
@@ -346,7 +346,7 @@ class Responder:
         """The message that a first answer begins with."""
         assert self._start is not None
         exchange = self.life.exchange
-        headers = exchange.exposed(exchange.first(capture.headers), self.life.rule)
+        headers = exchange.expose(exchange.with_key(capture.headers), self.life.rule)
         return {**self._start, "headers": headers}
 
     async def _pass_on(self, message: Message) -> None:
@@ -366,7 +366,7 @@ class Responder:
         if self._begun:
             raise cut_off()
         exchange, send = self.life.exchange, self._send
-        lines = exchange.exposed(exchange.carried(answer.headers, carrier, rule), rule)
+        lines = exchange.expose(exchange.with_carrier(answer.headers, carrier, rule), rule)
         await send({"type": "http.response.start", "status": answer.status, "headers": lines})
         await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 

@@ -1,4 +1,4 @@
-"""Conditional requests (RFC 9110, section 13): entity tags, and what If-Match and If-None-Match ask for.
+"""Conditional requests (RFC 9110, section 13): entity tags, If-Match and If-None-Match.
 
 ::
 
@@ -10,9 +10,9 @@
         ...
         response.headers["ETag"] = etag(payment.version + 1)
 
-Comparison is strong for If-Match: a weak tag never matches. A check followed by a write leaves a gap; where two
-writers can meet, let the write itself compare (``UPDATE … WHERE version = …``) and raise PreconditionFailed when it hit
-nothing.
+Comparison is strong for If-Match: a weak tag never matches. Between a check and the write that follows, another writer
+may change the resource. To close that gap let the write itself compare (``UPDATE … WHERE version = …``), and raise
+PreconditionFailed if it changed nothing.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _BETWEEN: Final = re.compile(r"[ \t]*,[ \t,]*")
 
 
 def etag(state: str | bytes | int) -> str:
-    """A strong entity tag for a version number, a version's name, or the bytes of a representation."""
+    """Return a strong entity tag for a version number, a version's name, or the bytes of a representation."""
     if isinstance(state, bool) or not isinstance(state, (str, bytes, int)):
-        raise ConfigurationError(f"an entity tag is made of a version or of bytes, not of {type(state).__name__}")
+        raise ConfigurationError(f"an entity tag is made from a version or from bytes, not from {type(state).__name__}")
     text = blake2b(state, digest_size=16).hexdigest() if isinstance(state, bytes) else str(state)
     tag = f'"{text}"'
     if not _TAG.fullmatch(tag):
@@ -48,7 +48,7 @@ def etag(state: str | bytes | int) -> str:
 
 @value
 class Preconditions:
-    """What a request asks for: tags as sent, ``("*",)`` for any, None where the header is missing."""
+    """The tags of a request as sent; ``("*",)`` for any, None if the header is missing."""
 
     match: tuple[str, ...] | None = None
     none_match: tuple[str, ...] | None = None
@@ -57,7 +57,7 @@ class Preconditions:
         return self.match is not None or self.none_match is not None
 
     def check(self, current: str | None) -> None:
-        """Hold against the resource's current tag; None where there is no such resource. Raises PreconditionFailed."""
+        """Compare with the resource's current tag; None if there is no such resource. Raises PreconditionFailed."""
         if self.match is not None and not self._matches(current):
             raise PreconditionFailed("The resource is not in the state that If-Match names. Read it, and try again.")
         if self.none_match is not None and self._excluded(current):
@@ -78,7 +78,7 @@ class Preconditions:
 
 
 def preconditions(headers: Iterable[tuple[bytes, bytes]], *, required: bool = False) -> Preconditions:
-    """Read from header lines, whose names are in lower case. Raises PreconditionInvalid or PreconditionRequired."""
+    """Read from header lines with lower-case names. Raises PreconditionInvalid or PreconditionRequired."""
     match: list[bytes] = []
     none_match: list[bytes] = []
     for name, text in headers:
@@ -120,7 +120,7 @@ _current: ContextVar[Preconditions | None] = ContextVar("semel_preconditions", d
 
 
 def current_preconditions() -> Preconditions:
-    """Those of the request in hand; in a handler of a conditional route."""
+    """Return the current request's preconditions, in a handler of a conditional route."""
     found = _current.get()
     if found is None:
         raise ConfigurationError(
@@ -139,5 +139,8 @@ def unbind_preconditions(token: Token[Preconditions | None]) -> None:
 
 
 def check_match(current: str | None) -> None:
-    """Refuse the request with 412 unless the resource's current tag is one that it asks for; None: there is none."""
+    """Raise PreconditionFailed (412) unless the resource's current tag meets the request's preconditions.
+
+    :param current: the resource's tag; None if there is no such resource.
+    """
     current_preconditions().check(current)

@@ -214,7 +214,7 @@ class Lifecycle(Generic[A]):
             if isinstance(rule, Conditional):
                 self.preconditions = exchange.preconditions(rule)
             if key is None:
-                exchange.tell_unprotected(middleware.guard, rule)
+                exchange.report_unprotected(middleware.guard, rule)
                 return True
             if not rule.reads_json and rule.connection is None:
                 exchange.body = None
@@ -249,7 +249,7 @@ class Lifecycle(Generic[A]):
             try:
                 return (yield OpenTransaction(call, connect))
             except TransactionConflict:
-                pause = None if self.rerun is None else self.rerun.met(call)
+                pause = None if self.rerun is None else self.rerun.next_pause(call)
                 if pause is None:
                     raise
             yield Pause(pause)
@@ -261,7 +261,7 @@ class Lifecycle(Generic[A]):
         rule, capture = self.rule, self.capture
         assert rule is not None
         assert capture is not None
-        stored = capture.stored()
+        stored = capture.to_store()
         if rule.stores(stored.status):
             return self._end(Returned(stored))
         return self._end(STOPPED if self.lease_lost else Declined(stored))
@@ -305,7 +305,7 @@ class Lifecycle(Generic[A]):
             return Ending.ANSWER
         if isinstance(left, rule.policy.remembered) or (isinstance(left, Exception) and rule.stores(500)):
             yield from self._end(Returned(FAILED))
-            self.answer = self.answer or self.exchange.failed()
+            self.answer = self.answer or self.exchange.failure()
             return self._answer_or_run_again(Ending.ANSWER_AND_RAISE)
         yield from self._end(Raised(left), refuse=False)
         return Ending.RAISE

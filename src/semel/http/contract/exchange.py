@@ -1,7 +1,7 @@
-"""One request under the contract, as pure code: headers in, decisions and answers out. ASGI and WSGI use it alike.
+"""One request and its answers under the contract, for ASGI and WSGI alike.
 
-It reads the key, builds the fingerprint while the body streams by, captures the answer, and says what is sent. It makes
-no claim itself and knows neither sockets nor event loops.
+``Exchange`` reads the key, computes the fingerprint while the body arrives, and builds the answers: replays, refusals,
+and the header lines of first answers. It makes no claim and knows neither sockets nor event loops.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from semel.core.call import Call
 from semel.core.encoding.canonical import canonical_json, parse_json, select_fields
+from semel.core.encoding.fingerprint import DIGEST_SIZE, hash_key
 from semel.core.encoding.serializers import NotSerializable
 from semel.core.encoding.snapshot import Kind, StoredResponse, decode_response, encode_response
 from semel.core.keys import header_value, parse_header
@@ -35,7 +36,6 @@ from semel.errors import (
 )
 from semel.http.contract.conditional import Preconditions, preconditions
 from semel.http.contract.problems import problem
-from semel.http.contract.request_hash import RequestHash
 from semel.http.contract.rules import Conditional, Idempotent
 from semel.observe import events
 
@@ -43,26 +43,26 @@ __all__ = ["CLAIMED", "FAILED", "KEY", "RESPONSES", "SETTLED", "Exchange", "Resp
 
 KEY: Final = b"idempotency-key"
 CLAIMED: Final = "semel.claimed"
-"""Stands in the scope or environ of a request while its attempt runs: another middleware of ours must not claim it."""
+"""Set in the scope or environ while an attempt runs: a second middleware of Semel must not claim the request."""
 SETTLED: Final = StoredResponse(204, [], b"")
-"""The answer to a deletion of what is not there."""
+"""The answer to a DELETE of a resource that does not exist."""
 FAILED: Final = StoredResponse(500, [(b"content-type", b"text/plain; charset=utf-8")], b"Internal Server Error")
-"""What is remembered of a handler that raised, where that is an answer."""
+"""The stored answer of a handler that raised, if the rule stores such errors."""
 DOCUMENT_LIMIT: Final = 8 * 1024 * 1024
-"""Bytes of a request's body that are read as JSON; a larger one is compared byte by byte."""
+"""The largest body in bytes that is parsed as JSON; a larger one is compared byte by byte."""
 _PRECONDITIONS: Final = frozenset({b"content-type", b"if-match", b"if-none-match"})
 _READ: Final = _PRECONDITIONS | {KEY, b"content-length", b"origin"}
-"""Lines of a request that are read for every rule; they are picked out in one look."""
+"""Header lines of a request that are read for every rule."""
 _EXPOSED: Final = ("Idempotency-Key", "Retry-After", "Link")
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"content-type", b"trailer", KEY})
-"""Lines that belong to one body; those of an answer that only stands for another are left out."""
+"""Header lines that belong to one body. They are dropped from an answer whose place another one takes."""
 _LONGEST_PATH: Final = 200
 _log = logging.getLogger("semel.http")
 _name = itemgetter(0)
 
 
 def as_response(value: Any) -> StoredResponse:
-    """An answer from what ``resolve`` or a recover hook says: a StoredResponse as it is, plain data as JSON."""
+    """Convert a result of ``resolve`` or of a recover hook: a StoredResponse stays as it is, data becomes JSON."""
     if isinstance(value, StoredResponse):
         return value
     if value is None:
@@ -109,7 +109,7 @@ RESPONSES: Final = ResponseSerializer()
 
 
 class Exchange:
-    """What is known of a request, and what will be said."""
+    """What is known about a request, and the answers to it."""
 
     __slots__ = (
         "_body_size", "_counted", "_echoed", "_hash", "_keys", "_length", "_lines", "_query", "_scripted", "_verbatim",
@@ -130,21 +130,21 @@ class Exchange:
         self.path = path
         self.docs = docs
         self.body: list[bytes] | None = []
-        """Chunks of the body, for rules that read it as a whole; None once it is larger than such rules read."""
+        """Chunks of the body, for rules that read all of it; None if no rule does, or if it is too large for that."""
         self._body_size = 0
         self.key: str | None = None
         self._verbatim = False
-        """Whether quotes belong to the key, and so are not ours to add."""
+        """Whether the key is echoed without adding quotes."""
         self._echoed: list[tuple[bytes, bytes]] | None = None
         self._query = query
         self._lines = headers
         self._hash = RequestHash(secret)
         self._length = b""
         self._scripted = False
-        """Whether a script of some origin asks."""
+        """Whether a browser's script sent the request."""
         self._keys: list[bytes] = []
         self._counted: list[tuple[bytes, bytes]] = []
-        """Lines that are part of every fingerprint."""
+        """Header lines that are part of every fingerprint."""
         for line, value in headers:
             name = line.lower()
             if name not in _READ:
@@ -160,16 +160,16 @@ class Exchange:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """All lines of the request, by lower-case names."""
+        """All header lines of the request, with lower-case names."""
         return [(name.lower(), value) for name, value in self._lines]
 
-    def announced(self) -> int:
-        """The length that the client says its body has; 0 where it does not say."""
+    def announced_length(self) -> int:
+        """The Content-Length, or 0 if there is none."""
         return int(self._length) if self._length.isdigit() else 0
 
-    def fed(self, chunk: bytes) -> None:
-        """A chunk of the request's body came by."""
-        self._hash.fed(chunk)
+    def feed(self, chunk: bytes) -> None:
+        """Take the next chunk of the request's body."""
+        self._hash.feed(chunk)
         if self.body is not None:
             self.body.append(chunk)
             self._body_size += len(chunk)
@@ -177,7 +177,7 @@ class Exchange:
                 self.body = None
 
     def read_key(self, rule: Idempotent) -> str | None:
-        """The key, or None where the route may go without. Raises KeyMissing or KeyInvalid."""
+        """Return the key, or None if it is missing and optional. Raises KeyMissing or KeyInvalid."""
         lines = self._keys
         if not lines:
             if rule.required:
@@ -191,11 +191,11 @@ class Exchange:
             raise KeyInvalid("The Idempotency-Key holds characters other than printable ASCII.") from error
         key = self.key = parse_header(text, rule.key_mode, rule.key_format)
         self._verbatim = rule.key_mode == "raw"
-        self._echoed = [(KEY, lines[0])] if key == text else None  # a bare key is said as it was sent
+        self._echoed = [(KEY, lines[0])] if key == text else None  # a bare key is echoed as it was sent
         return key
 
     def operation(self, rule: Idempotent) -> str:
-        """What scopes the key, beside the tenant."""
+        """Return the operation, which scopes the key together with the tenant."""
         if rule.scope == "tenant":
             return "*"
         path = self.path
@@ -205,18 +205,18 @@ class Exchange:
         return f"{self.method} {path}"
 
     def fingerprint(self, rule: Idempotent) -> bytes:
-        """Of all that makes this request this request; asked once the body is through."""
+        """Return the hash by which a retry is told from another request. Call it once the body has arrived."""
         lines = self._counted
         if rule.fingerprint_headers:
             wanted = _PRECONDITIONS.union(name.lower().encode() for name in rule.fingerprint_headers)
             lines = [line for line in self.headers if line[0] in wanted]
         if len(lines) > 1:
-            lines = sorted(lines, key=_name)  # lines of one name keep their order, names have none
+            lines = sorted(lines, key=_name)  # lines of the same name keep their order
         document = self._document(rule) if rule.reads_json else None
         return self._hash.digest(self.method, self.path, self._query, lines, document)
 
     def call(self, guard: Guard, rule: Idempotent, key: str, tenant: str | None) -> Call:
-        """The call to claim, once the body is through."""
+        """Return the call to claim. Call it once the body has arrived."""
         try:
             whose = guard.tenant if tenant is None else checked_tenant(tenant)
         except RequestError as error:  # not the client's mistake
@@ -231,17 +231,17 @@ class Exchange:
         )
 
     def preconditions(self, rule: Conditional) -> Preconditions:
-        """What the request asks of the resource. Raises PreconditionError."""
+        """Return the request's preconditions. Raises PreconditionError if they are malformed or missing."""
         return preconditions(self.headers, required=rule.precondition_required)
 
-    def tell_unprotected(self, guard: Guard, rule: Idempotent) -> None:
-        """A route whose key is optional runs without one. A conditional one is protected by its precondition."""
+    def report_unprotected(self, guard: Guard, rule: Idempotent) -> None:
+        """Emit an event: the request runs without a key. A conditional one is protected by its precondition."""
         if isinstance(rule, Conditional):
             return
         guard.make_call(self.operation(rule), "", guard.tenant, b"", rule.policy).tell(events.Unkeyed)
 
     def _document(self, rule: Idempotent) -> bytes | None:
-        """The body as canonical JSON, where the rule asks for that; None where it is no JSON: then its bytes count."""
+        """Return the body as canonical JSON; None if it is not JSON or too large, so that its bytes are compared."""
         if self.body is None:
             return None
         try:
@@ -255,11 +255,11 @@ class Exchange:
     # -- answers
 
     def refusal(self, error: SemelError, rule: Idempotent | None) -> StoredResponse:
-        """The answer to a request that is not run, or whose outcome is not known."""
-        if isinstance(error, LeaseLost):  # for a client there is one thing to know: another attempt is on its way
+        """Return the answer to a request that is not run, or whose outcome is not known."""
+        if isinstance(error, LeaseLost):  # all that a client needs to know: another attempt is running
             error = InProgress(str(error), retry_after=error.retry_after)
-        passing = isinstance(error, StoreError) and error.retryable  # the store's failures are events
-        if error.status >= 500 and not passing:
+        reported = isinstance(error, StoreError) and error.retryable  # by an event
+        if error.status >= 500 and not reported:
             _log.error("%s %a: %s", self.method, self.path, error)
         status = rule.reused_status if rule is not None and isinstance(error, KeyReused) else None
         answer = problem(error, instance=self.path, status=status, docs=self.docs)
@@ -267,9 +267,9 @@ class Exchange:
         return answer._replace(headers=[*answer.headers, length, *self._echo()])
 
     def replay(self, stored: StoredResponse, rule: Idempotent) -> StoredResponse:
-        """The first answer again, marked as such."""
+        """Return the first answer, marked as a replay."""
         status, lines, body, omitted = as_response(stored)
-        if omitted:  # nothing is left to be decoded
+        if omitted:  # there is nothing to decode
             lines = [line for line in lines if line[0] != b"content-encoding"]
         headers = [
             *lines,
@@ -280,30 +280,33 @@ class Exchange:
             headers.append((b"content-length", b"%d" % len(body)))
         return StoredResponse(status, headers, body, omitted)
 
-    def first(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """The header lines of a first answer: its own, as they were captured, and the key as an echo."""
+    def with_key(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Return the captured header lines of a first answer, with the key added."""
         return headers + (self._echoed or self._echo())
 
-    def failed(self) -> StoredResponse:
-        """What a client is told of a handler that raised, where that is an answer."""
+    def failure(self) -> StoredResponse:
+        """Return the first answer of a handler that raised, if the rule stores such errors."""
         length = (b"content-length", str(len(FAILED.body)).encode())
-        return FAILED._replace(headers=self.first([*FAILED.headers, length]))
+        return FAILED._replace(headers=self.with_key([*FAILED.headers, length]))
 
-    def carried(
+    def with_carrier(
         self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Idempotent | None = None
     ) -> list[tuple[bytes, bytes]]:
-        """The lines of an answer, with those that belong to the exchange that carries it, such as CORS's."""
+        """Return the header lines of an answer, with those of the answer whose place it takes, such as CORS's.
+
+        Lines that describe the other answer's body are left out.
+        """
         if not carrier:
             return answer
-        left_out = _FRAMING if rule is None else _not_carried(rule.replay_header_names)
-        has = {name for name, _ in answer}
+        left_out = _FRAMING if rule is None else _FRAMING | rule.replay_header_names
+        present = {name for name, _ in answer}
         lines = [(bytes(name).lower(), bytes(value)) for name, value in carrier]
-        return answer + [line for line in lines if line[0] not in left_out and line[0] not in has]
+        return answer + [line for line in lines if line[0] not in left_out and line[0] not in present]
 
-    def exposed(self, headers: list[tuple[bytes, bytes]], rule: Idempotent | None = None) -> list[tuple[bytes, bytes]]:
-        """The same lines; where a script may be given the answer (CORS), it may read ours as well.
+    def expose(self, headers: list[tuple[bytes, bytes]], rule: Idempotent | None = None) -> list[tuple[bytes, bytes]]:
+        """Return the header lines; if a browser's script may read the answer (CORS), let it read ours too.
 
-        What allows it is often added outside of us, so it is enough that a script of some origin asks.
+        The header that allows it is often added by a middleware outside of us, so an Origin in the request is enough.
         """
         if not self._scripted:
             for line in headers:
@@ -312,31 +315,74 @@ class Exchange:
             else:
                 return headers
         name = b"access-control-expose-headers"
-        said = [v.strip() for n, value in headers if n == name for v in value.decode("latin-1").split(",") if v.strip()]
+        named = [
+            v.strip() for n, value in headers if n == name for v in value.decode("latin-1").split(",") if v.strip()
+        ]
         mark = (rule.replay_marker if rule is not None else "idempotent-replayed").title()
-        known = {word.lower() for word in said}
+        known = {word.lower() for word in named}
         missing = [word for word in (*_EXPOSED, mark) if word.lower() not in known]
         if not missing:
             return headers
         rest = [line for line in headers if line[0] != name]
-        return [*rest, (name, ", ".join([*said, *missing]).encode("latin-1"))]
+        return [*rest, (name, ", ".join([*named, *missing]).encode("latin-1"))]
 
     def _echo(self) -> list[tuple[bytes, bytes]]:
+        """The header line that repeats the key, if there is one."""
         if self._echoed is None:
-            self._echoed = self._made_echo()
+            self._echoed = [] if self.key is None else [(KEY, self._quoted(self.key).encode())]
         return self._echoed
 
-    def _made_echo(self) -> list[tuple[bytes, bytes]]:
-        if self.key is None:
-            return []
+    def _quoted(self, key: str) -> str:
         if self._verbatim:
-            return [(KEY, self.key.encode())]
+            return key
         try:
-            return [(KEY, header_value(self.key).encode())]
+            return header_value(key)
         except KeyInvalid:
-            return [(KEY, header_value(self.key, quote=True).encode())]
+            return header_value(key, quote=True)
 
 
-@lru_cache(maxsize=64)
-def _not_carried(replayed: frozenset[bytes]) -> frozenset[bytes]:
-    return _FRAMING | replayed
+class RequestHash:
+    """The fingerprint of a request, computed while its body arrives.
+
+    Each part is preceded by its length, so that no two requests give the same bytes. With a secret it is a MAC: see
+    ``semel.core.encoding.fingerprint``.
+    """
+
+    __slots__ = ("_body", "_request", "_size")
+
+    def __init__(self, secret: bytes | None) -> None:
+        self._request, self._body = _new_hashes(secret)
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next chunk of the body. How the body is cut into chunks does not matter."""
+        if self._size == 0:
+            self._body = self._body.copy()
+        self._body.update(chunk)
+        self._size += len(chunk)
+
+    def digest(
+        self, method: str, path: str, query: bytes, lines: Iterable[tuple[bytes, bytes]], document: bytes | None
+    ) -> bytes:
+        """Return the hash of the whole request; a ``document`` takes the place of the body's bytes."""
+        word, target = method.encode(), path.encode("utf-8", "surrogatepass")
+        parts = b"%d:%b%d:%b%d:%b" % (len(word), word, len(target), target, len(query), query)
+        for name, value in lines:
+            parts += b"h%d:%b%d:%b" % (len(name), name, len(value), value)
+        if document is None:
+            parts += b"b%d:%b" % (self._size, self._body.digest())
+        else:
+            parts += b"d%d:%b" % (len(document), document)
+        whole = self._request.copy()
+        whole.update(parts)
+        return whole.digest()
+
+
+@lru_cache(maxsize=16)
+def _new_hashes(secret: bytes | None) -> tuple[blake2b, blake2b]:
+    """Empty hashes for a request and for its body, to be copied, which is cheaper than making them."""
+    key = hash_key(secret)
+    return (
+        blake2b(digest_size=DIGEST_SIZE, key=key, person=b"semel.request.2"),
+        blake2b(digest_size=32, key=key, person=b"semel.body.2"),
+    )

@@ -1,4 +1,4 @@
-"""What an application's routes are declared to be, whichever framework it is written in; and which are not declared."""
+"""The endpoints of an application and the rules that they are declared with, for every framework."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ class Endpoint:
 
     method: str
     path: str
-    """With its parts in braces: ``/orders/{id}``."""
+    """The path, with its parameters in braces: ``/orders/{id}``."""
     rule: Rule | None
-    """None: it was not declared."""
+    """None if it is not declared."""
     name: str = ""
-    """The function's, for people."""
+    """The name of the function."""
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}" + (f" ({self.name})" if self.name else "")
 
 
 def declared_rule(function: Any) -> Rule | None:
-    """The rule that a decorator has left on a function, also on one that was wrapped since."""
+    """Return the rule that a decorator has left on a function, also if other decorators have wrapped it since."""
     while function is not None:
         rule: Rule | None = getattr(function, "__semel_rule__", None)
         if rule is not None:
             return rule
         if getattr(function, "__semel_replaced__", False):
             raise ConfigurationError(
-                f"{name_of(function)} is declared to happen once, and its route calls it undeclared: put the route's "
-                'decorator on top, @app.post(…), and ours below it; or declare it @exempt("why"), if that is meant'
+                f"{name_of(function)} is declared, but its route calls the undeclared function: put the decorator of "
+                'the route on top, @app.post(…), and ours below it. If that is intended, declare it @exempt("why")'
             )
         function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
     return None
 
 
 def check_declarable(function: Any) -> None:
-    """Refuse what could never be claimed, when it is declared."""
+    """Raise PolicyError for what cannot be declared: a class, or a function that has a rule already."""
     if isinstance(function, type):
         raise PolicyError(f"decorate the method, such as post, of {name_of(function)}, not the class")
     rule: Rule | None = getattr(function, "__semel_rule__", None)
@@ -61,8 +61,8 @@ def check_declarable(function: Any) -> None:
 
 
 def replaced(function: Any) -> None:
-    """Remember that there is a declared function in its place: a route that calls this one is a mistake."""
-    with suppress(AttributeError):  # a bound method, which is made anew each time
+    """Mark a function as replaced by its declared form. A route that calls this one is a mistake."""
+    with suppress(AttributeError):  # a bound method, which is a new object each time
         function.__semel_replaced__ = True
 
 
@@ -71,39 +71,39 @@ def name_of(function: Any) -> str:
 
 
 def exempted(function: F, rule: Exempt) -> F:
-    """The function as it is, declared to be left alone."""
+    """Return the function itself, marked as exempt."""
     function.__semel_rule__ = rule  # type: ignore[attr-defined]
     return function
 
 
 def undeclared(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
-    """Those that a client cannot safely repeat, and that say nothing about it."""
+    """Return the endpoints that are not declared, and that a client cannot safely repeat."""
     return [each for each in endpoints if each.rule is None and each.method in UNSAFE_TO_REPEAT]
 
 
 def report(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
-    """One warning that names the undeclared ones, for start-up; and one for those that are declared in vain."""
+    """Warn of undeclared endpoints, and of those that are declared but never claimed. Returns the undeclared ones."""
     endpoints = list(endpoints)
     found = undeclared(endpoints)
     if found:
         _log.warning(
-            "%d route%s can be repeated by a client and will then happen again: %s. Declare each @idempotent(), "
-            '@conditional() or @natural(), or @exempt("why") where a repetition does no harm.',
+            "%d route%s will run again if a client retries: %s. Declare each @idempotent(), @conditional() or "
+            '@natural(), or @exempt("why") where a repetition does no harm.',
             len(found),
             "" if len(found) == 1 else "s",
             ", ".join(str(each) for each in found),
         )
-    if vain := never_claimed(endpoints):
+    if unclaimed := never_claimed(endpoints):
         _log.warning(
             "%s declared @idempotent(), but a GET is never claimed: it runs each time. Make it a POST, or remove the "
             "decorator.",
-            ", ".join(str(each) for each in vain) + (" is" if len(vain) == 1 else " are"),
+            ", ".join(str(each) for each in unclaimed) + (" is" if len(unclaimed) == 1 else " are"),
         )
     return found
 
 
 def never_claimed(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
-    """Those that need a key and answer to a GET alone."""
+    """Return the endpoints that are declared to need a key, but answer to GET only."""
     declared = [each for each in endpoints if isinstance(each.rule, Idempotent)]
     claimed = {(each.path, each.name) for each in declared if each.method not in SAFE_METHODS}
     return [each for each in declared if each.method == "GET" and (each.path, each.name) not in claimed]

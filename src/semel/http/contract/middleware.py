@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint, report
-from semel.http.contract.rerun import Kept
+from semel.http.contract.rerun import Reruns
 from semel.http.contract.routes import Routes, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, Idempotent, Rule, check_max_request_body
 
@@ -55,9 +56,16 @@ class Middleware(Generic[App, G]):
         """Makes the framework's own request, which ``tenant`` receives."""
         self.list_endpoints = endpoints
         """Lists the application's endpoints, where a framework can."""
-        self.kept = Kept()
+        self.reruns = Reruns()
         self._reported = False
         self._rules: dict[int, tuple[Idempotent, Idempotent]] = {}
+
+    def around(self, app: App) -> Self:
+        """Return this middleware around another application. It shares everything else, and does not report again."""
+        other = copy.copy(self)
+        other.app = app
+        other._reported = True
+        return other
 
     def declared(self, method: str, path: str, root: str) -> Rule | None:
         """Return the rule in ``routes=`` for a path, or for the part of it below ``root``, where we are mounted."""
@@ -95,7 +103,7 @@ class Middleware(Generic[App, G]):
         for rule in rules:
             if isinstance(rule, Idempotent) and rule.connection is not None:
                 rule.under(self.guard.policy)  # raises where the policy and a transaction exclude each other
-                self.kept.wanted = True
+                self.reruns.possible = True
 
 
 def check_installation(guard: object, wanted: type[Guard], tenant: object, max_request_body: object) -> None:

@@ -1,4 +1,4 @@
-"""Errors as ``application/problem+json`` (RFC 9457): nothing of what is stored shows in them."""
+"""Errors as ``application/problem+json`` (RFC 9457). They reveal nothing of what is stored."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _DETAILS: Final = {
     TransactionConflict.code: "The request met others that change the same, and was not done. Send it again later.",
     TooManyKeys.code: "Too many keys are in use. Send the same request again later; keys that are in use still work.",
 }
-"""Said instead of the error's own words, which name the operation and the key."""
+"""Sent instead of the error's own text, which names the operation and the key."""
 
 
 def problem(error: SemelError, *, instance: str, status: int | None = None, docs: str | None = None) -> StoredResponse:
-    """The answer to a request that ended in ``error``."""
+    """Return the answer to a request that ended in ``error``."""
     code = error.code
     real = status or error.status
     retry_after = None
@@ -80,5 +80,5 @@ def problem(error: SemelError, *, instance: str, status: int | None = None, docs
 
 def _detail(error: SemelError) -> str:
     if error.status >= 500:
-        return "See the service's logs."  # what a store says is not for clients
+        return "See the service's logs."  # a store's own text is not for clients
     return str(error)

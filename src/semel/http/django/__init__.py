@@ -1,4 +1,4 @@
-"""Django: a middleware, decorators for views, and the tables through Django's own migrations.
+"""Django: a middleware, decorators for views, and the tables by Django's own migrations.
 
 ::
 
@@ -9,11 +9,11 @@
     @idempotent(ttl="24h")
     def pay(request, op: Operation): ...
 
-The middleware is to the responders of WSGI and ASGI what a server is: it hands them the request, lets Django answer,
-and makes a response of what they say. So all of the contract is theirs. The claim is made by the decorator, just before
-the view: after all middlewares, the decorators above it, and what REST framework does first (authentication,
-permissions, throttles). The answer is taken by the middleware: rendered, and after the view's transaction
-(ATOMIC_REQUESTS) has ended.
+The settings take the place of ``install``: Django has no application object. The decorator makes the claim just before
+the view, after all middlewares, the decorators above it, and what REST framework does first (authentication,
+permissions, throttles). The middleware takes the answer when it is rendered and the view's transaction
+(ATOMIC_REQUESTS) has ended. It runs the responders of ``semel.http.wsgi`` and ``semel.http.asgi`` as a server would, so
+the whole contract is theirs.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""Django's responses as status and header lines, and back. Django has one line for a name, cookies excepted."""
+"""Django's responses as status and header lines, and back. Django has one line for a name, except for cookies."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from django.http.response import ResponseHeaders
 if TYPE_CHECKING:
     from django.http.response import HttpResponseBase
 
-__all__ = ["lines_of", "rewritten", "streamed"]
+__all__ = ["response_lines", "rewrite_response", "stream_response"]
 
 
-def lines_of(response: HttpResponseBase) -> list[tuple[str, str]]:
-    """As a server is given them."""
+def response_lines(response: HttpResponseBase) -> list[tuple[str, str]]:
+    """Return the header lines of a response, as a server gets them."""
     cookies = [("Set-Cookie", cookie.output(header="").strip()) for cookie in response.cookies.values()]
     return [*response.items(), *cookies]
 
 
-def rewritten(
+def rewrite_response(
     response: HttpResponseBase, status: int, lines: Iterable[tuple[str, str]], content: bytes
 ) -> HttpResponseBase:
-    """The response with these lines, when it says the same; else another one in its place."""
+    """Return the response with these header lines, or another one if its status or content differs."""
     if response.streaming or response.status_code != status or response.content != content:
-        # The words of an answer with the same status are the view's own.
+        # If the status is the same, the reason phrase is the view's own.
         reason = response._reason_phrase if response.status_code == status else _phrase(status)
-        response = _replaced(response, HttpResponse(content, status=status, reason=reason))
-    return _headed(response, lines)
+        response = _take_over(response, HttpResponse(content, status=status, reason=reason))
+    return _set_headers(response, lines)
 
 
-def streamed(
+def stream_response(
     response: HttpResponseBase, lines: Iterable[tuple[str, str]], chunks: Iterable[bytes] | AsyncIterator[bytes]
 ) -> HttpResponseBase:
-    """The response with these lines, and its content made anew as it goes."""
+    """Return a streaming response with these header lines and chunks, in place of the response."""
     other = StreamingHttpResponse(chunks, status=response.status_code, reason=response._reason_phrase)
-    return _headed(_replaced(response, other), lines)
+    return _set_headers(_take_over(response, other), lines)
 
 
-def _replaced(old: HttpResponseBase, new: HttpResponseBase) -> HttpResponseBase:
-    """What the old response has to close is closed with the new one."""
+def _take_over(old: HttpResponseBase, new: HttpResponseBase) -> HttpResponseBase:
+    """Close with the new response what the old one has to close."""
     new._resource_closers.extend(old._resource_closers)
     new.cookies = old.cookies
     if old.has_header("Set-Cookie"):
@@ -50,7 +50,7 @@ def _replaced(old: HttpResponseBase, new: HttpResponseBase) -> HttpResponseBase:
     return new
 
 
-def _headed(response: HttpResponseBase, lines: Iterable[tuple[str, str]]) -> HttpResponseBase:
+def _set_headers(response: HttpResponseBase, lines: Iterable[tuple[str, str]]) -> HttpResponseBase:
     spelled = {name.lower(): name for name in response.headers}
     headers: Any = ResponseHeaders({})
     cookies = False
@@ -58,7 +58,7 @@ def _headed(response: HttpResponseBase, lines: Iterable[tuple[str, str]]) -> Htt
         low = name.lower()
         if low == "set-cookie":
             cookies = True
-            if "set-cookie" in spelled:  # any other is in response.cookies, and stays there
+            if "set-cookie" in spelled:  # others are in response.cookies, and stay there
                 headers[name] = response.headers[name]
         elif low in headers:
             headers[low] = f"{headers[low]}, {value}"

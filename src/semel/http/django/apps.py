@@ -1,13 +1,26 @@
-"""The Django app ``semel.http.django``: its migrations make the tables, and its checks look at the settings."""
+"""The Django app ``semel.http.django``: its migrations create the tables, and its checks look at the project.
+
+``manage.py check`` reports settings that are missing or wrong, and views that are not declared.
+"""
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from django.apps import AppConfig
-from django.core.checks import register
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Warning, register
 
-from semel.http.django.checks import check_settings, check_views
+from semel.errors import ConfigurationError
+from semel.http.contract.inventory import undeclared
+from semel.http.contract.rules import Exempt
+from semel.http.django.configuration import configuration
+from semel.http.django.urls import endpoints
 
-__all__ = ["SemelConfig"]
+__all__ = ["SemelConfig", "check_settings", "check_views"]
+
+MIDDLEWARE: Final = "semel.http.django.IdempotencyMiddleware"
+_GZIP: Final = "django.middleware.gzip.GZipMiddleware"
 
 
 class SemelConfig(AppConfig):  # type: ignore[misc]  # Django is not typed
@@ -20,3 +33,60 @@ class SemelConfig(AppConfig):  # type: ignore[misc]  # Django is not typed
     def ready(self) -> None:
         register(check_settings)
         register(check_views)
+
+
+def check_settings(**options: Any) -> list[CheckMessage]:
+    """Check the ``SEMEL`` setting, and the place of the middleware."""
+    listed = list(settings.MIDDLEWARE)
+    if MIDDLEWARE not in listed:
+        return []
+    messages = []
+    try:
+        found = configuration()
+    except ConfigurationError as error:
+        messages.append(Error(str(error), id="semel.E001"))
+    else:
+        if found.tenant is None and not found.guard.tenant:
+            messages.append(
+                Warning(
+                    "SEMEL has no TENANT: all callers share one space of keys, so one may get another's answer",
+                    hint='Name a function of the request, such as "semel.http.django.user".',
+                    id="semel.W001",
+                )
+            )
+    if _GZIP in listed[listed.index(MIDDLEWARE) :]:
+        messages.append(
+            Warning(
+                "GZipMiddleware stands after IdempotencyMiddleware: a replay is compressed as the first answer was, "
+                "whatever its client accepts",
+                hint="Put IdempotencyMiddleware last.",
+                id="semel.W003",
+            )
+        )
+    return messages
+
+
+def check_views(**options: Any) -> list[CheckMessage]:
+    """Check that declared views have the middleware, and warn of views that are not declared."""
+    if not hasattr(settings, "ROOT_URLCONF"):
+        return []
+    listed = endpoints()
+    if MIDDLEWARE not in settings.MIDDLEWARE:
+        unprotected = [str(each) for each in listed if each.rule is not None and not isinstance(each.rule, Exempt)]
+        if not unprotected:
+            return []
+        return [
+            Error(
+                f"these views are declared, but the middleware is not installed: {', '.join(unprotected)}",
+                hint=f'Add "{MIDDLEWARE}" at the end of MIDDLEWARE.',
+                id="semel.E002",
+            )
+        ]
+    return [
+        Warning(
+            f"{each} will run again if a client retries",
+            hint='Declare it @idempotent(), @conditional() or @natural(), or @exempt("why") where that does no harm.',
+            id="semel.W002",
+        )
+        for each in undeclared(listed)
+    ]

@@ -1,4 +1,4 @@
-"""The ``SEMEL`` setting of a Django project, and whose request one is."""
+"""The ``SEMEL`` setting of a Django project, and the tenant of a request."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ _KNOWN: Final = frozenset({"GUARD", "TENANT", "DOCS", "MAX_REQUEST_BODY"})
 
 
 def user(request: HttpRequest) -> str | None:
-    """A tenant resolver: the authenticated user's primary key; nothing for anyone else, which is an error."""
-    found = request.user
-    return str(found.pk) if found.is_authenticated else None
+    """Return the primary key of the authenticated user: a function for ``TENANT``. Anonymous requests are an error."""
+    account = request.user
+    return str(account.pk) if account.is_authenticated else None
 
 
 @value
 class Configuration:
-    """What the setting says."""
+    """The setting, checked and imported."""
 
     guard: Guard
     tenant: TenantResolver | None
     docs: str | None
     max_request_body: int = MAX_REQUEST_BODY
 
-    def whose(self, request: HttpRequest) -> str | None:
-        """Ask ``TENANT``, in a thread."""
+    def find_tenant(self, request: HttpRequest) -> str | None:
+        """Call ``TENANT`` in a thread."""
         assert self.tenant is not None
         resolve = async_to_sync(self.tenant) if iscoroutinefunction(self.tenant) else self.tenant
         found: str | None = resolve(request)
         return found
 
-    async def awhose(self, request: HttpRequest) -> str | None:
-        """The same in an event loop: a plain function may ask the database, so it is called in a thread."""
+    async def afind_tenant(self, request: HttpRequest) -> str | None:
+        """Call ``TENANT`` in an event loop. A plain function may query the database, so it runs in a thread."""
         assert self.tenant is not None
         resolve = self.tenant if iscoroutinefunction(self.tenant) else sync_to_async(self.tenant)
         found: str | None = await resolve(request)
@@ -58,28 +58,28 @@ class Configuration:
 
 def configuration() -> Configuration:
     """Read ``settings.SEMEL``. Raises ConfigurationError."""
-    said = getattr(settings, "SEMEL", None)
-    if not isinstance(said, dict) or "GUARD" not in said:
+    setting = getattr(settings, "SEMEL", None)
+    if not isinstance(setting, dict) or "GUARD" not in setting:
         raise ConfigurationError('the settings lack SEMEL = {"GUARD": "shop.once.guard", "TENANT": …}')
-    if unknown := sorted(said.keys() - _KNOWN):
+    if unknown := sorted(setting.keys() - _KNOWN):
         there = ", ".join(sorted(_KNOWN))
         raise ConfigurationError(f"SEMEL has unknown settings: {', '.join(unknown)}; there are {there}")
-    guard = _imported("GUARD", said["GUARD"])
+    guard = _imported("GUARD", setting["GUARD"])
     if not isinstance(guard, Guard) and callable(guard) and not inspect.isclass(guard):
-        guard = _made(guard)
+        guard = _call_once(guard)
     if not isinstance(guard, Guard):
         raise ConfigurationError(f"SEMEL's GUARD is a guard such as Semel(SQLiteStore('app.db')), not {guard!r}")
-    tenant = _imported("TENANT", said.get("TENANT"))
+    tenant = _imported("TENANT", setting.get("TENANT"))
     if tenant is not None and not callable(tenant):
         raise ConfigurationError(f"SEMEL's TENANT is a function of the request, or its dotted path, not {tenant!r}")
-    longest = said.get("MAX_REQUEST_BODY", MAX_REQUEST_BODY)
+    longest = setting.get("MAX_REQUEST_BODY", MAX_REQUEST_BODY)
     check_max_request_body(longest)
-    return Configuration(guard, tenant, said.get("DOCS"), longest)
+    return Configuration(guard, tenant, setting.get("DOCS"), longest)
 
 
 @functools.cache
-def _made(make: Callable[[], Any]) -> Any:
-    """Once: the middleware, the checks and the documents ask for the same guard."""
+def _call_once(make: Callable[[], Any]) -> Any:
+    """Call it once: the middleware, the checks and the documents need the same guard."""
     return make()
 
 

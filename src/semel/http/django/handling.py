@@ -1,4 +1,4 @@
-"""The Django request in hand: what the middleware and the decorated view know of it together."""
+"""The current Django request: the state that the middleware and the decorated view share."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from semel.http.django.configuration import Configuration
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-__all__ = ["Handling", "current", "in_hand", "parsed_before"]
+__all__ = ["Handling", "current_handling", "parsed_before", "require_handling"]
 
 
 _READ: Final = ("_post", "_files", "_post_parse_error", "_upload_handlers")
-"""Where Django keeps what it has made of a request's body."""
+"""Attributes in which Django stores the parsed body of a request."""
 _SESSION: Final = ("_session_cache", "_session_key", "accessed", "modified")
-"""Where it keeps what it knows of a session."""
+"""Attributes in which Django stores the data of a session."""
 
 
 class Handling:
-    """One request on its way."""
+    """One request."""
 
     def __init__(self, request: HttpRequest, configuration: Configuration, *, in_loop: bool) -> None:
         self.request = request
         self.in_loop = in_loop
-        """Whether it came by ASGI."""
+        """Whether it is served by ASGI."""
         self.response: Any = None
-        """What Django answered."""
+        """Django's answer."""
         self.tenant: str | None = None
         self.declared = False
-        """Whether it has come to a view that is claimed. Such a one is run to its end, though the client hang up."""
+        """Whether the request has reached a view that is claimed. It runs to its end even if the client hangs up."""
         self._configuration = configuration
         self._begun = False
         self._body: bytes | None = None
-        """The request's body, where somebody outside of us has read it already."""
+        """The request's body, if a middleware outside ours has read it already."""
         self._session: dict[str, Any] = {}
 
     @property
@@ -47,7 +47,7 @@ class Handling:
         return self._configuration.guard
 
     def begins_again(self) -> bool:
-        """Whether this is not the first run of the request; then what was made of it meanwhile is forgotten."""
+        """Return whether the request is run again. If so, reset what the previous run has made of it."""
         again, self._begun = self._begun, True
         if again:
             _forget_body(self.request, self._body)
@@ -57,20 +57,20 @@ class Handling:
             self._session = _session_of(self.request)
         return again
 
-    def _asks(self, rule: Rule) -> bool:
-        """Whether a claim will be made, and so whose request it is must be known."""
+    def _needs_tenant(self, rule: Rule) -> bool:
+        """Return whether a claim will be made, so that the tenant must be known."""
         request = self.request
         self.declared = isinstance(rule, Idempotent) and request.method not in SAFE_METHODS
         return self.declared and self._configuration.tenant is not None and "HTTP_IDEMPOTENCY_KEY" in request.META
 
     def prepare(self, rule: Rule) -> None:
-        """Find out whose request it is, where the view runs: what is asked may need its thread's database."""
-        if self._asks(rule):
-            self.tenant = self._configuration.whose(self.request)
+        """Find the tenant in the thread of the view: ``TENANT`` may need the database connection of that thread."""
+        if self._needs_tenant(rule):
+            self.tenant = self._configuration.find_tenant(self.request)
 
     async def aprepare(self, rule: Rule) -> None:
-        if self._asks(rule):
-            self.tenant = await self._configuration.awhose(self.request)
+        if self._needs_tenant(rule):
+            self.tenant = await self._configuration.afind_tenant(self.request)
 
 
 def _forget_body(request: HttpRequest, outside: bytes | None) -> None:
@@ -89,7 +89,7 @@ def _forget_body(request: HttpRequest, outside: bytes | None) -> None:
 
 
 def _session_of(request: HttpRequest) -> dict[str, Any]:
-    """What is known of the session. Most have not been loaded yet, and this costs nothing."""
+    """Return the data of the session. Most sessions are not loaded yet, and need no copy."""
     session = getattr(request, "session", None)
     return {name: deepcopy(getattr(session, name)) for name in _SESSION if hasattr(session, name)}
 
@@ -98,27 +98,27 @@ def _put_back(request: HttpRequest, known: dict[str, Any]) -> None:
     session = getattr(request, "session", None)
     if session is None or not known:
         return
-    session.__dict__.pop("_session_cache", None)  # one that was loaded since is loaded again
+    session.__dict__.pop("_session_cache", None)  # one that was loaded meanwhile is loaded again
     for name, value in known.items():
         setattr(session, name, deepcopy(value))
 
 
 def parsed_before() -> ConfigurationError:
-    """The body was read before it came to us, and not kept: nothing could be compared."""
+    """The body was read before us and not kept, so requests cannot be compared."""
     return ConfigurationError(
         "the request's body was parsed before IdempotencyMiddleware saw it, so it cannot be compared: put that "
         "middleware after IdempotencyMiddleware, or have it read request.body first"
     )
 
 
-in_hand: ContextVar[Handling | None] = ContextVar("semel_django", default=None)
+current_handling: ContextVar[Handling | None] = ContextVar("semel_django", default=None)
 
 
-def current() -> Handling:
-    found = in_hand.get()
+def require_handling() -> Handling:
+    found = current_handling.get()
     if found is None:
         raise ConfigurationError(
-            "this view is declared to happen once, and the middleware is not installed: "
+            "this view is declared, but the middleware is not installed: "
             'MIDDLEWARE = [..., "semel.http.django.IdempotencyMiddleware"]'
         )
     return found

@@ -30,7 +30,7 @@ from semel.errors import ConfigurationError, PolicyError
 from semel.http.asgi.endpoints import ThreadedResponder
 from semel.http.asgi.middleware import current_responder
 from semel.http.contract.rules import Conditional, Idempotent, Rule
-from semel.http.django.handling import current
+from semel.http.django.handling import require_handling
 from semel.http.wsgi.transaction import open_transaction
 
 __all__ = ["OnConnection", "leave_transactions_to_us", "on_django", "transactional_responder"]
@@ -42,7 +42,7 @@ _ADVICE: Final = 'connection= is the name of one of DATABASES, such as "default"
 
 
 def on_django(rule: RuleT) -> RuleT:
-    """The rule with its transaction on Django's own connection."""
+    """Return the rule with its transaction on Django's own connection."""
     said = rule.connection if isinstance(rule, Idempotent) else None
     if said is None or isinstance(said, OnConnection):
         return rule
@@ -55,7 +55,7 @@ def on_django(rule: RuleT) -> RuleT:
 
 
 class OnConnection:
-    """Opens nothing: the connection is Django's, and so is its closing."""
+    """A ``connection=`` that opens nothing: Django opens and closes its own connections."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -74,8 +74,8 @@ class OnConnection:
         return nullcontext(connection)
 
     async def open_in_loop(self, call: Call) -> AsyncAttempt | Outcome[Any]:
-        """Under ASGI: in the thread that the view runs in, which waits for this."""
-        guard = current().guard
+        """Begin under ASGI, in the thread that the view runs in and that waits for this."""
+        guard = require_handling().guard
         if not isinstance(guard, Semel):
             raise ConfigurationError(
                 "connection= is on Django's own connection, which is sync: SEMEL's GUARD is a Semel then, with a sync "
@@ -130,7 +130,7 @@ async def _awaited(work: Awaitable[T]) -> T:
 
 
 def leave_transactions_to_us(view: Callable[..., Any], rule: Rule) -> None:
-    """ATOMIC_REQUESTS opens no transaction around a view that has its own."""
+    """Keep ATOMIC_REQUESTS from opening a transaction around a view that has its own."""
     if isinstance(rule, Idempotent) and isinstance(rule.connection, OnConnection):
         known: set[str] = getattr(view, "_non_atomic_requests", set())
         view._non_atomic_requests = {*known, rule.connection.alias}  # type: ignore[attr-defined]

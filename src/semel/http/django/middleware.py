@@ -1,4 +1,4 @@
-"""``IdempotencyMiddleware``, for ``MIDDLEWARE``: the last of the list, so that all others see replays as answers."""
+"""``IdempotencyMiddleware``: the last entry of ``MIDDLEWARE``, so that all others see a replay like any answer."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ __all__ = ["IdempotencyMiddleware"]
 
 
 class IdempotencyMiddleware:
-    """Runs sync under WSGI and async under ASGI, as Django asks for."""
+    """Runs sync under WSGI and async under ASGI, as Django requires."""
 
     sync_capable = True
     async_capable = True
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
-        said = configuration()
+        found = configuration()
         self._under: UnderASGI | UnderWSGI
         if iscoroutinefunction(get_response):
-            self._under = UnderASGI(get_response, said)
+            self._under = UnderASGI(get_response, found)
             markcoroutinefunction(self)
         else:
-            self._under = UnderWSGI(get_response, said)
-        if said.tenant is None and not said.guard.tenant:
+            self._under = UnderWSGI(get_response, found)
+        if found.tenant is None and not found.guard.tenant:
             warnings.warn(
-                "SEMEL has no TENANT: all callers share one space of keys, so one may be given another's answer",
+                "SEMEL has no TENANT: all callers share one space of keys, so one may get another's answer",
                 stacklevel=2,
             )
         if hasattr(settings, "ROOT_URLCONF"):
-            found = endpoints()
-            report(found)
-            self._under.expect([each.rule for each in found])
+            listed = endpoints()
+            report(listed)
+            self._under.expect([each.rule for each in listed])
 
     def __call__(self, request: HttpRequest) -> Any:
         under = self._under
         if isinstance(under, UnderWSGI) and isinstance(request, ASGIRequest):
             raise ConfigurationError(
-                "under ASGI, IdempotencyMiddleware stands after all middlewares that are sync only: put it last"
+                "under ASGI, IdempotencyMiddleware must come after all middlewares that are sync only: put it last"
             )
         return under.respond(request)

@@ -1,7 +1,7 @@
-"""The numbered .sql files as Django migrations: one for each number, with the statements of the database at hand.
+"""The numbered .sql files as Django migrations, one for each number.
 
-They keep the same ledger (``semel_migration``), so ``semel migrate`` and stores find what Django has made, and the
-other way round. A later number is a file of two lines in ``migrations``.
+They use the same ledger (``semel_migration``) as ``semel migrate`` and the stores, so each sees what the others have
+migrated. A new number needs a file of two lines in ``migrations``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _LIFTED: Final = re.compile(r"ALTER TABLE (\w+) DROP CONSTRAINT (\w+)", re.IGNOR
 
 
 def migration(number: int, *, after: str | None = None) -> type[migrations.Migration]:
-    """The migration that is file ``number``; ``after`` names the one before it."""
+    """Return the migration class for file ``number``; ``after`` is the name of the previous migration."""
     dependencies = [("semel", after)] if after else []
     return type("Migration", (migrations.Migration,), {"dependencies": dependencies, "operations": [Apply(number)]})
 
 
 class Apply(Operation):  # type: ignore[misc]  # Django is not typed
-    """Run the statements of one file, and of those before it, unless their numbers are in the ledger already."""
+    """Run the statements of one file and of those before it, unless the ledger has their numbers already."""
 
     reversible = True
     elidable = False
@@ -41,7 +41,7 @@ class Apply(Operation):  # type: ignore[misc]  # Django is not typed
         self.number = number
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """There are no models."""
+        """Nothing to do: there are no models."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         if not router.allow_migrate(schema_editor.connection.alias, app_label):
@@ -72,7 +72,7 @@ class Apply(Operation):  # type: ignore[misc]  # Django is not typed
         return f"Semel's schema, file {self.number:04d}"
 
     def _applied(self, schema_editor: Any) -> set[int]:
-        if schema_editor.collect_sql:  # manage.py sqlmigrate: nothing is run, and this file alone is shown
+        if schema_editor.collect_sql:  # manage.py sqlmigrate shows this file alone, and runs nothing
             return set(range(self.number))
         with schema_editor.connection.cursor() as cursor:
             cursor.execute("SELECT version FROM semel_migration")
@@ -92,7 +92,7 @@ def _schema_of(connection: Any) -> Schema:
 
 
 def _undone(schema: Schema, number: int) -> list[str]:
-    """Statements that take away what a file has made."""
+    """Return statements that undo a file."""
     tables: set[str] = set()
     undone = []
     for statement in [each for found, _, statements in schema.migrations() if found == number for each in statements]:
@@ -109,11 +109,11 @@ def _undone(schema: Schema, number: int) -> list[str]:
         elif altered and altered[1] not in tables and altered[2]:
             undone.append(f"ALTER TABLE {altered[1]} DROP COLUMN {altered[2]}")
         elif not (altered and altered[1] in tables):
-            raise IrreversibleError(f"this statement cannot be taken back: {statement[:80]}")
+            raise IrreversibleError(f"this statement cannot be undone: {statement[:80]}")
     return undone[::-1]
 
 
 def _constraint(schema: Schema, name: str) -> str:
-    """A constraint as the file that made it has it, on a line of its own."""
+    """Return the definition of a constraint, which has a line of its own in the file that creates it."""
     texts = [statement for _, _, statements in schema.migrations() for statement in statements]
     return next(found[1] for text in texts if (found := re.search(rf"^ *(CONSTRAINT {name} .*[^,]),?$", text, re.M)))

@@ -1,32 +1,51 @@
-"""A Django request under the ASGI responder: it is given messages, and those of its answer become a response again."""
+"""A Django request under the ASGI responder.
+
+The responder speaks ASGI messages. ``DjangoExchange`` gives it the request's body as the server would send it, and
+turns the messages of its answer into a response again.
+
+When the client hangs up, Django cancels the request. A declared view runs to its end all the same, and only then is the
+request over: until then its body, its thread and its database connections stay.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import warnings
-from collections.abc import Awaitable, Callable
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, suppress
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from semel.engine.aio import AsyncSemel
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.rules import SAFE_METHODS, Rule
-from semel.http.django.asgi_exchange import Exchange, rewindable
+from semel.http.django.answers import response_lines, rewrite_response, stream_response
 from semel.http.django.configuration import Configuration
-from semel.http.django.handling import Handling, in_hand
+from semel.http.django.handling import Handling, current_handling, parsed_before
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
     from django.http.response import HttpResponseBase
 
-    from semel.http.asgi.messages import Scope, Send
+    from semel.http.asgi.messages import Message, Scope, Send
 
 __all__ = ["UnderASGI"]
 
+_CHUNK: Final = 256 * 1024
+_AHEAD: Final = 1
+"""Messages of an answer that wait for the client."""
+_log = logging.getLogger("semel.http")
+
 
 class UnderASGI:
-    """Stands between Django's handler and the views, for ``AsyncSemel``, or ``Semel`` with its store in threads."""
+    """Stands between Django's handler and the views under ASGI.
+
+    For ``AsyncSemel``, or for ``Semel``, whose store then runs in threads.
+    """
 
     def __init__(
         self, get_response: Callable[[HttpRequest], Awaitable[HttpResponseBase]], configuration: Configuration
@@ -36,63 +55,202 @@ class UnderASGI:
         self._idempotency: ASGIMiddleware | None = None
         self._rules: list[Rule | None] = []
         if isinstance(configuration.guard, AsyncSemel):
-            self._idempotency = self._made(configuration.guard)
+            self._idempotency = self._make_middleware(configuration.guard)
         elif not isinstance(configuration.guard, Semel):
             raise ConfigurationError(f"SEMEL's GUARD is no Semel or AsyncSemel: {configuration.guard!r}")
 
-    def _made(self, guard: AsyncSemel) -> ASGIMiddleware:
+    def _make_middleware(self, guard: AsyncSemel) -> ASGIMiddleware:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the middleware has warned of a missing tenant already
-            made = ASGIMiddleware(
+            warnings.simplefilter("ignore")  # IdempotencyMiddleware has warned of a missing tenant already
+            middleware = ASGIMiddleware(
                 self._application,
                 guard=guard,
                 tenant=self._configuration.tenant and _tenant,
                 docs=self._configuration.docs,
                 max_request_body=self._configuration.max_request_body,
             )
-        made.keep(*self._rules)
-        return made
+        middleware.keep(*self._rules)
+        return middleware
 
     def expect(self, rules: list[Rule | None]) -> None:
-        """These are the rules of the project's views."""
+        """Prepare for the rules of the project's views."""
         self._rules = rules
         if self._idempotency is not None:
             self._idempotency.keep(*rules)
 
-    def _of_this_loop(self) -> ASGIMiddleware:
+    def _middleware_of_loop(self) -> ASGIMiddleware:
         guard = self._configuration.guard
         if isinstance(guard, Semel):
             twin = guard._async_twin()
             if self._idempotency is None or self._idempotency.guard is not twin:
-                self._idempotency = self._made(twin)
+                self._idempotency = self._make_middleware(twin)
         assert self._idempotency is not None
         return self._idempotency
 
     async def respond(self, request: HttpRequest) -> HttpResponseBase:
         if "HTTP_IDEMPOTENCY_KEY" in request.META:
-            rewindable(request)
-        exchange = Exchange(Handling(request, self._configuration, in_loop=True))
+            _make_rewindable(request)
+        exchange = DjangoExchange(Handling(request, self._configuration, in_loop=True))
         query = request.META["QUERY_STRING"].encode()  # which the test client's scope has as text
         scope = {**request.scope, "method": request.method, "query_string": query, "semel.exchange": exchange}
-        token = in_hand.set(exchange.handling)
+        token = current_handling.set(exchange.handling)
         try:
-            running = self._of_this_loop()(scope, exchange.receive, exchange.take)
+            responder = self._middleware_of_loop()(scope, exchange.receive, exchange.send)
             if request.method not in SAFE_METHODS:
-                return await exchange.answered(running)
-            await running
+                return await exchange.run(responder)
+            await responder
             return exchange.handling.response
         finally:
-            in_hand.reset(token)
+            current_handling.reset(token)
 
     async def _application(self, scope: Scope, receive: Any, send: Send) -> None:
-        exchange: Exchange = scope["semel.exchange"]
+        exchange: DjangoExchange = scope["semel.exchange"]
         handling = exchange.handling
         if handling.begins_again():
             handling.request._stream = BytesIO((await receive())["body"])
         response = handling.response = await self._get_response(handling.request)
-        await exchange.give(response, send)
+        await exchange.send_response(response, send)
 
 
 def _tenant(scope: Scope) -> str | None:
-    exchange: Exchange = scope["semel.exchange"]
+    exchange: DjangoExchange = scope["semel.exchange"]
     return exchange.handling.tenant
+
+
+class DjangoExchange:
+    """One request: the server's side of ``receive`` and ``send``, and Django's side of both."""
+
+    def __init__(self, handling: Handling) -> None:
+        self.handling = handling
+        self._body = _chunks(handling.request)
+        self._start: Message | None = None
+        self._untouched = False
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue(_AHEAD)
+        self._gone = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def receive(self) -> Message:
+        chunk = next(self._body, None)
+        return {"type": "http.request", "body": chunk or b"", "more_body": chunk is not None}
+
+    async def send_response(self, response: HttpResponseBase, send: Send) -> None:
+        """Send Django's response as messages.
+
+        If the first one comes back as it is, the request was not claimed, and the response itself is returned.
+        """
+        lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response_lines(response)]
+        self._start = {"type": "http.response.start", "status": response.status_code, "headers": lines}
+        await send(self._start)
+        if self._untouched:
+            return
+        if not response.streaming:
+            await send({"type": "http.response.body", "body": response.content, "more_body": False})
+            return
+        async with aclosing(aiter(response)) as chunks:
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def send(self, message: Message) -> None:
+        """The ``send`` of the server."""
+        if message is self._start:
+            self._untouched = True
+        elif not self._gone:
+            await self._messages.put(message)
+
+    async def run(self, responder: Awaitable[None]) -> HttpResponseBase:
+        """Run the responder until it has an answer. Returns the answer as a response."""
+        self._task = asyncio.ensure_future(self._run(responder))
+        handled = False
+        try:
+            start = await self._messages.get()
+            if start is None:
+                await self._task  # raises its error
+                return self.handling.response
+            first = await self._messages.get()
+            if first is None:
+                await self._task
+                raise ConnectionError("the answer ended before it was complete")
+            response = self.handling.response
+            lines = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in start["headers"]]
+            if first.get("more_body"):
+                handled = True
+                return self._freed_if_unread(stream_response(response, lines, self._rest(first)))
+            answer = rewrite_response(response, start["status"], lines, first.get("body", b""))
+            await self._task
+            return answer
+        finally:
+            if not handled:
+                await self._finish()
+
+    async def _run(self, responder: Awaitable[None]) -> None:
+        try:
+            await responder
+        finally:
+            if not self._gone:
+                await self._messages.put(None)
+
+    async def _rest(self, message: Message | None) -> AsyncIterator[bytes]:
+        """The body of an answer that is let through."""
+        assert self._task is not None
+        try:
+            while message is not None:
+                yield message.get("body", b"")
+                message = await self._messages.get()
+            await self._task
+        finally:
+            await self._finish()
+
+    def _freed_if_unread(self, response: HttpResponseBase) -> HttpResponseBase:
+        """Let the view go on if nobody ever reads this response, because another one took its place."""
+        loop = asyncio.get_running_loop()
+
+        def unread() -> None:
+            with suppress(RuntimeError):  # the loop is closed, and the task gone with it
+                loop.call_soon_threadsafe(self._discard)
+
+        response._resource_closers.append(unread)
+        weakref.finalize(response, unread).atexit = False
+        return response
+
+    def _discard(self) -> None:
+        self._gone = True
+        while not self._messages.empty():
+            self._messages.get_nowait()
+
+    async def _finish(self) -> None:
+        """Nobody reads the rest. A declared view runs to its end all the same; any other one is cancelled."""
+        task = self._task
+        assert task is not None
+        if task.done():
+            return
+        self._discard()
+        if not self.handling.declared:
+            task.cancel()
+        try:
+            await asyncio.wait({task})
+        finally:
+            task.cancel()  # the server does not wait either: the responder lets the handler finish
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a view failed after its client had gone", exc_info=task.exception())
+
+
+def _make_rewindable(request: HttpRequest) -> None:
+    """Copy the body of Django's test client, which cannot be read twice. That of a server is a file."""
+    if not (request._read_started or request._stream.seekable()):
+        request._stream = BytesIO(request._stream.read())
+
+
+def _chunks(request: HttpRequest) -> Iterator[bytes]:
+    """Yield the whole body, whatever was read of it, and restore the position."""
+    if hasattr(request, "_body"):
+        yield request._body
+        return
+    stream = request._stream
+    if stream.closed or not stream.seekable():
+        raise parsed_before()
+    at = stream.tell()
+    stream.seek(0)
+    while chunk := stream.read(_CHUNK):
+        yield chunk
+    stream.seek(at)

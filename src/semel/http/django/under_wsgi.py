@@ -1,4 +1,4 @@
-"""A Django request under the WSGI responder: it is given an environ, and its answer becomes a response again."""
+"""A Django request under the WSGI responder, which gets an environ, and whose answer becomes a response again."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from django.core.handlers.wsgi import LimitedStream
 from semel.engine.sync import Semel
 from semel.errors import ConfigurationError
 from semel.http.contract.rules import Rule
-from semel.http.django.answers import lines_of, rewritten, streamed
+from semel.http.django.answers import response_lines, rewrite_response, stream_response
 from semel.http.django.configuration import Configuration
-from semel.http.django.handling import Handling, in_hand, parsed_before
+from semel.http.django.handling import Handling, current_handling, parsed_before
 from semel.http.wsgi.answers import LetThrough, ThenRaised
 from semel.http.wsgi.body import RequestBody
 from semel.http.wsgi.middleware import WSGIMiddleware
@@ -31,7 +31,7 @@ _log = logging.getLogger("semel.http")
 
 
 class UnderWSGI:
-    """Stands between Django's handler and the views, for ``Semel``."""
+    """Stands between Django's handler and the views under WSGI, for ``Semel``."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase], configuration: Configuration) -> None:
         self._get_response = get_response
@@ -39,7 +39,7 @@ class UnderWSGI:
         if not isinstance(configuration.guard, Semel):
             raise ConfigurationError("WSGI is sync: SEMEL's GUARD is a Semel there. A Semel serves ASGI as well")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the middleware has warned of a missing tenant already
+            warnings.simplefilter("ignore")  # IdempotencyMiddleware has warned of a missing tenant already
             self._idempotency = WSGIMiddleware(
                 self._application,
                 guard=configuration.guard,
@@ -49,32 +49,32 @@ class UnderWSGI:
             )
 
     def expect(self, rules: list[Rule | None]) -> None:
-        """These are the rules of the project's views."""
+        """Prepare for the rules of the project's views."""
         self._idempotency.keep(*rules)
 
     def respond(self, request: HttpRequest) -> HttpResponseBase:
         handling = Handling(request, self._configuration, in_loop=False)
         server = _Server()
-        token = in_hand.set(handling)
+        token = current_handling.set(handling)
         try:
             body = self._idempotency(_environ(request), server.start_response)
             if isinstance(body, _Untouched):
                 return handling.response
             if isinstance(body, LetThrough) and handling.response.streaming:
-                return streamed(handling.response, server.lines, body)
-            return rewritten(handling.response, server.status, server.lines, _content(body))
+                return stream_response(handling.response, server.lines, body)
+            return rewrite_response(handling.response, server.status, server.lines, _content(body))
         finally:
-            in_hand.reset(token)
+            current_handling.reset(token)
 
     def _application(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        handling = in_hand.get()
+        handling = current_handling.get()
         assert handling is not None
         request = handling.request
         handling.begins_again()
         if isinstance(environ.get(_INPUT), RequestBody) and not request._read_started:
             request._stream = LimitedStream(environ[_INPUT], _length(environ))
         response = handling.response = self._get_response(request)
-        start_response(f"{response.status_code} {response.reason_phrase}", lines_of(response))
+        start_response(f"{response.status_code} {response.reason_phrase}", response_lines(response))
         return _Untouched(response if response.streaming else [response.content])
 
 
@@ -92,7 +92,7 @@ class _Server:
 
 
 class _Untouched:
-    """The content of a response. When it comes back as it is, no claim was made, and the response itself is meant."""
+    """The content of a response. If it comes back as it is, no claim was made, and the response itself is returned."""
 
     def __init__(self, content: Iterable[bytes]) -> None:
         self._content = content
@@ -102,14 +102,14 @@ class _Untouched:
 
 
 class _Gone:
-    """The body of a request that was read before it came to us, and not kept."""
+    """The body of a request that a middleware outside of us has parsed and not kept."""
 
     def read(self, size: int = -1) -> bytes:
         raise parsed_before()
 
 
 def _environ(request: HttpRequest) -> dict[str, Any]:
-    """As the server gave it; Django has decoded the path, and put what it has read of the body elsewhere."""
+    """Return the environ as the server gave it: Django has decoded the path, and moved the body if it was read."""
     environ = dict(request.META)
     environ["REQUEST_METHOD"] = request.method
     for name in ("SCRIPT_NAME", "PATH_INFO"):
@@ -128,7 +128,7 @@ def _length(environ: dict[str, Any]) -> int:
 
 
 def _tenant(environ: dict[str, Any]) -> str | None:
-    handling = in_hand.get()
+    handling = current_handling.get()
     return None if handling is None else handling.tenant
 
 

@@ -1,4 +1,4 @@
-"""All routes of a Django project, with what they are declared to be."""
+"""The routes of a Django project, with the rules that they are declared with."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 def endpoints(urlconf: Any = None) -> list[Endpoint]:
-    """The routes of the project, or of another URLconf. Django's own views, such as the admin's, are not listed.
+    """Return the routes of the project, or of another URLconf. Django's own views, such as the admin's, are left out.
 
-    A function view takes every method unless ``require_http_methods`` says otherwise, so it is listed as a POST.
+    A function view accepts every method unless ``require_http_methods`` restricts it, so it is listed as a POST.
     """
     return [
         Endpoint(method, path, rule, name)
@@ -56,11 +56,11 @@ def _class_of(view: Any) -> Any:
 
 
 def _declared(view: Any) -> Iterator[tuple[str, Rule | None, str]]:
-    """(method, rule, name) for each method that the view takes."""
+    """Yield (method, rule, name) for each method that the view accepts."""
     whole = declared_rule(view)
     by_class = _class_of(view)
     if by_class is None:
-        for method in _taken(view):
+        for method in _accepted(view):
             yield method, whole, getattr(view, "__qualname__", repr(view))
         return
     actions = getattr(view, "actions", None)  # of a view set: {"post": "create"}
@@ -72,25 +72,25 @@ def _declared(view: Any) -> Iterator[tuple[str, Rule | None, str]]:
             yield method, rule, f"{by_class.__name__}.{name}"
 
 
-def _taken(view: Any) -> Iterable[str]:
-    """What ``require_http_methods`` allows, which only its closure knows."""
+def _accepted(view: Any) -> Iterable[str]:
+    """Return the methods that ``require_http_methods`` allows. Only its closure has them."""
     while view is not None:
-        said = _enclosed(view, "request_method_list")
-        if said is not None:
-            return [method for method in said if method in _METHODS]
+        listed = _enclosed(view, "request_method_list")
+        if listed is not None:
+            return [method for method in listed if method in _METHODS]
         view = getattr(view, "__wrapped__", None)
     return ("POST",)
 
 
 def _within(handler: Any) -> Rule | None:
-    """The rule of a function that REST framework's ``api_view`` has made a class of."""
+    """Return the rule of a function that REST framework's ``api_view`` has turned into a class."""
     return declared_rule(_enclosed(handler, "func"))
 
 
 def _enclosed(function: Any, name: str) -> Any:
-    """A variable that a decorator has left in its wrapper, or None."""
+    """Return a variable in the closure of a decorator's wrapper, or None."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     try:
         return function.__closure__[names.index(name)].cell_contents if name in names else None
-    except ValueError:  # nothing is in it so far
+    except ValueError:  # the cell is still empty
         return None

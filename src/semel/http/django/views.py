@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import typing
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
@@ -15,20 +14,20 @@ from asgiref.sync import iscoroutinefunction
 from django.http import Http404, HttpResponse
 
 from semel.core.ops import Op
-from semel.engine.declare.declaration import handle_parameter, refuse_generators
-from semel.engine.operation.operation import AsyncOperation, Operation, running
+from semel.engine.declare.declaration import refuse_generators
+from semel.engine.operation.operation import AsyncOperation, running
 from semel.errors import PolicyError
-from semel.http.asgi.endpoints import async_endpoint, threaded_responder, type_hints
+from semel.http.asgi.endpoints import async_endpoint, threaded_responder
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
 from semel.http.contract.endpoint import Compensate, Framework, Request
 from semel.http.contract.inventory import check_declarable, exempted
 from semel.http.contract.rerun import RunAgain
 from semel.http.contract.rules import Decorators, Exempt, Idempotent, Rule
-from semel.http.django.handling import current
+from semel.http.django.handling import require_handling
 from semel.http.django.in_transaction import leave_transactions_to_us, on_django, transactional_responder
-from semel.http.handlers import drive_async, sync_endpoint, with_handle
+from semel.http.handlers import drive_async, find_handle, sync_endpoint, type_hints, with_handle
 from semel.http.in_transaction import connected
-from semel.http.wsgi.middleware import Responder, current_responder
+from semel.http.wsgi.middleware import WSGIResponder, current_responder
 
 __all__ = ["conditional", "exempt", "idempotent", "natural"]
 
@@ -52,7 +51,8 @@ def _protect(view: F, declared: Rule) -> F:
             "ASGI serves as well, in a thread. What it must await can be called with async_to_sync()"
         )
     view = connected(view, rule)
-    handle = _handle(view, awaits)
+    function = inspect.unwrap(view)  # method_decorator() decorates a partial
+    handle = find_handle(function, type_hints(function), awaits=awaits)
     if awaits:
         in_loop = async_endpoint(view, rule, handle, _FRAMEWORK)
         in_thread = _async_under_wsgi(view, rule, handle)
@@ -66,7 +66,7 @@ def _protect(view: F, declared: Rule) -> F:
 
         @functools.wraps(view)
         async def endpoint(*args: Any, **kwargs: Any) -> Any:
-            handling = current()
+            handling = require_handling()
             await handling.aprepare(rule)
             return await (in_loop if handling.in_loop else in_thread)(*args, **kwargs)
 
@@ -74,7 +74,7 @@ def _protect(view: F, declared: Rule) -> F:
 
         @functools.wraps(view)
         def endpoint(*args: Any, **kwargs: Any) -> Any:
-            handling = current()
+            handling = require_handling()
             handling.prepare(rule)
             return (in_loop if handling.in_loop else in_thread)(*args, **kwargs)
 
@@ -99,17 +99,6 @@ def _check_place(view: Any) -> None:
             f"{made_of.__qualname__} authorises its callers itself, when it is called: decorate its methods, such as "
             "post, or the function below @api_view, so that a replay is authorised as well"
         )
-
-
-def _handle(view: Callable[..., Any], awaits: bool) -> str | None:
-    """The parameter that is given the handle."""
-    hints = type_hints(inspect.unwrap(view))  # method_decorator() decorates a partial
-    name = handle_parameter(hints)
-    if name is not None and (Operation if awaits else AsyncOperation) in (
-        typing.get_args(hints[name]) or (hints[name],)
-    ):
-        raise PolicyError(f"{view.__qualname__}: annotate {name} with {'AsyncOperation' if awaits else 'Operation'}")
-    return name
 
 
 def _abort(status: int) -> Exception:
@@ -162,7 +151,7 @@ def _async_under_wsgi(view: Callable[..., Any], rule: Rule, handle: str | None) 
     return endpoint
 
 
-def _awaited_operation(responder: Responder) -> AsyncOperation | None:
+def _awaited_operation(responder: WSGIResponder) -> AsyncOperation | None:
     """The handle of an ``async def`` whose store is sync."""
     attempt = responder.life.attempt
     if attempt is None:

@@ -1,4 +1,4 @@
-"""A WSGI application's answer on its way to the server: held back, let through, or only peeked at."""
+"""Wrappers for the iterable that a WSGI application returns: held back, let through, or peeked at."""
 
 from __future__ import annotations
 
@@ -19,49 +19,51 @@ ExcInfo: TypeAlias = "tuple[type[BaseException], BaseException, TracebackType] |
 
 
 class HeldAnswer:
-    """An answer that is held back until it is stored, or is too large for that."""
+    """An answer that is held back until it is stored, or until it is too large for that."""
 
     def __init__(self, capture: Capture, send: Callable[[str, list[tuple[bytes, bytes]]], Write]) -> None:
-        """:param send: gives the server the status line and the header lines."""
+        """:param send: passes the status line and the header lines to the server."""
         self.capture = capture
         self._send: Callable[[str, list[tuple[bytes, bytes]]], Write] | None = send
         self._status = ""
-        """The status line, with the application's own words; empty until it has begun its answer."""
+        """The status line of the application; empty until it has called ``start_response``."""
         self._write_on: Write | None = None
 
     @property
     def begun(self) -> bool:
-        """Whether the server has been given the beginning."""
+        """Whether the beginning has been passed to the server."""
         return self._write_on is not None
 
     def begin(self) -> Write:
         if self._write_on is None:
             assert self._send is not None
             self._write_on = self._send(self._status, self.capture.headers)
-            self._send = None  # the responder's, which has us: else both would wait for the garbage collector
+            self._send = (
+                None  # a method of the responder, which refers to us: both would wait for the garbage collector
+            )
         return self._write_on
 
     def start(self, status: str, headers: Lines, exc_info: ExcInfo | None) -> Write:
         """The application calls ``start_response``."""
         try:
             if exc_info and exc_info[1] is not None:
-                # Bytes that were held back count as sent: an error page after half an answer is no answer.
+                # Bytes that were held back count as sent: no error page may follow half an answer.
                 if self.begun or self.capture.body:
                     raise exc_info[1].with_traceback(exc_info[2])
             elif self._status:
                 raise AssertionError("start_response() was called twice, and without exc_info the second time")
         finally:
-            exc_info = None  # a traceback that refers to this frame would keep both alive
+            exc_info = None  # its traceback refers to this frame, so both would stay alive
         self.capture.start(int(status.split(" ", 1)[0]), as_bytes(headers))
         self._status = status
         return self._write
 
     def _write(self, chunk: bytes) -> None:
         if not self.capture.add(chunk):
-            self.begin()(self.capture.taken() or chunk)
+            self.begin()(self.capture.take() or chunk)
 
     def take(self, chunks: Iterator[bytes]) -> Iterator[bytes] | None:
-        """Take the whole answer; where it is too large, what is to be let through of it."""
+        """Take the whole answer. If it is too large, return the part that is to be let through."""
         while not self.capture.overflowed:
             chunk = next(chunks, None)
             if not self._status:
@@ -70,25 +72,25 @@ class HeldAnswer:
                 return None
             self.capture.add(chunk)
         self.begin()
-        return chain([self.capture.taken()], chunks)
+        return chain([self.capture.take()], chunks)
 
 
 class LetThrough:
-    """An answer that is too large to be held back, but for its last chunk: that one waits until all is stored.
+    """An answer that is too large to be held back. Only its last chunk waits until the answer is stored.
 
-    When the client goes away meanwhile, it is run to its end all the same.
+    If the client goes away meanwhile, the application is run to its end all the same.
     """
 
     def __init__(
-        self, chunks: Iterator[bytes], whole: Callable[[], None], broken: Callable[[BaseException], object]
+        self, chunks: Iterator[bytes], on_end: Callable[[], None], on_error: Callable[[BaseException], object]
     ) -> None:
         """
-        :param whole: called when the last chunk is known.
-        :param broken: called with the error of an answer that breaks.
+        :param on_end: called before the last chunk is sent.
+        :param on_error: called with the error if the application raises.
         """
         self._chunks: Iterator[bytes] | None = chunks
-        self._whole = whole
-        self._broken = broken
+        self._on_end = on_end
+        self._on_error = on_error
         self._context = copy_context()
         self._ahead = self._take()
 
@@ -102,7 +104,7 @@ class LetThrough:
         self._ahead = None
         self._ahead = self._take()
         if self._ahead is None:
-            self._whole()
+            self._on_end()
         return chunk
 
     def _take(self) -> bytes | None:
@@ -112,7 +114,7 @@ class LetThrough:
             chunk = self._context.run(next, self._chunks, None)
         except BaseException as error:
             self._chunks = None
-            self._broken(error)
+            self._on_error(error)
             raise
         if chunk is None:
             self._chunks = None
@@ -124,7 +126,7 @@ class LetThrough:
 
 
 class Peeked:
-    """The answer of an application that begins it while it is iterated; its first chunk is taken already."""
+    """The answer of a generator, which calls ``start_response`` when it is iterated: its first chunk is read ahead."""
 
     def __init__(self, answer: Iterable[bytes]) -> None:
         self._answer = answer
@@ -141,7 +143,7 @@ class Peeked:
 
 
 class ThenRaised:
-    """An answer, and then the error that it tells of: the client has the one, and the server's log the other."""
+    """An answer followed by the error that caused it, for the client and for the server's log."""
 
     def __init__(self, answer: Iterable[bytes], error: BaseException) -> None:
         self._chunks = iter(answer)

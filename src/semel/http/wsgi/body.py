@@ -1,7 +1,7 @@
-"""The body of a WSGI request: told to the fingerprint as it is read, by the application or, at a claim, by us.
+"""The body of a WSGI request: hashed for the fingerprint as it is read, by the application or by a claim.
 
-What a claim reads ahead is spooled, in memory up to a size and in a file above it, and given to the application as if
-it came from the server.
+A claim reads the rest of the body ahead. It is spooled, in memory up to a size and in a file above it, and the
+application reads it as if it came from the server.
 """
 
 from __future__ import annotations
@@ -18,33 +18,39 @@ from semel.http.contract.rules import MAX_REQUEST_BODY
 __all__ = ["RequestBody"]
 
 SPOOL_LIMIT: Final = 1024 * 1024
-"""Bytes of a body that are spooled in memory; more go to a temporary file."""
+"""Bytes of a body that are spooled in memory; a larger one goes to a temporary file."""
 _STEP: Final = 64 * 1024
 _log = logging.getLogger("semel.http")
 
 
 class RequestBody:
-    """A ``wsgi.input``."""
+    """The ``wsgi.input`` that the application reads."""
 
-    def __init__(self, environ: dict[str, Any], fed: Callable[[bytes], None]) -> None:
+    def __init__(self, environ: dict[str, Any], feed: Callable[[bytes], None]) -> None:
+        """
+        :param feed: called with each chunk that is read.
+        """
         self._raw: Any = environ["wsgi.input"]
-        self._fed = fed
+        self._feed = feed
         self._left = _length(environ)
-        """Bytes the client announced and has not sent so far; None where the server knows the end."""
+        """Bytes that the client announced and has not sent yet; None if the server finds the end itself."""
         self._ended = self._left == 0
         self._broken = False
         self._taken = 0
         self._spool: IO[bytes] | None = None
 
     @property
-    def cut(self) -> bool:
-        """Whether the client went away, or sent nonsense, before its request was whole; known once it was spooled."""
+    def incomplete(self) -> bool:
+        """Whether the client went away, or sent nonsense, before the end of its request. Known after ``spool``."""
         return self._broken or (self._ended and bool(self._left))
 
     def spool(self, longest: int = MAX_REQUEST_BODY) -> bool:
-        """Read what is still to come, and keep it for the application; False where all is more than ``longest``."""
+        """Read the rest of the body and keep it for the application.
+
+        Returns False if the body is longer than ``longest`` bytes.
+        """
         left = longest - self._taken
-        if (self._left or 0) > left:  # said by the client, so nothing is read
+        if (self._left or 0) > left:  # the client announced it, so nothing is read
             return False
         if self._ended or self._spool is not None:
             return left >= 0
@@ -60,12 +66,12 @@ class RequestBody:
         spool.seek(0)
         return left >= 0
 
-    def again(self, body: bytes) -> None:
-        """Have the application read the whole body once more."""
+    def rewind(self, body: bytes) -> None:
+        """Let the application read the whole body once more."""
         self._spool = io.BytesIO(body)
 
     def close(self) -> None:
-        """Let go of the spooled part; the server's stream is the server's."""
+        """Close the spooled part; the server closes its own stream."""
         if self._spool is not None:
             self._spool.close()
 
@@ -97,26 +103,26 @@ class RequestBody:
         return iter(self.readline, b"")
 
     def _unbroken(self, size: int) -> bytes:
-        """A server's stream fails with the connection, or with a chunk that cannot be read: the request ends there."""
+        """Read from the server's stream. If that fails, by a lost connection or a malformed chunk, the request ends."""
         try:
             chunk: bytes = self._raw.read(size)
         except SemelError:
             raise
         except Exception as error:  # each server has its own
-            _log.info("a request ended before it was whole: %r", error)
+            _log.info("a request ended before it was complete: %r", error)
             self._broken = True
             return b""
         return chunk
 
     def _take(self, read: Callable[[int], bytes], size: int) -> bytes:
-        """Ask the server's stream for at most ``size`` bytes, and never for more than the client announced."""
+        """Read at most ``size`` bytes from the server's stream, and never more than the client announced."""
         if self._left is not None:
             size = min(size, self._left)
         if self._ended or size == 0:
             return b""
         chunk = read(size)
         if chunk:
-            self._fed(chunk)
+            self._feed(chunk)
             self._taken += len(chunk)
             if self._left is not None:
                 self._left -= len(chunk)
@@ -127,7 +133,7 @@ class RequestBody:
 
 
 def _length(environ: dict[str, Any]) -> int | None:
-    """The length of the body, or None where it ends by itself (``Transfer-Encoding: chunked``)."""
+    """The length of the body, or None if it ends by itself (``Transfer-Encoding: chunked``)."""
     try:
         length = int(environ.get("CONTENT_LENGTH") or -1)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Header lines, paths and status lines between WSGI, whose texts are bytes in disguise (latin-1), and the contract."""
+"""Header lines, paths and status lines, converted between WSGI, which has them as latin-1 text, and bytes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ _PATH: Final = ("SCRIPT_NAME", "PATH_INFO")
 
 
 def header_lines(environ: dict[str, Any]) -> list[tuple[bytes, bytes]]:
-    """The header lines of a request. Servers join repeated ones with a comma, and then nobody can tell any more.
+    """Return the header lines of a request.
 
-    So a key with a comma in it counts as several lines: of two halves of a quoted text, one valid key could be joined.
+    Servers join repeated lines with a comma. So a key with a comma in it counts as several lines: otherwise two halves
+    of a quoted text could be joined to a valid key.
     """
     lines = [
-        # An application may have put a line of its own there, with text that no server would give.
+        # A middleware may have added a line of its own, with text that no server would pass on.
         (_name(name), value.encode("latin-1", "backslashreplace"))
         for name, value in environ.items()
         if name.startswith("HTTP_") and name != KEY and isinstance(value, str)
@@ -33,22 +34,22 @@ def header_lines(environ: dict[str, Any]) -> list[tuple[bytes, bytes]]:
 
 @lru_cache(maxsize=256)
 def _name(name: str) -> bytes:
-    """Of a header line, from that of its variable; clients send the same few, so they are kept."""
+    """The name of a header line, from that of its variable in the environ."""
     return name[5:].replace("_", "-").lower().encode("latin-1")
 
 
 def as_bytes(lines: Lines) -> list[tuple[bytes, bytes]]:
-    """Header lines as an application gives them, as they are stored."""
+    """Convert header lines of an application to bytes, with lower-case names."""
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in lines]
 
 
 def as_text(lines: list[tuple[bytes, bytes]]) -> Lines:
-    """Stored header lines, as a server takes them."""
+    """Convert header lines from bytes to what a server accepts."""
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in lines]
 
 
 def path_text(environ: dict[str, Any], *parts: str) -> str:
-    """The whole path, percent-decoded. One that is no UTF-8 keeps its bytes as lone surrogates, which no key allows."""
+    """Return the whole path, percent-decoded. Bytes that are not UTF-8 become lone surrogates."""
     path = "".join([environ.get(name, "") for name in parts or _PATH])
     return path if path.isascii() else path.encode("latin-1").decode("utf-8", "surrogateescape")
 

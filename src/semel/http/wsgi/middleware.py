@@ -1,8 +1,8 @@
-"""WSGI: a middleware that prepares and captures at the edge; the claim is made at the endpoint, before the handler.
+"""The WSGI middleware. It surrounds the application. Decorated endpoints make the claim, just before the handler.
 
-The same shape and names as ``semel.http.asgi``, for ``Semel``. All of a request happens in the thread that serves it.
-For an application whose endpoints cannot be decorated, ``routes=`` names the rules and the claim is made here, at the
-edge. A request without a key can claim nothing, so it costs next to nothing.
+It has the same shape and names as ``semel.http.asgi``, for ``Semel``. All of a request happens in the thread that
+serves it. If the endpoints of an application cannot be decorated, ``routes=`` names their rules, and the claim is made
+here, at the edge.
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ from semel.http.contract.routes import RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 from semel.http.wsgi.answers import Peeked
 from semel.http.wsgi.lines import path_text
-from semel.http.wsgi.responder import App, Environ, Responder
+from semel.http.wsgi.responder import App, Environ, WSGIResponder
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
-__all__ = ["Responder", "WSGIMiddleware", "current_responder"]
+__all__ = ["WSGIMiddleware", "WSGIResponder", "current_responder"]
 
 TenantResolver: TypeAlias = "Callable[[Any], str | None]"
 
 _SAFE: Final = object()
-"""The request in hand is a GET or the like: its endpoint runs as if it were not declared."""
-_current: ContextVar[Responder | object | None] = ContextVar("semel_wsgi_responder", default=None)
+"""Marks a GET or the like: its endpoint runs as if it were not declared."""
+_current: ContextVar[WSGIResponder | object | None] = ContextVar("semel_wsgi_responder", default=None)
 
 
-def current_responder() -> Responder | None:
-    """The responder of the request in hand, for the decorators; None for a method that is never claimed."""
+def current_responder() -> WSGIResponder | None:
+    """Return the responder of the current request; None for a method that is never claimed, such as GET.
+
+    Raises ConfigurationError if the middleware is not installed.
+    """
     responder = _current.get()
     if responder is None:
         raise ConfigurationError(
             "this endpoint is declared, but the middleware is not installed: "
             "install(app, guard=…, tenant=…) in Flask, WSGIMiddleware(app, guard=…, tenant=…) elsewhere"
         )
-    return responder if isinstance(responder, Responder) else None
+    return responder if isinstance(responder, WSGIResponder) else None
 
 
 class WSGIMiddleware(Middleware[App, Semel]):
@@ -85,7 +88,7 @@ class WSGIMiddleware(Middleware[App, Semel]):
                 return Peeked(answer) if isinstance(answer, GeneratorType) else answer
             finally:
                 _current.reset(token)
-        responder = Responder(self, environ, start_response)
+        responder = WSGIResponder(self, environ, start_response)
         token = _current.set(responder)
         try:
             return responder.respond(

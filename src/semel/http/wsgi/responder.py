@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from semel.http.wsgi.middleware import WSGIMiddleware
 
-__all__ = ["App", "Environ", "Responder"]
+__all__ = ["App", "Environ", "WSGIResponder"]
 
 Environ: TypeAlias = dict[str, Any]
 App: TypeAlias = "Callable[[Environ, StartResponse], Iterable[bytes]]"
@@ -54,7 +54,7 @@ _INCOMPLETE: Final = StoredResponse(400, [(b"content-length", b"0")], b"")
 """The answer to a client that went away before its request was complete."""
 
 
-class Responder:
+class WSGIResponder:
     """One request: its body on the way in, its answer on the way out, and the attempt between."""
 
     def __init__(self, middleware: WSGIMiddleware, environ: Environ, start_response: StartResponse) -> None:
@@ -82,9 +82,9 @@ class Responder:
         """Run the application; ``rule`` is the one to claim here, at the edge."""
         life = self.life
         if KEY in self._environ:
-            if self._middleware.kept.wanted:
+            if self._middleware.reruns.possible:
                 life.rerun = Rerun(self._environ)
-            self._body = RequestBody(self._environ, life.exchange.fed)
+            self._body = RequestBody(self._environ, life.exchange.feed)
             self._environ["wsgi.input"] = self._body
         answer = self._run_once(rule)
         while life.runs_again:
@@ -154,7 +154,7 @@ class Responder:
         assert life.rerun.pause is not None
         assert self._body is not None
         time.sleep(life.rerun.pause)
-        self._body.again(life.start_over())
+        self._body.rewind(life.start_over())
         self._environ["wsgi.input"] = self._body
         self._held = None
         self._started = False
@@ -225,7 +225,7 @@ class Responder:
         )
         if not body.spool(longest):
             raise BodyTooLarge
-        if body.cut:
+        if body.incomplete:
             self.life.answer = _INCOMPLETE
             return False
         return True
@@ -276,7 +276,7 @@ class Responder:
         if answer is not None:
             self._held = None  # it refers to us, and we to it: both would wait for the garbage collector
             body = answer.body
-            lines = self.life.exchange.carried(answer.headers, self._carrier, self.life.rule)
+            lines = self.life.exchange.with_carrier(answer.headers, self._carrier, self.life.rule)
             self._send(status_line(answer.status), lines)
         else:
             assert held is not None
@@ -285,10 +285,10 @@ class Responder:
         return [body] if body else []
 
     def _send_first(self, status: str, headers: list[tuple[bytes, bytes]]) -> Write:
-        return self._send(status, self.life.exchange.first(headers))
+        return self._send(status, self.life.exchange.with_key(headers))
 
     def _send(self, status: str, headers: list[tuple[bytes, bytes]]) -> Write:
-        return self._server(status, as_text(self.life.exchange.exposed(headers, self.life.rule)))
+        return self._server(status, as_text(self.life.exchange.expose(headers, self.life.rule)))
 
 
 def _make_exchange(environ: Any, middleware: Any) -> Exchange:
