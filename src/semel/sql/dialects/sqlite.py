@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from semel.core.ops import (
-    Abandoned,
     Claim,
     Claimed,
     Complete,
@@ -34,13 +33,12 @@ from semel.core.semantics import Row, may_take_over, same_request, state_at
 from semel.core.states import State, Takeover
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
+from semel.sql.dialects.results import TRIES, has_forgettable, resolve_record, resumable_page
 from semel.sql.program import Program, load_queries
 
 __all__ = ["keep", "lock", "program", "save_step", "step_saved"]
 
 _Q: Final = load_queries("semel.sql.dialects", "sqlite.sql")
-_TRIES: Final = 10
-"""How often a claim that lost a race looks again before it fails."""
 
 Clock = Callable[[], int]
 
@@ -50,7 +48,7 @@ def _micros(seconds: float) -> int:
 
 
 def claim(op: Claim, clock: Clock) -> Program[Claimed | Existing]:
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         rows = yield _Q["find"](id=op.id)
         now = clock()
         if not rows:
@@ -85,7 +83,7 @@ def claim(op: Claim, clock: Clock) -> Program[Claimed | Existing]:
                 return Claimed(won[0][0], won[0][1], (yield from _steps(op.id, origin, steps)))
         else:
             yield _Q["refuse"](id=op.id, token=token, now=clock())
-    raise StoreUnavailable(f"the record changed {_TRIES} times while it was being claimed")
+    raise StoreUnavailable(f"the record changed {TRIES} times while it was being claimed")
 
 
 def _steps(id: bytes, origin: int, steps: int) -> Program[tuple[tuple[str, bytes], ...]]:
@@ -141,22 +139,18 @@ def lookup(op: Lookup, clock: Clock) -> Program[Record | None]:
 
 
 def resolve(op: Resolve, clock: Clock) -> Program[State]:
-    for _ in range(_TRIES):
-        record = yield from lookup(Lookup(op.id), clock)
-        if record is None:
-            return State.ABSENT
-        if record.state is State.DONE or (record.state is State.RUNNING and not op.force):
-            return record.state
-        if op.snapshot is None:
-            changed = yield from release(Release(op.id, record.token), clock)
-        else:
-            changes = yield _Q["resolve_done"](
-                id=op.id, token=record.token, snapshot=op.snapshot, now=clock(), ttl=_micros(op.ttl)
-            )
-            changed = bool(changes)
-        if changed:
-            return record.state
-    raise StoreUnavailable(f"the record changed {_TRIES} times while it was being resolved")
+    def complete(record: Record) -> Program[bool]:
+        rows = yield _Q["resolve_done"](
+            id=op.id, token=record.token, snapshot=op.snapshot, now=clock(), ttl=_micros(op.ttl)
+        )
+        return bool(rows)
+
+    return resolve_record(
+        op,
+        lambda: lookup(Lookup(op.id), clock),
+        lambda record: release(Release(op.id, record.token), clock),
+        complete,
+    )
 
 
 def sweep(op: Sweep, clock: Clock) -> Program[Swept]:
@@ -181,19 +175,11 @@ def count(op: Count, clock: Clock) -> Program[int]:
 def resumable(op: Resumable, clock: Clock) -> Program[Page]:
     now = clock()
     rows = yield _Q["inputs"](after=op.after, now=now, most=op.limit)
-    found = []
-    for id, stored, takeover, token, attempt, fingerprint, lease_end, created, expires, *names, value in rows:
-        if stored != State.RUNNING or takeover == Takeover.REJECT or value is None or names[1] not in op.operations:
-            continue
-        if state_at(stored, takeover, lease_end - now, expires - now) is State.ABANDONED:
-            record = Record(
-                id, State.ABANDONED, token, attempt, fingerprint, None, (lease_end - now) / 1e6, (now - created) / 1e6,
-                (expires - now) / 1e6, *names,
-            )  # fmt: skip
-            found.append(Abandoned(record, value))
-    if any(row[1] in (None, State.DONE) for row in rows):
+    if has_forgettable(rows):
         yield _Q["forget_inputs"](after=op.after, last=rows[-1][0])
-    return Page(tuple(found), rows[-1][0] if len(rows) == op.limit else None)
+    return resumable_page(
+        op, rows, lambda lease, created, expires: ((lease - now) / 1e6, (now - created) / 1e6, (expires - now) / 1e6)
+    )
 
 
 _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
