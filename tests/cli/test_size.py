@@ -20,9 +20,9 @@ from semel.cli.measuring import MEASURES, Sample
 from semel.cli.measuring.redis import _prefix
 from semel.cli.measuring.sizing import Needs, bytes_in, duration, in_pages, recommended, size
 from semel.core.encoding.snapshot import SIZE_LIMIT
-from semel.stores.capabilities import STORES, TRAITS
 from semel.stores.dynamodb import DynamoDBStore
-from semel.stores.urls import KINDS, migrate_store, open_store
+from semel.stores.kinds import KINDS, SCHEMES, TRAITS
+from semel.stores.urls import migrate_store, open_store
 from tests.servers import DynamoDBServer, MariaDBServer, PostgresServer, RedisClusterServers, RedisServer
 from tests.servers.base import free_port
 
@@ -485,7 +485,7 @@ def test_the_help_names_every_kind_of_store(capsys: pytest.CaptureFixture[str]) 
         with pytest.raises(SystemExit):
             main([command, "--help"])
         said = " ".join(capsys.readouterr().out.split())
-        assert [store.name for store in STORES if not any(f"{scheme}:" in said for scheme in store.schemes)] == []
+        assert [store.name for store in KINDS if not any(f"{scheme}:" in said for scheme in store.schemes)] == []
 
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
@@ -500,7 +500,7 @@ def test_the_reference_names_all_that_json_has(capsys: pytest.CaptureFixture[str
 
 def test_the_reference_names_every_kind_of_url() -> None:
     page = REFERENCE.read_text("utf-8")
-    assert [scheme for scheme in KINDS if f"{scheme}:" not in page] == []
+    assert [scheme for scheme in SCHEMES if f"{scheme}:" not in page] == []
 
 
 # semel stores
@@ -509,18 +509,18 @@ def test_the_reference_names_every_kind_of_url() -> None:
 def test_the_stores_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stores"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == [store.name for store in STORES]
+    assert lines[0].split() == [store.name for store in KINDS]
     assert [line.split("  ")[0] for line in lines[1:]] == ["URL", *TRAITS.values()]
     assert main(["stores", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["PostgreSQL"]["wakes"] is True
     assert found["Redis"]["counts"] is False
-    assert found["tiered"]["transactions"] == "as the truth"
+    assert found["tiered"]["transactions"] == "as the primary"
 
 
 def test_every_url_belongs_to_a_store_of_the_table() -> None:
-    assert sorted(scheme for store in STORES for scheme in store.schemes) == sorted(KINDS)
-    assert set(MEASURES) == set(KINDS)
+    assert sorted(scheme for store in KINDS for scheme in store.schemes) == sorted(SCHEMES)
+    assert set(MEASURES) == set(SCHEMES)
 
 
 def test_the_table_says_what_the_stores_declare(tmp_path: Path) -> None:
@@ -528,7 +528,7 @@ def test_the_table_says_what_the_stores_declare(tmp_path: Path) -> None:
         "SQLite": f"sqlite:///{tmp_path / 'x.db'}", "PostgreSQL": "postgresql://h/d", "MySQL": "mysql://u@h/d",
         "Redis": "redis://h", "memory": "memory:",
     }  # fmt: skip
-    for store in STORES:
+    for store in KINDS:
         for awaited in (False, True):
             cls = store.store(awaited=awaited)
             if store.wakes is None:

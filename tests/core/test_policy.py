@@ -169,10 +169,10 @@ def test_a_policy_may_be_changed_into_another_and_stays_what_it_was() -> None:
 
 
 def test_a_record_is_kept_for_its_ttl_and_for_as_long_as_its_key_is_refused() -> None:
-    assert Policy(ttl="1h").kept_seconds == 3600.0
-    assert Policy(ttl="1h", reject_expired_for="30m").kept_seconds == 5400.0
-    assert Policy(ttl=None).kept_seconds == FOREVER
-    assert Policy(ttl=FOREVER - 1, reject_expired_for=FOREVER).kept_seconds == FOREVER
+    assert Policy(ttl="1h").retention_seconds == 3600.0
+    assert Policy(ttl="1h", reject_expired_for="30m").retention_seconds == 5400.0
+    assert Policy(ttl=None).retention_seconds == FOREVER
+    assert Policy(ttl=FOREVER - 1, reject_expired_for=FOREVER).retention_seconds == FOREVER
 
 
 def test_policies_are_values() -> None:

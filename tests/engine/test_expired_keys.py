@@ -87,7 +87,7 @@ def test_remembered_failures_are_refused_too(engine: Engine) -> None:
 def test_what_was_never_finished_does_not_expire_into_a_refusal(engine: Engine) -> None:
     """An abandoned attempt has no answer that could expire: it is resumed, for as long as its record is kept."""
     kept = engine.guard.policy.replace(**POLICY)
-    engine.abandon(ttl=kept.kept_seconds)
+    engine.abandon(ttl=kept.retention_seconds)
     engine.clock.advance(300)
     outcome = engine.run_outcome(lambda: "resumed", **POLICY)
     assert (outcome.value, outcome.attempt) == ("resumed", 2)

@@ -28,7 +28,7 @@ from semel import (
     current_operation,
 )
 from semel.stores.dynamodb import aio, migrate, sync
-from semel.stores.dynamodb.settings import Settings
+from semel.stores.dynamodb.settings import DynamoDBSettings
 
 LEASE = 0.2
 PATIENCE = 30.0
@@ -49,7 +49,7 @@ class World(NamedTuple):
         return f"k{self.number}"
 
     def client(self) -> Any:
-        return sync._session().client(**Settings(self.url, 5, 5, 5, None).client())
+        return sync._session().client(**DynamoDBSettings(self.url, 5, 5, 5, None).client())
 
 
 def credentials() -> None:
@@ -59,7 +59,7 @@ def credentials() -> None:
 def worlds(table: str) -> Callable[[], World]:
     """A maker of worlds in which Anna has 100 and Bert has nothing; their tables are made once."""
     migrate(table)
-    name = f"{Settings(table, 5, 5, 5, None).table}_accounts"
+    name = f"{DynamoDBSettings(table, 5, 5, 5, None).table}_accounts"
     client = World(table, name, 0).client()
     client.create_table(
         TableName=name,

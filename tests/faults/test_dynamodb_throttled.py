@@ -24,7 +24,7 @@ from semel import (
     Wait,
 )
 from semel.stores.dynamodb import migrate
-from semel.stores.dynamodb.settings import Settings
+from semel.stores.dynamodb.settings import DynamoDBSettings
 from tests.faults import dynamodb_transfers as transfers
 from tests.faults.dynamodb_proxy import FAULTS, Proxy
 from tests.servers import DynamoDBServer
@@ -48,7 +48,7 @@ class Till:
 
     def __init__(self, table: str) -> None:
         migrate(table)
-        settings = Settings(table, 5, 5, 5, None)
+        settings = DynamoDBSettings(table, 5, 5, 5, None)
         self.name = f"{settings.table}_counters"
         self.client = transfers.World(table, self.name, 0).client()
         self.client.create_table(

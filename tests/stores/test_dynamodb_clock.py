@@ -26,7 +26,7 @@ from semel.core.states import State, Takeover
 from semel.sql.connections.errors import Contention
 from semel.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, migrate
 from semel.stores.dynamodb.clock import ServiceClock
-from semel.stores.dynamodb.settings import Tries
+from semel.stores.dynamodb.failures import CallRetry
 from semel.testing import conformance
 from tests.servers import DynamoDBServer
 
@@ -208,8 +208,8 @@ class Machine:
         self.behind = 0.0
         self.actions: list[str] = []
         self.then: Callable[[], None] = lambda: None
-        store._settings.clock.here = lambda: time.monotonic() - self.behind
-        real = store._sent
+        store._settings.clock.local = lambda: time.monotonic() - self.behind
+        real = store._send
 
         def sent(call: Any, tries: Any) -> Any:
             self.actions.append(call.action)
@@ -223,7 +223,7 @@ class Machine:
             self._go_on()
             return answer
 
-        store._sent = sent_async if isinstance(store, AsyncDynamoDBStore) else sent
+        store._send = sent_async if isinstance(store, AsyncDynamoDBStore) else sent
 
     def pause(self, seconds: float) -> None:
         self.behind += seconds
@@ -374,10 +374,10 @@ def test_what_was_merely_slow_is_not_written_twice(pair: tuple[DynamoDBStore, Ma
 
 
 def test_after_a_write_that_was_answered_nobody_says_that_nothing_was_stored() -> None:
-    tries = Tries(0.0)
+    tries = CallRetry(0.0)
     with pytest.raises(StoreUnavailable):
         tries.pause_after(Contention("throttled"), once=False)
-    tries.wrote()
+    tries.note_write()
     with pytest.raises(StoreUncertain):
         tries.pause_after(Contention("throttled"), once=False)
 
@@ -467,9 +467,9 @@ def test_a_machine_that_sleeps_counts_on(monkeypatch: pytest.MonkeyPatch) -> Non
     """Where the system can tell: Linux's monotonic clock stands still meanwhile, and this one does not."""
     monkeypatch.setattr(time, "CLOCK_BOOTTIME", 7, raising=False)
     monkeypatch.setattr(time, "clock_gettime", {7: 70_000.0}.__getitem__, raising=False)
-    here = ServiceClock().here()
+    here = ServiceClock().local()
     monkeypatch.delattr(time, "CLOCK_BOOTTIME")
-    elsewhere = ServiceClock().here
+    elsewhere = ServiceClock().local
     monkeypatch.undo()
     assert here == 70_000.0
     assert elsewhere is time.monotonic

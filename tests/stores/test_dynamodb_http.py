@@ -16,7 +16,7 @@ from semel import AsyncDynamoDBStore, AsyncOperation, AsyncSemel, DynamoDBStore,
 from semel.http import fastapi as on_fastapi
 from semel.http import flask as on_flask
 from semel.stores.dynamodb import migrate
-from semel.stores.dynamodb.settings import Settings
+from semel.stores.dynamodb.settings import DynamoDBSettings
 from tests.servers import DynamoDBServer
 
 
@@ -34,7 +34,7 @@ class Shelf:
 
         self.url = server.table()
         migrate(self.url)
-        settings = Settings(self.url, 5, 5, 5, None)
+        settings = DynamoDBSettings(self.url, 5, 5, 5, None)
         self.client = boto3.client(**settings.client())
         self.name = f"{settings.table}_books"
         self.client.create_table(

@@ -42,7 +42,8 @@ from semel.stores.dynamodb import (
     terraform,
 )
 from semel.stores.dynamodb.clock import ServiceClock
-from semel.stores.dynamodb.settings import Settings, Tries, named
+from semel.stores.dynamodb.failures import CallRetry, error_of
+from semel.stores.dynamodb.settings import DynamoDBSettings
 from semel.testing.conformance import ManualClock
 from tests.servers import DynamoDBServer
 
@@ -73,12 +74,12 @@ def claim(
 
 
 def client(url: str) -> Any:
-    settings = Settings(url, 1, 1, 1, None)
+    settings = DynamoDBSettings(url, 1, 1, 1, None)
     return boto3.client(**settings.client())
 
 
 def item(url: str, op: Claim) -> dict[str, Any]:
-    found: Any = client(url).get_item(TableName=Settings(url, 1, 1, 1, None).table, Key={"id": {"B": op.id}})
+    found: Any = client(url).get_item(TableName=DynamoDBSettings(url, 1, 1, 1, None).table, Key={"id": {"B": op.id}})
     kept: dict[str, Any] = found.get("Item", {})
     return kept
 
@@ -91,13 +92,13 @@ class Calls:
 
     def __init__(self, store: Any) -> None:
         self.sent: list[str] = []
-        sent = store._sent
+        sent = store._send
 
         def counting(call: Any, tries: Any) -> Any:
             self.sent.append(call.action)
             return sent(call, tries)
 
-        store._sent = counting
+        store._send = counting
 
     def new(self) -> list[str]:
         fresh, self.sent = self.sent, []
@@ -167,7 +168,7 @@ def told(clock: ServiceClock, here: Monotonic, service: float, *, trip: float = 
     """An answer of a service whose clock is at ``service`` when it answers, half way of the trip."""
     sent = here.now
     here.now += trip
-    clock.heard(formatdate(service + trip / 2, usegmt=True), sent, here.now)
+    clock.learn(formatdate(service + trip / 2, usegmt=True), sent, here.now)
 
 
 def test_the_time_is_known_to_a_second_at_first_and_closer_with_every_answer() -> None:
@@ -197,7 +198,7 @@ def test_an_answer_without_a_date_teaches_nothing() -> None:
     here = Monotonic()
     clock = ServiceClock(here)
     for date in (None, "", "yesterday"):
-        clock.heard(date, here.now, here.now)
+        clock.learn(date, here.now, here.now)
     assert not clock.known()
 
 
@@ -280,7 +281,7 @@ def test_the_service_removes_what_has_expired_and_nothing_in_doubt(private_dynam
             assert isinstance(won, Claimed)
             assert store.execute(Complete(claim(f"done {takeover}").id, won.token, b"x", 1.0)) is True
         end = time.monotonic() + 90
-        while len(left := client(table).scan(TableName=Settings(table, 1, 1, 1, None).table)["Items"]) > 1:
+        while len(left := client(table).scan(TableName=DynamoDBSettings(table, 1, 1, 1, None).table)["Items"]) > 1:
             assert time.monotonic() < end, "it looks every ten seconds or so"
             time.sleep(0.5)
         assert [kept["key"]["S"] for kept in left] == [f"running {Takeover.REJECT}"]
@@ -293,15 +294,15 @@ def test_a_slow_sweep_does_not_remove_what_was_claimed_anew_meanwhile(table: str
         store.execute(claim("a", lease=1.0, ttl=1.0))
         clock.advance(10.0)
         sweep = store._programs.of(Sweep(10))
-        tries = Tries(1.0)
+        tries = CallRetry(1.0)
         call = next(sweep)
         while call.action != "delete_item":
-            call = sweep.send(store._sent(call, tries))
+            call = sweep.send(store._send(call, tries))
         assert store.execute(Sweep(10)).removed == 1
         new = store.execute(claim("a", nonce=2))
         assert isinstance(new, Claimed)
         with pytest.raises(StopIteration) as swept:
-            sweep.send(store._sent(call, tries))
+            sweep.send(store._send(call, tries))
         assert swept.value.value.removed == 0
         record = store.execute(Lookup(claim("a").id))
         assert record is not None
@@ -342,7 +343,7 @@ def test_a_server_that_is_away_is_unavailable_and_nothing_is_run() -> None:
 
     async def main() -> None:
         store = open_async_store(url)
-        store._settings.patience = 0.05  # type: ignore[attr-defined]
+        store._settings.retry_for = 0.05  # type: ignore[attr-defined]
         with pytest.raises(StoreUnavailable, match="reached"):
             await store.execute(claim("a"))
         await store.close()
@@ -361,7 +362,7 @@ def error(code: str, status: int = 400, text: str = "no") -> boto.ClientError:
 @pytest.mark.parametrize(
     ("failure", "kind", "words"),
     [
-        (error("ProvisionedThroughputExceededException"), StoreUnavailable, "more than it gives"),
+        (error("ProvisionedThroughputExceededException"), StoreUnavailable, "throttling or busy"),
         (error("AccessDeniedException"), StoreUnavailable, "rights"),
         (error("ResourceNotFoundException"), NotMigrated, "semel migrate"),
         (error("InternalServerError", 500), StoreUncertain, "failed"),
@@ -373,37 +374,37 @@ def error(code: str, status: int = 400, text: str = "no") -> boto.ClientError:
     ],
 )
 def test_what_the_service_says_in_our_words(failure: Exception, kind: type[Exception], words: str) -> None:
-    found = named(failure, "semel")
+    found = error_of(failure, "semel")
     assert isinstance(found, kind)
     assert words in str(found)
 
 
 def test_a_throttled_call_is_tried_again_and_a_resolution_without_an_answer_is_not() -> None:
-    throttled = named(error("ThrottlingException"), "semel")
-    lost = named(boto.ReadTimeoutError(endpoint_url="http://x"), "semel")
-    tries = Tries(10.0)
+    throttled = error_of(error("ThrottlingException"), "semel")
+    lost = error_of(boto.ReadTimeoutError(endpoint_url="http://x"), "semel")
+    tries = CallRetry(10.0)
     assert [tries.pause_after(throttled, once=True) for _ in range(3)] == [0.02, 0.04, 0.08]
-    assert Tries(10.0).pause_after(lost, once=False) > 0
+    assert CallRetry(10.0).pause_after(lost, once=False) > 0
     with pytest.raises(StoreUncertain):
-        Tries(10.0).pause_after(lost, once=True)
-    tries = Tries(0.03)
+        CallRetry(10.0).pause_after(lost, once=True)
+    tries = CallRetry(0.03)
     assert tries.pause_after(lost, once=False)
     with pytest.raises(StoreUncertain):  # once anything was sent, nobody can say that nothing was stored
         tries.pause_after(throttled, once=False)
     with pytest.raises(StoreUnavailable):
-        Tries(0.0).pause_after(throttled, once=False)
+        CallRetry(0.0).pause_after(throttled, once=False)
 
 
 def test_a_resolution_is_written_once(store: DynamoDBStore) -> None:
     store.execute(claim("a"))
     sent: list[Any] = []
-    real = store._sent
+    real = store._send
 
     def noting(call: Any, tries: Any) -> Any:
         sent.append(call)
         return real(call, tries)
 
-    store._sent = noting  # type: ignore[method-assign]
+    store._send = noting  # type: ignore[method-assign]
     assert store.execute(Resolve(claim("a").id, b"x", 60.0, force=True)) is State.RUNNING
     assert [(call.action, call.once) for call in sent] == [("get_item", False), ("put_item", True)]
 
@@ -440,7 +441,7 @@ def test_a_forked_child_makes_a_client_of_its_own(store: DynamoDBStore) -> None:
 
 
 def test_the_table_is_the_same_however_it_is_made(table: str) -> None:
-    name = Settings(table, 1, 1, 1, None).table
+    name = DynamoDBSettings(table, 1, 1, 1, None).table
     made = client(table).describe_table(TableName=name)["Table"]
     ttl = client(table).describe_time_to_live(TableName=name)["TimeToLiveDescription"]
     template = json.loads(cloudformation(name))["Resources"]["Semel"]["Properties"]
@@ -455,7 +456,7 @@ def test_the_command_line_makes_the_table_and_checks_it(
     dynamodb: DynamoDBServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = dynamodb.table()
-    name = Settings(url, 1, 1, 1, None).table
+    name = DynamoDBSettings(url, 1, 1, 1, None).table
     assert main(["migrate", "--check", url]) == 1
     assert main(["migrate", url]) == 0
     assert main(["migrate", "--check", url]) == 0

@@ -24,8 +24,9 @@ from semel.core.ops import Claim, Claimed, Complete, Op, Resolve, SaveStep
 from semel.core.states import State, Takeover
 from semel.errors import RecordTooLarge
 from semel.stores.dynamodb import migrate
+from semel.stores.dynamodb.failures import CallRetry, error_of
 from semel.stores.dynamodb.items import LARGEST_ITEM
-from semel.stores.dynamodb.settings import Settings, Tries, named
+from semel.stores.dynamodb.settings import DynamoDBSettings
 from tests.servers import DynamoDBServer
 
 LARGE = 250_000
@@ -44,7 +45,7 @@ class Shelf:
     def __init__(self, url: str) -> None:
         self.url = url
         migrate(url)
-        settings = Settings(url, 5, 5, 5, None)
+        settings = DynamoDBSettings(url, 5, 5, 5, None)
         self.client = boto3.client(**settings.client())
         self.name = settings.table
         self.parcels = f"{settings.table}_parcels"
@@ -170,9 +171,9 @@ def test_it_is_too_large_also_where_an_earlier_answer_was_lost() -> None:
     import botocore.exceptions as boto
 
     said = {"Error": {"Code": "ValidationException", "Message": "Item size has exceeded the maximum allowed size"}}
-    too_large = named(boto.ClientError(said, "UpdateItem"), "semel")
-    tries = Tries(10.0)
-    tries.pause_after(named(boto.ReadTimeoutError(endpoint_url="http://x"), "semel"), once=False)
+    too_large = error_of(boto.ClientError(said, "UpdateItem"), "semel")
+    tries = CallRetry(10.0)
+    tries.pause_after(error_of(boto.ReadTimeoutError(endpoint_url="http://x"), "semel"), once=False)
     with pytest.raises(StoreUnavailable) as told:
         tries.pause_after(too_large, once=False)
     assert isinstance(told.value, RecordTooLarge)

@@ -15,8 +15,8 @@ from semel import AsyncSemel, ConfigurationError, NotMigrated, SchemaDrift, Seme
 from semel.cli import main
 from semel.core.ops import Claim, Lookup
 from semel.core.states import Takeover
-from semel.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, check, migrate, printed
-from semel.stores.dynamodb.settings import Settings
+from semel.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, check, migrate, render_template
+from semel.stores.dynamodb.settings import DynamoDBSettings
 from tests.servers import DynamoDBServer
 
 
@@ -30,7 +30,7 @@ class Table:
     """A table of somebody else's, beside the URL that names it."""
 
     def __init__(self, url: str) -> None:
-        settings = Settings(url, 5, 5, 5, None)
+        settings = DynamoDBSettings(url, 5, 5, 5, None)
         self.url = url
         self.name = settings.table
         self.client = boto3.client(**settings.client())
@@ -238,11 +238,11 @@ def _actions(text: str) -> Any:
     ],
 )
 def test_the_text_of_a_url_is_printed_without_asking_anybody(what: str, shows: Callable[[str], bool]) -> None:
-    assert shows(printed(what, "dynamodb://eu-west-1/shop?endpoint=http://127.0.0.1:1"))
+    assert shows(render_template(what, "dynamodb://eu-west-1/shop?endpoint=http://127.0.0.1:1"))
 
 
 def test_what_cannot_be_printed_says_what_can() -> None:
     with pytest.raises(ConfigurationError, match="iam, cloudformation, terraform"):
-        printed("pulumi", "dynamodb://eu-west-1/shop")
+        render_template("pulumi", "dynamodb://eu-west-1/shop")
     with pytest.raises(StoreURLError, match="dynamodb://region/table"):
-        printed("iam", "redis://localhost")
+        render_template("iam", "redis://localhost")

@@ -37,8 +37,8 @@ from semel.core.ops import Claim, Claimed, Complete, CompleteWith, Lookup, NotWr
 from semel.core.states import State, Takeover
 from semel.errors import RecordTooLarge
 from semel.stores.dynamodb import migrate
-from semel.stores.dynamodb.settings import Settings
-from semel.stores.dynamodb.transactions import LARGEST, MOST_WRITES
+from semel.stores.dynamodb.settings import DynamoDBSettings
+from semel.stores.dynamodb.transactions import LARGEST, MAX_WRITES
 from tests.servers import DynamoDBServer, MotoServer
 
 
@@ -54,7 +54,7 @@ class Shop:
     def __init__(self, server: DynamoDBServer | MotoServer) -> None:
         self.url = server.table()
         migrate(self.url)
-        settings = Settings(self.url, 5, 5, 5, None)
+        settings = DynamoDBSettings(self.url, 5, 5, 5, None)
         self.client = boto3.client(**settings.client())
         self.accounts = f"{settings.table}_accounts"
         self.client.create_table(
@@ -123,7 +123,7 @@ class Told:
         self.after: Callable[[Any], None] = lambda call: None
         self.before: Callable[[Any], None] = lambda call: None
         if isinstance(store, AsyncDynamoDBStore):
-            real_async = store._sent
+            real_async = store._send
 
             async def sent_async(call: Any, tries: Any) -> Any:
                 self.sent.append(call)
@@ -132,9 +132,9 @@ class Told:
                 self.after(call)
                 return answer
 
-            store._sent = sent_async  # type: ignore[method-assign]
+            store._send = sent_async  # type: ignore[method-assign]
         else:
-            real = store._sent
+            real = store._send
 
             def sent(call: Any, tries: Any) -> Any:
                 self.sent.append(call)
@@ -143,7 +143,7 @@ class Told:
                 self.after(call)
                 return answer
 
-            store._sent = sent
+            store._send = sent
 
     @property
     def actions(self) -> list[str]:
@@ -496,7 +496,7 @@ def item(**values: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("writes", "words"),
     [
-        ([{"Put": {"TableName": "x", "Item": item(id=str(at))}} for at in range(MOST_WRITES + 1)], "100 writes"),
+        ([{"Put": {"TableName": "x", "Item": item(id=str(at))}} for at in range(MAX_WRITES + 1)], "100 writes"),
         ([{"Put": {"TableName": "x", "Item": item(id="1", text="x" * 410_000)}}], "400 KB"),
         ([{"Put": {"TableName": "x", "Item": item(id=str(at), text="x" * 400_000)}} for at in range(11)], "4 MB"),
         ([{"put": {"TableName": "x", "Item": item(id="1")}}], "one of Put, Update, Delete, ConditionCheck"),
@@ -530,12 +530,12 @@ def test_as_many_as_the_service_takes_are_written(shop: Shop, store: DynamoDBSto
         @guard.once(key="order", operation="transfer")
         def transfer(order: str, op: Operation = INJECTED) -> None:
             write = shop.add("", 1)
-            for at in range(MOST_WRITES):
+            for at in range(MAX_WRITES):
                 write["Update"]["Key"]["id"]["S"] = f"c{at}"  # the same dict each time: it is copied
                 op.write(write)
 
         transfer("1")
-    assert [shop.balance(f"c{at}") for at in (0, MOST_WRITES - 1)] == [1, 1]
+    assert [shop.balance(f"c{at}") for at in (0, MAX_WRITES - 1)] == [1, 1]
 
 
 def puts(total: int) -> tuple[Any, ...]:

@@ -33,7 +33,7 @@ from semel import (
 from semel.core.ops import Claim, CompleteWith, NotWritten
 from semel.core.states import State, Takeover
 from semel.stores.dynamodb import migrate
-from semel.stores.dynamodb.settings import Settings
+from semel.stores.dynamodb.settings import DynamoDBSettings
 from tests.servers import DynamoDBServer
 
 PATIENT = 5.0
@@ -51,7 +51,7 @@ class Till:
 
     def __init__(self, twin: str, url: str, redis_url: str, **settings: Any) -> None:
         migrate(url)
-        known = Settings(url, 5, 5, 5, None)
+        known = DynamoDBSettings(url, 5, 5, 5, None)
         self.client = boto3.client(**known.client())
         self.accounts = f"{known.table}_accounts"
         self.client.create_table(
@@ -77,13 +77,13 @@ class Till:
             )
             self.guard = AsyncSemel(self.store, sweep_every=None)
         assert self.do(self.store.cache.connect(BOUND))
-        sent = self.store.primary._sent
+        sent = self.store.primary._send
 
         def noting(call: Any, tries: Any) -> Any:
             self.asked.append(call.action)
             return sent(call, tries)
 
-        self.store.primary._sent = noting
+        self.store.primary._send = noting
 
     def do(self, answer: Any) -> Any:
         return answer if self._runner is None else self._runner.run(answer)

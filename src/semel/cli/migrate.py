@@ -34,13 +34,13 @@ def run(args: argparse.Namespace) -> int:
     from semel.stores.urls import has_tables, migrate_store, open_store
 
     if args.text:
-        from semel.stores.dynamodb import printed
+        from semel.stores.dynamodb import render_template
 
         if not args.url.startswith("dynamodb:"):
             raise StoreURLError(
                 "--print is for a table of DynamoDB: write semel migrate dynamodb://region/table --print …"
             )
-        print(printed(args.text, args.url))
+        print(render_template(args.text, args.url))
         return OK
     if not has_tables(args.url):
         open_store(args.url).close()  # connects to nothing, but checks the URL

@@ -16,15 +16,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.stores.capabilities import STORES, TRAITS
+    from semel.stores.kinds import KINDS, TRAITS
 
     if args.json:
-        print(json.dumps({store.name: {"urls": store.schemes, **store.traits()} for store in STORES}))
+        print(json.dumps({kind.name: {"urls": kind.schemes, **kind.traits()} for kind in KINDS}))
         return OK
-    rows = [("", *(store.name for store in STORES))]
-    rows.append(("URL", *(store.example for store in STORES)))
+    rows = [("", *(kind.name for kind in KINDS))]
+    rows.append(("URL", *(kind.example for kind in KINDS)))
     for trait, words in TRAITS.items():
-        rows.append((words, *(_word(store.traits()[trait]) for store in STORES)))
+        rows.append((words, *(_word(kind.traits()[trait]) for kind in KINDS)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -304,8 +304,8 @@ class Call:
         """
         writes, self.writes = self.writes, None
         if not writes or not self.serializer.has_effect(result):
-            return Complete(self.id, token, snapshot, self.policy.kept_seconds)
-        return CompleteWith(self.id, token, snapshot, self.policy.kept_seconds, writes)
+            return Complete(self.id, token, snapshot, self.policy.retention_seconds)
+        return CompleteWith(self.id, token, snapshot, self.policy.retention_seconds, writes)
 
     def shorter_completions(
         self, op: Complete, result: Any, reason: str

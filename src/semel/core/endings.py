@@ -1,9 +1,12 @@
-"""How an attempt ends: its outcome is stored, or its key is given back, or another owner's outcome is the answer.
+"""How an attempt under a lease ends. These are the last parts of ``core/flows.py``.
 
-The handler returned: Complete. It raised: Complete where the policy remembers that exception, else Release to ABSENT,
-or to ABANDONED where steps were saved. It was interrupted, by a cancellation, Ctrl-C or a shutdown, which says nothing
-about the effect: like one that raised where an abandoned attempt may be run again anyway; otherwise like a crash,
-Release to ABANDONED for the recover hook to look, or to UNKNOWN where nobody may run it again.
+- The handler returned: Complete.
+- It raised an exception that the policy remembers: Complete, with the exception.
+- It raised another exception: Release to ABSENT, or to ABANDONED if steps were saved.
+- It was interrupted by a cancellation, Ctrl-C or a shutdown, which says nothing about the effect. If an abandoned
+  attempt may be run again anyway, this is like an exception. Otherwise it is like a crash: Release to ABANDONED, so
+  that the recover hook can look, or to UNKNOWN if nobody may run it again.
+- Another owner took over: its outcome is the answer.
 """
 
 from __future__ import annotations
@@ -18,60 +21,61 @@ from semel.core.states import State
 from semel.errors import LeaseLost, NotUndone, RecordTooLarge, ResultNotStored, StoreError
 from semel.observe import events
 
-__all__ = ["SETTLE_PAUSES", "complete", "failed", "release", "replay", "superseded"]
+__all__ = ["SETTLE_PAUSES", "complete", "fail", "lose", "release", "replay"]
 
 SETTLE_PAUSES: Final = (0.02, 0.05, 0.1, 0.25, 0.5)
+"""Seconds between the tries to store an outcome. The last one repeats, up to the policy's ``completion_timeout``."""
 
 
 def complete(call: Call, claimed: Claimed, result: Any) -> Flow:
-    dropped: NotSerializable | None = None
+    """Store the result. Raises ResultNotStored if only that it is done could be stored."""
+    loss: NotSerializable | None = None
     try:
         snapshot = call.seal_value(result)
     except NotSerializable as error:
-        # The effect has happened: remember that it is done, whatever becomes of the result, and never run it again.
-        dropped = error
+        # The effect has happened. Store that it is done, without the result, so that it never runs again.
+        loss = error
         snapshot = call.seal_nothing(str(error))
     op = call.completion(claimed.token, snapshot, result)
     try:
-        held = yield op
+        stored = yield op
     except StoreError as error:
-        op, held, lost = yield from _offer_again(call, op, result, error)
-        dropped = dropped or lost
-    if type(held) is NotWritten:
-        return (yield from failed(call, claimed, held.error))
-    if held is False:
-        return (yield from superseded(call, claimed))
-    if held is None:
+        op, stored, lost = yield from _send_again(call, op, result, error)
+        loss = loss or lost
+    if type(stored) is NotWritten:
+        return (yield from fail(call, claimed, stored.error))
+    if stored is False:
+        return (yield from lose(call, claimed))
+    if stored is None:
         return Outcome(result, False, claimed.attempt)
-    if dropped is not None:
-        call.tell(events.ResultDropped, str(dropped))
+    if loss is not None:
+        call.tell(events.ResultDropped, str(loss))
         raise ResultNotStored(
-            f"{call} is done and will not run again, but its result is lost: {dropped}", result=result
-        ) from dropped
+            f"{call} is done and will not run again, but its result is lost: {loss}", result=result
+        ) from loss
     call.tell(events.Completed, claimed.attempt, len(op.snapshot))
     return Outcome(result, False, claimed.attempt)
 
 
-def failed(call: Call, claimed: Claimed, error: BaseException) -> Flow:
-    """The handler raised. An exception that is an answer is stored; any other means that nothing happened, unless it
-    is no Exception but an interruption."""
+def fail(call: Call, claimed: Claimed, error: BaseException) -> Flow:
+    """The handler raised. Store an exception that the policy remembers; for any other one, release the key."""
     policy = call.policy
-    if isinstance(error, NotUndone):  # half of it stands: nobody may run it again, or be told that it is over
+    if isinstance(error, NotUndone):  # half of its steps stand: nobody may run it again before someone has looked
         yield from release(call, claimed, error, to=State.UNKNOWN)
         return Failed(error)
     if isinstance(error, policy.remembered):
-        op = Complete(call.id, claimed.token, call.seal_error(error), policy.kept_seconds)
+        op = Complete(call.id, claimed.token, call.seal_error(error), policy.retention_seconds)
         try:
             try:
-                held = yield op
+                stored = yield op
             except StoreError as failure:
                 about = f"{type(error).__qualname__}, "
-                _, held, _ = yield from _offer_again(call, op, error, failure, about)
+                _, stored, _ = yield from _send_again(call, op, error, failure, about)
         except StoreError:
-            held = None  # the lease will end by itself; the handler's own error matters more to the caller
-        if held:
+            stored = None  # the lease ends by itself, and the handler's own error matters more to the caller
+        if stored:
             call.tell(events.FailureRemembered, claimed.attempt, describe_error(error))
-        elif held is False:
+        elif stored is False:
             call.tell(events.LeaseLost, claimed.attempt, claimed.token)
         return Failed(error)
     to = State.ABANDONED if call.has_steps else State.ABSENT
@@ -82,13 +86,14 @@ def failed(call: Call, claimed: Claimed, error: BaseException) -> Flow:
 
 
 def release(call: Call, claimed: Claimed, error: BaseException | None, *, to: State) -> Generator[Request, Any, None]:
+    """End the attempt without a result. Errors of the store are only reported."""
     try:
-        held = yield Release(call.id, claimed.token, to)
+        stored = yield Release(call.id, claimed.token, to)
     except StoreError as failure:
-        # Not fatal: the lease ends by itself. The error in hand is the one the caller must see.
+        # Not fatal: the lease ends by itself. The caller must see the handler's error, not this one.
         call.tell(events.StoreFailed, "release", str(failure))
         return
-    if held:
+    if stored:
         if to is State.ABSENT and call.quota is not None:
             call.quota.released(call.tenant)
         call.tell(
@@ -98,15 +103,17 @@ def release(call: Call, claimed: Claimed, error: BaseException | None, *, to: St
         call.tell(events.LeaseLost, claimed.attempt, claimed.token)
 
 
-def _offer_again(
+def _send_again(
     call: Call, op: Complete, result: Any, error: StoreError, about: str = ""
 ) -> Generator[Request, Any, tuple[Complete, Any, NotSerializable | None]]:
-    """The store has not taken a finished outcome. What it took in the end, what it said, and what was left out: where
-    it cannot hold so much, the result, for the effect has happened and must not happen again.
+    """Send a completion again that the store has not stored. If it is too large, send smaller ones: the effect has
+    happened and must not happen again.
+
+    Returns the Op that was stored, its answer, and the error to raise if the result is lost.
     """
     try:
         if not isinstance(error, RecordTooLarge):
-            return op, (yield from _settle(call, op, result, error)), None
+            return op, (yield from _retry(call, op, result, error)), None
     except RecordTooLarge as too_large:
         error = too_large
     reason = f"{about}{error}"
@@ -119,18 +126,19 @@ def _offer_again(
             except RecordTooLarge:
                 raise
             except StoreError as failure:
-                return less, (yield from _settle(call, less, result, failure)), lost
+                return less, (yield from _retry(call, less, result, failure)), lost
         except RecordTooLarge as again:
             error = again
     if call.policy.fails_open and type(op) is Complete:
         return op, None, None
-    raise _unsettled(call, result, error) from error
+    raise _not_stored(call, result, error) from error
 
 
-def _settle(call: Call, op: Complete, result: Any, error: StoreError) -> Generator[Request, Any, bool | None]:
-    """Offer a finished outcome to a failing store until it takes it, for ``completion_timeout`` at most.
+def _retry(call: Call, op: Complete, result: Any, error: StoreError) -> Generator[Request, Any, bool | None]:
+    """Send a completion to a failing store until it is stored, for at most the policy's ``completion_timeout``.
 
-    None where it was not stored and the policy is open: the caller gets its answer all the same.
+    Returns the store's answer, or None if it was not stored and the policy fails open: the caller gets its result
+    all the same.
     """
     left = call.policy.completion_seconds
     pauses = iter(SETTLE_PAUSES)
@@ -139,29 +147,31 @@ def _settle(call: Call, op: Complete, result: Any, error: StoreError) -> Generat
         call.tell(events.StoreFailed, "complete", str(error))
         pause = next(pauses, pause)
         if pause > left:
-            if call.policy.fails_open and type(op) is Complete:  # without its writes it has had no effect
+            if (
+                call.policy.fails_open and type(op) is Complete
+            ):  # CompleteWith: without its writes the operation has had no effect
                 return None
-            raise _unsettled(call, result, error) from error
+            raise _not_stored(call, result, error) from error
         left -= pause
         yield Pause(pause)
         try:
-            held: bool = yield op
-            return held
+            stored: bool = yield op
+            return stored
         except RecordTooLarge:
             raise
         except StoreError as again:
             error = again
 
 
-def _unsettled(call: Call, result: Any, error: StoreError) -> StoreError:
-    """Not the store's own words alone: they speak of the last Op, and the effect has happened."""
-    unsettled = type(error)(f"{call} ran, but its outcome could not be stored: {error}")
-    unsettled.result = result
-    return unsettled
+def _not_stored(call: Call, result: Any, error: StoreError) -> StoreError:
+    """Return the error to raise. The store's own message is about the last Op; this one says that the handler ran."""
+    failure = type(error)(f"{call} ran, but its outcome could not be stored: {error}")
+    failure.result = result
+    return failure
 
 
-def superseded(call: Call, claimed: Claimed) -> Flow:
-    """Another owner has the operation: its outcome is the answer, where there is one."""
+def lose(call: Call, claimed: Claimed) -> Flow:
+    """Another owner has taken over. Return its outcome, or raise LeaseLost if there is none yet."""
     call.tell(events.LeaseLost, claimed.attempt, claimed.token)
     record = yield Lookup(call.id)
     if record is not None and record.state is State.DONE:
@@ -170,5 +180,6 @@ def superseded(call: Call, claimed: Claimed) -> Flow:
 
 
 def replay(call: Call, record: Record) -> Outcome[Any]:
+    """Return the stored result, or raise the stored exception."""
     call.tell(events.Replayed, record.age, record.attempt)
     return Outcome(call.open_snapshot(record.snapshot), True, record.attempt)

@@ -1,8 +1,8 @@
-"""What to do, written once for sync and async: generators that yield requests and are sent the answers.
+"""The flow of a call: claim the key, then run, replay, wait, take over or refuse. Written once for sync and async.
 
-A flow yields Ops for the store and a few requests for the engine (``Run``, ``Recover``, ``Await``, ``Pause``); an
-engine drives it with ``send``, and throws the store's errors in at the yield. Nothing here does I/O, reads a clock or
-awaits.
+A flow is a generator. It yields Ops for the store (``core/ops.py``) and requests for the engine (``core/call.py``). The
+engine drives it: it sends each answer in, and throws the store's errors in at the yield. Nothing here does I/O, reads a
+clock or awaits. How an attempt ends is in ``core/endings.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from semel.core.call import (
     Stopped,
 )
 from semel.core.encoding.serializers import NotSerializable
-from semel.core.endings import complete, failed, release, replay, superseded
+from semel.core.endings import complete, fail, lose, release, replay
 from semel.core.ops import INPUT, Claim, Claimed, Record, SaveStep
 from semel.core.quota import admit
 from semel.core.states import DONE, State
@@ -44,7 +44,15 @@ from semel.errors import (
 )
 from semel.observe import events
 
-__all__ = ["check_same_request", "claim_of", "expired", "perform", "turned_away"]
+__all__ = [
+    "check_same_request",
+    "in_progress",
+    "key_expired",
+    "make_claim",
+    "no_recovery",
+    "outcome_unknown",
+    "perform",
+]
 
 
 FIRST_POLL: Final = 0.005
@@ -52,21 +60,22 @@ SLOWEST_POLL: Final = 0.5
 
 
 def perform(call: Call) -> Flow:
-    """Claim, then run; or replay, wait, take over, recover, refuse."""
+    """One call under a lease."""
     policy = call.policy
-    patience = policy.wait_seconds
+    remaining = policy.wait_seconds
     interval = FIRST_POLL
     if call.quota is not None:
         yield from admit(call, call.quota)
     while True:
-        claim = claim_of(call)
+        claim = make_claim(call)
         try:
             try:
                 answer = yield claim
             except StoreUncertain as error:
                 if error.answered:
                     raise
-                # It may have been made, for nobody. The same claim, known by its nonce, finds out.
+                # The claim may have been won, and nobody would know. The same claim, sent again, finds out: the store
+                # recognises its nonce.
                 call.tell(events.StoreFailed, "claim", str(error))
                 answer = yield claim
         except StoreError as error:
@@ -80,38 +89,34 @@ def perform(call: Call) -> Flow:
         record: Record = answer.record
         done = record.state is DONE
         if done and 0 < policy.reject_seconds >= record.expires_in:
-            raise expired(call, record)
+            raise key_expired(call, record)
         check_same_request(call, record)
         if done:
             return replay(call, record)
         if record.state is State.UNKNOWN:
-            call.tell(events.WentUnknown, record.attempt)
-            raise OutcomeUnknown(
-                f"{call}: attempt {record.attempt} ended without a word, and the policy forbids another. "
-                "Find out what happened, then resolve() or release() it"
-            )
-        if patience <= 0:
-            raise turned_away(call, record)
-        # Look again no later than the lease ends: from then on the operation may be taken over.
-        span = min(patience, max(record.lease_left, FIRST_POLL))
-        waited: float = yield Await(call.id, span, min(interval, span))
-        call.tell(events.Waited, waited)
-        patience -= waited
+            raise outcome_unknown(call, record)
+        if remaining <= 0:
+            raise in_progress(call, record)
+        # Look again when the lease ends, at the latest: from then on the operation may be taken over.
+        span = min(remaining, max(record.lease_left, FIRST_POLL))
+        elapsed: float = yield Await(call.id, span, min(interval, span))
+        call.tell(events.Waited, elapsed)
+        remaining -= elapsed
         interval = min(interval * 2, SLOWEST_POLL)
 
 
-def claim_of(call: Call) -> Claim:
-    """The same in every try of a call: a store that has made it knows it by its nonce, and answers alike."""
+def make_claim(call: Call) -> Claim:
+    """Return the claim of a call. It is always the same, so that a store recognises a repeated one by its nonce."""
     policy = call.policy
     return Claim(
-        call.id, call.nonce, call.fingerprint, policy.lease_seconds, policy.kept_seconds, policy.takeover, call.tenant,
-        call.operation, call.stored_key,
+        call.id, call.nonce, call.fingerprint, policy.lease_seconds, policy.retention_seconds, policy.takeover,
+        call.tenant, call.operation, call.stored_key,
     )  # fmt: skip
 
 
 def _execute(call: Call, claimed: Claimed) -> Flow:
     if claimed.attempt == 1:
-        if call.resumption:  # what was abandoned is gone by now, and a resumer begins nothing
+        if call.resumption:  # the abandoned record is gone by now, and a resumer starts nothing new
             yield from release(call, claimed, None, to=State.ABSENT)
             return Outcome(None, False, 0)
         if call.quota is not None:
@@ -123,7 +128,7 @@ def _execute(call: Call, claimed: Claimed) -> Flow:
             recovered = yield from _recover(call, claimed)
             if recovered is not None:
                 return recovered
-    outcome: Any = None if call.input is None else (yield from _keep_input(call, claimed))
+    outcome: Any = None if call.input is None else (yield from _save_input(call, claimed))
     if outcome is None:
         outcome = yield Run(claimed)
     kind = type(outcome)
@@ -131,25 +136,25 @@ def _execute(call: Call, claimed: Claimed) -> Flow:
         return (yield from complete(call, claimed, outcome.value))
     call.writes = None
     if kind is Stopped:
-        return (yield from superseded(call, claimed))
+        return (yield from lose(call, claimed))
     if kind is Declined:
         to = State.ABANDONED if call.has_steps else State.ABSENT
         yield from release(call, claimed, None, to=to)
         return Outcome(outcome.value, False, claimed.attempt)
     if kind is NotRun:
-        # Nothing happened in this attempt; what an earlier one did, or saved, is as it was.
+        # Nothing happened in this attempt. What an earlier one did or saved must stay.
         yield from release(call, claimed, outcome.error, to=State.ABSENT if claimed.attempt == 1 else State.ABANDONED)
         return Failed(outcome.error)
-    return (yield from failed(call, claimed, outcome.error))
+    return (yield from fail(call, claimed, outcome.error))
 
 
 def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[Any] | Failed | None]:
-    """Ask the hook what the abandoned attempt did. None: it did nothing, so run."""
+    """Ask the hook what the abandoned attempt did. Returns None if it did nothing, so that the handler runs."""
     outcome = yield Recover(claimed)
     if type(outcome) is Stopped:
-        return (yield from superseded(call, claimed))
+        return (yield from lose(call, claimed))
     if type(outcome) is not Returned:
-        # The hook failed, so nothing is known yet: leave the attempt abandoned, for the next call to ask again.
+        # The hook failed, so nothing is known yet. Leave the record abandoned: the next call asks again.
         yield from release(call, claimed, outcome.error, to=State.ABANDONED)
         return Failed(outcome.error)
     verdict = outcome.value
@@ -159,19 +164,13 @@ def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[An
     if isinstance(verdict, Recovered):
         call.tell(events.Recovered, claimed.attempt)
         return (yield from complete(call, claimed, verdict.value))
-    error: SemelError
-    if verdict is CANNOT_TELL:
-        call.tell(events.WentUnknown, claimed.attempt)
-        error = OutcomeUnknown(f"{call}: the recover hook could not tell what attempt {claimed.attempt - 1} did")
-        yield from release(call, claimed, error, to=State.UNKNOWN)
-    else:
-        error = PolicyError(f"recover returns Recovered(value), NOT_DONE or CANNOT_TELL, not {type(verdict).__name__}")
-        yield from release(call, claimed, error, to=State.ABANDONED)
+    error = no_recovery(call, claimed, verdict)
+    yield from release(call, claimed, error, to=State.UNKNOWN if verdict is CANNOT_TELL else State.ABANDONED)
     raise error
 
 
-def _keep_input(call: Call, claimed: Claimed) -> Generator[Request, Any, NotRun | Stopped | None]:
-    """Where the input is to be kept, before the handler runs. What came in the handler's place, or None."""
+def _save_input(call: Call, claimed: Claimed) -> Generator[Request, Any, NotRun | Stopped | None]:
+    """Store the arguments before the handler runs. Returns None, or the ending of an attempt that must not run."""
     if any(name == INPUT for name, _ in claimed.steps):
         return None
     try:
@@ -180,7 +179,7 @@ def _keep_input(call: Call, claimed: Claimed) -> Generator[Request, Any, NotRun 
         call.tell(events.StoreFailed, "keep input", str(error))
         return None if call.policy.fails_open else NotRun(error)
     except NotSerializable as error:
-        return NotRun(PolicyError(f"{call}: its input cannot be sealed, so nothing was run: {error}"))
+        return NotRun(PolicyError(f"{call}: its arguments cannot be sealed, so nothing was run: {error}"))
     return None if held else Stopped()
 
 
@@ -192,17 +191,34 @@ def _unprotected() -> Flow:
 
 
 def check_same_request(call: Call, record: Record) -> None:
+    """Raise KeyReused if the record's fingerprint is that of another request. An empty one matches every other."""
     if call.fingerprint and record.fingerprint and call.fingerprint != record.fingerprint:
         call.tell(events.Mismatched)
         raise KeyReused(f"{call}: this key came before with another request; use a new key for a new request")
 
 
-def expired(call: Call, record: Record) -> KeyExpired:
+def key_expired(call: Call, record: Record) -> KeyExpired:
     call.tell(events.Expired, record.age)
     return KeyExpired(f"{call}: this key was used {record.age:.0f} s ago and its answer has expired; use a new key")
 
 
-def turned_away(call: Call, record: Record) -> InProgress:
+def in_progress(call: Call, record: Record) -> InProgress:
     retry_after = max(1.0, min(record.lease_left, 5.0))
     call.tell(events.TurnedAway, retry_after)
     return InProgress(f"{call}: the first call still runs; retry in {retry_after:.0f} s", retry_after=retry_after)
+
+
+def outcome_unknown(call: Call, record: Record) -> OutcomeUnknown:
+    call.tell(events.WentUnknown, record.attempt)
+    return OutcomeUnknown(
+        f"{call}: attempt {record.attempt} was abandoned, and the policy forbids another. "
+        "Find out what happened, then resolve() or release() it"
+    )
+
+
+def no_recovery(call: Call, claimed: Claimed, verdict: object) -> SemelError:
+    """Return the error for a recover hook that found no result: CANNOT_TELL, or something it must not return."""
+    if verdict is CANNOT_TELL:
+        call.tell(events.WentUnknown, claimed.attempt)
+        return OutcomeUnknown(f"{call}: the recover hook could not tell what attempt {claimed.attempt - 1} did")
+    return PolicyError(f"recover returns Recovered(value), NOT_DONE or CANNOT_TELL, not {type(verdict).__name__}")

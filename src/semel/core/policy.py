@@ -123,7 +123,7 @@ class Policy:
     lease_seconds: float = field(init=False, repr=False, compare=False)
     ttl_seconds: float = field(init=False, repr=False, compare=False)
     reject_seconds: float = field(init=False, repr=False, compare=False)
-    kept_seconds: float = field(init=False, repr=False, compare=False)
+    retention_seconds: float = field(init=False, repr=False, compare=False)
     """How long the store keeps the record: the ttl, and the time in which the expired key is refused."""
     wait_seconds: float = field(init=False, repr=False, compare=False)
     completion_seconds: float = field(init=False, repr=False, compare=False)
@@ -175,7 +175,7 @@ class Policy:
             "reject_seconds",
             0.0 if self.reject_expired_for is None else seconds(self.reject_expired_for, "reject_expired_for"),
         )
-        self._set("kept_seconds", min(FOREVER, self.ttl_seconds + self.reject_seconds))
+        self._set("retention_seconds", min(FOREVER, self.ttl_seconds + self.reject_seconds))
 
     def _takeover(self, at_most_once: bool) -> Takeover:
         if self.recover is not None:

@@ -1,12 +1,13 @@
-"""The flow of the transactional mode: lock the key, run the handler, write the finished record; all in one transaction.
+"""The flow of the transactional mode: lock the key, run the handler and write the finished record, in one transaction.
 
-The transaction is the caller's, who commits it, or (``own``) one that the engine opens and ends. What commits is
-remembered, what rolls back never happened: there is no lease, no owner to fence off, and nothing to release. The lock
-makes duplicates wait or go away; the record's primary key is the judge all the same. Whoever meets it in vain, or is
-stopped by the database for the sake of others, gets TransactionConflict, with nothing stored; in a transaction of our
-own the unit of work is then run again, ``tries`` times at most; under ``at_most_once`` only if it had not begun.
+The transaction belongs to the caller, who commits it, or (``own``) to the engine, which opens and ends it. If it
+commits, the result is stored; if it rolls back, nothing ever happened. So there is no lease, no owner to fence off, and
+nothing to release. The lock makes duplicates wait or fail early, but the record's primary key has the last word. A call
+that runs into it, or that the database stops in favour of another transaction, raises TransactionConflict, and nothing
+is stored. In a transaction of the engine the whole unit of work is then run again, at most ``tries`` times; under
+``at_most_once`` only if the handler had not started.
 
-Like the other flows this is a generator that knows no driver, no clock and no event loop.
+Like ``core/flows.py`` this is a generator that knows no driver, no clock and no event loop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from semel.core.call import (
-    CANNOT_TELL,
     NOT_DONE,
     Call,
     Failed,
@@ -30,7 +30,15 @@ from semel.core.call import (
 )
 from semel.core.encoding.serializers import NotSerializable
 from semel.core.endings import replay
-from semel.core.flows import FIRST_POLL, SLOWEST_POLL, check_same_request, expired, turned_away
+from semel.core.flows import (
+    FIRST_POLL,
+    SLOWEST_POLL,
+    check_same_request,
+    in_progress,
+    key_expired,
+    no_recovery,
+    outcome_unknown,
+)
 from semel.core.ops import Claimed, Op, Record
 from semel.core.quota import admit
 from semel.core.semantics import Row, may_take_over, same_request, show, state_of
@@ -38,10 +46,7 @@ from semel.core.states import State, Takeover
 from semel.core.values import value
 from semel.errors import (
     ConfigurationError,
-    OutcomeUnknown,
-    PolicyError,
     ResultNotStored,
-    SemelError,
     StoreError,
     StoreUnavailable,
     TransactionConflict,
@@ -63,33 +68,33 @@ __all__ = [
 
 FIRST_PAUSE: Final = 0.004
 SLOWEST_PAUSE: Final = 0.25
-"""Between two tries of a unit of work that met a conflict; each twice as long as the last, and never quite."""
+"""Seconds between two tries after a conflict. Each pause is twice as long as the last, with some jitter."""
 
 
 @value
 class Occupied:
-    """Another transaction holds the key now: whether it will commit is not known."""
+    """Another transaction holds the key, and nobody knows whether it will commit."""
 
     error: StoreError | None = None
-    """What to say to those who do not wait, where it may be the whole database that is held, and not the key."""
+    """The error for a caller that does not wait, if perhaps the whole database is locked and not only the key."""
     waited: float = 0.0
-    """Seconds that the driver has waited already, by its own setting."""
+    """Seconds that the driver has already waited, by its own setting."""
 
 
 @value
 class Lock(Op["Row | Occupied | None"]):
-    """Take the key for the transaction, and see what stands under it: a row whose times count from now, or nothing."""
+    """Lock the key for the transaction, and return what is stored: a row whose times count from now, or None."""
 
     id: bytes
     own: bool
-    """Open the transaction as well."""
+    """Open the transaction first."""
     waits: bool = False
-    """Asked again until the key is free: a store must not hold on to what the key's holder needs to finish."""
+    """The flow asks again until the key is free, so the store must not keep a lock that the key's holder needs."""
 
 
 @value
 class Keep(Op[None]):
-    """Write the finished record; TransactionConflict where something else stands there by now."""
+    """Write the finished record. Raises TransactionConflict if there is another record by now."""
 
     id: bytes
     nonce: int
@@ -102,33 +107,33 @@ class Keep(Op[None]):
     key: str | None
     attempt: int
     instead_of: Row | None
-    """The row that this one replaces: expired, or abandoned by an attempt under a lease."""
+    """The row that this one replaces: an expired one, or one that an attempt under a lease abandoned."""
     own: bool
-    """Commit as well."""
+    """Commit afterwards."""
 
 
 @value
 class Rollback:
-    """Roll back the transaction that we opened."""
+    """Roll back the transaction that the engine opened."""
 
 
 @value
 class Rejected:
-    """The handler answered this, and that it will not do what was asked: its rows go, and the answer is remembered."""
+    """The handler returned this value, and rejects the request: its rows are rolled back, and the value is stored."""
 
     value: Any
 
 
 @value
 class HandlerConflict:
-    """The handler was stopped by the database for the sake of others: running it again is the cure."""
+    """The database stopped the handler in favour of another transaction. Running it again may help."""
 
     error: BaseException
 
 
 class HandlersFault(StoreUnavailable):
-    """What a store raises for a Keep that failed by the handler's own doing: a constraint of its tables that is checked
-    at the commit, or a transaction that it has ended itself. The cause is what the caller is to see.
+    """Raised by a store for a Keep that failed because of the handler: a constraint that is checked at the commit, or a
+    transaction that the handler has ended itself. The caller gets its cause.
     """
 
 
@@ -136,26 +141,26 @@ Flow: TypeAlias = Generator["Op[Any] | Run | Recover | Pause | Rollback", Any, "
 
 
 def transact(call: Call, own: bool, tries: int) -> Flow:
-    """One call in a transaction. ``own``: open and end it here, and run again what met a conflict."""
+    """One call in a transaction. With ``own``, open and end it here, and run it again after a conflict."""
     if call.quota is not None:
         yield from admit(call, call.quota)
-    patience = _Patience(call.policy.wait_seconds)
+    waiting = _Waiting(call.policy.wait_seconds)
     for tried in range(1, tries + 1):
         try:
-            return (yield from _unit(call, own, patience))
+            return (yield from _unit(call, own, waiting))
         except TransactionConflict as error:
             if not own:
                 raise
             yield Rollback()
             call.tell(events.Conflicted, tried, str(error))
-            if tried == tries or (patience.over and call.policy.guarantee == "at_most_once"):
+            if tried == tries or (waiting.over and call.policy.guarantee == "at_most_once"):
                 raise
         yield Pause(pause_after(call, tried))
     raise AssertionError("tries is at least 1")
 
 
-class _Patience:
-    """How long a duplicate still waits, over all tries."""
+class _Waiting:
+    """How long a duplicate may still wait, over all tries."""
 
     __slots__ = ("interval", "left", "over")
 
@@ -163,54 +168,52 @@ class _Patience:
         self.left = seconds
         self.interval = FIRST_POLL
         self.over = False
-        """The key is ours, and what was waited for has begun."""
+        """Whether the key was free, so that the handler was started."""
 
 
 def pause_after(call: Call, tried: int) -> float:
-    """Seconds until the next try. Spread by the call's own random bits, so that two that met do not meet again."""
+    """Return the seconds until the next try. The call's own random bits spread them, so that two calls that conflicted
+    do not conflict again.
+    """
     longest: float = min(FIRST_PAUSE * 2 ** min(tried, 10), SLOWEST_PAUSE)
     return longest * (0.5 + ((call.nonce >> (8 * (tried % 7))) & 0xFF) / 512)
 
 
-def _unit(call: Call, own: bool, patience: _Patience) -> Flow:
+def _unit(call: Call, own: bool, waiting: _Waiting) -> Flow:
     while True:
-        row = yield Lock(call.id, own, patience.left > 0)
-        record = _standing(call, row)
+        row = yield Lock(call.id, own, waiting.left > 0)
+        record = _claim(call, row)
         if isinstance(record, Claimed):
-            patience.over = True
+            waiting.over = True
             try:
                 return (yield from _execute(call, own, row, record))
             except StoreUnavailable:
-                _not_kept(call, record)  # whoever runs it again claims again
+                _free_quota(call, record)  # the next run claims again
                 raise
         if own:
-            yield Rollback()  # nothing was done in it, and a waiting duplicate needs a new snapshot anyway
+            yield Rollback()  # nothing was done in it, and a duplicate that waits needs a new snapshot of the database
         if record.state is State.DONE and record.expires_in <= call.policy.reject_seconds:
-            raise expired(call, record)
+            raise key_expired(call, record)
         check_same_request(call, record)
         if record.state is State.DONE:
             return replay(call, record)
         if record.state is State.UNKNOWN:
-            call.tell(events.WentUnknown, record.attempt)
-            raise OutcomeUnknown(
-                f"{call}: attempt {record.attempt} ended without a word, and the policy forbids another. "
-                "Find out what happened, then resolve() or release() it"
-            )
+            raise outcome_unknown(call, record)
         if isinstance(row, Occupied):
-            patience.left -= row.waited
-        if patience.left <= 0:
+            waiting.left -= row.waited
+        if waiting.left <= 0:
             if isinstance(row, Occupied) and row.error is not None:
                 raise row.error
-            raise turned_away(call, record)
-        span = min(patience.left, patience.interval)
+            raise in_progress(call, record)
+        span = min(waiting.left, waiting.interval)
         yield Pause(span)
         call.tell(events.Waited, span)
-        patience.left -= span
-        patience.interval = min(patience.interval * 2, SLOWEST_POLL)
+        waiting.left -= span
+        waiting.interval = min(waiting.interval * 2, SLOWEST_POLL)
 
 
-def _standing(call: Call, row: Row | Occupied | None) -> Claimed | Record:
-    """The right to run, or the record that stands in its way. The rules are those of a claim."""
+def _claim(call: Call, row: Row | Occupied | None) -> Claimed | Record:
+    """Return the right to run, or the record that stands in the way, by the same rules as for a claim."""
     if isinstance(row, Occupied):
         return _TAKEN
     if row is None or state_of(row, 0.0) is State.ABSENT:
@@ -220,11 +223,11 @@ def _standing(call: Call, row: Row | Occupied | None) -> Claimed | Record:
         return record
     if may_take_over(row.takeover, call.policy.takeover):
         return Claimed(0, row.attempt + 1, row.steps)
-    return replace(record, state=State.UNKNOWN)  # shown as what it is; for a refusal nothing is written
+    return replace(record, state=State.UNKNOWN)  # reported as UNKNOWN, but nothing is written
 
 
 _TAKEN: Final = Record(b"", State.RUNNING, 0, 1, b"", None, 1.0, 0.0, 1.0)
-"""What is known of a record that another transaction is about to write."""
+"""Stands for a record that another transaction is about to write."""
 
 
 def _execute(call: Call, own: bool, row: Row | None, claimed: Claimed) -> Flow:
@@ -243,19 +246,19 @@ def _execute(call: Call, own: bool, row: Row | None, claimed: Claimed) -> Flow:
     if kind is Returned:
         return (yield from _complete(call, own, row, claimed, outcome.value))
     if kind is Rejected:
-        return (yield from _refused(call, row, claimed, outcome.value))
+        return (yield from _reject(call, row, claimed, outcome.value))
     if kind is HandlerConflict:
         if own:
             raise TransactionConflict(
                 f"{call}: the handler met another transaction ({describe_error(outcome.error)}); nothing was stored"
             ) from outcome.error
-        _not_kept(call, claimed)
+        _free_quota(call, claimed)
         return Failed(outcome.error)
-    return (yield from _failed(call, own, row, claimed, outcome.error))
+    return (yield from _fail(call, own, row, claimed, outcome.error))
 
 
-def _not_kept(call: Call, claimed: Claimed) -> None:
-    """Nothing is stored under the key: its place in the quota is free again."""
+def _free_quota(call: Call, claimed: Claimed) -> None:
+    """Nothing is stored under the key, so it does not count towards the quota."""
     if call.quota is not None and claimed.attempt == 1:
         call.quota.released(call.tenant)
 
@@ -263,7 +266,7 @@ def _not_kept(call: Call, claimed: Claimed) -> None:
 def _recover(
     call: Call, own: bool, row: Row | None, claimed: Claimed
 ) -> Generator[Any, Any, Outcome[Any] | Failed | None]:
-    """Ask the hook what the abandoned attempt did. None: it did nothing, so run."""
+    """Ask the hook what the abandoned attempt did. Returns None if it did nothing, so that the handler runs."""
     outcome = yield Recover(claimed)
     if type(outcome) is not Returned:
         if own:
@@ -277,22 +280,16 @@ def _recover(
         return (yield from _complete(call, own, row, claimed, verdict.value))
     if own:
         yield Rollback()
-    error: SemelError
-    if verdict is CANNOT_TELL:
-        call.tell(events.WentUnknown, claimed.attempt)
-        error = OutcomeUnknown(f"{call}: the recover hook could not tell what attempt {claimed.attempt - 1} did")
-    else:
-        error = PolicyError(f"recover returns Recovered(value), NOT_DONE or CANNOT_TELL, not {type(verdict).__name__}")
-    raise error
+    raise no_recovery(call, claimed, verdict)
 
 
 def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: Any) -> Flow:
-    dropped: NotSerializable | None = None
+    loss: NotSerializable | None = None
     try:
         snapshot = call.seal_value(result)
     except NotSerializable as error:
-        # Whoever commits the effect commits that it is done: it must never run again.
-        dropped = error
+        # The commit makes the effect durable, so it must also make durable that it is done: it must never run again.
+        loss = error
         snapshot = call.seal_nothing(str(error))
     try:
         yield _keep(call, own, row, claimed, snapshot)
@@ -300,44 +297,45 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
         cause = fault.__cause__
         assert cause is not None
         if not isinstance(cause, ConfigurationError):
-            return (yield from _failed(call, own, row, claimed, cause))
+            return (yield from _fail(call, own, row, claimed, cause))
         yield Rollback()
-        return _freed(call, claimed, cause)  # a mistake of the program's is never remembered
+        return _forget(call, claimed, cause)  # a mistake in the program is never remembered
     except StoreError as error:
         error.result = result
         raise
-    if dropped is not None:
-        call.tell(events.ResultDropped, str(dropped))
+    if loss is not None:
+        call.tell(events.ResultDropped, str(loss))
         done = "is done and will not run again" if own else "is done once you commit (roll back, and it never was)"
-        raise ResultNotStored(f"{call} {done}, but its result is lost: {dropped}", result=result) from dropped
-    # A transaction of the caller's is not committed yet, and perhaps never will be.
+        raise ResultNotStored(f"{call} {done}, but its result is lost: {loss}", result=result) from loss
+    # A transaction of the caller is not committed yet, and perhaps never will be.
     call.tell(events.Completed if own else events.Prepared, claimed.attempt, len(snapshot))
     return Outcome(result, False, claimed.attempt)
 
 
-def _failed(call: Call, own: bool, row: Row | None, claimed: Claimed, error: BaseException) -> Flow:
-    """The handler raised. What it did is undone, by us or by the caller; a failure that is an answer is remembered.
+def _fail(call: Call, own: bool, row: Row | None, claimed: Claimed, error: BaseException) -> Flow:
+    """The handler raised. Its rows are rolled back, by the engine or the caller. An exception that the policy remembers
+    is stored.
 
-    In a transaction of our own that is one more, for the failure alone. In the caller's, the failure is written where
-    that is still possible, and remembered if the caller commits all the same.
+    The engine stores it in a second transaction. In a transaction of the caller it is written if that is still
+    possible, and remembered if the caller commits all the same.
     """
     if own:
         yield Rollback()
     if not isinstance(error, call.policy.remembered):
-        return _freed(call, claimed, error)
+        return _forget(call, claimed, error)
     try:
         if own:
             found = yield Lock(call.id, True)
             if isinstance(found, Occupied) or (found and found.token) != (row and row.token):
-                yield Rollback()  # another call has come between: what it found out is the answer for all who follow
-                _not_kept(call, claimed)
+                yield Rollback()  # another call came in between: its result is the answer for all that follow
+                _free_quota(call, claimed)
                 return Failed(error)
         yield _keep(call, own, row, claimed, call.seal_error(error))
     except StoreError as failure:
-        # The handler's own error matters more to the caller; without its record it is run again, that is all.
+        # The handler's own error matters more to the caller. Without its record the operation is run again.
         call.tell(events.StoreFailed, "keep", str(failure))
         if isinstance(failure, StoreUnavailable):
-            _not_kept(call, claimed)
+            _free_quota(call, claimed)
         if own:
             yield Rollback()
     else:
@@ -345,25 +343,25 @@ def _failed(call: Call, own: bool, row: Row | None, claimed: Claimed, error: Bas
     return Failed(error)
 
 
-def _freed(call: Call, claimed: Claimed, error: BaseException) -> Failed:
-    """Nothing is left of the run, and the key is free again."""
-    _not_kept(call, claimed)
+def _forget(call: Call, claimed: Claimed, error: BaseException) -> Failed:
+    """Nothing is left of the attempt, and the key is free again."""
+    _free_quota(call, claimed)
     call.tell(events.Released, claimed.attempt, describe_error(error), False)
     return Failed(error)
 
 
-def _refused(call: Call, row: Row | None, claimed: Claimed, answer: Any) -> Flow:
-    """Roll back what the handler wrote, and keep its answer in a transaction of its own."""
+def _reject(call: Call, row: Row | None, claimed: Claimed, answer: Any) -> Flow:
+    """Roll back the handler's rows, and store its answer in a transaction of its own."""
     yield Rollback()
     found = yield Lock(call.id, True)
     if isinstance(found, Occupied) or (found and found.token) != (row and row.token):
-        raise TransactionConflict(f"{call}: another call has come between; nothing was stored")
+        raise TransactionConflict(f"{call}: another call came in between; nothing was stored")
     return (yield from _complete(call, True, row, claimed, answer))
 
 
 def _keep(call: Call, own: bool, row: Row | None, claimed: Claimed, snapshot: bytes) -> Keep:
     policy = call.policy
     return Keep(
-        call.id, call.nonce, call.fingerprint, snapshot, policy.kept_seconds, policy.takeover, call.tenant,
+        call.id, call.nonce, call.fingerprint, snapshot, policy.retention_seconds, policy.takeover, call.tenant,
         call.operation, call.stored_key, claimed.attempt, row, own,
     )  # fmt: skip

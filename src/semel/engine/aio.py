@@ -119,7 +119,7 @@ class AsyncSemel(AsyncCalls):
         ``force`` does so even while its owner runs; that owner's outcome will be refused.
         """
         call = self._plain_call(operation, key, tenant, None, None, {})
-        found = await self.store.execute(Resolve(call.id, None, call.policy.kept_seconds, force))
+        found = await self.store.execute(Resolve(call.id, None, call.policy.retention_seconds, force))
         self._report(call, found, happened=False, force=force)
 
     async def sweep(self, limit: int = SWEEP_LIMIT) -> Swept:

@@ -208,7 +208,7 @@ class Guard:
 
     def _resolution(self, call: Call, result: Any) -> Resolve:
         try:
-            return Resolve(call.id, call.seal_value(result), call.policy.kept_seconds)
+            return Resolve(call.id, call.seal_value(result), call.policy.retention_seconds)
         except NotSerializable as error:
             raise PolicyError(f"{call}: this result cannot be stored, so nothing is resolved: {error}") from error
 

@@ -12,14 +12,14 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.errors import ConfigurationError, SemelError
 from semel.natural.results import Applied, Change, Inserted
-from semel.stores.dynamodb.programs import Call, Occupied
-from semel.stores.dynamodb.settings import answered, named, public
+from semel.stores.dynamodb.failures import answer_of, error_of, public_error
+from semel.stores.dynamodb.programs import ApiCall, ConditionNotMet
 
 __all__ = ["Program", "Reply", "compare_and_set", "failed_condition", "insert_once", "is_client"]
 
 R = TypeVar("R")
-Reply: TypeAlias = "dict[str, Any] | Occupied"
-Program: TypeAlias = Generator[Call, Reply, R]
+Reply: TypeAlias = "dict[str, Any] | ConditionNotMet"
+Program: TypeAlias = Generator[ApiCall, Reply, R]
 Typed: TypeAlias = dict[str, dict[str, Any]]
 
 _CLIENTS: Final = {"botocore.client.BaseClient": False, "aiobotocore.client.AioBaseClient": True}
@@ -69,9 +69,9 @@ def insert_once(
     if rest:
         params["UpdateExpression"] = "SET " + ", ".join(f"#s{at} = :s{at}" for at in range(len(rest)))
         params["ExpressionAttributeValues"] = {f":s{at}": of for at, of in enumerate(_typed(rest).values())}
-    reply = yield Call("update_item", params)
-    new = not isinstance(reply, Occupied)
-    item = _plain((reply.item if isinstance(reply, Occupied) else reply.get("Attributes")) or {})
+    reply = yield ApiCall("update_item", params)
+    new = not isinstance(reply, ConditionNotMet)
+    item = _plain((reply.item if isinstance(reply, ConditionNotMet) else reply.get("Attributes")) or {})
     wanted = tuple(values) if returning is None else (returning,) if isinstance(returning, str) else tuple(returning)
     return Inserted({name: item.get(name) for name in wanted}, new)
 
@@ -90,7 +90,7 @@ def compare_and_set(
     if column in changes:
         raise ConfigurationError(f"{column} is the version: it grows by itself, leave it out of the values")
     sets = ", ".join(f"#s{at} = :s{at}" for at in range(len(changes)))
-    reply = yield Call(
+    reply = yield ApiCall(
         "update_item",
         {
             "TableName": table,
@@ -103,7 +103,7 @@ def compare_and_set(
             **_SHOW,
         },
     )
-    if not isinstance(reply, Occupied):
+    if not isinstance(reply, ConditionNotMet):
         return Change(Applied.NOW)
     if reply.item is None:
         return Change(Applied.ABSENT)
@@ -116,16 +116,16 @@ def compare_and_set(
     return Change(Applied.ALREADY if same else Applied.LOST, current)
 
 
-def failed_condition(error: Exception, call: Call) -> Occupied:
+def failed_condition(error: Exception, call: ApiCall) -> ConditionNotMet:
     """The item that a failed condition shows. Raises every other error as one of ours."""
-    occupied = answered(error, call)
-    if isinstance(occupied, Occupied):
+    occupied = answer_of(error, call)
+    if isinstance(occupied, ConditionNotMet):
         return occupied
     table = call.params["TableName"]
     code = (getattr(error, "response", None) or {}).get("Error", {}).get("Code")
     if code in ("ValidationException", "ResourceNotFoundException"):
         raise ConfigurationError(f"{table}: DynamoDB refused ({code}): {error}") from error
-    found: SemelError = public(named(error, table))
+    found: SemelError = public_error(error_of(error, table))
     raise found from error
 
 

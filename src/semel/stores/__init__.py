@@ -1,1 +1,1 @@
-"""Where records are kept. A store answers Ops; it knows nothing of handlers or policies."""
+"""Stores of records: they execute Ops, and know nothing of handlers or policies."""

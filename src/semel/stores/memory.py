@@ -1,7 +1,8 @@
-"""Records in this process's memory: for tests, for tools, and for services where a restart may forget.
+"""Records in this process's memory: for tests, for tools, and for services that may forget them at a restart.
 
-It is the transition table and a dict, so it is also what the other stores are compared with. Bounded: when it is full
-of live records it refuses new claims; it never forgets one to make room, because that would run an operation twice.
+The store is a dict and the rules of ``core/semantics.py``, so the other stores are compared with it. It is bounded:
+when it is full of live records, it refuses new claims. It never drops a record to make room, because that would run
+an operation twice.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ __all__ = ["AsyncMemoryStore", "MemoryStore"]
 
 R = TypeVar("R")
 MAX_RECORDS: Final = 1_000_000
-_OVER_MANY: Final = frozenset({Sweep, Count, Resumable})
+_ON_MANY_RECORDS: Final = frozenset({Sweep, Count, Resumable})
 
 
 class _Records:
-    """The dict and the table; one caller at a time."""
+    """The records and the rules, for one caller at a time."""
 
     def __init__(self, clock: Callable[[], float], max_records: int) -> None:
         self.clock = clock
@@ -35,14 +36,14 @@ class _Records:
         self.full_until = float("-inf")
         self.rows: dict[bytes, Row] = {}
         self.inputs: set[bytes] = set()
-        """Records that keep their input, and some that are done by now."""
+        """Records that have saved their input. Some of them may be done by now."""
         self.waiters: dict[bytes, list[Callable[[], object]]] = {}
 
     def execute(self, op: Op[Any]) -> Any:
         clock = self.clock
         now = clock()
-        if type(op) in _OVER_MANY:
-            return self.over_many(op, now)
+        if type(op) in _ON_MANY_RECORDS:
+            return self.execute_on_many(op, now)
         id = op.id
         row = self.rows.get(id)
         if row is None and type(op) is Claim and len(self.rows) >= self.max_records:
@@ -61,8 +62,8 @@ class _Records:
                     wake()
         return answer
 
-    def over_many(self, op: Op[Any], now: float) -> Any:
-        """The Ops that are not about one record."""
+    def execute_on_many(self, op: Op[Any], now: float) -> Any:
+        """Run an Op that is not about a single record."""
         if type(op) is Sweep:
             return self.sweep(op.limit, now)
         if type(op) is Count:
@@ -73,7 +74,7 @@ class _Records:
     def make_room(self, now: float) -> None:
         if now < self.full_until or not self.sweep(self.max_records // 10 + 1, now).removed:
             if now >= self.full_until:
-                self.full_until = now + 1.0  # looking through all of them for every claim would stop the process
+                self.full_until = now + 1.0  # a sweep for every claim would stop the process
             raise StoreUnavailable(f"the memory store is full: {self.max_records} live records")
 
     def sweep(self, limit: int, now: float) -> Swept:
@@ -96,9 +97,9 @@ class _Records:
         return sum(1 for _ in islice(live, op.limit))
 
     def resumable(self, op: Resumable, now: float) -> Page:
-        looked_at = nsmallest(op.limit, (id for id in self.inputs if id > op.after))
+        candidates = nsmallest(op.limit, (id for id in self.inputs if id > op.after))
         found = []
-        for id in looked_at:
+        for id in candidates:
             row = self.rows[id]
             if row.state is State.DONE or INPUT not in dict(row.steps):
                 self.inputs.discard(id)
@@ -108,10 +109,10 @@ class _Records:
                 and state_of(row, now) is State.ABANDONED
             ):
                 found.append(Abandoned(show(row, now), dict(row.steps)[INPUT]))
-        return Page(tuple(found), looked_at[-1] if len(looked_at) == op.limit else None)
+        return Page(tuple(found), candidates[-1] if len(candidates) == op.limit else None)
 
     def watch(self, id: bytes, wake: Callable[[], object]) -> bool:
-        """Have ``wake`` called when the record is no longer running; False when it is not running now."""
+        """Call ``wake`` when the record is no longer running. Returns False if it is not running now."""
         if state_of(self.rows.get(id), self.clock()) is not State.RUNNING:
             return False
         self.waiters.setdefault(id, []).append(wake)
@@ -136,8 +137,8 @@ class MemoryStore:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, max_records: int = MAX_RECORDS) -> None:
         """
-        :param clock: seconds; the store's idea of now, so that tests can move it.
-        :param max_records: live records beyond which claims are refused.
+        :param clock: returns the current time in seconds; tests can replace it.
+        :param max_records: maximum number of live records; beyond it, claims are refused.
         """
         self._records = _Records(clock, max_records)
         self._lock = threading.Lock()
@@ -147,7 +148,7 @@ class MemoryStore:
             return self._records.execute(op)  # type: ignore[no-any-return]
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return [_tried(self.execute, op) for op in ops]
+        return [_result_of(self.execute, op) for op in ops]
 
     def wait(self, id: bytes, seconds: float) -> None:
         gate = threading.Lock()
@@ -161,7 +162,7 @@ class MemoryStore:
                 self._records.unwatch(id, wake)
 
     def close(self) -> None:
-        """Nothing to give back; the records stay for those who still hold the store."""
+        """Nothing to close. The records stay, for those who still hold the store."""
 
 
 class AsyncMemoryStore:
@@ -174,14 +175,14 @@ class AsyncMemoryStore:
     accept = None
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, max_records: int = MAX_RECORDS) -> None:
-        """As of ``MemoryStore``."""
+        """Same parameters as ``MemoryStore``."""
         self._records = _Records(clock, max_records)
 
     async def execute(self, op: Op[R]) -> R:
         return self._records.execute(op)  # type: ignore[no-any-return]
 
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return [_tried(self._records.execute, op) for op in ops]
+        return [_result_of(self._records.execute, op) for op in ops]
 
     async def wait(self, id: bytes, seconds: float) -> None:
         changed = asyncio.get_running_loop().create_future()
@@ -197,10 +198,11 @@ class AsyncMemoryStore:
                 self._records.unwatch(id, wake)
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""
 
 
-def _tried(execute: Callable[[Op[Any]], Any], op: Op[Any]) -> Any:
+def _result_of(execute: Callable[[Op[Any]], Any], op: Op[Any]) -> Any:
+    """Return the result of an Op, or its error as a value."""
     try:
         return execute(op)
     except StoreError as error:

@@ -1,41 +1,61 @@
-"""Stores by URL, for the command line and for configuration: ``sqlite:///app.db``, ``postgresql://…``, ``memory:``."""
+"""Stores by URL, for the command line and for configuration: ``sqlite:///app.db``, ``postgresql://…``, ``memory:``.
+
+``kinds.py`` says which class a scheme opens.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from semel.engine.ports import AsyncStore, Store
 from semel.errors import StoreURLError
+from semel.stores.kinds import SCHEMES, StoreKind, load
 
-__all__ = ["KINDS", "has_tables", "migrate_store", "open_async_store", "open_store"]
+__all__ = ["has_tables", "migrate_store", "open_async_store", "open_store", "sqlite_path", "tiers"]
 
 
 def open_store(url: str) -> Store:
-    """A sync store; ``migrate_store`` makes its tables."""
-    return _kind(url)[0](url)
+    """Open a sync store. ``migrate_store`` creates its tables."""
+    kind = _kind_of(url)
+    if kind.name == "tiered":
+        from semel.stores.tiered import RedisCache, TieredStore
+
+        primary, cache = tiers(url)
+        return TieredStore(open_store(primary), RedisCache(cache))
+    store: Store = kind.store()(*_arguments(kind, url))
+    return store
 
 
 def open_async_store(url: str) -> AsyncStore:
-    """An async store."""
-    return _kind(url)[1](url)
+    """Open an async store."""
+    kind = _kind_of(url)
+    if kind.name == "tiered":
+        from semel.stores.tiered import AsyncRedisCache, AsyncTieredStore
+
+        primary, cache = tiers(url)
+        return AsyncTieredStore(open_async_store(primary), AsyncRedisCache(cache))
+    store: AsyncStore = kind.store(awaited=True)(*_arguments(kind, url))
+    return store
 
 
 def migrate_store(url: str) -> list[str]:
-    """Make or update the store's tables; answers what was applied."""
-    migrate = _kind(url)[2]
-    return [] if migrate is None else migrate(url)
+    """Create or update the store's tables. Returns the names of the migrations that were applied."""
+    kind = _kind_of(url)
+    if kind.name == "tiered":
+        return migrate_store(tiers(url)[0])
+    applied: list[str] = [] if kind.migrate is None else load(kind.migrate)(*_arguments(kind, url))
+    return applied
 
 
 def has_tables(url: str) -> bool:
-    """Whether there is anything to make or to check: Redis and a process's memory need nothing."""
-    return has_tables(tiers(url)[0]) if url.startswith("tiered:") else _kind(url)[2] is not None
+    """Whether the store has tables to create or check. Redis and memory need none."""
+    kind = _kind_of(url)
+    return has_tables(tiers(url)[0]) if kind.name == "tiered" else kind.migrate is not None
 
 
 def sqlite_path(url: str) -> str:
-    """``sqlite:///relative.db``, ``sqlite:////absolute.db``."""
+    """Return the path of ``sqlite:///relative.db`` or ``sqlite:////absolute.db``."""
     parts = urlsplit(url)
     path = unquote(parts.path)
     if parts.netloc or not path.startswith("/") or path in ("", "/") or parts.query:
@@ -43,89 +63,11 @@ def sqlite_path(url: str) -> str:
     return path[1:]
 
 
-def _memory(url: str) -> Store:
-    from semel.stores.memory import MemoryStore
-
-    return MemoryStore()
-
-
-def _memory_async(url: str) -> AsyncStore:
-    from semel.stores.memory import AsyncMemoryStore
-
-    return AsyncMemoryStore()
-
-
-def _sqlite(url: str) -> Store:
-    from semel.stores.sqlite import SQLiteStore
-
-    return SQLiteStore(sqlite_path(url))
-
-
-def _sqlite_async(url: str) -> AsyncStore:
-    from semel.stores.sqlite import AsyncSQLiteStore
-
-    return AsyncSQLiteStore(sqlite_path(url))
-
-
-def _sqlite_migrate(url: str) -> list[str]:
-    from semel.stores.sqlite import migrate
-
-    return migrate(sqlite_path(url))
-
-
-def _postgres(url: str) -> Store:
-    from semel.stores.postgres import PostgresStore
-
-    return PostgresStore(url)
-
-
-def _postgres_async(url: str) -> AsyncStore:
-    from semel.stores.postgres import AsyncPostgresStore
-
-    return AsyncPostgresStore(url)
-
-
-def _postgres_migrate(url: str) -> list[str]:
-    from semel.stores.postgres import migrate
-
-    return migrate(url)
-
-
-def _redis(url: str) -> Store:
-    from semel.stores.redis import RedisStore
-
-    return RedisStore(url)
-
-
-def _redis_async(url: str) -> AsyncStore:
-    from semel.stores.redis import AsyncRedisStore
-
-    return AsyncRedisStore(url)
-
-
-def _mysql(url: str) -> Store:
-    from semel.stores.mysql import MySQLStore
-
-    return MySQLStore(url)
-
-
-def _mysql_async(url: str) -> AsyncStore:
-    from semel.stores.mysql import AsyncMySQLStore
-
-    return AsyncMySQLStore(url)
-
-
-def _mysql_migrate(url: str) -> list[str]:
-    from semel.stores.mysql import migrate
-
-    return migrate(url)
-
-
 def tiers(url: str) -> tuple[str, str]:
-    """``tiered:postgresql://…,redis://…``: the URLs of the store that decides and of the cache in front of it.
+    """Return the two URLs of ``tiered:postgresql://…,redis://…``: the primary store and the cache in front of it.
 
-    They are parted by the last comma before a Redis scheme, for a comma parts the hosts of Redis, too. It needs no
-    quotes in a shell, and in a password it is written %2C.
+    They are separated by the last comma before a Redis scheme, because commas also separate the hosts of Redis. The
+    URL needs no quotes in a shell. In a password a comma is written %2C.
     """
     found = re.fullmatch(r"tiered:(.+),((?:rediss?(?:\+sentinel|\+cluster)?|unix)://.*)", url, re.DOTALL)
     if found is None or found[1].startswith("tiered:"):
@@ -136,68 +78,19 @@ def tiers(url: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def _tiered(url: str) -> Store:
-    from semel.stores.tiered import RedisCache, TieredStore
-
-    primary, cache = tiers(url)
-    return TieredStore(open_store(primary), RedisCache(cache))
-
-
-def _tiered_async(url: str) -> AsyncStore:
-    from semel.stores.tiered import AsyncRedisCache, AsyncTieredStore
-
-    primary, cache = tiers(url)
-    return AsyncTieredStore(open_async_store(primary), AsyncRedisCache(cache))
-
-
-def _dynamodb(url: str) -> Store:
-    from semel.stores.dynamodb import DynamoDBStore
-
-    return DynamoDBStore(url)
-
-
-def _dynamodb_async(url: str) -> AsyncStore:
-    from semel.stores.dynamodb import AsyncDynamoDBStore
-
-    return AsyncDynamoDBStore(url)
-
-
-def _dynamodb_migrate(url: str) -> list[str]:
-    from semel.stores.dynamodb import migrate
-
-    return migrate(url)
-
-
-_Kind = tuple[Callable[[str], Store], Callable[[str], AsyncStore], Callable[[str], list[str]] | None]
-_POSTGRES: Final[_Kind] = (_postgres, _postgres_async, _postgres_migrate)
-_MYSQL: Final[_Kind] = (_mysql, _mysql_async, _mysql_migrate)
-_REDIS: Final[_Kind] = (_redis, _redis_async, None)
-
-KINDS: Final[dict[str, _Kind]] = {
-    "memory": (_memory, _memory_async, None),
-    "sqlite": (_sqlite, _sqlite_async, _sqlite_migrate),
-    "postgresql": _POSTGRES,
-    "postgres": _POSTGRES,
-    "mysql": _MYSQL,
-    "mariadb": _MYSQL,
-    "dynamodb": (_dynamodb, _dynamodb_async, _dynamodb_migrate),
-    "redis": _REDIS,
-    "rediss": _REDIS,
-    "redis+sentinel": _REDIS,
-    "rediss+sentinel": _REDIS,
-    "redis+cluster": _REDIS,
-    "rediss+cluster": _REDIS,
-    "unix": _REDIS,
-    "tiered": (_tiered, _tiered_async, lambda url: migrate_store(tiers(url)[0])),
-}
-"""What each URL scheme opens: sync, async, and what makes its tables, if it has any."""
-
-
-def _kind(url: str) -> _Kind:
+def _kind_of(url: str) -> StoreKind:
     scheme, colon, _ = url.partition(":")
     if not colon:
-        kinds = ", ".join(KINDS)
-        raise StoreURLError(f"{url[:40]!r} is no URL: write sqlite:///app.db for a file; there are also: {kinds}")
-    if scheme not in KINDS:
-        raise StoreURLError(f"no store is called {scheme[:40]!r}; there are: {', '.join(KINDS)}")
-    return KINDS[scheme]
+        raise StoreURLError(
+            f"{url[:40]!r} is no URL: write sqlite:///app.db for a file; there are also: {', '.join(SCHEMES)}"
+        )
+    if scheme not in SCHEMES:
+        raise StoreURLError(f"no store is called {scheme[:40]!r}; there are: {', '.join(SCHEMES)}")
+    return SCHEMES[scheme]
+
+
+def _arguments(kind: StoreKind, url: str) -> tuple[str, ...]:
+    """Return what the class takes: the URL; SQLite takes a path, and memory takes nothing."""
+    if kind.name == "memory":
+        return ()
+    return (sqlite_path(url) if kind.name == "SQLite" else url,)

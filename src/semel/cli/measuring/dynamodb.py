@@ -31,14 +31,15 @@ _NOT_YET: Final = ("ResourceInUseException", "LimitExceededException", "Throttli
 
 def dynamodb(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.dynamodb import DynamoDBStore
+    from semel.stores.dynamodb.failures import error_of, public_error
     from semel.stores.dynamodb.programs import SCAN_PAGES
-    from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, RETRY_FOR, TIMEOUT, Settings, named, public
-    from semel.stores.dynamodb.sync import _client
+    from semel.stores.dynamodb.settings import DynamoDBSettings
+    from semel.stores.dynamodb.sync import open_client
 
-    Settings(url, TIMEOUT, CONNECT_TIMEOUT, RETRY_FOR, None)  # checks the URL; the table is another one
+    DynamoDBSettings(url)  # checks the URL; the table is another one
     inside = urlsplit(url)._replace(path=f"/semel-size-{secrets.token_hex(6)}").geturl()
-    settings = Settings(inside, TIMEOUT, CONNECT_TIMEOUT, RETRY_FOR, None)
-    with closing(_client(settings)) as client:
+    settings = DynamoDBSettings(inside)
+    with closing(open_client(settings)) as client:
         table = _Table(client, settings.table, sample)
         with sample.interrupts.place(table.remove, f"the table {settings.table}"):
             try:
@@ -49,7 +50,7 @@ def dynamodb(url: str, sample: Sample) -> list[Measured]:
             except SemelError:
                 raise
             except Exception as error:
-                raise public(named(error, settings.table)) from error
+                raise public_error(error_of(error, settings.table)) from error
     begun, done = (sum(map(_weight, some)) / len(items) for some in (map(_claimed, items), items))
     largest = max(map(_weight, items))
     # A write is billed by the larger item, before or after it. A claim that finds a record is billed as a write of it.
@@ -73,13 +74,13 @@ class _Table:
 
     def make(self) -> None:
         from semel.stores.dynamodb import table
-        from semel.stores.dynamodb.settings import named
+        from semel.stores.dynamodb.failures import error_of
 
         self._check()
         try:
-            self._client.create_table(**table.made(self._name))
+            self._client.create_table(**table.create_table_parameters(self._name))
         except Exception as error:
-            self._refused = not isinstance(named(error, self._name), StoreUncertain)
+            self._refused = not isinstance(error_of(error, self._name), StoreUncertain)
             raise
         ends = time.monotonic() + MAKING
         while not self._is_there():

@@ -1,7 +1,7 @@
-"""Records in a DynamoDB table, by boto3 (sync) or aiobotocore (async). Make the table first: ``semel migrate URL``."""
+"""Records in a DynamoDB table, by boto3 (sync) or aiobotocore (async). Create the table with ``semel migrate URL``."""
 
 from semel.stores.dynamodb.aio import AsyncDynamoDBStore
-from semel.stores.dynamodb.sync import DynamoDBStore, check, migrate, printed
+from semel.stores.dynamodb.sync import DynamoDBStore, check, migrate, render_template
 from semel.stores.dynamodb.table import cloudformation, iam_policy, terraform
 
 __all__ = [
@@ -11,6 +11,6 @@ __all__ = [
     "cloudformation",
     "iam_policy",
     "migrate",
-    "printed",
+    "render_template",
     "terraform",
 ]

@@ -1,4 +1,4 @@
-"""The DynamoDB store for one event loop, by aiobotocore."""
+"""The DynamoDB store for one event loop, by aiobotocore. ``sync.py`` says why both stores are written by hand."""
 
 from __future__ import annotations
 
@@ -11,19 +11,9 @@ from typing import Any, TypeVar, cast
 from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.errors import SemelError, StoreError, StoreUnavailable
-from semel.stores.dynamodb.programs import Call, Programs, Reply
-from semel.stores.dynamodb.settings import (
-    CONNECT_TIMEOUT,
-    READS,
-    RETRY_FOR,
-    TIMEOUT,
-    Settings,
-    Tries,
-    answered,
-    named,
-    public,
-    require,
-)
+from semel.stores.dynamodb.failures import CallRetry, error_of, public_error, take_error, take_reply
+from semel.stores.dynamodb.programs import ApiCall, DynamoDBPrograms, Reply
+from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, RETRY_FOR, TIMEOUT, DynamoDBSettings, require
 from semel.stores.dynamodb.transactions import accept
 
 __all__ = ["AsyncDynamoDBStore"]
@@ -33,12 +23,12 @@ R = TypeVar("R")
 
 @functools.cache
 def _session() -> Any:
-    """One for the process: it holds the credentials and the description of the service, which takes long to read."""
+    """Return the session of the process: it holds the credentials and the slow-to-read model of the service."""
     return require("aiobotocore.session", "aiobotocore").get_session()
 
 
 class AsyncDynamoDBStore:
-    """A store in a DynamoDB table, for one event loop. The client is made when first needed."""
+    """A store in a DynamoDB table, for one event loop. The client is created when first needed."""
 
     wakes = False
     counts = False
@@ -55,45 +45,47 @@ class AsyncDynamoDBStore:
         retry_for: Duration = RETRY_FOR,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """As of ``DynamoDBStore``."""
-        self._settings = Settings(url, timeout, connect_timeout, retry_for, clock)
+        """Same parameters as ``DynamoDBStore``."""
+        self._settings = DynamoDBSettings(url, timeout, connect_timeout, retry_for, clock)
         require("aiobotocore.session", "aiobotocore")
-        self._programs = Programs(self._settings.table, self._settings.clock)
+        self._programs = DynamoDBPrograms(self._settings.table, self._settings.clock)
         self._client: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stack = AsyncExitStack()
         self._opening: asyncio.Lock | None = None
-        self._under_way: dict[int, asyncio.Task[Any]] = {}
+        self._running: dict[int, asyncio.Task[Any]] = {}
         self._closed = False
 
     async def execute(self, op: Op[R]) -> R:
-        """In a task of its own: a caller that is cancelled and asks again joins it. Sent a second time it could
-        overtake the first, which would land when all is over."""
-        task = self._under_way.get(id(op))
+        """Run the Op in a task of its own, which a cancelled caller that asks again joins.
+
+        A second send could overtake the first, which would then take effect after the attempt is over.
+        """
+        task = self._running.get(id(op))
         if task is None or task.get_loop() is not asyncio.get_running_loop():
             task = asyncio.get_running_loop().create_task(self._run(op), name="semel-call")
-            self._under_way[id(op)] = task
-            task.add_done_callback(lambda done: self._over(op, done))
+            self._running[id(op)] = task
+            task.add_done_callback(lambda done: self._on_done(op, done))
         return cast(R, await asyncio.shield(task))
 
-    def _over(self, op: Op[Any], task: asyncio.Task[Any]) -> None:
-        if self._under_way.get(id(op)) is task:
-            del self._under_way[id(op)]
+    def _on_done(self, op: Op[Any], task: asyncio.Task[Any]) -> None:
+        if self._running.get(id(op)) is task:
+            del self._running[id(op)]
         if not task.cancelled():
-            task.exception()  # told to whoever waits, if anyone does
+            task.exception()  # mark it as seen: nobody may be waiting any more
 
     async def _run(self, op: Op[R]) -> R:
         program = self._programs.of(op)
-        tries = Tries(self._settings.retry_for)
+        retry = CallRetry(self._settings.retry_for)
         try:
             call = next(program)
             while True:
-                call = program.send(await self._sent(call, tries))
+                call = program.send(await self._send(call, retry))
         except StopIteration as stop:
             return cast(R, stop.value)
 
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        """At the same time, but for those of one record, which keep their order."""
+        """Run several Ops at the same time, but those on one record in their order."""
         answers: list[Any] = [None] * len(ops)
         by_record: dict[bytes, list[int]] = {}
         for i, op in enumerate(ops):
@@ -106,7 +98,7 @@ class AsyncDynamoDBStore:
                 except StoreError as error:
                     answers[i] = error
 
-        # No task group: it would wrap what ends all of them, such as a table that is not there.
+        # No task group: it would wrap an error that ends all of them, such as a missing table.
         ends = await asyncio.gather(*map(in_order, by_record.values()), return_exceptions=True)
         for end in ends:
             if end is not None:
@@ -118,39 +110,29 @@ class AsyncDynamoDBStore:
         await asyncio.sleep(min(seconds, 0.05))
 
     async def close(self) -> None:
-        under_way = [task for task in self._under_way.values() if task.get_loop() is asyncio.get_running_loop()]
-        if under_way:
-            await asyncio.wait(under_way)
+        running = [task for task in self._running.values() if task.get_loop() is asyncio.get_running_loop()]
+        if running:
+            await asyncio.wait(running)
         self._closed = True
         self._client = None
         if self._loop is asyncio.get_running_loop():
             await self._stack.aclose()
 
-    async def _sent(self, call: Call, tries: Tries) -> Reply:
+    async def _send(self, call: ApiCall, retry: CallRetry) -> Reply:
+        """Make a call, and repeat it as ``retry`` says. Returns the reply."""
+        settings = self._settings
         while True:
             client = await self._open()
-            begun = self._settings.clock.here()
+            sent = settings.clock.local()
             try:
-                reply: dict[str, Any] = await getattr(client, call.action)(**call.params)
-                self._told(reply, begun)
-                if call.action not in READS:
-                    tries.wrote()
-                return reply
+                return take_reply(await getattr(client, call.action)(**call.params), call, retry, settings, sent)
             except SemelError:
                 raise
             except Exception as error:
-                self._told(getattr(error, "response", None) or {}, begun)
-                answer = answered(error, call)
-                if answer is not None:
-                    return answer
-                failure = named(error, self._settings.table)
-                failure.__cause__ = error
-                pause = tries.pause_after(failure, call.once)
-            await asyncio.sleep(pause)
-
-    def _told(self, response: dict[str, Any], begun: float) -> None:
-        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        self._settings.clock.heard(headers.get("date"), begun, self._settings.clock.here())
+                answer = take_error(error, call, retry, settings, sent)
+            if not isinstance(answer, float):
+                return answer
+            await asyncio.sleep(answer)
 
     async def _open(self) -> Any:
         loop = asyncio.get_running_loop()
@@ -162,10 +144,10 @@ class AsyncDynamoDBStore:
             assert self._opening is not None
             async with self._opening:
                 if self._client is None:
-                    self._client = await self._made()
+                    self._client = await self._new_client()
         return self._client
 
-    async def _made(self) -> Any:
+    async def _new_client(self) -> Any:
         session = _session()
         config = require("aiobotocore.config", "aiobotocore").AioConfig(**self._settings.config())
         try:
@@ -173,4 +155,4 @@ class AsyncDynamoDBStore:
                 session.create_client(**self._settings.client(), config=config)
             )
         except Exception as error:
-            raise public(named(error, self._settings.table)) from error
+            raise public_error(error_of(error, self._settings.table)) from error

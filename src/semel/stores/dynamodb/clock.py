@@ -1,13 +1,13 @@
-"""The service's clock, as well as it can be known from here.
+"""The clock of the DynamoDB service, as far as it can be known from here.
 
-DynamoDB has no clock in its expressions, so whoever asks says what time it is. The clock of a worker may be wrong by
-minutes; the one of the service is told in the Date header of every answer, in whole seconds. Each answer bounds how far
-this machine's count of seconds is from it: to a second and the time of the trip at first, and closer with every answer
-that comes at another part of a second.
+DynamoDB has no clock in its expressions, so each call says what time it is. The clock of a worker may be wrong by
+minutes. The clock of the service is in the Date header of every response, in whole seconds. So each response bounds the
+difference between the service's clock and this machine's count of seconds: at first to a second plus the round trip,
+and closer with every response that comes at another fraction of a second.
 
-That count goes on while the machine sleeps, where the system has such a one. A virtual machine that was paused knows
-nothing of it, and has the time wrong until the next answer: what that answer shows to have been written by a moment
-long past is written again (``LATE``).
+The local count continues while the machine sleeps, where the system has such a count. A virtual machine that was paused
+does not notice, and has the time wrong until the next response. If that response shows that a call was written with a
+time long past, it is written again (``LATE``).
 """
 
 from __future__ import annotations
@@ -19,95 +19,94 @@ from typing import Final, Protocol
 
 from semel.errors import ConfigurationError
 
-__all__ = ["LATE", "Clock", "GivenClock", "ServiceClock"]
+__all__ = ["LATE", "CallerClock", "DynamoDBClock", "ServiceClock"]
 
 DRIFT: Final = 0.0005
-"""How far two good clocks may drift apart, in seconds per second: bounds that were found widen by it."""
-
-
+"""How far two good clocks may drift apart, in seconds per second: known bounds widen by it."""
 LATE: Final = 1.0
-"""Seconds that a moment may be past by the time an answer comes: the time is not known better at first."""
+"""Seconds by which a moment may be past when the response comes: at first the time is not known better."""
 
 
-def _awake_or_asleep() -> Callable[[], float]:
+def _local_seconds() -> Callable[[], float]:
+    """Return a count of seconds that continues while the machine is suspended, if the system has one."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)  # time.monotonic stands still while Linux is suspended
     return time.monotonic if boot is None else lambda: time.clock_gettime(boot)
 
 
-class Clock(Protocol):
+class DynamoDBClock(Protocol):
     def known(self) -> bool:
-        """Whether the time can be told yet; if not, an answer must be heard first."""
+        """Whether the time is known yet; if not, a response must come first."""
         ...
 
     def now(self) -> float:
-        """Seconds since 1970: the best guess."""
+        """Return the best guess, in seconds since 1970."""
         ...
 
     def earliest(self) -> float:
-        """The time that it is at least: what has ended by then has ended for everyone."""
+        """Return the time that it is at least: what has ended by then has ended for everyone."""
         ...
 
-    def heard(self, date: str | None, sent: float, received: float) -> None:
-        """An answer's Date header, and when it was asked for and came, by ``here``."""
+    def learn(self, date: str | None, sent: float, received: float) -> None:
+        """Take in the Date header of a response, and when the call was sent and answered by ``local``."""
         ...
 
-    def here(self) -> float:
-        """This machine's count of seconds."""
+    def local(self) -> float:
+        """Return this machine's count of seconds."""
         ...
 
 
 class ServiceClock:
-    """The time by the Date headers of the service's answers."""
+    """The time by the Date headers of the service's responses."""
 
-    def __init__(self, here: Callable[[], float] | None = None) -> None:
-        self.here = here or _awake_or_asleep()
+    def __init__(self, local: Callable[[], float] | None = None) -> None:
+        self.local = local or _local_seconds()
         self._bounds: tuple[float, float, float] | None = None
-        """The service's time less ours is from the first to the second; found when ours was the third."""
+        """Lower and upper bound of the service's time minus ours, and our time when they were found."""
 
     def known(self) -> bool:
         return self._bounds is not None
 
     def now(self) -> float:
-        least, most, here = self._widened()
-        return here + (least + most) / 2
+        least, most, local = self._widened_bounds()
+        return local + (least + most) / 2
 
     def earliest(self) -> float:
-        least, _, here = self._widened()
-        return here + least
+        least, _, local = self._widened_bounds()
+        return local + least
 
-    def heard(self, date: str | None, sent: float, received: float) -> None:
+    def learn(self, date: str | None, sent: float, received: float) -> None:
         try:
-            told = parsedate_to_datetime(date or "").timestamp()
+            service = parsedate_to_datetime(date or "").timestamp()
         except (ValueError, IndexError):
             return
-        least, most = told - received, told + 1.0 - sent
+        least, most = service - received, service + 1.0 - sent
         if self._bounds is not None:
-            known_least, known_most, _ = self._widened()
-            if max(least, known_least) <= min(most, known_most):  # otherwise a clock was set: begin anew
+            known_least, known_most, _ = self._widened_bounds()
+            if max(least, known_least) <= min(most, known_most):  # otherwise a clock was set: start again
                 least, most = max(least, known_least), min(most, known_most)
-        self._bounds = (least, most, self.here())
+        self._bounds = (least, most, self.local())
 
-    def _widened(self) -> tuple[float, float, float]:
-        if self._bounds is None:  # it was asked, and has answered
+    def _widened_bounds(self) -> tuple[float, float, float]:
+        if self._bounds is None:  # the service has answered, without a Date header
             raise ConfigurationError(
-                "the answers of this endpoint have no Date header, and DynamoDB has no other clock: let whatever "
-                "stands before it pass the header on, or give the store a clock=, which all processes share"
+                "the responses of this endpoint have no Date header, and DynamoDB has no other clock: let the proxy in "
+                "front of it pass the header on, or give the store a clock= that all processes share"
             )
         least, most, found = self._bounds
-        here = self.here()
-        slack = max(0.0, here - found) * DRIFT
-        return least - slack, most + slack, here
+        local = self.local()
+        slack = max(0.0, local - found) * DRIFT
+        return least - slack, most + slack, local
 
 
-class GivenClock:
+class CallerClock:
     """A clock of the caller's: all processes on the table must share it, or have clocks that agree."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.now = self.earliest = clock
-        self.here = time.monotonic
+        self.local = time.monotonic
 
     def known(self) -> bool:
         return True
 
-    def heard(self, date: str | None, sent: float, received: float) -> None:
+    def learn(self, date: str | None, sent: float, received: float) -> None:
         pass

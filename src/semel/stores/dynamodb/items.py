@@ -1,8 +1,9 @@
 """A record as an item of the table, and back. Times are microseconds since 1970 by the service's clock.
 
-``version`` grows with every write, so that a change can be made conditional on what was read. ``ttl`` is for the
-service, which removes the item some time after it: only what counts as absent from then on has one, so nothing in doubt
-goes. What is empty is left out: the service takes no empty value for the key of an index, and somebody may want one.
+``version`` grows with every write, so that a change can be conditional on the version that was read. ``ttl`` is for the
+service, which removes the item some time after it. Only items that count as absent from then on have one, so a record
+whose outcome is unknown never goes. Empty fields are left out: the service does not take an empty value as the key of
+an index, and somebody may want such an index.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from semel.core.semantics import Row
 from semel.core.states import State, Takeover
 from semel.errors import RecordTooLarge, SchemaDrift
 
-__all__ = ["LARGEST_ITEM", "Item", "fitting", "micros", "step_name", "to_item", "to_row", "ttl_of"]
+__all__ = ["LARGEST_ITEM", "Item", "check_size", "micros", "step_name", "to_item", "to_row", "ttl_of"]
 
 Item: TypeAlias = dict[str, dict[str, Any]]
-"""As the service has it: each value under the letter of its type."""
+"""An item as the service has it: each value under the letter of its type."""
 
 LARGEST_ITEM: Final = 400 * 1024
 _NUMBERS: Final = ("token", "attempt", "nonce")
@@ -26,8 +27,8 @@ _TEXTS: Final = ("tenant", "operation")
 _TIMES: Final = ("lease_end", "created", "expires")
 
 
-def fitting(data: bytes) -> bytes:
-    """The same, unless no item could hold it: that need not be sent to be learned. Of the rest the service judges."""
+def check_size(data: bytes) -> bytes:
+    """Return the data, or raise RecordTooLarge if no item could hold it. The service judges everything else."""
     if len(data) > LARGEST_ITEM:
         raise RecordTooLarge(
             f"too large for an item of DynamoDB, which is 400 KB at most: {len(data):,} bytes; store less"
@@ -40,12 +41,12 @@ def micros(seconds: float) -> str:
 
 
 def step_name(name: str) -> str:
-    """Under which a step is kept: with a prefix, so that none looks like the letter of a type."""
+    """Return the attribute of a step. It has a prefix, so that no name looks like the letter of a type."""
     return _STEP + name
 
 
 def ttl_of(row: Row) -> int | None:
-    """The second after which the item may be removed by the service; None while something would be lost with it."""
+    """Return the second after which the service may remove the item, or None if that would lose something."""
     if row.state is State.DONE:
         return ceil(row.expires)
     if row.state is State.RUNNING and row.takeover is Takeover.RETRY:
@@ -54,7 +55,7 @@ def ttl_of(row: Row) -> int | None:
 
 
 def to_item(row: Row, version: int) -> Item:
-    """The item; without its steps once it is done, for nobody resumes it then, and they may leave no room."""
+    """Return the item. If it is done, its steps are left out: nobody resumes it, and they may take up the room."""
     steps = () if row.state is State.DONE else row.steps
     item: Item = {
         "id": {"B": row.id},
@@ -73,7 +74,7 @@ def to_item(row: Row, version: int) -> Item:
     if row.key is not None:
         item["key"] = {"S": row.key}
     if row.snapshot is not None:
-        item["snapshot"] = {"B": fitting(row.snapshot)}
+        item["snapshot"] = {"B": check_size(row.snapshot)}
     ttl = ttl_of(row)
     if ttl is not None:
         item["ttl"] = {"N": str(ttl)}
@@ -81,22 +82,22 @@ def to_item(row: Row, version: int) -> Item:
 
 
 def to_row(item: Item) -> tuple[Row, int]:
-    """The record, and the version of its item; SchemaDrift where it is no record."""
+    """Return the record and the version of its item; raise SchemaDrift if the item is no record."""
     try:
         return _to_row(item)
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        # The name of what it lacks, but none of its values: they may be secret.
+        # Name the attribute that is missing, but none of the values: they may be secret.
         why = f"has no {error}" if isinstance(error, KeyError) else "has a value that no record has"
         raise SchemaDrift(
             f"an item of the table is not one of Semel's records, and was left as it is: it {why}. Somebody else "
             "writes to this table; name another one, of Semel's own"
-        ) from (error if isinstance(error, KeyError) else None)  # the others quote the item's values
+        ) from (error if isinstance(error, KeyError) else None)  # other errors quote the values
 
 
 def _to_row(item: Item) -> tuple[Row, int]:
     steps = sorted(
-        (int(kept["L"][0]["N"]), name.removeprefix(_STEP), bytes(kept["L"][1]["B"]))
-        for name, kept in item["steps"]["M"].items()
+        (int(step["L"][0]["N"]), name.removeprefix(_STEP), bytes(step["L"][1]["B"]))
+        for name, step in item["steps"]["M"].items()
     )
     numbers: dict[str, Any] = {name: int(item[name]["N"]) for name in _NUMBERS}
     numbers |= {name: int(item[name]["N"]) / 1_000_000 for name in _TIMES}

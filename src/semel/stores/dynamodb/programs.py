@@ -1,11 +1,11 @@
-"""Each Op as calls of the DynamoDB API: a generator that yields Calls and is sent their answers. Knows no driver.
+"""Each Op as calls of the DynamoDB API: a generator that yields calls and is sent the replies. Knows no driver.
 
-First comes the call that settles the Op in most cases, conditional on what it assumes. If the condition does not hold
-the answer shows the item that stands there: ``core/semantics.py`` says what becomes of it, and that is written on
-condition that the item is still the same version of the same record.
+The first call settles the Op in most cases, conditional on what it assumes. If the condition does not hold, the reply
+shows the existing item. Then ``core/semantics.py`` says what becomes of it, and that is written on condition that the
+item is still the same version of the same record.
 
-Times are counted from the moment when a call is made up. The answer may show that this moment is long past: the machine
-was paused, or the call took long. Then they are counted anew and written again before anything is said.
+Times count from the moment when a call is built. The reply may show that this moment is long past, because the machine
+was paused or the call took long. Then the times are written again, counted from now, before the Op is answered.
 """
 
 from __future__ import annotations
@@ -36,23 +36,28 @@ from semel.core.semantics import Row
 from semel.core.states import State
 from semel.core.values import value
 from semel.errors import StoreUnavailable, StoreUncertain
-from semel.stores.dynamodb.clock import LATE, Clock
-from semel.stores.dynamodb.items import Item, fitting, micros, step_name, to_item, to_row
+from semel.stores.dynamodb.clock import LATE, DynamoDBClock
+from semel.stores.dynamodb.items import Item, check_size, micros, step_name, to_item, to_row
 from semel.stores.dynamodb.table import check_key
-from semel.stores.dynamodb.transactions import TRANSACT, Cancelled, Invalid, carrying
+from semel.stores.dynamodb.transactions import (
+    TRANSACT,
+    TransactionCancelled,
+    TransactionInvalid,
+    transaction_parameters,
+)
 
-__all__ = ["Call", "Occupied", "Program", "Programs", "Reply"]
+__all__ = ["ApiCall", "CallProgram", "ConditionNotMet", "DynamoDBPrograms", "Reply"]
 
 R = TypeVar("R")
 TRIES: Final = 10
 """How often an Op that lost a race looks again before it gives up."""
 SCAN_PAGES: Final = 8
-"""Pages of the table, a megabyte each at most, that one sweep reads; the next one goes on where it ended."""
+"""Pages of the table, a megabyte each at most, that one sweep reads; the next sweep continues there."""
 
 
 @value
-class Call:
-    """One call of the API; ``once``: never sent again when its answer was lost."""
+class ApiCall:
+    """One call of the API; with ``once`` it is never sent again, even if its response was lost."""
 
     action: str
     params: dict[str, Any]
@@ -60,47 +65,49 @@ class Call:
 
 
 @value
-class Occupied:
-    """The condition did not hold: this stands there, or nothing."""
+class ConditionNotMet:
+    """The condition did not hold. Carries the existing item, if there is one."""
 
     item: Item | None
 
 
-Reply: TypeAlias = "dict[str, Any] | Occupied | Cancelled | Invalid"
-Program: TypeAlias = "Generator[Call, Reply, R]"
+Reply: TypeAlias = "dict[str, Any] | ConditionNotMet | TransactionCancelled | TransactionInvalid"
+CallProgram: TypeAlias = "Generator[ApiCall, Reply, R]"
 
 
-class Programs:
-    """The Ops on one table."""
+class DynamoDBPrograms:
+    """The programs of the Ops on one table."""
 
-    def __init__(self, table: str, clock: Clock) -> None:
+    def __init__(self, table: str, clock: DynamoDBClock) -> None:
         self.table = table
         self.clock = clock
         self._checked = clock.known()
-        """That the table is ours: looked at where the first call asks for the time anyway."""
+        """Whether the table was found to be ours. That is checked when the first call asks for the time anyway."""
         self._scanned: Item | None = None
 
-    def of(self, op: Op[Any]) -> Program[Any]:
-        """The program of an Op."""
+    def of(self, op: Op[Any]) -> CallProgram[Any]:
+        """Run an Op."""
         if not (self._checked and self.clock.known()):
-            reply = yield Call("describe_table", {"TableName": self.table})  # any answer tells the time
+            reply = yield ApiCall("describe_table", {"TableName": self.table})  # any response has the time
             assert isinstance(reply, dict)
             check_key(self.table, reply["Table"])
             self._checked = True
         return (yield from _PROGRAMS[type(op)](self, op))
 
-    def claim(self, op: Claim) -> Program[Any]:
+    def claim(self, op: Claim) -> CallProgram[Any]:
         now = self.clock.now()
         fresh, _ = semantics.claim(None, op, now)
         assert fresh is not None
         reply = yield self._put(fresh, 1, "attribute_not_exists(#id)", {})
-        if isinstance(reply, Occupied) and not _written_before(fresh, reply.item):
+        if isinstance(reply, ConditionNotMet) and not _is_own_write(fresh, reply.item):
             return (yield from self._settle(op, reply.item))
-        return (yield from self._won(op, fresh, 1, now))
+        return (yield from self._claimed(op, fresh, 1, now))
 
-    def _won(self, op: Claim, row: Row, version: int, now: float) -> Program[Any]:
-        """The claim that was written at ``now``, unless that was long ago: then its lease is short, or over already,
-        and another may have come. The token grows with it, for an earlier record may have had a later one.
+    def _claimed(self, op: Claim, row: Row, version: int, now: float) -> CallProgram[Any]:
+        """Answer a claim that was written at ``now``, unless that was long ago.
+
+        In that case its lease is short or over, and another may have taken over: write it again. The token grows as
+        well, because an earlier record may have had a later one.
         """
         if self._is_past(now, op.lease):
             now = self.clock.now()
@@ -108,70 +115,77 @@ class Programs:
             again = row._replace(
                 token=semantics.next_token(row, now), lease_end=now + op.lease, expires=now + op.ttl, created=created
             )
-            reply = yield self._written(row, again, version)
-            if isinstance(reply, Occupied):
+            reply = yield self._write(row, again, version)
+            if isinstance(reply, ConditionNotMet):
                 return (yield from self._settle(op, reply.item))
             row = again
             self._must_last(row.lease_end)
         return Claimed(row.token, row.attempt, row.steps)
 
     def _is_past(self, now: float, span: float) -> bool:
-        """Whether what was to last for ``span`` from then on is short by more than is no harm: a tenth, for a lease is
-        renewed after a third. So what was merely slow, or throttled, is not written twice."""
+        """Whether a time that should last for ``span`` seconds has lost too much of it since ``now``.
+
+        A tenth does no harm, because a lease is renewed after a third. So a call that was only slow or throttled is
+        not written twice.
+        """
         return self.clock.earliest() - now > max(LATE, min(span / 10, 60.0))
 
     def _must_last(self, lease_end: float) -> None:
         if self.clock.earliest() >= lease_end:
-            raise StoreUncertain("the lease had ended before the answer came: the machine stands still, or calls do")
+            raise StoreUncertain(
+                "the lease had ended before the response came: the machine was paused, or the service is too slow"
+            )
 
-    def renew(self, op: Renew) -> Program[Any]:
+    def renew(self, op: Renew) -> CallProgram[Any]:
         ends = 0.0
         for _ in range(2):
             now = self.clock.now()
             ends = now + op.lease
-            # One that outlives the record, or is no longer than the lease it has, is settled by the whole item.
+            # A lease that outlives the record, or is no longer than the current one, needs the whole item.
             reply = yield self._update(
                 op,
                 "lease_end = :ends",
                 "#state = :running AND lease_end < :ends AND expires > :ends",
                 {":ends": {"N": micros(ends)}},
             )
-            held: bool = (yield from self._settle(op, reply.item)) if isinstance(reply, Occupied) else True
+            held: bool = (yield from self._settle(op, reply.item)) if isinstance(reply, ConditionNotMet) else True
             if not held or not self._is_past(now, op.lease):
                 return held
         self._must_last(ends)
         return True
 
-    def complete(self, op: Complete) -> Program[Any]:
-        fitting(op.snapshot)
+    def complete(self, op: Complete) -> CallProgram[Any]:
+        check_size(op.snapshot)
         now = self.clock.now()
         reply = yield self._completion(op, now)
-        if isinstance(reply, Occupied):
+        if isinstance(reply, ConditionNotMet):
             return (yield from self._settle(op, reply.item))
-        return (yield from self._kept(op, now))
+        return (yield from self._completed(op, now))
 
-    def _kept(self, op: Complete, now: float) -> Program[bool]:
-        """It is done, as of ``now``; if that was long ago it would be forgotten too soon."""
+    def _completed(self, op: Complete, now: float) -> CallProgram[bool]:
+        """Answer a completion that was written at ``now``. If that was long ago, it would expire too soon."""
         if self._is_past(now, op.ttl):
-            values = _kept_for(op, self.clock.now())
-            # Refused where another has come since.
+            values = _done_values(op, self.clock.now())
+            # Refused if another owner has come since.
             yield self._update(op, "expires = :expires, #ttl = :ttl", "#state = :done AND expires < :expires", values)
         return True
 
-    def complete_with(self, op: CompleteWith) -> Program[Any]:
-        """The record and the handler's writes, or neither."""
+    def complete_with(self, op: CompleteWith) -> CallProgram[Any]:
+        """Write the record and the handler's writes, or neither."""
         for _ in range(TRIES):
             now = self.clock.now()
             stamp = op.id + f"{op.token} {now}".encode()
-            transaction = carrying(self._completion(op, now).params, op.writes, stamp)
-            reply = transaction if isinstance(transaction, Invalid) else (yield Call(TRANSACT, transaction))
-            if isinstance(reply, Invalid):
+            transaction = transaction_parameters(self._completion(op, now).params, op.writes, stamp)
+            reply = (
+                transaction if isinstance(transaction, TransactionInvalid) else (yield ApiCall(TRANSACT, transaction))
+            )
+            if isinstance(reply, TransactionInvalid):
                 return NotWritten(reply.error())
-            if not isinstance(reply, Cancelled):
-                return (yield from self._kept(op, now))
-            # Whatever else was in the way: another owner may have come, or an earlier try, whose answer was lost, have
-            # made it. Of that the record knows.
-            item = reply.record() or _found((yield Call("get_item", self._key(op.id))))
+            if not isinstance(reply, TransactionCancelled):
+                return (yield from self._completed(op, now))
+            # Whatever the reasons say: another owner may have come, or an earlier try may have succeeded although its
+            # response was lost. The record shows which.
+            item = reply.record() or _item_of((yield ApiCall("get_item", self._key(op.id))))
             row = to_row(item)[0] if item else None
             if row is None or row.token != op.token:
                 return False
@@ -182,28 +196,28 @@ class Programs:
                 return NotWritten(error)
         raise StoreUnavailable(f"the record changed {TRIES} times while it was being completed")
 
-    def _completion(self, op: Complete, now: float) -> Call:
+    def _completion(self, op: Complete, now: float) -> ApiCall:
         values: Item = {
             ":unknown": _number(State.UNKNOWN),
             ":snapshot": {"B": op.snapshot},
             ":now": {"N": micros(now)},
             ":none": {"M": {}},
-            **_kept_for(op, now),
+            **_done_values(op, now),
         }
         return self._update(
             op,
-            # The steps go: nobody resumes what is done, and an item has to hold them and the result.
+            # The steps go: nobody resumes a finished operation, and an item has to hold them and the result.
             "#state = :done, #snapshot = :snapshot, lease_end = :now, expires = :expires, #ttl = :ttl, #steps = :none",
             "#state IN (:running, :unknown)",
             values,
         )
 
-    def release(self, op: Release) -> Program[Any]:
-        reply = yield Call("get_item", self._key(op.id))
-        return (yield from self._settle(op, _found(reply)))
+    def release(self, op: Release) -> CallProgram[Any]:
+        reply = yield ApiCall("get_item", self._key(op.id))
+        return (yield from self._settle(op, _item_of(reply)))
 
-    def save_step(self, op: SaveStep) -> Program[Any]:
-        values: Item = {":step": {"L": [{"N": str(op.position)}, {"B": fitting(op.value)}]}}
+    def save_step(self, op: SaveStep) -> CallProgram[Any]:
+        values: Item = {":step": {"L": [{"N": str(op.position)}, {"B": check_size(op.value)}]}}
         reply = yield self._update(
             op,
             "#steps.#name = if_not_exists(#steps.#name, :step)",
@@ -211,26 +225,26 @@ class Programs:
             values,
             {"#name": step_name(op.name)},
         )
-        return (yield from self._settle(op, reply.item)) if isinstance(reply, Occupied) else True
+        return (yield from self._settle(op, reply.item)) if isinstance(reply, ConditionNotMet) else True
 
-    def lookup(self, op: Lookup) -> Program[Any]:
-        item = _found((yield Call("get_item", self._key(op.id))))
+    def lookup(self, op: Lookup) -> CallProgram[Any]:
+        item = _item_of((yield ApiCall("get_item", self._key(op.id))))
         row = to_row(item)[0] if item else None
         record = semantics.lookup(row, op, self.clock.earliest())[1]
         return record and _aged(record)
 
-    def resolve(self, op: Resolve) -> Program[State]:
-        reply = yield Call("get_item", self._key(op.id))
-        found: State = yield from self._settle(op, _found(reply), once=True)
+    def resolve(self, op: Resolve) -> CallProgram[State]:
+        reply = yield ApiCall("get_item", self._key(op.id))
+        found: State = yield from self._settle(op, _item_of(reply), once=True)
         return found
 
-    def sweep(self, op: Sweep) -> Program[Swept]:
-        """The service removes most of what has expired by itself; what is in doubt only we can mark."""
+    def sweep(self, op: Sweep) -> CallProgram[Swept]:
+        """Remove expired records, and mark abandoned ones as unknown. The service removes most of them by itself."""
         removed = unknown = 0
         now = self.clock.earliest()
         for _ in range(SCAN_PAGES if op.limit else 0):
             begin = {"ExclusiveStartKey": self._scanned} if self._scanned else {}
-            page = yield Call("scan", {**_EXPIRED, "TableName": self.table, **begin,
+            page = yield ApiCall("scan", {**_EXPIRED, "TableName": self.table, **begin,
                                        "ExpressionAttributeValues": {**_EXPIRED["ExpressionAttributeValues"],
                                                                      ":now": {"N": micros(now)}}})  # fmt: skip
             assert isinstance(page, dict)
@@ -239,7 +253,7 @@ class Programs:
                 verdict = semantics.sweepable(row, now)
                 if removed + unknown < op.limit and verdict is not None:
                     changed = None if verdict is State.ABSENT else row._replace(state=State.UNKNOWN)
-                    if not isinstance((yield self._written(row, changed, version)), Occupied):
+                    if not isinstance((yield self._write(row, changed, version)), ConditionNotMet):
                         removed, unknown = removed + (changed is None), unknown + (changed is not None)
             if removed + unknown >= op.limit:
                 break  # the page is read again next time
@@ -248,39 +262,39 @@ class Programs:
                 break
         return Swept(removed, unknown)
 
-    def _settle(self, op: Op[Any], item: Item | None, *, once: bool = False) -> Program[Any]:
-        """What the table of states makes of the item, written if it is still the same version."""
+    def _settle(self, op: Op[Any], item: Item | None, *, once: bool = False) -> CallProgram[Any]:
+        """Write what the table of states makes of the item, if it is still the same version."""
         for _ in range(TRIES):
             row, version = to_row(item) if item else (None, 0)
-            # What is another's has ended only when it has for everyone; what is ours is counted from now.
+            # A lease of another owner has ended only when it has ended for everyone; our own times count from now.
             now = self.clock.earliest() if type(op) is Claim and row is not None else self.clock.now()
             changed, answer = semantics.apply(row, op, now)
             if changed == row:
                 if type(answer) is Claimed and isinstance(op, Claim) and row is not None:
-                    # A claim of ours, sent again: it may have been made long ago, and its lease be short by now.
+                    # Our own claim, sent again: it may have been written long ago, so its lease may be short by now.
                     if self._is_past(row.lease_end - op.lease, op.lease):
                         longer = row._replace(lease_end=self.clock.now() + op.lease)
-                        reply = yield self._written(row, longer, version)
-                        if isinstance(reply, Occupied):
+                        reply = yield self._write(row, longer, version)
+                        if isinstance(reply, ConditionNotMet):
                             item = reply.item
                             continue
                     return answer
                 return Existing(_aged(answer.record)) if type(answer) is Existing else answer
             if type(op) is Release and op.to is State.ABANDONED and changed is not None:
-                changed = changed._replace(lease_end=0.0)  # given up: over for all, however well they know the time
-            reply = yield self._written(row, changed, version, once=once)
-            if not isinstance(reply, Occupied):
+                changed = changed._replace(lease_end=0.0)  # given up: over for everyone, whatever they know of the time
+            reply = yield self._write(row, changed, version, once=once)
+            if not isinstance(reply, ConditionNotMet):
                 if type(answer) is Claimed and type(op) is Claim and changed is not None:
-                    return (yield from self._won(op, changed, version + 1, now))
+                    return (yield from self._claimed(op, changed, version + 1, now))
                 return answer
             item = reply.item
-        raise StoreUnavailable(f"the record changed {TRIES} times while it was being asked for")
+        raise StoreUnavailable(f"the record changed {TRIES} times while it was being read")
 
-    def _written(self, row: Row | None, changed: Row | None, version: int, *, once: bool = False) -> Call:
+    def _write(self, row: Row | None, changed: Row | None, version: int, *, once: bool = False) -> ApiCall:
         if row is None:
             assert changed is not None
             return self._put(changed, 1, "attribute_not_exists(#id)", {}, once=once)
-        # The token as well: a record that went and was claimed anew has the same low versions, and is another's.
+        # The token as well: a record that went and was claimed again has the same low versions, but another owner.
         same: Item = {":version": {"N": str(version)}, ":token": {"N": str(row.token)}}
         if changed is not None:
             return self._put(changed, version + 1, _SAME, same, once=once)
@@ -289,9 +303,9 @@ class Programs:
             "ExpressionAttributeNames": {"#version": "version", "#token": "token"}, **_SHOW,
         }  # fmt: skip
         del params["ConsistentRead"]
-        return Call("delete_item", params, once)
+        return ApiCall("delete_item", params, once)
 
-    def _put(self, row: Row, version: int, condition: str, values: Item, *, once: bool = False) -> Call:
+    def _put(self, row: Row, version: int, condition: str, values: Item, *, once: bool = False) -> ApiCall:
         names = {"#version": "version", "#token": "token"} if condition == _SAME else {"#id": "id"}
         params: dict[str, Any] = {
             "TableName": self.table, "Item": to_item(row, version), "ConditionExpression": condition,
@@ -299,15 +313,17 @@ class Programs:
         }  # fmt: skip
         if values:
             params["ExpressionAttributeValues"] = values
-        return Call("put_item", params, once)
+        return ApiCall("put_item", params, once)
 
-    def _update(self, op: Any, changes: str, condition: str, values: Item, names: dict[str, str] | None = None) -> Call:
-        """A move of an owner, by its token."""
+    def _update(
+        self, op: Any, changes: str, condition: str, values: Item, names: dict[str, str] | None = None
+    ) -> ApiCall:
+        """Return an update that only succeeds with the owner's token."""
         expression = f"SET #version = #version + :one, {changes}"
         condition = f"#token = :token AND {condition}"
-        known = {"#version": "version", "#token": "token", "#state": "state", "#steps": "steps", "#ttl": "ttl",
+        all_names = {"#version": "version", "#token": "token", "#state": "state", "#steps": "steps", "#ttl": "ttl",
                  "#snapshot": "snapshot", **(names or {})}  # fmt: skip
-        given: Item = {
+        all_values: Item = {
             ":one": {"N": "1"}, ":token": {"N": str(op.token)}, ":running": _number(State.RUNNING), **values,
         }  # fmt: skip
         used = f"{expression} {condition}"
@@ -317,11 +333,11 @@ class Programs:
             "UpdateExpression": expression,
             "ConditionExpression": condition,
             # The service refuses names and values that are not used.
-            "ExpressionAttributeNames": {name: known[name] for name in known if name in used},
-            "ExpressionAttributeValues": {name: given[name] for name in given if name in used},
+            "ExpressionAttributeNames": {name: text for name, text in all_names.items() if name in used},
+            "ExpressionAttributeValues": {name: text for name, text in all_values.items() if name in used},
             **_SHOW,
         }
-        return Call("update_item", params)
+        return ApiCall("update_item", params)
 
     def _key(self, id: bytes) -> dict[str, Any]:
         return {"TableName": self.table, "Key": {"id": {"B": id}}, "ConsistentRead": True}
@@ -331,7 +347,7 @@ def _number(state: State) -> dict[str, str]:
     return {"N": str(int(state))}
 
 
-def _kept_for(op: Complete, now: float) -> Item:
+def _done_values(op: Complete, now: float) -> Item:
     return {
         ":done": _number(State.DONE),
         ":expires": {"N": micros(now + op.ttl)},
@@ -339,8 +355,8 @@ def _kept_for(op: Complete, now: float) -> Item:
     }
 
 
-def _written_before(row: Row, item: Item | None) -> bool:
-    """Whether this is the row as it was sent: its answer was lost, and it met itself."""
+def _is_own_write(row: Row, item: Item | None) -> bool:
+    """Whether the item is this row, written by an earlier send whose response was lost."""
     if not item:
         return False
     found, version = to_row(item)
@@ -348,11 +364,11 @@ def _written_before(row: Row, item: Item | None) -> bool:
 
 
 def _aged(record: Record) -> Record:
-    """Not younger than nothing: the earliest time that it can be may lie before the moment when it was made."""
+    """Return the record with an age of at least 0: the earliest possible time may be before it was created."""
     return record if record.age >= 0 else replace(record, age=0.0)
 
 
-def _found(reply: Reply) -> Item | None:
+def _item_of(reply: Reply) -> Item | None:
     assert isinstance(reply, dict)
     return reply.get("Item")
 
@@ -366,14 +382,14 @@ _EXPIRED: Final[dict[str, Any]] = {
     "ConsistentRead": True,
 }
 
-_PROGRAMS: Final[dict[type[Op[Any]], Callable[[Programs, Any], Program[Any]]]] = {
-    Claim: Programs.claim,
-    Renew: Programs.renew,
-    Complete: Programs.complete,
-    CompleteWith: Programs.complete_with,
-    Release: Programs.release,
-    SaveStep: Programs.save_step,
-    Lookup: Programs.lookup,
-    Resolve: Programs.resolve,
-    Sweep: Programs.sweep,
+_PROGRAMS: Final[dict[type[Op[Any]], Callable[[DynamoDBPrograms, Any], CallProgram[Any]]]] = {
+    Claim: DynamoDBPrograms.claim,
+    Renew: DynamoDBPrograms.renew,
+    Complete: DynamoDBPrograms.complete,
+    CompleteWith: DynamoDBPrograms.complete_with,
+    Release: DynamoDBPrograms.release,
+    SaveStep: DynamoDBPrograms.save_step,
+    Lookup: DynamoDBPrograms.lookup,
+    Resolve: DynamoDBPrograms.resolve,
+    Sweep: DynamoDBPrograms.sweep,
 }

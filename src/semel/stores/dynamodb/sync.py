@@ -1,4 +1,10 @@
-"""The DynamoDB store for threads, by boto3: each caller makes its own calls, on one client's pool of connections."""
+"""The DynamoDB store for threads, by boto3: each caller makes its own calls, over one client's pool of connections.
+
+``aio.py`` is the store for event loops. Both are written by hand, because they share little that waits: there a call
+runs in a task that a cancelled caller can join again, and the client belongs to a loop; here threads share one client,
+and forked children make their own. What is sent, and how replies and errors are judged, is in ``programs.py`` and
+``failures.py``.
+"""
 
 from __future__ import annotations
 
@@ -13,97 +19,88 @@ from semel.core.policy import Duration
 from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreError, StoreUnavailable
 from semel.stores.dynamodb import table
-from semel.stores.dynamodb.programs import Call, Programs, Reply
-from semel.stores.dynamodb.settings import (
-    CONNECT_TIMEOUT,
-    READS,
-    RETRY_FOR,
-    TIMEOUT,
-    Settings,
-    Tries,
-    answered,
-    named,
-    public,
-    require,
-)
+from semel.stores.dynamodb.failures import CallRetry, error_of, public_error, take_error, take_reply
+from semel.stores.dynamodb.programs import ApiCall, DynamoDBPrograms, Reply
+from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, RETRY_FOR, TIMEOUT, DynamoDBSettings, require
 from semel.stores.dynamodb.transactions import accept
 
-__all__ = ["DynamoDBStore", "check", "migrate", "printed"]
+__all__ = ["DynamoDBStore", "check", "migrate", "open_client", "render_template"]
 
 R = TypeVar("R")
 
 
 @functools.cache
 def _session() -> Any:
-    """One for the process: it holds the credentials and the description of the service, which takes long to read."""
+    """Return the session of the process: it holds the credentials and the slow-to-read model of the service."""
     return require("boto3", "dynamodb").session.Session()
 
 
-_making: Final = threading.Lock()
-"""Clients may be used by many threads, but are made by one at a time."""
+_client_lock: Final = threading.Lock()
+"""Many threads may use a client, but only one at a time may create one."""
 
 
-def _client(settings: Settings) -> Any:
+def open_client(settings: DynamoDBSettings) -> Any:
+    """Return a client of boto3 with these settings."""
     config = require("botocore.config", "dynamodb").Config(**settings.config())
     try:
-        with _making:
+        with _client_lock:
             return _session().client(**settings.client(), config=config)
     except Exception as error:
-        raise public(named(error, settings.table)) from error
+        raise public_error(error_of(error, settings.table)) from error
 
 
 def migrate(url: str) -> list[str]:
-    """Make the table, and have the service remove what expires; answers what was done, nothing when it was."""
-    settings = Settings(url, TIMEOUT, CONNECT_TIMEOUT, RETRY_FOR, None)
-    client = _client(settings)
+    """Create the table, and have the service remove expired items. Returns what was done."""
+    settings = DynamoDBSettings(url)
+    client = open_client(settings)
     done = []
     try:
         try:
-            client.create_table(**table.made(settings.table))
+            client.create_table(**table.create_table_parameters(settings.table))
             done.append(f"table {settings.table}")
         except client.exceptions.ResourceInUseException:
-            pass  # it is there, or another process is making it
+            pass  # it exists, or another process is creating it
         client.get_waiter("table_exists").wait(TableName=settings.table)
-        # Before anything is changed: where the name is that of another table, its items would begin to go.
+        # Check before anything is changed: if this is the name of another table, its items would be removed.
         table.check_key(settings.table, client.describe_table(TableName=settings.table)["Table"])
-        told = client.describe_time_to_live(TableName=settings.table)["TimeToLiveDescription"]
-        if not table.removes(settings.table, told):
+        time_to_live = client.describe_time_to_live(TableName=settings.table)["TimeToLiveDescription"]
+        if not table.has_ttl(settings.table, time_to_live):
             if not done:
-                seen = client.scan(TableName=settings.table, Limit=1, ConsistentRead=True)
-                table.check_items(settings.table, seen.get("Items", ()))
-            client.update_time_to_live(TableName=settings.table, TimeToLiveSpecification=table.ttl())
+                page = client.scan(TableName=settings.table, Limit=1, ConsistentRead=True)
+                table.check_items(settings.table, page.get("Items", ()))
+            client.update_time_to_live(TableName=settings.table, TimeToLiveSpecification=table.ttl_specification())
             done.append("time to live")
     except SemelError:
         raise
     except Exception as error:
-        raise public(named(error, settings.table)) from error
+        raise public_error(error_of(error, settings.table)) from error
     finally:
         client.close()
     return done
 
 
 def check(url: str) -> None:
-    """Raise NotMigrated or SchemaDrift unless the table is the one that ``migrate`` makes."""
-    settings = Settings(url, TIMEOUT, CONNECT_TIMEOUT, RETRY_FOR, None)
-    client = _client(settings)
+    """Raise NotMigrated or SchemaDrift unless the table is the one that ``migrate`` creates."""
+    settings = DynamoDBSettings(url)
+    client = open_client(settings)
     try:
-        real = client.describe_table(TableName=settings.table)["Table"]
-        told = client.describe_time_to_live(TableName=settings.table)["TimeToLiveDescription"]
+        description = client.describe_table(TableName=settings.table)["Table"]
+        time_to_live = client.describe_time_to_live(TableName=settings.table)["TimeToLiveDescription"]
     except Exception as error:
-        raise public(named(error, settings.table)) from error
+        raise public_error(error_of(error, settings.table)) from error
     finally:
         client.close()
-    table.compare(settings.table, real, told)
+    table.compare(settings.table, description, time_to_live)
 
 
-def printed(what: str, url: str) -> str:
-    """The table of this URL for ``cloudformation`` or ``terraform``, or the rights on it: ``iam``. Asks nobody."""
-    settings = Settings(url, TIMEOUT, CONNECT_TIMEOUT, RETRY_FOR, None)
-    return table.text(what, settings.table, settings.region)
+def render_template(what: str, url: str) -> str:
+    """Return the table of this URL for ``cloudformation`` or ``terraform``, or its rights for ``iam``. Does no I/O."""
+    settings = DynamoDBSettings(url)
+    return table.template(what, settings.table, settings.region)
 
 
 class DynamoDBStore:
-    """A store in a DynamoDB table, for threads. The client is made when first needed."""
+    """A store in a DynamoDB table, for threads. The client is created when first needed."""
 
     wakes = False
     counts = False
@@ -123,29 +120,29 @@ class DynamoDBStore:
         """
         :param url: ``dynamodb://region/table``; credentials are those of the process, as boto3 finds them.
         :param timeout: how long the service may take for one call.
-        :param retry_for: how long a call is tried again before the Op fails: throttled, or without an answer.
-        :param clock: seconds since 1970; by default the service's, from the Date headers of its answers.
+        :param retry_for: how long a call is retried before the Op fails, if it is throttled or gets no response.
+        :param clock: seconds since 1970; by default the service's, from the Date headers of its responses.
         """
-        self._settings = Settings(url, timeout, connect_timeout, retry_for, clock)
+        self._settings = DynamoDBSettings(url, timeout, connect_timeout, retry_for, clock)
         require("boto3", "dynamodb")
-        self._programs = Programs(self._settings.table, self._settings.clock)
+        self._programs = DynamoDBPrograms(self._settings.table, self._settings.clock)
         self._client: Any = None
         self._closed = False
-        self._renew()
-        survive_forks(self._renew)
+        self._reset()
+        survive_forks(self._reset)
 
-    def _renew(self) -> None:
-        # A child makes a client of its own; the parent's connections are neither used nor closed.
-        self._left_behind, self._client = self._client, None
+    def _reset(self) -> None:
+        # A child creates a client of its own; the parent's connections are neither used nor closed.
+        self._parents_client, self._client = self._client, None
         self._lock = threading.Lock()
 
     def execute(self, op: Op[R]) -> R:
         program = self._programs.of(op)
-        tries = Tries(self._settings.retry_for)
+        retry = CallRetry(self._settings.retry_for)
         try:
             call = next(program)
             while True:
-                call = program.send(self._sent(call, tries))
+                call = program.send(self._send(call, retry))
         except StopIteration as stop:
             return cast(R, stop.value)
 
@@ -169,29 +166,20 @@ class DynamoDBStore:
         if client is not None:
             client.close()
 
-    def _sent(self, call: Call, tries: Tries) -> Reply:
+    def _send(self, call: ApiCall, retry: CallRetry) -> Reply:
+        """Make a call, and repeat it as ``retry`` says. Returns the reply."""
+        settings = self._settings
         while True:
-            begun = self._settings.clock.here()
+            sent = settings.clock.local()
             try:
-                reply: dict[str, Any] = getattr(self._open(), call.action)(**call.params)
-                self._told(reply, begun)
-                if call.action not in READS:
-                    tries.wrote()
-                return reply
+                return take_reply(getattr(self._open(), call.action)(**call.params), call, retry, settings, sent)
             except SemelError:
                 raise
             except Exception as error:
-                self._told(getattr(error, "response", None) or {}, begun)
-                answer = answered(error, call)
-                if answer is not None:
-                    return answer
-                failure = named(error, self._settings.table)
-                failure.__cause__ = error
-                time.sleep(tries.pause_after(failure, call.once))
-
-    def _told(self, response: dict[str, Any], begun: float) -> None:
-        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-        self._settings.clock.heard(headers.get("date"), begun, self._settings.clock.here())
+                answer = take_error(error, call, retry, settings, sent)
+            if not isinstance(answer, float):
+                return answer
+            time.sleep(answer)
 
     def _open(self) -> Any:
         client = self._client
@@ -200,6 +188,6 @@ class DynamoDBStore:
                 if self._closed:
                     raise StoreUnavailable("the store is closed")
                 if self._client is None:
-                    self._client = _client(self._settings)
+                    self._client = open_client(self._settings)
                 client = self._client
         return client

@@ -1,4 +1,4 @@
-"""The table: how it is made and told from others, and the same in the words of IAM, CloudFormation and Terraform."""
+"""The table: its definition, checks that a table is ours, and templates for IAM, CloudFormation and Terraform."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = [
     "check_key",
     "cloudformation",
     "compare",
+    "create_table_parameters",
+    "has_ttl",
     "iam_policy",
-    "made",
-    "removes",
+    "template",
     "terraform",
-    "text",
-    "ttl",
+    "ttl_specification",
 ]
 
 RIGHTS: Final = (
@@ -30,7 +30,7 @@ RIGHTS: Final = (
     "dynamodb:Scan",
     "dynamodb:UpdateItem",
 )
-"""What a store needs at run time; ``Scan`` for the sweep, which marks what is in doubt."""
+"""The rights that a store needs at run time. The sweep needs ``Scan``, to mark records as unknown."""
 
 
 ATTRIBUTES: Final = {
@@ -38,12 +38,12 @@ ATTRIBUTES: Final = {
     "steps": "M", "token": "N", "attempt": "N", "nonce": "N", "lease_end": "N", "created": "N", "expires": "N",
     "key": "S", "snapshot": "B", "ttl": "N",
 }  # fmt: skip
-"""What an item of ours has, by type. The service refuses an item whose attribute is no good as the key of an index."""
+"""The attributes of our items, by type. The service refuses an item if one of them cannot be the key of an index."""
 _LONG: Final = frozenset({"snapshot"})
 
 
-def made(table: str) -> dict[str, Any]:
-    """The parameters of CreateTable."""
+def create_table_parameters(table: str) -> dict[str, Any]:
+    """Return the parameters of CreateTable."""
     return {
         "TableName": table,
         "AttributeDefinitions": [{"AttributeName": "id", "AttributeType": "B"}],
@@ -52,25 +52,25 @@ def made(table: str) -> dict[str, Any]:
     }
 
 
-def ttl() -> dict[str, Any]:
-    """By which attribute the service removes what has expired."""
+def ttl_specification() -> dict[str, Any]:
+    """Return which attribute the service removes expired items by."""
     return {"AttributeName": "ttl", "Enabled": True}
 
 
-def check_key(name: str, real: dict[str, Any]) -> None:
-    """Raise SchemaDrift where the table, as the service describes it, has not the key of ours: it is somebody else's.
+def check_key(name: str, table: dict[str, Any]) -> None:
+    """Raise SchemaDrift if the key of the table, as the service describes it, is not ours: it is another table.
 
-    An index that was added is no harm, unless the service would refuse our items for it.
+    An index that was added does no harm, unless the service would refuse our items because of it.
     """
-    wanted, found = _key(made(name)), _key(real)
+    wanted, found = _key(create_table_parameters(name)), _key(table)
     if found != wanted:
         raise SchemaDrift(
-            f"the table {name!r} is not one of Semel's, and was left as it is: its key is {_shown(found)}, "
-            f"and should be {_shown(wanted)}. Name another table, one of Semel's own: "
+            f"the table {name!r} is not one of Semel's, and was left as it is: its key is {_key_text(found)}, "
+            f"and should be {_key_text(wanted)}. Name another table, one of Semel's own: "
             "`semel migrate dynamodb://region/table` makes it"
         )
-    types = _types(real)
-    for index in real.get("GlobalSecondaryIndexes") or ():
+    types = _types(table)
+    for index in table.get("GlobalSecondaryIndexes") or ():
         for attribute in (each["AttributeName"] for each in index.get("KeySchema", ())):
             ours, kind = ATTRIBUTES.get(attribute), types.get(attribute)
             if ours is not None and (kind != ours or attribute in _LONG):
@@ -82,21 +82,21 @@ def check_key(name: str, real: dict[str, Any]) -> None:
 
 
 def check_items(name: str, items: Iterable[Mapping[str, Any]]) -> None:
-    """Raise SchemaDrift where an item is none of ours, though the key of its table is the same."""
+    """Raise SchemaDrift if an item is not ours, although its table has the same key."""
     for item in items:
-        lacking = [each for each in ("version", "token", "state") if each not in item]
-        if lacking:
+        missing = [each for each in ("version", "token", "state") if each not in item]
+        if missing:
             raise SchemaDrift(
                 f"the table {name!r} is not one of Semel's, and was left as it is: it has an item without "
-                f"{', '.join(map(repr, lacking))}. Name another table, one of Semel's own"
+                f"{', '.join(map(repr, missing))}. Name another table, one of Semel's own"
             )
 
 
-def removes(name: str, told: dict[str, Any]) -> bool:
-    """Whether the service removes by our attribute; SchemaDrift where it does by another, for a table has one only."""
-    on = told.get("TimeToLiveStatus") in ("ENABLED", "ENABLING")
-    by = told.get("AttributeName")
-    if on and by != ttl()["AttributeName"]:
+def has_ttl(name: str, description: dict[str, Any]) -> bool:
+    """Whether the service removes items by our attribute. Raises SchemaDrift if it does so by another one."""
+    on = description.get("TimeToLiveStatus") in ("ENABLED", "ENABLING")
+    by = description.get("AttributeName")
+    if on and by != ttl_specification()["AttributeName"]:
         raise SchemaDrift(
             f"the table {name!r} has its time to live by the attribute {by!r}, and was left as it is: it should be by "
             f"'ttl'. Switch it off (`aws dynamodb update-time-to-live --table-name {name} --time-to-live-specification "
@@ -105,10 +105,10 @@ def removes(name: str, told: dict[str, Any]) -> bool:
     return on
 
 
-def compare(name: str, real: dict[str, Any], told: dict[str, Any]) -> None:
-    """Raise SchemaDrift where the table and its time to live, as the service describes them, are not as made here."""
-    check_key(name, real)
-    if not removes(name, told):
+def compare(name: str, table: dict[str, Any], time_to_live: dict[str, Any]) -> None:
+    """Raise SchemaDrift unless the table and its time to live, as the service describes them, are ours."""
+    check_key(name, table)
+    if not has_ttl(name, time_to_live):
         raise SchemaDrift(
             f"the table {name!r} has no time to live, so nothing that expires would go: it should be on, "
             "by the attribute 'ttl'. Run `semel migrate`"
@@ -120,7 +120,7 @@ def _types(table: dict[str, Any]) -> dict[str, str]:
 
 
 def _key(table: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """The attributes of the key: name, part, type."""
+    """Return the attributes of the key: name, part, type."""
     types = _types(table)
     return [
         (each["AttributeName"], each["KeyType"], types.get(each["AttributeName"], "?"))
@@ -128,12 +128,12 @@ def _key(table: dict[str, Any]) -> list[tuple[str, str, str]]:
     ]
 
 
-def _shown(key: list[tuple[str, str, str]]) -> str:
-    return ", ".join(f"{name!r} ({part}, of type {kind})" for name, part, kind in key) or "not told"
+def _key_text(key: list[tuple[str, str, str]]) -> str:
+    return ", ".join(f"{name!r} ({part}, of type {kind})" for name, part, kind in key) or "unknown"
 
 
 def iam_policy(table: str, *, region: str = "*", account: str = "*") -> str:
-    """An IAM policy with the rights that a store needs on the table, as JSON."""
+    """Return an IAM policy with the rights that a store needs on the table, as JSON."""
     statement = {
         "Effect": "Allow",
         "Action": list(RIGHTS),
@@ -143,14 +143,14 @@ def iam_policy(table: str, *, region: str = "*", account: str = "*") -> str:
 
 
 def cloudformation(table: str) -> str:
-    """The table as a CloudFormation template, as JSON."""
-    properties = {**made(table), "TimeToLiveSpecification": ttl()}
+    """Return the table as a CloudFormation template, as JSON."""
+    properties = {**create_table_parameters(table), "TimeToLiveSpecification": ttl_specification()}
     resource = {"Type": "AWS::DynamoDB::Table", "DeletionPolicy": "Retain", "Properties": properties}
     return json.dumps({"AWSTemplateFormatVersion": "2010-09-09", "Resources": {"Semel": resource}}, indent=2)
 
 
 def terraform(table: str) -> str:
-    """The table as a Terraform resource."""
+    """Return the table as a Terraform resource."""
     return f"""resource "aws_dynamodb_table" "semel" {{
   name         = {json.dumps(table)}
   billing_mode = "PAY_PER_REQUEST"
@@ -169,8 +169,8 @@ def terraform(table: str) -> str:
 """
 
 
-def text(what: str, table: str, region: str) -> str:
-    """What ``semel migrate --print`` prints: ``iam``, ``cloudformation`` or ``terraform``."""
+def template(what: str, table: str, region: str) -> str:
+    """Return the template that ``semel migrate --print`` prints: ``iam``, ``cloudformation`` or ``terraform``."""
     texts = {
         "iam": lambda: iam_policy(table, region=region),
         "cloudformation": lambda: cloudformation(table),

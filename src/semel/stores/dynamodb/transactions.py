@@ -1,7 +1,7 @@
 """The completion and the handler's own writes as one TransactWriteItems: all of it, or nothing. Knows no driver.
 
 The record is the first of the items, on condition that the owner's token is still the newest. So the record itself says
-whether a transaction whose answer was lost was made: sent again, it is refused where it was.
+whether a transaction whose response was lost was carried out: if it was, it is refused when it is sent again.
 """
 
 from __future__ import annotations
@@ -15,59 +15,68 @@ from semel.core.values import value
 from semel.errors import ConditionFailed, ConfigurationError, RecordTooLarge, SemelError, StoreUnavailable
 from semel.stores.dynamodb.items import LARGEST_ITEM, Item
 
-__all__ = ["TRANSACT", "Cancelled", "Invalid", "accept", "cancelled", "carrying"]
+__all__ = [
+    "TRANSACT",
+    "TransactionCancelled",
+    "TransactionInvalid",
+    "accept",
+    "answer_of_transaction",
+    "transaction_parameters",
+]
 
 TRANSACT: Final = "transact_write_items"
-MOST_WRITES: Final = 99
+MAX_WRITES: Final = 99
 """The service takes 100 in one transaction, and the record is one of them."""
 LARGEST: Final = 4 * 1024 * 1024
 BARE_RECORD: Final = 4096
-"""More than a record without its result has."""
+"""More bytes than a record has without its result."""
 _NO_ITEM: Final = "the result is too large for an item of DynamoDB, which is 400 KB at most; return less"
 _SUBJECTS: Final = {"Put": "Item", "Update": "Key", "Delete": "Key", "ConditionCheck": "Key"}
 _FAILED: Final = "ConditionalCheckFailed"
 _PASSING: Final = frozenset(
     {"TransactionConflict", "ProvisionedThroughputExceeded", "ThrottlingError", "ThrottlingException", "None"}
 )
-"""Reasons that are gone in a moment."""
+"""Reasons that pass in a moment."""
 
 
 @value
-class Cancelled:
-    """The transaction was not made: why, item by item; the first is the record."""
+class TransactionCancelled:
+    """The transaction was not carried out: the reasons, item by item. The first item is the record."""
 
     reasons: tuple[Mapping[str, Any], ...]
 
     def record(self) -> Item | None:
-        """The record as it stands, where its condition did not hold and it was shown."""
+        """Return the record as it is, if its condition did not hold and the service shows it."""
         return self.reasons[0].get("Item") or None
 
     def error(self, writes: tuple[Any, ...]) -> SemelError | None:
-        """Why the writes cannot be made; None where only the record was in the way. RecordTooLarge is raised where it
-        is the record that does not fit: without the result the writes may be made."""
+        """Return why the writes cannot be made, or None if only the record was in the way.
+
+        Raises RecordTooLarge if the record does not fit: without the result the writes may still be made.
+        """
         codes = [_code(reason) for reason in self.reasons]
         failed = tuple(at for at, code in enumerate(codes[1:]) if code == _FAILED)
         if failed:
-            named = "; ".join(_named(writes, at) for at in failed)
+            names = "; ".join(_describe(writes, at) for at in failed)
             return ConditionFailed(
-                f"the condition does not hold of {named}. Nothing was written",
+                f"the condition does not hold of {names}. Nothing was written",
                 failed,
                 tuple(self.reasons[at + 1].get("Item") or None for at in failed),
             )
         for at, code in enumerate(codes):
             if code not in _PASSING and code != _FAILED:
-                said = f"{code}: {self.reasons[at].get('Message', '')}"
-                if at == 0 and "size" in said.lower():
-                    raise RecordTooLarge(f"{_NO_ITEM}: {said}")
+                reason = f"{code}: {self.reasons[at].get('Message', '')}"
+                if at == 0 and "size" in reason.lower():
+                    raise RecordTooLarge(f"{_NO_ITEM}: {reason}")
                 if at == 0:
-                    return StoreUnavailable(f"the record cannot be written, and so nothing was: {said}")
-                return ConfigurationError(f"{_named(writes, at - 1)} cannot be made, and so nothing was: {said}")
+                    return StoreUnavailable(f"the record cannot be written, and so nothing was: {reason}")
+                return ConfigurationError(f"{_describe(writes, at - 1)} cannot be made, and so nothing was: {reason}")
         return None
 
 
 @value
-class Invalid:
-    """The service, or the driver, refused the transaction as it is."""
+class TransactionInvalid:
+    """The service or the driver refused the transaction as it is."""
 
     text: str
 
@@ -75,48 +84,51 @@ class Invalid:
         return ConfigurationError(f"these writes cannot be made, and so nothing was written: {self.text}")
 
 
-def accept(kept: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Writes of a handler, with those it has asked for before; copied, for a handler may use a dict again."""
+def accept(writes: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a handler's writes together with its new ones. They are copied, because a handler may reuse a dict."""
     for write in new:
         _check(write)
-    writes = (*kept, *deepcopy(new))
-    if len(writes) > MOST_WRITES:
+    writes = (*writes, *deepcopy(new))
+    if len(writes) > MAX_WRITES:
         raise ConfigurationError(
-            f"{len(writes)} writes: a transaction of DynamoDB takes {MOST_WRITES} beside the record"
+            f"{len(writes)} writes: a transaction of DynamoDB takes {MAX_WRITES} beside the record"
         )
-    size = sum(map(_weight, writes))
+    size = sum(map(_bytes_of, writes))
     if size > LARGEST:
         raise ConfigurationError(f"the writes are {size:,} bytes: a transaction of DynamoDB has 4 MB at most")
     return writes
 
 
-def carrying(update: Mapping[str, Any], writes: tuple[Any, ...], stamp: bytes) -> dict[str, Any] | Invalid:
-    """The parameters of the transaction. ``stamp`` is what the update depends on: the same one, sent again, is known
-    to the service by it. Raises RecordTooLarge where it would fit without the result.
+def transaction_parameters(
+    update: Mapping[str, Any], writes: tuple[Any, ...], stamp: bytes
+) -> dict[str, Any] | TransactionInvalid:
+    """Return the parameters of the transaction. Raises RecordTooLarge if it would fit without the result.
+
+    :param stamp: what the update depends on. By it the service recognises a transaction that is sent again.
     """
     items = [{"Update": update}, *writes]
-    record = _weight(items[0])
+    record = _bytes_of(items[0])
     if record > LARGEST_ITEM:
         raise RecordTooLarge(_NO_ITEM)
-    size = record + sum(map(_weight, writes))
+    size = record + sum(map(_bytes_of, writes))
     if size > LARGEST:
-        said = f"with the result the writes are {size:,} bytes, and a transaction of DynamoDB has 4 MB at most"
+        message = f"with the result the writes are {size:,} bytes, and a transaction of DynamoDB has 4 MB at most"
         if size - record + BARE_RECORD <= LARGEST:
-            raise RecordTooLarge(said)
-        return Invalid(said)
+            raise RecordTooLarge(message)
+        return TransactionInvalid(message)
     return {"TransactItems": items, "ClientRequestToken": blake2b(stamp, digest_size=16).hexdigest()}
 
 
-def cancelled(response: Mapping[str, Any], text: str) -> Cancelled | Invalid | None:
-    """What a refused transaction says; None where it may simply be sent again, or nothing is known of it."""
+def answer_of_transaction(response: Mapping[str, Any], text: str) -> TransactionCancelled | TransactionInvalid | None:
+    """Return what a refused transaction says, or None if it may simply be sent again."""
     code = response.get("Error", {}).get("Code", "")
     if code == "TransactionCanceledException":
         reasons = tuple(response.get("CancellationReasons") or ())
         if reasons and _code(reasons[0]) in _PASSING - {"None"}:
-            return None  # a transaction holds the record, perhaps an earlier send of ours: nothing can be told yet
-        return Cancelled(reasons) if any(_code(reason) not in _PASSING for reason in reasons) else None
-    if code in ("ValidationException", "ResourceNotFoundException"):  # the claim was made, so the record has its table
-        return Invalid(text)
+            return None  # another transaction holds the record, perhaps an earlier try of ours: its outcome is open
+        return TransactionCancelled(reasons) if any(_code(reason) not in _PASSING for reason in reasons) else None
+    if code in ("ValidationException", "ResourceNotFoundException"):  # not our table: the claim was made in it
+        return TransactionInvalid(text)
     return None
 
 
@@ -124,22 +136,22 @@ def _code(reason: Mapping[str, Any]) -> str:
     return reason.get("Code") or "None"
 
 
-def _named(writes: tuple[Any, ...], at: int) -> str:
+def _describe(writes: tuple[Any, ...], at: int) -> str:
     kind, parameters = next(iter(writes[at].items()))
     return f"write {at + 1} of {len(writes)} ({kind}, table {parameters.get('TableName')!r})"
 
 
 def _check(write: object) -> None:
-    """That it looks like an element of TransactItems; the rest the driver and the service judge."""
+    """Check that a write looks like an element of TransactItems. The driver and the service judge everything else."""
     if not isinstance(write, Mapping) or len(write) != 1 or next(iter(write)) not in _SUBJECTS:
         raise ConfigurationError(
             f"a write is a dict with one of {', '.join(_SUBJECTS)}, as in TransactItems of boto3's client, "
-            f"not {_shown(write)}"
+            f"not {_shape_of(write)}"
         )
     ((kind, parameters),) = write.items()
     subject = _SUBJECTS[kind]
     if not isinstance(parameters, Mapping) or not parameters.get("TableName") or not parameters.get(subject):
-        raise ConfigurationError(f"a {kind} has a TableName and {subject}: {_shown(write)} has not")
+        raise ConfigurationError(f"a {kind} has a TableName and {subject}: {_shape_of(write)} has not")
     typed = parameters[subject]
     if not isinstance(typed, Mapping) or not all(
         isinstance(each, Mapping) and len(each) == 1 for each in typed.values()
@@ -152,22 +164,22 @@ def _check(write: object) -> None:
         raise ConfigurationError(f"an item of {size:,} bytes: DynamoDB takes 400 KB at most")
 
 
-def _shown(write: object) -> str:
-    """Its shape alone: values may be secret."""
+def _shape_of(write: object) -> str:
+    """Return the shape of a write without its values, which may be secret."""
     if isinstance(write, Mapping):
         inner = {name: sorted(map(str, of)) if isinstance(of, Mapping) else "…" for name, of in write.items()}
         return f"a dict of {inner}"
     return f"a {type(write).__name__}"
 
 
-def _weight(write: Mapping[str, Any]) -> int:
+def _bytes_of(write: Mapping[str, Any]) -> int:
     ((kind, parameters),) = write.items()
-    given = parameters.get("ExpressionAttributeValues") or {}
-    return _size(parameters[_SUBJECTS[kind]]) + sum(map(_size, given.values()))
+    values = parameters.get("ExpressionAttributeValues") or {}
+    return _size(parameters[_SUBJECTS[kind]]) + sum(map(_size, values.values()))
 
 
 def _size(part: object) -> int:
-    """No more than what the service counts: names, texts and bytes as they are, numbers by two digits a byte."""
+    """Return a lower bound of the size that the service counts: two digits of a number are one byte."""
     if isinstance(part, Mapping):
         return sum(
             len(str(value)) // 2 + 1 if name == "N" and isinstance(value, str)

@@ -1,8 +1,8 @@
-"""What each kind of store promises, side by side: for ``semel stores``, and for people who choose.
+"""The kinds of stores in one table: URL schemes, classes, what to install, and what each kind promises.
 
-What a class declares (``counts``, ``resumes``, ``adopt``, ``accept``) is read from it; what it cannot declare stands in
-the table here, and a test holds ``wakes`` to the stores. Nothing decides by this table: a guard asks the store that it
-has.
+``urls.py`` opens stores by it, and ``semel stores`` prints it. What a class declares (``counts``, ``resumes``,
+``adopt``, ``accept``) is read from the class; everything else is written here. No guard decides by this table: it asks
+the store that it has.
 """
 
 from __future__ import annotations
@@ -11,56 +11,60 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
-__all__ = ["STORES", "TRAITS", "StoreKind"]
+__all__ = ["KINDS", "SCHEMES", "TRAITS", "StoreKind"]
+
+AS_PRIMARY: Final = "as the primary"
+"""What a tiered store promises: the store behind its cache decides."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreKind:
-    """One kind of store."""
+    """One kind of store. Classes and functions are named as ``module:name`` and imported when needed."""
 
     name: str
     example: str
     schemes: tuple[str, ...]
     """The URL schemes that open it."""
     sync: str
-    """``module:class`` of the sync store ..."""
+    """The sync store ..."""
     aio: str
-    """... and of the async one."""
+    """... and the async one."""
+    migrate: str | None = None
+    """The function that creates its tables from a URL; None if it has none."""
     extra: str
-    """What to install: ``semel[…]``; empty: nothing."""
+    """What to install: ``semel[…]``; or ``none``."""
     shared_by: str
     survives: str
     clock: str
     wakes: bool | None
-    """None: whatever the store behind it does; so with all that is declared."""
+    """Whether waiters are woken. None: like the primary, and so is everything else that a class declares."""
     expiry: str
     atomic_by: str
-    """What makes an Op one step."""
+    """What makes an Op one atomic step."""
 
     def store(self, *, awaited: bool = False) -> Any:
-        """The class; importing it needs no driver."""
-        module, _, name = (self.aio if awaited else self.sync).partition(":")
-        return getattr(import_module(module), name)
+        """Return the class. Importing it needs no driver."""
+        return load(self.aio if awaited else self.sync)
 
     def traits(self) -> dict[str, bool | str]:
-        """What is compared, by the names of ``TRAITS``."""
-        names = ("wakes", "transactions", "writes", "counts", "resumes")
-        declared: dict[str, bool | str] = dict.fromkeys(names, BEHIND)
-        if self.wakes is not None:
+        """Return what the kind promises, by the names of ``TRAITS``."""
+        if self.wakes is None:
+            declared: dict[str, bool | str] = dict.fromkeys(_DECLARED, AS_PRIMARY)
+        else:
             store = self.store()
-            declared = {
-                "wakes": self.wakes,
-                "transactions": store.adopt is not None,
-                "writes": store.accept is not None,
-                "counts": store.counts,
-                "resumes": store.resumes,
-            }
-        told = {**vars(self), **declared}
-        return {name: told[name] for name in TRAITS}
+            values = (self.wakes, store.adopt is not None, store.accept is not None, store.counts, store.resumes)
+            declared = dict(zip(_DECLARED, values, strict=True))
+        promises = {**vars(self), **declared}
+        return {name: promises[name] for name in TRAITS}
 
 
-BEHIND: Final = "as the primary"
-"""Said of a tiered store: the store behind its cache decides."""
+def load(name: str) -> Any:
+    """Return the object that ``module:name`` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+_DECLARED: Final = ("wakes", "transactions", "writes", "counts", "resumes")
 TRAITS: Final = {
     "extra": "extra to install",
     "shared_by": "shared by",
@@ -74,9 +78,9 @@ TRAITS: Final = {
     "expiry": "expired records go",
     "atomic_by": "an Op is one",
 }
-"""What is compared, in words."""
+"""What is compared, and how it is called in the output."""
 
-STORES: Final = (
+KINDS: Final = (
     StoreKind(
         name="memory", example="memory:", schemes=("memory",), extra="none",
         sync="semel.stores.memory:MemoryStore", aio="semel.stores.memory:AsyncMemoryStore",
@@ -86,18 +90,21 @@ STORES: Final = (
     StoreKind(
         name="SQLite", example="sqlite:///…", schemes=("sqlite",), extra="none",
         sync="semel.stores.sqlite:SQLiteStore", aio="semel.stores.sqlite:AsyncSQLiteStore",
+        migrate="semel.stores.sqlite:migrate",
         shared_by="one machine", survives="power cuts", clock="the machine's",
         wakes=False, expiry="by sweeps", atomic_by="transaction",
     ),
     StoreKind(
         name="PostgreSQL", example="postgresql://…", schemes=("postgresql", "postgres"), extra="postgres, asyncpg",
         sync="semel.stores.postgres:PostgresStore", aio="semel.stores.postgres:AsyncPostgresStore",
+        migrate="semel.stores.postgres:migrate",
         shared_by="all machines", survives="as the server", clock="the server's",
         wakes=True, expiry="by sweeps", atomic_by="statement",
     ),
     StoreKind(
         name="MySQL", example="mysql://…", schemes=("mysql", "mariadb"), extra="mysql, asyncmy",
         sync="semel.stores.mysql:MySQLStore", aio="semel.stores.mysql:AsyncMySQLStore",
+        migrate="semel.stores.mysql:migrate",
         shared_by="all machines", survives="as the server", clock="the server's",
         wakes=False, expiry="by sweeps", atomic_by="transaction",
     ),
@@ -112,14 +119,18 @@ STORES: Final = (
     StoreKind(
         name="DynamoDB", example="dynamodb://region/table", schemes=("dynamodb",), extra="dynamodb, aiobotocore",
         sync="semel.stores.dynamodb:DynamoDBStore", aio="semel.stores.dynamodb:AsyncDynamoDBStore",
+        migrate="semel.stores.dynamodb:migrate",
         shared_by="all machines", survives="as the service", clock="the service's",
         wakes=False, expiry="by themselves", atomic_by="conditional write",
     ),
     StoreKind(
         name="tiered", example="tiered:…,redis://…", schemes=("tiered",), extra="redis",
         sync="semel.stores.tiered:TieredStore", aio="semel.stores.tiered:AsyncTieredStore",
-        shared_by=BEHIND, survives=BEHIND, clock="the primary's",
-        wakes=None, expiry=BEHIND, atomic_by=BEHIND,
+        shared_by=AS_PRIMARY, survives=AS_PRIMARY, clock="the primary's",
+        wakes=None, expiry=AS_PRIMARY, atomic_by=AS_PRIMARY,
     ),
 )  # fmt: skip
-"""All kinds there are."""
+"""All kinds of stores."""
+
+SCHEMES: Final = {scheme: kind for kind in KINDS for scheme in kind.schemes}
+"""The kind that each URL scheme opens."""
