@@ -18,8 +18,18 @@ import pytest
 
 pytest.register_assert_rewrite("semel.testing.conformance.families", "semel.testing.conformance.phrases")
 
-from semel.testing.conformance.script import Batch, Elsewhere, Family, Linger, Pause, Proof, Script, Together, Wait  # noqa: E402
-from semel.testing.conformance.stages import AsyncStage, Clock, ManualClock, Stage  # noqa: E402
+from semel.testing.conformance.script import (  # noqa: E402
+    Batch,
+    Elapse,
+    Elsewhere,
+    Family,
+    Linger,
+    Proof,
+    Script,
+    Together,
+    WaitForChange,
+)
+from semel.testing.conformance.stages import AsyncStage, ManualClock, MovableClock, Stage  # noqa: E402
 from semel.testing.conformance.suite import FAMILIES, AsyncStoreSuite, StoreSuite, play, play_async  # noqa: E402
 
 if TYPE_CHECKING:
@@ -32,18 +42,18 @@ __all__ = [
     "AsyncStage",
     "AsyncStoreSuite",
     "Batch",
-    "Clock",
+    "Elapse",
     "Elsewhere",
     "Family",
     "Linger",
     "ManualClock",
-    "Pause",
+    "MovableClock",
     "Proof",
     "Script",
     "Stage",
     "StoreSuite",
     "Together",
-    "Wait",
+    "WaitForChange",
     "async_machine_for",
     "check",
     "machine_for",
