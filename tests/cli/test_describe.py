@@ -14,7 +14,7 @@ import pytest
 
 from semel.cli import main
 from semel.errors import ConfigurationError
-from semel.http.describe.installed import installed_in
+from semel.http.describe.installation import find_installation
 
 ROOT = Path(__file__).parents[2]
 
@@ -341,4 +341,4 @@ def test_an_object_that_wraps_itself_is_given_up_on() -> None:
             return Loop()
 
     with pytest.raises(ConfigurationError, match="Loop around Loop"):
-        installed_in(Loop())
+        find_installation(Loop())

@@ -79,7 +79,7 @@ class _Resuming:
     def make_call(self, declared: Declaration, abandoned: Abandoned) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
         """Return the abandoned call, made again from its stored arguments. Raises SnapshotUnreadable."""
         assert declared.inputs is not None
-        args, kwargs = declared.inputs.decode(self._guard._codec.open(abandoned.input, abandoned.record.id).payload)
+        args, kwargs = declared.inputs.decode(self._guard.codec.open(abandoned.input, abandoned.record.id).payload)
         call = self._guard._declared_call(declared, args, kwargs)
         if call.id != abandoned.record.id:
             raise SnapshotUnreadable(

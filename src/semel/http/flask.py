@@ -20,11 +20,10 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
-from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, MissingDependency
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
-from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
+from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, mark_exempt, mark_replaced
 from semel.http.contract.rerun import RunAgain
 from semel.http.contract.routes import RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
@@ -32,6 +31,7 @@ from semel.http.handlers import find_handle, sync_endpoint, type_hints
 from semel.http.in_transaction import connected
 from semel.http.wsgi.middleware import WSGIMiddleware, WSGIResponder, current_responder
 from semel.http.wsgi.responder import Environ
+from semel.stores.guard import Semel
 
 try:
     import flask
@@ -87,14 +87,14 @@ def install(
 
 def _protect(view: F, rule: Rule) -> F:
     if isinstance(rule, Exempt):
-        return exempted(view, rule)
+        return mark_exempt(view, rule)
     check_declarable(view)
     view = connected(view, rule)
     handle = find_handle(view, type_hints(view), awaits=False)  # the guard of a Flask app is sync
     handler = _run_async(view) if inspect.iscoroutinefunction(view) else view
     endpoint = functools.wraps(view)(sync_endpoint(handler, rule, handle, _FRAMEWORK, _find_responder))
     endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
-    replaced(view)
+    mark_replaced(view)
     return cast(F, endpoint)
 
 

@@ -67,7 +67,7 @@ class Middleware(Generic[App, G]):
         other._reported = True
         return other
 
-    def declared(self, method: str, path: str, root: str) -> Rule | None:
+    def find_rule(self, method: str, path: str, root: str) -> Rule | None:
         """Return the rule in ``routes=`` for a path, or for the part of it below ``root``, where we are mounted."""
         rule = self.routes.find(method, path)
         if rule is None and root and path.startswith(root):
@@ -89,7 +89,7 @@ class Middleware(Generic[App, G]):
 
     def endpoints(self) -> list[Endpoint]:
         """Return all known endpoints: those that the framework lists, and those in ``routes=``."""
-        return self.routes.merged(self.list_endpoints() if self.list_endpoints is not None else [])
+        return self.routes.merge(self.list_endpoints() if self.list_endpoints is not None else [])
 
     def report(self) -> None:
         """Warn of undeclared routes, once. Raises ConfigurationError if a route is misconfigured."""
@@ -109,8 +109,8 @@ class Middleware(Generic[App, G]):
 def check_installation(guard: object, wanted: type[Guard], tenant: object, max_request_body: object) -> None:
     """Raise ConfigurationError for a guard of the other kind, or for a setting that cannot be used."""
     if not isinstance(guard, wanted):
-        article = "an" if wanted.__name__[0] in "AEIOU" else "a"
-        raise ConfigurationError(f"guard= takes {article} {wanted.__name__} here, not {type(guard).__name__}")
+        needed = "an AsyncSemel" if wanted.AWAITED else "a Semel"
+        raise ConfigurationError(f"guard= takes {needed} here, not {type(guard).__name__}")
     if tenant is not None and not callable(tenant):
         raise ConfigurationError(
             f"tenant= is a function of the request that returns its tenant, not {tenant!r}. To use one tenant for all "

@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from semel.engine.sync import Semel
 from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint
 from semel.http.contract.middleware import Middleware
@@ -21,6 +20,7 @@ from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 from semel.http.wsgi.answers import Peeked
 from semel.http.wsgi.lines import path_text
 from semel.http.wsgi.responder import App, Environ, WSGIResponder
+from semel.stores.guard import Semel
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
@@ -49,7 +49,7 @@ def current_responder() -> WSGIResponder | None:
 
 
 class WSGIMiddleware(Middleware[App, Semel]):
-    """``app = WSGIMiddleware(app, guard=guard, tenant=…)``, for applications without a framework that we know."""
+    """Protects any WSGI application: ``app = WSGIMiddleware(app, guard=guard, tenant=…, routes=…)``."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class WSGIMiddleware(Middleware[App, Semel]):
         token = _current.set(responder)
         try:
             return responder.respond(
-                self.declared(environ["REQUEST_METHOD"], path_text(environ), path_text(environ, "SCRIPT_NAME"))
+                self.find_rule(environ["REQUEST_METHOD"], path_text(environ), path_text(environ, "SCRIPT_NAME"))
             )
         finally:
             _current.reset(token)
