@@ -25,7 +25,10 @@ from tests.engine.scripted import PATIENCE, AsyncScriptedStore, Clock, Gate, Scr
 
 __all__ = ["AsyncEngine", "Engine", "SyncEngine", "engine_of"]
 
-ENGINES = ("sync-memory", "async-memory", "sync-sqlite", "async-sqlite")
+ENGINES = ("sync-memory", "async-sqlite")
+"""Both engines and both stores."""
+EVERY_ENGINE = ("sync-memory", "async-memory", "sync-sqlite", "async-sqlite")
+"""For what the store has a part in: who wins a claim, and who takes over."""
 
 
 class Engine:

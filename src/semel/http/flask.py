@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 from semel.errors import ConfigurationError, MissingDependency
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
-from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, mark_exempt, mark_replaced
 from semel.http.contract.rerun import RunAgain
-from semel.http.contract.routes import RouteTable
+from semel.http.contract.routes import Endpoint, RouteTable, check_declarable, declared_rule, mark_exempt, mark_replaced
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
 from semel.http.handlers import find_handle, sync_endpoint, type_hints
 from semel.http.in_transaction import connected
@@ -41,6 +40,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from flask import Flask, Request
+    from flask.sansio.app import App
 
 __all__ = [
     "check_match", "conditional", "endpoints", "etag", "exempt", "idempotent", "install", "natural",
@@ -133,7 +133,7 @@ idempotent, conditional = _declare.idempotent, _declare.conditional
 natural, exempt = _declare.natural, _declare.exempt
 
 
-def endpoints(app: Flask) -> list[Endpoint]:
+def endpoints(app: App) -> list[Endpoint]:
     """Return all routes of the app, with the rules that they are declared with."""
     return [
         Endpoint(

@@ -27,7 +27,7 @@ from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.middleware import ASGIMiddleware, current_responder
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
-from semel.http.contract.inventory import Endpoint, declared_rule
+from semel.http.contract.routes import Endpoint, declared_rule
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Idempotent, Rule
 from semel.http.describe import document
 from semel.stores.aio_guard import AsyncSemel

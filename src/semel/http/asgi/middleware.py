@@ -19,9 +19,8 @@ from semel.engine.aio import AsyncGuard
 from semel.errors import ConfigurationError
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.responder import ASGIResponder
-from semel.http.contract.inventory import Endpoint
 from semel.http.contract.middleware import Middleware
-from semel.http.contract.routes import RouteTable
+from semel.http.contract.routes import Endpoint, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 
 __all__ = ["ASGIMiddleware", "ASGIResponder", "current_responder"]

@@ -10,9 +10,8 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
-from semel.http.contract.inventory import Endpoint, report
 from semel.http.contract.rerun import Reruns
-from semel.http.contract.routes import Routes, RouteTable
+from semel.http.contract.routes import Endpoint, Routes, RouteTable, report
 from semel.http.contract.rules import MAX_REQUEST_BODY, Idempotent, Rule, check_max_request_body
 
 __all__ = ["Middleware", "check_installation"]

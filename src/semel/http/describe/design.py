@@ -19,7 +19,7 @@ from semel.core.policy import Policy
 from semel.core.values import value
 from semel.engine.guard import Guard
 from semel.http.contract.conditional import etag
-from semel.http.contract.inventory import Endpoint, undeclared
+from semel.http.contract.routes import Endpoint, undeclared
 from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Conditional, Idempotent
 from semel.http.describe.installation import Installation
 from semel.http.describe.paths import example_path

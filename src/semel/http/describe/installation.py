@@ -14,9 +14,8 @@ from semel.core.values import value
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
 from semel.http.asgi.middleware import ASGIMiddleware
-from semel.http.contract.inventory import Endpoint
 from semel.http.contract.middleware import Middleware
-from semel.http.contract.routes import Routes
+from semel.http.contract.routes import Endpoint, Routes
 from semel.http.wsgi.middleware import WSGIMiddleware
 
 __all__ = ["Installation", "find_installation"]
@@ -25,6 +24,7 @@ FRAMEWORKS: Final = (
     ("starlette.applications", "Starlette", "semel.http.fastapi"),
     ("litestar.app", "Litestar", "semel.http.litestar"),
     ("flask.app", "Flask", "semel.http.flask"),
+    ("quart.app", "Quart", "semel.http.quart"),
 )
 """The class of a framework's applications, and our module with ``endpoints(app)``."""
 INSIDE: Final = ("app", "wsgi_app", "application", "asgi_app", "_app", "wrapped", "__wrapped__", "__self__")
