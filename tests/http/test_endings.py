@@ -11,7 +11,7 @@ import pytest
 from semel import InProgress, LeaseLost, MemoryStore, PreconditionFailed, Semel, StoreUnavailable, TransactionConflict
 from semel.core.call import Declined, Outcome, Pause, Raised, Returned, Stopped
 from semel.core.encoding.snapshot import StoredResponse
-from semel.engine.transaction.sync import TRIES
+from semel.engine.transaction.rules import TRIES
 from semel.errors import BodyTooLarge, ConfigurationError, NotUndone
 from semel.http.contract.endpoint import (
     Begin,
