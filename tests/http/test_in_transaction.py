@@ -159,8 +159,11 @@ DJANGO = ["function", "class", "rest", "function_asgi", "class_asgi", "rest_asgi
 
 @pytest.fixture(
     params=[
-        *("fastapi-sqlite", "fastapi-postgres", "flask-sqlite", "flask-postgres", "function_asgi-postgres"),
-        *(f"{kind}-sqlite" for kind in DJANGO),
+        *("fastapi-sqlite", "flask-sqlite", *(f"{kind}-sqlite" for kind in DJANGO)),
+        *(
+            pytest.param(f"{kind}-postgres", marks=[pytest.mark.postgres, pytest.mark.server])
+            for kind in ("fastapi", "flask", "function_asgi")
+        ),
     ]
 )
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:

@@ -20,7 +20,6 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
-from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, MissingDependency
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
@@ -31,6 +30,7 @@ from semel.http.handlers import find_handle, sync_endpoint, type_hints
 from semel.http.in_transaction import connected
 from semel.http.wsgi.middleware import WSGIMiddleware, WSGIResponder, current_responder
 from semel.http.wsgi.responder import Environ
+from semel.stores.guard import Semel
 
 try:
     import flask
