@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from semel.engine.ports import AsyncStore, Store
 from semel.errors import StoreError
-from semel.testing.conformance.script import Batch, Elsewhere, Linger, Pause, Request, Script, Together, WaitForChange
+from semel.testing.conformance.script import Batch, Elapse, Elsewhere, Linger, Request, Script, Together, WaitForChange
 
 __all__ = ["AsyncStage", "Clock", "ManualClock", "Stage"]
 
@@ -68,7 +68,7 @@ class Stage:
         match request:
             case Elsewhere(inner):
                 return self._perform(inner, self._second)
-            case Pause(seconds):
+            case Elapse(seconds):
                 self._clock.advance(seconds) if self._clock is not None else time.sleep(seconds)
             case Linger(seconds):
                 time.sleep(seconds)
@@ -136,7 +136,7 @@ class AsyncStage:
         match request:
             case Elsewhere(inner):
                 return await self._perform(inner, self._second)
-            case Pause(seconds):
+            case Elapse(seconds):
                 self._clock.advance(seconds) if self._clock is not None else await asyncio.sleep(seconds)
             case Linger(seconds):
                 await asyncio.sleep(seconds)
