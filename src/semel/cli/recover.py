@@ -119,7 +119,7 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
         resumer._refuse_async()
         with stop_on_signals() as stopping:
             rounds.begin()
-            thread = threading.Thread(target=work, name="semel-recoverer", daemon=True)
+            thread = threading.Thread(target=work, name="semel-resumer", daemon=True)
             thread.start()
             while thread.is_alive():
                 thread.join(LOOK)

@@ -44,7 +44,7 @@ class AsyncResumer(Plan):
         if self._task is None:
             self._stopping = False
             self._wake = asyncio.Event()
-            self._task = asyncio.get_running_loop().create_task(self._keep_on(self._wake), name="semel-recoverer")
+            self._task = asyncio.get_running_loop().create_task(self._keep_on(self._wake), name="semel-resumer")
 
     async def stop(self, timeout: float | None = None) -> None:
         """End after the operation in hand; waits for it, and cancels it after ``timeout`` seconds."""

@@ -162,7 +162,7 @@ class Resumer(Plan):
         self._refuse_async()
         if self._thread is None:
             self._stopping.clear()
-            self._thread = threading.Thread(target=self._keep_on, name="semel-recoverer", daemon=True)
+            self._thread = threading.Thread(target=self._keep_on, name="semel-resumer", daemon=True)
             self._thread.start()
 
     def stop(self, timeout: float | None = None) -> None:
