@@ -30,6 +30,7 @@ from semel.core.states import mermaid
 from semel.observe.events import EVENTS
 from semel.sql.migrations import POSTGRES
 from tests.servers import DynamoDBServer
+from tests.servers.install import missing_is_an_error
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -106,6 +107,8 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Modul
 
 
 def run_page(page: Path, app: types.ModuleType, database: str = DATABASE) -> None:
+    if "import quart" in code_of(page) and importlib.util.find_spec("quart") is None and not missing_is_an_error():
+        pytest.skip("Quart is not installed")
     console = Console()
     document = parsed(page, console, database)
     document.namespace = vars(app)

@@ -29,7 +29,7 @@ from semel.testing.conformance.script import (  # noqa: E402
     Together,
     WaitForChange,
 )
-from semel.testing.conformance.stages import AsyncStage, Clock, ManualClock, Stage  # noqa: E402
+from semel.testing.conformance.stages import AsyncStage, ManualClock, MovableClock, Stage  # noqa: E402
 from semel.testing.conformance.suite import FAMILIES, AsyncStoreSuite, StoreSuite, play, play_async  # noqa: E402
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ __all__ = [
     "AsyncStage",
     "AsyncStoreSuite",
     "Batch",
-    "Clock",
     "Elapse",
     "Elsewhere",
     "Family",
     "Linger",
     "ManualClock",
+    "MovableClock",
     "Proof",
     "Script",
     "Stage",
