@@ -363,7 +363,7 @@ def test_an_input_of_an_older_program_is_not_guessed_at(engine: Engine) -> None:
     begun_elsewhere(engine, "k", "red")
     engine.once(lambda key: pytest.fail("it ran without its argument"), resumable=True)
     assert recover(engine) == ResumeReport(failed=1)
-    assert "called with colour, which it takes no more" in str(engine.events[-1])
+    assert "called with colour, which it no longer takes" in str(engine.events[-1])
     engine.once(lambda key, colour, size: pytest.fail("it ran with too few"), resumable=True)
     assert recover(engine) == ResumeReport(failed=1)
     assert "takes other arguments now" in str(engine.events[-1])

@@ -387,6 +387,25 @@ def test_all_routes_are_listed_with_their_rules() -> None:
     play(scene)
 
 
+def test_routes_that_are_not_decorated_are_claimed_before_quart_sees_them() -> None:
+    async def scene() -> None:
+        shop = Shop(routes={"POST /pay": idempotent()})
+
+        @shop.app.post("/pay")
+        async def pay() -> dict[str, Any]:
+            shop.runs += 1
+            return {"run": shop.runs, "amount": (await quart.request.get_json())["amount"]}
+
+        answers = [await shop.post(), await shop.post(), await shop.post(X_User="bob")]
+        assert [await each.get_json() for each in answers] == [
+            {"run": 1, "amount": 10},
+            {"run": 1, "amount": 10},
+            {"run": 2, "amount": 10},
+        ]
+
+    play(scene)
+
+
 def test_mistakes_are_found_when_the_app_is_made() -> None:
     app = quart.Quart("shop")
     with pytest.raises(ConfigurationError, match="AsyncSemel"):

@@ -38,8 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from semel.cli.targets import load
-    from semel.engine.aio import AsyncSemel
-    from semel.engine.sync import Semel
+    from semel.stores.aio_guard import AsyncSemel
+    from semel.stores.guard import Semel
 
     if ":" not in args.guard:
         raise ConfigurationError(f"{args.guard!r} names no guard: write module:attribute, like shop.orders:guard")

@@ -10,10 +10,8 @@ from typing import Any
 from semel.core.ops import Abandoned, Page, Resumable
 from semel.core.policy import Duration
 from semel.core.resume import ResumeReport, Word
-from semel.engine.aio import AsyncSemel
+from semel.engine.aio import AsyncGuard
 from semel.engine.declare.declaration import Declaration
-from semel.engine.drive.tasks import in_thread
-from semel.engine.operation.operation import AsyncOperation
 from semel.engine.resumer import EVERY, LIMIT, PAUSE, TRIES, Plan
 
 __all__ = ["AsyncResumer"]
@@ -24,7 +22,7 @@ class AsyncResumer(Plan):
 
     def __init__(
         self,
-        guard: AsyncSemel,
+        guard: AsyncGuard,
         functions: Iterable[Callable[..., Any]] = (),
         *,
         every: Duration = EVERY,
@@ -34,7 +32,7 @@ class AsyncResumer(Plan):
     ) -> None:
         """As of ``Resumer``."""
         super().__init__(guard, functions, every, limit, tries, pause)
-        self._async: AsyncSemel = guard
+        self._async: AsyncGuard = guard
         self._stopping = False
         self._wake: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
@@ -81,14 +79,7 @@ class AsyncResumer(Plan):
     async def _resume(self, what: Declaration, each: Abandoned) -> Word:
         try:
             call, args, kwargs = self._prepared(what, each)
-            recover = what.recover
-
-            def handler(op: AsyncOperation) -> Any:
-                if what.awaits:
-                    return what.invoke(op, args, kwargs)
-                return in_thread(what.invoke, op, args, kwargs)
-
-            return self._came_to(await self._async._drive(call, handler, recover and (lambda: recover(args, kwargs))))
+            return self._came_to(await self._async.perform(what, args, kwargs, call))
         except Exception as error:  # one that cannot be resumed must not keep the others from it
             return self._failed(each, error)
 

@@ -22,7 +22,7 @@ from semel.core.resume import ResumeReport, Rules, Word, look_through
 from semel.engine.declare.declaration import Declaration
 from semel.engine.forking import survive_forks
 from semel.engine.guard import Guard, at_least_one
-from semel.engine.sync import Semel
+from semel.engine.sync import SyncGuard
 from semel.errors import (
     ConfigurationError,
     InProgress,
@@ -136,7 +136,7 @@ class Resumer(Plan):
 
     def __init__(
         self,
-        guard: Semel,
+        guard: SyncGuard,
         functions: Iterable[Callable[..., Any]] = (),
         *,
         every: Duration = EVERY,
@@ -152,7 +152,7 @@ class Resumer(Plan):
         :param pause: how long one that failed is left alone: so long after the second attempt, then ever longer.
         """
         super().__init__(guard, functions, every, limit, tries, pause)
-        self._sync: Semel = guard
+        self._sync: SyncGuard = guard
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         survive_forks(self._forked)
@@ -196,12 +196,7 @@ class Resumer(Plan):
     def _resume(self, what: Declaration, each: Abandoned) -> Word:
         try:
             call, args, kwargs = self._prepared(what, each)
-            recover = what.recover
-            return self._came_to(
-                self._sync._drive(
-                    call, lambda op: what.invoke(op, args, kwargs), recover and (lambda: recover(args, kwargs))
-                )
-            )
+            return self._came_to(self._sync.perform(what, args, kwargs, call))
         except Exception as error:  # one that cannot be resumed must not keep the others from it
             return self._failed(each, error)
 

@@ -16,17 +16,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from semel.engine.aio import AsyncSemel
 from semel.errors import MissingDependency, TransactionConflict
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
-from semel.http.contract.inventory import Endpoint, declared_rule
 from semel.http.contract.middleware import check_installation
-from semel.http.contract.routes import RouteTable
+from semel.http.contract.routes import Endpoint, RouteTable, declared_rule
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Rule
 from semel.http.describe import document
+from semel.stores.aio_guard import AsyncSemel
 
 try:
     from starlette.concurrency import run_in_threadpool

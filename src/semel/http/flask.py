@@ -20,18 +20,17 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
-from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, MissingDependency
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
-from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, mark_exempt, mark_replaced
 from semel.http.contract.rerun import RunAgain
-from semel.http.contract.routes import RouteTable
+from semel.http.contract.routes import Endpoint, RouteTable, check_declarable, declared_rule, mark_exempt, mark_replaced
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
 from semel.http.handlers import find_handle, sync_endpoint, type_hints
 from semel.http.in_transaction import connected
 from semel.http.wsgi.middleware import WSGIMiddleware, WSGIResponder, current_responder
 from semel.http.wsgi.responder import Environ
+from semel.stores.guard import Semel
 
 try:
     import flask

@@ -19,8 +19,8 @@ from semel.demo.direct.till import OPERATION, key_of
 from semel.demo.processes import WorkerPool
 from semel.demo.screen import Stopping
 from semel.demo.verdict import StormVerdict, judge
-from semel.engine.sync import Semel
 from semel.errors import StoreError
+from semel.stores.guard import Semel
 from semel.stores.urls import open_store
 
 __all__ = ["Storm"]

@@ -15,7 +15,7 @@ from typing import Final
 from semel.demo.direct.ledger import Ledger
 from semel.demo.direct.sightings import Sightings
 from semel.demo.direct.till import TILLS, Config, Till
-from semel.engine.sync import Semel
+from semel.stores.guard import Semel
 from semel.stores.urls import open_store
 
 __all__ = ["main"]

@@ -17,9 +17,9 @@ from semel.demo.payments import routes, stats
 from semel.demo.payments.auth import tenant_of
 from semel.demo.payments.data import Books
 from semel.demo.payments.simulate import MISTAKES, NewKeys
-from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError, StoreError
 from semel.http.fastapi import install
+from semel.stores.aio_guard import AsyncSemel
 from semel.stores.urls import open_async_store
 
 __all__ = ["LEASE", "ServiceSettings", "make_app"]

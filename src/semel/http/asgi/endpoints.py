@@ -14,7 +14,7 @@ from semel.engine.operation.operation import Operation
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.asgi.middleware import ASGIResponder, current_responder
 from semel.http.contract.endpoint import Compensate, Framework, Request
-from semel.http.contract.inventory import check_declarable, mark_exempt, mark_replaced
+from semel.http.contract.routes import check_declarable, mark_exempt, mark_replaced
 from semel.http.contract.rules import Exempt, Idempotent, Rule
 from semel.http.handlers import find_handle, run_handler, sync_endpoint, type_hints, with_handle
 from semel.http.in_transaction import connected

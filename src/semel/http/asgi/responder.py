@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel.core.call import Declined, Pause, Raised, Returned
 from semel.engine.drive.attempts import AsyncAttempt
-from semel.engine.drive.tasks import started
+from semel.engine.drive.waiting import start_task
 from semel.engine.operation.operation import running
 from semel.errors import PreconditionError
 from semel.http.asgi.body import BodyReader
@@ -95,7 +95,7 @@ class ASGIResponder:
                 return
         # A task of its own: when the client hangs up and the server cancels us, the handler still finishes, and its
         # answer is stored for the retry. A bare future is half the price of asyncio.shield().
-        task = started(self._run(rule, self._body), self.loop)
+        task = start_task(self._run(rule, self._body), self.loop)
         if task.done():  # it never waited
             task.result()
             return

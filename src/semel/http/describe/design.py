@@ -18,15 +18,15 @@ from semel.core.keys import header_value
 from semel.core.policy import Policy
 from semel.core.values import value
 from semel.engine.guard import Guard
-from semel.engine.sync import Semel
 from semel.http.contract.conditional import etag
-from semel.http.contract.inventory import Endpoint, undeclared
+from semel.http.contract.routes import Endpoint, undeclared
 from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Conditional, Idempotent
 from semel.http.describe.installation import Installation
 from semel.http.describe.paths import example_path
 from semel.http.describe.plain_rules import duration_text, plain_rule
 from semel.http.describe.refusals import example_key, refusals
 from semel.http.wsgi.middleware import WSGIMiddleware
+from semel.stores.guard import Semel
 from semel.stores.memory import MemoryStore
 
 __all__ = ["design_of", "example_exchange"]

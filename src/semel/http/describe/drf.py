@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from semel.http.contract.inventory import Endpoint
+from semel.http.contract.routes import Endpoint
 from semel.http.describe.openapi import document
 
 __all__ = ["postprocess"]

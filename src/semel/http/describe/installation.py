@@ -14,9 +14,8 @@ from semel.core.values import value
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
 from semel.http.asgi.middleware import ASGIMiddleware
-from semel.http.contract.inventory import Endpoint
 from semel.http.contract.middleware import Middleware
-from semel.http.contract.routes import Routes
+from semel.http.contract.routes import Endpoint, Routes
 from semel.http.wsgi.middleware import WSGIMiddleware
 
 __all__ = ["Installation", "find_installation"]

@@ -18,7 +18,7 @@ from typing import Any, Final
 from semel.core.policy import Policy
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
-from semel.http.contract.inventory import Endpoint
+from semel.http.contract.routes import Endpoint
 from semel.http.contract.rules import SAFE_METHODS, Idempotent, Rule
 from semel.http.describe.operations import add_components, describe_operation
 from semel.http.describe.paths import Declarations, DocumentedOperation, Matching, check_version, operations

@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 from semel.core.values import value
 from semel.errors import ConfigurationError
-from semel.http.contract.inventory import Endpoint
-from semel.http.contract.routes import RouteTable, by_method_and_path
+from semel.http.contract.routes import Endpoint, RouteTable, by_method_and_path
 
 __all__ = ["Declarations", "DocumentedOperation", "Matching", "check_version", "example_path", "operations"]
 

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
 from semel.errors import ConfigurationError
-from semel.http.contract.inventory import undeclared
+from semel.http.contract.routes import undeclared
 from semel.http.contract.rules import Exempt
 from semel.http.django.configuration import configuration
 from semel.http.django.urls import endpoints

@@ -25,13 +25,13 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from semel.core.call import Call, Outcome
 from semel.core.ops import Op
 from semel.engine.drive.attempts import AsyncAttempt, Attempt
-from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.asgi.endpoints import ThreadedResponder
 from semel.http.asgi.middleware import current_responder
 from semel.http.contract.rules import Conditional, Idempotent, Rule
 from semel.http.django.handling import require_handling
 from semel.http.wsgi.transaction import open_transaction
+from semel.stores.guard import Semel
 
 __all__ = ["OnConnection", "leave_transactions_to_us", "on_django", "transactional_responder"]
 

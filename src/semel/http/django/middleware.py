@@ -11,7 +11,7 @@ from django.conf import settings
 from django.core.handlers.asgi import ASGIRequest
 
 from semel.errors import ConfigurationError
-from semel.http.contract.inventory import report
+from semel.http.contract.routes import report
 from semel.http.django.configuration import configuration
 from semel.http.django.under_asgi import UnderASGI
 from semel.http.django.under_wsgi import UnderWSGI

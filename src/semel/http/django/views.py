@@ -20,8 +20,8 @@ from semel.errors import PolicyError
 from semel.http.asgi.endpoints import async_endpoint, threaded_responder
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
 from semel.http.contract.endpoint import Compensate, Framework, Request
-from semel.http.contract.inventory import check_declarable, mark_exempt
 from semel.http.contract.rerun import RunAgain
+from semel.http.contract.routes import check_declarable, mark_exempt
 from semel.http.contract.rules import Decorators, Exempt, Idempotent, Rule
 from semel.http.django.handling import require_handling
 from semel.http.django.in_transaction import leave_transactions_to_us, on_django, transactional_responder
