@@ -11,7 +11,7 @@ import pytest
 from semel import InProgress, LeaseLost, MemoryStore, PreconditionFailed, Semel, StoreUnavailable, TransactionConflict
 from semel.core.call import Declined, Outcome, Pause, Raised, Returned, Stopped
 from semel.core.encoding.snapshot import StoredResponse
-from semel.engine.transaction.sync import TRIES
+from semel.engine.transaction.rules import TRIES
 from semel.errors import BodyTooLarge, ConfigurationError, NotUndone
 from semel.http.contract.endpoint import (
     Begin,
@@ -160,7 +160,7 @@ def test_a_conflict_before_the_handler_has_run_is_only_tried_again(guard: Semel)
     life = life_of(guard)
     life.rerun = Rerun(life._environment)
     met = TransactionConflict("it met another one")
-    played = Played(life.claim(rule), True, met, None, FakeAttempt(connection=True))
+    played = Played(life.claim(rule), True, met, None, FakeAttempt(transaction=True))
     assert played.kinds == [ReadBody, OpenTransaction, Pause, OpenTransaction]
     assert played.result is True
     life = life_of(guard)
@@ -205,7 +205,7 @@ def test_another_answer_is_sent_where_it_could_not_be_stored(guard: Semel, end: 
 
 @pytest.mark.parametrize("overflowed", [False, True])
 def test_a_conflict_at_the_commit_runs_the_request_again_unless_a_part_was_sent(guard: Semel, overflowed: bool) -> None:
-    life = running(guard, idempotent(connection=lambda: None), connection=True)
+    life = running(guard, idempotent(connection=lambda: None), transaction=True)
     life.capture.start(200, [])
     life.capture.overflowed = overflowed
     Played(life.answered(), TransactionConflict("it met another one"))
@@ -247,7 +247,7 @@ def test_a_handler_that_raises(
 
 @pytest.mark.parametrize("possible", [True, False])
 def test_a_handler_whose_transaction_conflicts(guard: Semel, possible: bool) -> None:
-    life = running(guard, idempotent(connection=lambda: None), connection=True)
+    life = running(guard, idempotent(connection=lambda: None), transaction=True)
     life.rerun.body = [b"{}"] if possible else None
     played = Played(life.handler_raised(CONFLICT, FRAMEWORK), CONFLICT)
     assert (played.kinds, life.runs_again) == ([Raised], possible)
