@@ -27,7 +27,7 @@ from semel import (
     TransactionConflict,
     Wait,
 )
-from semel.engine.transaction.sync import TRIES
+from semel.engine.transaction.rules import TRIES
 from tests.http.asking import ask, body_of, header, scope_of
 from tests.servers.install import missing_is_an_error
 

@@ -12,8 +12,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from semel.core.states import State
-from semel.demo.direct.ledger import Ledger
-from semel.demo.direct.rows import Rows
+from semel.demo.direct.effects import Ledger, Rows
 from semel.demo.direct.sightings import Totals
 from semel.demo.direct.till import OPERATION, key_of
 from semel.demo.processes import WorkerPool

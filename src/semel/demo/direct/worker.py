@@ -12,7 +12,7 @@ import time
 import traceback
 from typing import Final
 
-from semel.demo.direct.ledger import Ledger
+from semel.demo.direct.effects import Ledger
 from semel.demo.direct.sightings import Sightings
 from semel.demo.direct.till import TILLS, Config, Till
 from semel.stores.guard import Semel
