@@ -166,7 +166,7 @@ def test_only_a_function_is_resumable(quick_engine: Engine) -> None:
         quick_engine.guard.once_in_transaction(connection="conn", key="key", resumable=True)(
             quick_engine.function(in_transaction)
         )
-    with pytest.raises(PolicyError, match="resumable= is said of a function"):
+    with pytest.raises(PolicyError, match=r"resumable= is a setting of @guard\.once"):
         quick_engine.new_guard(policy=Policy(resumable=True))
 
 

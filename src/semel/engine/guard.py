@@ -91,7 +91,9 @@ class Guard:
         """Names that were checked; begun anew when there are many, for a program may make them as it runs."""
         self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
         if self._policy.resumable:
-            raise PolicyError("resumable= is said of a function whose arguments can be kept: @guard.once(…)")
+            raise PolicyError(
+                "resumable= is a setting of @guard.once(…): only the arguments of a function can be stored"
+            )
         self._resumable: dict[str, Declaration] = {}
         """Functions that a resumer may run, by the names of their operations."""
         self.quota = quota
