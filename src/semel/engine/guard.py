@@ -91,7 +91,9 @@ class Guard:
         """Checked names. Cleared when there are many, because a program may invent names as it runs."""
         self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
         if self._policy.resumable:
-            raise PolicyError("resumable= is for functions, whose arguments can be stored: @guard.once(…)")
+            raise PolicyError(
+                "resumable= is a setting of @guard.once(…): only the arguments of a function can be stored"
+            )
         self._resumable: dict[str, Declaration] = {}
         """Functions that a resumer may run, by the names of their operations."""
         self.quota = quota
@@ -229,7 +231,7 @@ class Guard:
 
     def _tell_swept(self, removed: int, unknown: int) -> None:
         if self._hook is not None:
-            self._hook(events.Swept("", "", "", removed, unknown))
+            self._hook(events.SweptEvent("", "", "", removed, unknown))
 
     def _serializer(self, returns: Any) -> ResultSerializer:
         known = self._serializers.get(returns)

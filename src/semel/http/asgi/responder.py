@@ -308,17 +308,17 @@ class ASGIResponder:
             capture.start(message["status"], message.get("headers", ()))
         elif kind == "http.response.body":
             was_open, body = capture.overflowed, message.get("body", b"")
-            kept = capture.add(body)
+            fits = capture.add(body)
             more = message.get("more_body", False)
-            if not kept and not was_open:
+            if not fits and not was_open:
                 if more:
                     self._begun = True
                     await self._pass_on(self._first_start(capture))
                 body = capture.take()
             if not more:
-                last = {"type": kind, "body": capture.body if kept else body, "more_body": False}
+                last = {"type": kind, "body": capture.body if fits else body, "more_body": False}
                 await self._finish(capture, last, was_open)
-            elif not kept:
+            elif not fits:
                 await self._pass_on({"type": kind, "body": body, "more_body": True})
         elif kind in FILES:
             capture.overflowed = True

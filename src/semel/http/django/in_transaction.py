@@ -43,14 +43,14 @@ _ADVICE: Final = 'connection= is the name of one of DATABASES, such as "default"
 
 def on_django(rule: RuleT) -> RuleT:
     """Return the rule with its transaction on Django's own connection."""
-    said = rule.connection if isinstance(rule, Idempotent) else None
-    if said is None or isinstance(said, OnConnection):
+    connection = rule.connection if isinstance(rule, Idempotent) else None
+    if connection is None or isinstance(connection, OnConnection):
         return rule
-    name: object = said
+    name: object = connection
     if name is transaction.atomic:
         name = DEFAULT_DB_ALIAS
     if not isinstance(name, str):
-        raise PolicyError(f"{_ADVICE}. It is not {said!r}")
+        raise PolicyError(f"{_ADVICE}. It is not {connection!r}")
     return cast(RuleT, replace(cast("Idempotent | Conditional", rule), connection=OnConnection(name)))
 
 
