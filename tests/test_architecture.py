@@ -75,7 +75,6 @@ KNOWN_TWICE = {  # class names
     "Unit",
     "Unreachable",
     "Verdict",
-    "Wait",
     "Watch",
     "_Lane",
 }

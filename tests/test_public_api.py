@@ -1,16 +1,22 @@
 """The public names: all there, all documented, none imported before it is asked for."""
 
 import importlib
+import importlib.util
 import inspect
+import re
 import subprocess
 import sys
 import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import semel
 from semel import errors
+from semel.observe import events
+
+ROOT = Path(__file__).parents[1]
 
 PLAIN_VALUES = {"CANNOT_TELL", "INJECTED", "NOT_DONE"}
 
@@ -37,12 +43,52 @@ def test_dir_is_complete_and_sorted() -> None:
     assert len(set(semel.__all__)) == len(semel.__all__)
 
 
+def generator() -> Any:
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "tools" / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_public_names_is_complete() -> None:
+    page = (ROOT / "docs" / "reference" / "public-names.md").read_text("utf-8")
+    sections = dict(re.findall(r"^## (semel[\w.]*)\n(.*?)(?=^## |^<!-- end)", page, re.MULTILINE | re.DOTALL))
+    listed = {module: set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) for module, text in sections.items()}
+    assert listed["semel"] == set(semel._HOMES)
+    assert listed["semel.errors"] == set(errors.__all__)
+    assert listed == {module: set(names) for module, names in generator().public_names().items()}
+    for module, names in listed.items():
+        home = importlib.import_module(module)
+        assert [name for name in names if not hasattr(home, name)] == [], module
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.py"))]
+INSIDE = {("semel.stores.mysql.settings", "MySQLSettings")}
+"""A page connects with PyMySQL to the database of the test run by it; a reader's own program has its own parameters."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_and_examples_import_public_names_only(page: Path) -> None:
+    public = {module: set(names) for module, names in generator().public_names().items()}
+    public["semel"] = set(semel.__all__)
+    public["semel.natural.aio"] = public["semel.natural"]
+    public["semel.observe.events"] |= {event.__name__ for event in events.EVENTS}
+    imported = re.findall(
+        r"^ *from (semel[\w.]*) import \(?([\w, \n]+?)\)?(?: *#.*)?$", page.read_text("utf-8"), re.MULTILINE
+    )
+    found = {(module, name.partition(" as ")[0].strip()) for module, names in imported for name in names.split(",")}
+    private = {(m, n) for m, n in found if n and n not in public.get(m, ()) and f"{m}.{n}" not in public}
+    assert private - INSIDE == set()
+
+
 def test_every_error_of_the_tree_is_public() -> None:
     defined = {
         name for name, cls in vars(errors).items() if isinstance(cls, type) and issubclass(cls, errors.SemelError)
     }
     assert defined == set(errors.__all__)
-    assert defined <= set(semel.__all__)
+    assert {"SemelError", "ConfigurationError", "RequestError", "OutcomeError", "StoreError"} <= set(semel.__all__)
     tree = errors.__doc__ or ""
     assert [name for name in defined if name not in tree] == []
 

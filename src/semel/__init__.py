@@ -8,7 +8,33 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from semel.errors import *  # noqa: F403
+from semel.errors import ConditionFailed as ConditionFailed
+from semel.errors import ConfigurationError as ConfigurationError
+from semel.errors import InProgress as InProgress
+from semel.errors import KeyExpired as KeyExpired
+from semel.errors import KeyInvalid as KeyInvalid
+from semel.errors import KeyMissing as KeyMissing
+from semel.errors import KeyReused as KeyReused
+from semel.errors import LeaseLost as LeaseLost
+from semel.errors import NotMigrated as NotMigrated
+from semel.errors import NotResolvable as NotResolvable
+from semel.errors import NotUndone as NotUndone
+from semel.errors import OutcomeError as OutcomeError
+from semel.errors import OutcomeUnknown as OutcomeUnknown
+from semel.errors import PolicyError as PolicyError
+from semel.errors import PreconditionFailed as PreconditionFailed
+from semel.errors import RememberedFailure as RememberedFailure
+from semel.errors import RequestError as RequestError
+from semel.errors import ResultNotStored as ResultNotStored
+from semel.errors import SchemaDrift as SchemaDrift
+from semel.errors import SemelError as SemelError
+from semel.errors import SnapshotUnreadable as SnapshotUnreadable
+from semel.errors import StepMismatch as StepMismatch
+from semel.errors import StoreError as StoreError
+from semel.errors import StoreUnavailable as StoreUnavailable
+from semel.errors import StoreUncertain as StoreUncertain
+from semel.errors import TooManyKeys as TooManyKeys
+from semel.errors import TransactionConflict as TransactionConflict
 from semel.errors import __all__ as _errors
 
 if TYPE_CHECKING:
@@ -78,8 +104,8 @@ _HOMES = {
     "AsyncSemel": "semel.stores.aio_guard",
     "AsyncStore": "semel.engine.ports",
     "AsyncTieredStore": "semel.stores.tiered",
-    "Codec": "semel.codec",
     "CANNOT_TELL": "semel.core.call",
+    "Codec": "semel.codec",
     "DynamoDBStore": "semel.stores.dynamodb",
     "INJECTED": "semel.engine.operation.operation",
     "KeyFormat": "semel.core.keys",
@@ -118,7 +144,7 @@ _HOMES = {
     "outgoing_metadata": "semel.engine.operation.propagation",
 }
 
-__all__ = [*_errors, *_HOMES]  # noqa: PLE0604
+__all__ = [*(name for name in _errors if name in globals()), *_HOMES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

@@ -192,7 +192,8 @@ def wsgi_endpoint() -> Any:
     """The same without a table: the application itself knows the rule, and asks for the claim."""
     from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
     from semel.http.contract.routes import Routes
-    from semel.http.wsgi import WSGIMiddleware, current_responder
+    from semel.http.wsgi import WSGIMiddleware
+    from semel.http.wsgi.middleware import current_responder
 
     documents = Documents()
     table = Routes(ROUTES)

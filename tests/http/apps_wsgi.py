@@ -23,7 +23,8 @@ from semel import Semel, SQLiteStore, Wait
 from semel.engine.operation.operation import Operation, current_operation, running
 from semel.errors import StoreUnavailable
 from semel.http.contract.rules import Idempotent, idempotent
-from semel.http.wsgi import WSGIMiddleware, current_responder
+from semel.http.wsgi import WSGIMiddleware
+from semel.http.wsgi.middleware import current_responder
 from semel.observe.events import Event, Renewed
 
 DOCS = "https://docs.example/idempotency"

@@ -228,7 +228,7 @@ def test_handlers_that_are_added_later_and_under_two_paths_are_protected() -> No
 def test_the_glue_says_what_to_install_when_litestar_is_missing() -> None:
     code = (
         "import sys; sys.modules['litestar'] = None\n"
-        "from semel import MissingDependency\n"
+        "from semel.errors import MissingDependency\n"
         "try:\n    import semel.http.litestar\n"
         "except MissingDependency as error:\n    print(error)\n"
     )

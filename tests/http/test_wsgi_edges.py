@@ -16,8 +16,9 @@ from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel, current_oper
 from semel.core.states import State
 from semel.errors import ConfigurationError, LeaseLost
 from semel.http.contract.rules import idempotent
-from semel.http.wsgi import WSGIMiddleware, current_responder
+from semel.http.wsgi import WSGIMiddleware
 from semel.http.wsgi.body import SPOOL_LIMIT, RequestBody
+from semel.http.wsgi.middleware import current_responder
 from semel.observe.events import Unkeyed
 
 App = Callable[[dict[str, Any], Any], Iterable[bytes]]

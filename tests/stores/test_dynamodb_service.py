@@ -24,7 +24,6 @@ from semel import (
     Semel,
     StoreUnavailable,
     StoreUncertain,
-    StoreURLError,
     migrate_store,
     open_async_store,
     open_store,
@@ -32,6 +31,7 @@ from semel import (
 from semel.cli import main
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Release, Renew, Resolve, Sweep
 from semel.core.states import State, Takeover
+from semel.errors import StoreURLError
 from semel.stores.dynamodb import (
     AsyncDynamoDBStore,
     DynamoDBStore,

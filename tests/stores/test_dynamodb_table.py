@@ -11,10 +11,11 @@ from typing import Any
 import boto3
 import pytest
 
-from semel import AsyncSemel, ConfigurationError, NotMigrated, SchemaDrift, Semel, StoreUnavailable, StoreURLError
+from semel import AsyncSemel, ConfigurationError, NotMigrated, SchemaDrift, Semel, StoreUnavailable
 from semel.cli import main
 from semel.core.ops import Claim, Lookup
 from semel.core.states import Takeover
+from semel.errors import StoreURLError
 from semel.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, check, migrate, render_template
 from semel.stores.dynamodb.settings import DynamoDBSettings
 from tests.servers import DynamoDBServer

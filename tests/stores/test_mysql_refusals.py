@@ -24,12 +24,12 @@ from semel import (
     StoreError,
     StoreUnavailable,
     StoreUncertain,
-    StoreURLError,
     open_async_store,
     open_store,
 )
 from semel.core.ops import Claim, Claimed, Complete, Lookup, Resolve, Sweep
 from semel.core.states import Takeover
+from semel.errors import StoreURLError
 from semel.sql.connections.errors import mysql_error
 from semel.sql.dialects import mysql as dialect
 from semel.stores.mysql import migrate

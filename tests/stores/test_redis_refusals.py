@@ -16,20 +16,11 @@ from typing import Any
 
 import pytest
 
-from semel import (
-    AsyncRedisStore,
-    ConfigurationError,
-    MissingDependency,
-    RedisStore,
-    Semel,
-    SemelError,
-    StoreUnavailable,
-    StoreUncertain,
-    StoreURLError,
-)
+from semel import AsyncRedisStore, ConfigurationError, RedisStore, Semel, SemelError, StoreUnavailable, StoreUncertain
 from semel.cli import main
 from semel.core.ops import Claimed, Complete, Existing, Lookup, Op, Renew, SaveStep
 from semel.core.states import State
+from semel.errors import MissingDependency, StoreURLError
 from semel.stores.redis import failures
 from semel.stores.redis import settings as settings_module
 from semel.stores.redis.risks import QUESTIONS, Risk, assess

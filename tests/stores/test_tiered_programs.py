@@ -23,12 +23,12 @@ from semel import (
     RedisCache,
     Semel,
     SQLiteStore,
-    StoreURLError,
     TieredStore,
     Wait,
 )
 from semel.cli import main
 from semel.core.states import State
+from semel.errors import StoreURLError
 from semel.stores.urls import migrate_store, open_async_store, open_store, tiers
 from tests.servers import RedisSentinelServers
 

@@ -9,17 +9,8 @@ from typing import Any
 
 import pytest
 
-from semel import (
-    AsyncSemel,
-    ConfigurationError,
-    Policy,
-    PolicyError,
-    Quota,
-    Semel,
-    SQLiteStore,
-    StoreUnavailable,
-    StoreURLError,
-)
+from semel import AsyncSemel, ConfigurationError, Policy, PolicyError, Quota, Semel, SQLiteStore, StoreUnavailable
+from semel.errors import StoreURLError
 from semel.stores.urls import open_async_store, open_store
 
 

@@ -20,6 +20,7 @@ import textwrap
 import types
 from collections.abc import Callable
 from dataclasses import fields
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -133,13 +134,15 @@ def api() -> str:
     parts = []
     for title, names in GROUPS:
         parts.append(f"## {title}")
-        if names == tuple(errors.__all__):
-            parts.append("All errors are public names: " + ", ".join(f"`{name}`" for name in sorted(names)) + ".")
-            parts.append("See [the page of errors](errors.md).")
+        if names == _CAUGHT:
+            parts.append("The errors that programs catch: " + ", ".join(f"`{name}`" for name in sorted(names)) + ".")
+            parts.append("All of them are in `semel.errors`: see [the page of errors](errors.md).")
         else:
             parts += [_described(name) for name in names]
     return "\n\n".join(parts)
 
+
+_CAUGHT: Final = tuple(name for name in errors.__all__ if name in semel.__all__)
 
 GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("Guards", ("Semel", "AsyncSemel")),
@@ -156,7 +159,7 @@ GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("What comes back", ("Outcome", "Record", "State", "Swept")),
     ("Keys, results, encryption", ("KeyFormat", "Serializer", "Codec", "KeyRing")),
     ("Events", ("log_events",)),
-    ("Errors", tuple(errors.__all__)),
+    ("Errors", _CAUGHT),
 )  # fmt: skip
 
 
@@ -329,6 +332,81 @@ def _table(head: str, rows: list[str]) -> str:
     return "\n".join([f"| {head} |", "|" + " --- |" * columns, *rows])
 
 
+_STORE_SETUP: Final = ("check", "check_async", "migrate", "migrate_async")
+PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
+    ("semel", "What programs use. Everything is imported when it is first used.", ()),
+    ("semel.errors", "The whole [tree of errors](errors.md).", ()),
+    ("semel.http.fastapi", "FastAPI and Starlette.", ()),
+    ("semel.http.litestar", "Litestar.", ()),
+    ("semel.http.flask", "Flask.", ()),
+    ("semel.http.django", "Django and Django REST framework.", ()),
+    ("semel.http.asgi", "Any ASGI application.", ()),
+    ("semel.http.wsgi", "Any WSGI application.", ()),
+    ("semel.http.describe", "OpenAPI documents.", ()),
+    ("semel.http.contract.rules", "Defaults of `released=` and `replay_headers=`, to extend.",
+     ("RELEASED", "REPLAY_HEADERS")),
+    ("semel.http.contract.problems", "The error responses, for other adapters.", ("problem",)),
+    ("semel.natural", "Changes that a repeat does not make again. `semel.natural.aio`: the same, awaited.", ()),
+    ("semel.stores.sqlite", "Tables in SQLite.", ("migrate",)),
+    ("semel.stores.postgres", "Tables in PostgreSQL.", _STORE_SETUP),
+    ("semel.stores.mysql", "Tables in MySQL and MariaDB.", _STORE_SETUP),
+    ("semel.stores.dynamodb", "The table in DynamoDB.",
+     ("check", "cloudformation", "iam_policy", "migrate", "terraform")),
+    ("semel.observe.events", "[Events](events.md). The classes are listed there.", ("EVENTS", "Event", "EventHook")),
+    ("semel.core.ops", "What a [store of your own](stores.md#the-contract-of-a-store) executes and returns.", (
+        "Op", "Claim", "Claimed", "Existing", "Record", "Renew", "Complete", "CompleteWith", "NotWritten", "Release",
+        "SaveStep", "Lookup", "Resolve", "Sweep", "Swept", "Count", "Resumable", "Abandoned", "Page",
+    )),
+    ("semel.core.states", "[The table of states](states.md).", ("State", "Move", "Takeover", "TRANSITIONS")),
+    ("semel.testing.conformance", "[Proves a store](../how-to/prove-a-store.md).", (
+        "FAMILIES", "AsyncStage", "AsyncStoreSuite", "Batch", "Elsewhere", "Linger", "ManualClock", "Pause", "Script",
+        "Stage", "StoreSuite", "Together", "WaitForChange", "async_machine_for", "check", "machine_for", "play",
+        "play_async",
+    )),
+    ("semel.testing.crashpoints", "[Kills an operation](../how-to/crash-your-operation.md) at every point.", ()),
+    ("semel.testing.faulty", "Stores that fail on purpose.", ()),
+    ("semel.testing.natural", "Proves that a route is natural.", ()),
+    ("semel.testing.plugin", "Fixtures for pytest.", ()),
+    ("semel.cli", "The command line.", ("main",)),
+)  # fmt: skip
+"""Every public module, what it is for, and its public names; empty: its ``__all__``."""
+
+
+def public_names() -> dict[str, tuple[str, ...]]:
+    """The public names by module; those of ``semel`` without the errors, which ``semel.errors`` lists."""
+    found = {module: names or tuple(import_module(module).__all__) for module, _, names in PUBLIC}
+    found["semel"] = tuple(name for name in found["semel"] if name not in errors.__all__)
+    return found
+
+
+def public_table() -> str:
+    parts = []
+    for module, words, _ in PUBLIC:
+        rows = [
+            f"| `{name}` | {_first_sentence(module, name)} |" for name in sorted(public_names()[module], key=str.lower)
+        ]
+        parts += [f"## {module}", words, _table("name | what it is", rows)]
+    return "\n\n".join(parts)
+
+
+def _is_ours(home: types.ModuleType, module: str) -> bool:
+    return home.__name__ == module or home.__name__.startswith(f"{module}.")
+
+
+def _first_sentence(module: str, name: str) -> str:
+    """Of a docstring, or of the text below a constant."""
+    thing = inspect.unwrap(getattr(import_module(module), name))
+    doc = thing.__doc__ if isinstance(thing, (type, types.FunctionType, types.MethodType)) else None
+    if doc is None:
+        pattern = re.compile(rf'^{name}\b(?:(?!\n\n).)*?\n"""(.*?)"""', re.MULTILINE | re.DOTALL)
+        sources = [inspect.getsource(home) for home in list(sys.modules.values()) if _is_ours(home, module)]
+        doc = next((match[1] for source in sources if (match := pattern.search(source))), "")
+    text = " ".join(_ticks(inspect.cleandoc(doc).partition("\n\n")[0]).split())
+    if not text:
+        raise KeyError(f"{module}.{name} is public and says nothing: give it a docstring")
+    return re.split(r"(?<=\.)\s", text, maxsplit=1)[0].rstrip(":.") + "."
+
+
 PARTS: Final[dict[str, Callable[[], str]]] = {
     "diagram": diagram,
     "transitions": transitions,
@@ -337,6 +415,7 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
     "error-table": error_table,
     "policy": policy_table,
     "api": api,
+    "public-names": public_table,
     "partial-failures": partial_failures,
     "schema-postgres": lambda: schema("postgres"),
     "schema-mysql": lambda: schema("mysql"),

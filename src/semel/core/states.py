@@ -118,6 +118,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Move], State]] = MappingProxyType(
         (State.DONE, Move.EXPIRE): State.ABSENT,
     }
 )
+"""Where each move leads from each state. What is not in the table does not happen."""
 
 OWNER_MOVES: Final = frozenset({Move.RENEW, Move.SAVE_STEP, Move.COMPLETE, Move.RELEASE, Move.YIELD, Move.GIVE_UP})
 """Moves that carry a token. They are refused if it is not the newest."""

@@ -344,6 +344,7 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     RecoveryFailed,
     RecoveryGivenUp,
 )
-"""The one table of events; the reference page is made from it."""
+"""All events. The reference page is generated from this table."""
 
 EventHook: TypeAlias = Callable[[Event], None]
+"""What ``on_event=`` takes: a function of one event. It runs in the call, so it must be quick."""

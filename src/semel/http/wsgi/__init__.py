@@ -1,6 +1,6 @@
 """WSGI: the middleware, and one request under it."""
 
 from semel.http.contract.rules import conditional, exempt, idempotent, natural
-from semel.http.wsgi.middleware import WSGIMiddleware, current_responder
+from semel.http.wsgi.middleware import WSGIMiddleware
 
-__all__ = ["WSGIMiddleware", "conditional", "current_responder", "exempt", "idempotent", "natural"]
+__all__ = ["WSGIMiddleware", "conditional", "exempt", "idempotent", "natural"]

@@ -18,7 +18,17 @@ import pytest
 
 pytest.register_assert_rewrite("semel.testing.conformance.families", "semel.testing.conformance.phrases")
 
-from semel.testing.conformance.script import Batch, Elsewhere, Family, Linger, Pause, Proof, Script, Together, Wait  # noqa: E402
+from semel.testing.conformance.script import (  # noqa: E402
+    Batch,
+    Elsewhere,
+    Family,
+    Linger,
+    Pause,
+    Proof,
+    Script,
+    Together,
+    WaitForChange,
+)
 from semel.testing.conformance.stages import AsyncStage, Clock, ManualClock, Stage  # noqa: E402
 from semel.testing.conformance.suite import FAMILIES, AsyncStoreSuite, StoreSuite, play, play_async  # noqa: E402
 
@@ -43,7 +53,7 @@ __all__ = [
     "Stage",
     "StoreSuite",
     "Together",
-    "Wait",
+    "WaitForChange",
     "async_machine_for",
     "check",
     "machine_for",

@@ -32,7 +32,7 @@ __all__ = [
     "Request",
     "Script",
     "Together",
-    "Wait",
+    "WaitForChange",
     "new_id",
     "new_nonce",
 ]
@@ -62,7 +62,7 @@ class Batch:
 
 
 @value
-class Wait:
+class WaitForChange:
     """The store's ``wait``; answered with the seconds that really passed."""
 
     id: bytes
@@ -73,7 +73,7 @@ class Wait:
 class Elsewhere:
     """The same through a second instance of the store on the same records; where there is none, through the first."""
 
-    request: Op[Any] | Batch | Wait
+    request: Op[Any] | Batch | WaitForChange
 
 
 @value
@@ -86,8 +86,9 @@ class Together:
     parts: Sequence[Request | Script]
 
 
-Request: TypeAlias = "Op[Any] | Pause | Linger | Batch | Wait | Elsewhere | Together"
+Request: TypeAlias = "Op[Any] | Pause | Linger | Batch | WaitForChange | Elsewhere | Together"
 Script: TypeAlias = Generator[Request, Any, Any]
+"""A proof: a generator that yields requests and asserts what it expects of the answers."""
 
 LIVE: Final = 30.0
 """A lease that does not end while a proof runs."""

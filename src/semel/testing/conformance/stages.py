@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from semel.engine.ports import AsyncStore, Store
 from semel.errors import StoreError
-from semel.testing.conformance.script import Batch, Elsewhere, Linger, Pause, Request, Script, Together, Wait
+from semel.testing.conformance.script import Batch, Elsewhere, Linger, Pause, Request, Script, Together, WaitForChange
 
 __all__ = ["AsyncStage", "Clock", "ManualClock", "Stage"]
 
@@ -74,7 +74,7 @@ class Stage:
                 time.sleep(seconds)
             case Batch(ops):
                 return store.execute_many(ops)
-            case Wait(id, seconds):
+            case WaitForChange(id, seconds):
                 began = time.monotonic()
                 store.wait(id, seconds)
                 return time.monotonic() - began
@@ -142,7 +142,7 @@ class AsyncStage:
                 await asyncio.sleep(seconds)
             case Batch(ops):
                 return await store.execute_many(ops)
-            case Wait(id, seconds):
+            case WaitForChange(id, seconds):
                 began = time.monotonic()
                 await store.wait(id, seconds)
                 return time.monotonic() - began

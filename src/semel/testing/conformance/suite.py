@@ -55,6 +55,7 @@ FAMILIES = tuple(
         resume,
     )
 )
+"""All proofs, grouped by the operation they are about."""
 
 
 def play(proof: Proof, open_store: Callable[[], Store], *, shared: bool = True, clock: Clock | None = None) -> None:

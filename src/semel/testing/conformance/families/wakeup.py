@@ -12,7 +12,17 @@ from typing import Any
 from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep
 from semel.core.states import State
 from semel.testing.conformance.phrases import abandoned, done, running, unknown
-from semel.testing.conformance.script import LIVE, TTL, Elsewhere, Family, Linger, Script, Together, Wait, new_id
+from semel.testing.conformance.script import (
+    LIVE,
+    TTL,
+    Elsewhere,
+    Family,
+    Linger,
+    Script,
+    Together,
+    WaitForChange,
+    new_id,
+)
 
 FAMILY = Family("wakeup")
 LONG = 20.0
@@ -36,27 +46,29 @@ def _after_a_while(request: Op[Any] | Elsewhere) -> Script:
 
 @FAMILY(wakes=True)
 def nobody_waits_for_what_is_not_running() -> Script:
-    assert (yield Wait(new_id(), LONG)) < SOON
+    assert (yield WaitForChange(new_id(), LONG)) < SOON
     for make in (done, unknown, abandoned):
         id, _ = yield from make()
-        assert (yield Wait(id, LONG)) < SOON
-        assert (yield Elsewhere(Wait(id, LONG))) < SOON
+        assert (yield WaitForChange(id, LONG)) < SOON
+        assert (yield Elsewhere(WaitForChange(id, LONG))) < SOON
 
 
 @FAMILY(wakes=True)
 def a_wait_ends_by_its_limit() -> Script:
     id, claimed = yield from running()
-    assert (yield Wait(id, 0.1)) < SOON
-    assert (yield Wait(id, 0)) < SOON
+    assert (yield WaitForChange(id, 0.1)) < SOON
+    assert (yield WaitForChange(id, 0)) < SOON
     assert (yield Complete(id, claimed.token, b"answer", TTL)) is True
-    assert (yield Wait(id, LONG)) < SOON
+    assert (yield WaitForChange(id, LONG)) < SOON
 
 
 @FAMILY(wakes=True)
 def whatever_ends_an_attempt_wakes_its_waiters() -> Script:
     for ending in ENDINGS:
         id, claimed = yield from running()
-        *waited, _ = yield Together([Wait(id, LONG), Wait(id, LONG), _after_a_while(ending(id, claimed.token))])
+        *waited, _ = yield Together(
+            [WaitForChange(id, LONG), WaitForChange(id, LONG), _after_a_while(ending(id, claimed.token))]
+        )
         assert max(waited) < SOON
 
 
@@ -65,7 +77,11 @@ def an_attempt_ended_elsewhere_wakes_its_waiters() -> Script:
     for ending in ENDINGS:
         id, claimed = yield from running()
         *waited, _ = yield Together(
-            [Wait(id, LONG), Elsewhere(Wait(id, LONG)), _after_a_while(Elsewhere(ending(id, claimed.token)))]
+            [
+                WaitForChange(id, LONG),
+                Elsewhere(WaitForChange(id, LONG)),
+                _after_a_while(Elsewhere(ending(id, claimed.token))),
+            ]
         )
         assert max(waited) < SOON
 
@@ -82,7 +98,7 @@ def an_attempt_that_carries_on_does_not_lose_its_waiters() -> Script:
         yield Linger(0.05)
         return (yield Complete(id, claimed.token, b"answer", TTL))
 
-    waited, completed = yield Together([Wait(id, LONG), carries_on()])
+    waited, completed = yield Together([WaitForChange(id, LONG), carries_on()])
     assert completed is True
     assert waited < SOON
 
@@ -92,7 +108,7 @@ def each_waits_for_its_own_record() -> Script:
     attempts = []
     for _ in range(8):
         attempts.append((yield from running()))
-    waits = [Wait(id, LONG) for id, _ in attempts]
+    waits = [WaitForChange(id, LONG) for id, _ in attempts]
     ends = [_after_a_while(Complete(id, claimed.token, b"answer", TTL)) for id, claimed in attempts]
     answers = yield Together([*waits, *ends])
     assert max(answers[:8]) < SOON
@@ -102,7 +118,9 @@ def each_waits_for_its_own_record() -> Script:
 @FAMILY(wakes=True)
 def a_waiter_that_went_away_harms_nobody() -> Script:
     id, claimed = yield from running()
-    assert (yield Wait(id, 0.05)) < SOON
-    waited, completed = yield Together([Wait(id, LONG), _after_a_while(Complete(id, claimed.token, b"answer", TTL))])
+    assert (yield WaitForChange(id, 0.05)) < SOON
+    waited, completed = yield Together(
+        [WaitForChange(id, LONG), _after_a_while(Complete(id, claimed.token, b"answer", TTL))]
+    )
     assert completed is True
     assert waited < SOON
