@@ -14,7 +14,7 @@ import pytest
 
 from semel.cli import main
 from semel.errors import ConfigurationError
-from semel.http.describe.installed import installed_in
+from semel.http.describe.installation import find_installation
 
 ROOT = Path(__file__).parents[2]
 
@@ -304,7 +304,7 @@ def test_a_wrong_name_is_explained(
     [
         ("import nothing_like_it", "cannot be imported: No module named 'nothing_like_it'"),
         ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
-        ("Policy(ttl='soon')", "no duration"),
+        ("Policy(ttl='soon')", "not a duration"),
     ],
 )
 def test_a_module_that_cannot_be_imported_says_why(
@@ -341,4 +341,4 @@ def test_an_object_that_wraps_itself_is_given_up_on() -> None:
             return Loop()
 
     with pytest.raises(ConfigurationError, match="Loop around Loop"):
-        installed_in(Loop())
+        find_installation(Loop())

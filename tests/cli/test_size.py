@@ -437,7 +437,7 @@ def test_a_store_that_is_away_is_said_in_a_line(
     [
         (["--qps", "0"], "--qps is how many new keys come each second"),
         (["--qps", "many"], "--qps is how many new keys come each second"),
-        (["--qps", "1", "--window", "soon"], "--window: 'soon' is no duration"),
+        (["--qps", "1", "--window", "soon"], "--window: 'soon' is not a duration"),
         (["--qps", "1", "--body", "big"], "'big' is no size"),
         (["--qps", "1", "--window", "0"], "--window: 0 is no time"),
         (["--qps", "1", "--window", "0h"], "--window: 0h is no time"),

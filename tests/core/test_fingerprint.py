@@ -266,7 +266,7 @@ class TestArgumentsChosen:
 
     @pytest.mark.parametrize(
         ("choice", "words"),
-        [((), "names no argument"), ("amount", r"\('amount',\)"), (("a..b",), "no path"), ((7,), "no path")],
+        [((), "names no argument"), ("amount", r"\('amount',\)"), (("a..b",), "not a path"), ((7,), "not a path")],
     )
     def test_other_wrong_choices_are_refused_when_compiled(self, choice: Any, words: str) -> None:
         with pytest.raises(PolicyError, match=words):

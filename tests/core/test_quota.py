@@ -12,8 +12,8 @@ class Clock:
 
 def count(meter: Meter, tenant: str, live: int) -> None:
     assert meter.must_count(tenant)
-    meter.counted(tenant, live)
-    meter.asked(tenant)
+    meter.set_count(tenant, live)
+    meter.end_count(tenant)
 
 
 def test_a_guard_counts_again_when_it_used_its_share_of_the_room() -> None:
@@ -21,11 +21,11 @@ def test_a_guard_counts_again_when_it_used_its_share_of_the_room() -> None:
     count(meter, "t", 0)
     for _ in range(1000 // SHARE):
         assert not meter.must_count("t")
-        meter.claimed("t")
+        meter.add_key("t")
     count(meter, "t", 500)  # others were there too
     for _ in range(500 // SHARE):
         assert not meter.must_count("t")
-        meter.claimed("t")
+        meter.add_key("t")
     assert meter.must_count("t")
 
 
@@ -35,7 +35,7 @@ def test_near_the_quota_it_does_not_count_for_every_key() -> None:
     asked = 0
     for _ in range(FEWEST):
         asked += meter.must_count("t")
-        meter.claimed("t")
+        meter.add_key("t")
     assert asked == 0
 
 
@@ -43,7 +43,7 @@ def test_only_one_asks_at_a_time() -> None:
     meter = Meter(Quota(live_keys=10), Clock())
     assert meter.must_count("t")
     assert not meter.must_count("t")
-    meter.asked("t")
+    meter.end_count("t")
     assert meter.must_count("t")
 
 
@@ -51,15 +51,15 @@ def test_a_tenant_at_its_quota_is_counted_again_only_after_a_while() -> None:
     clock = Clock()
     meter = Meter(Quota(live_keys=2, recount_every=5), clock)
     count(meter, "t", 2)
-    assert meter.full("t") == 5.0
+    assert meter.retry_after("t") == 5.0
     clock.now += 3
     assert not meter.must_count("t")
-    assert meter.full("t") == 2.0
+    assert meter.retry_after("t") == 2.0
     clock.now += 2.5
     count(meter, "t", 1)
-    assert meter.full("t") is None
-    meter.claimed("t")
-    assert meter.full("t") is not None
+    assert meter.retry_after("t") is None
+    meter.add_key("t")
+    assert meter.retry_after("t") is not None
     assert not meter.must_count("t"), "it was counted a moment ago"
 
 
@@ -76,5 +76,5 @@ def test_tenants_not_seen_for_long_are_forgotten_and_those_in_use_are_not() -> N
 def test_released_keys_never_count_below_nothing() -> None:
     meter = Meter(Quota(live_keys=10), Clock())
     count(meter, "t", 0)
-    meter.released("t")
+    meter.remove_key("t")
     assert meter.estimate("t") == 0

@@ -262,7 +262,7 @@ def test_a_sync_guard_keeps_its_settings_for_async_functions() -> None:
         return guard._async_twin()
 
     made = asyncio.run(twin())
-    assert (made._sweep_every, made.tenant, made._readable_keys) == (None, "acme", False), "its sync guard sweeps"
+    assert (made.sweep_every, made.tenant, made.readable_keys) == (None, "acme", False), "its sync guard sweeps"
 
 
 def test_an_async_guard_protects_a_plain_function() -> None:

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from litestar import Litestar, post
 
 from semel import AsyncMemoryStore, AsyncSemel, ConfigurationError, MemoryStore, Policy, PolicyError, Semel
+from semel.http import asgi as asgi_room
 from semel.http import django as for_django
 from semel.http import fastapi as for_fastapi
 from semel.http import flask as for_flask
@@ -141,3 +142,9 @@ def test_a_forgotten_extension_is_named_as_the_framework_calls_it() -> None:
     app.post("/pay")(for_flask.idempotent()(view))
     with pytest.raises(ConfigurationError, match=r"install\(app, guard=…, tenant=…\) in Flask"):
         app.test_client().post("/pay")
+
+
+@pytest.mark.parametrize("name", ["idempotent", "conditional", "natural"])
+def test_a_rule_for_routes_says_where_the_decorator_is(name: str) -> None:
+    with pytest.raises(PolicyError, match=f"{name} is for routes= here: .* such as semel.http.fastapi"):
+        getattr(asgi_room, name)()(view)

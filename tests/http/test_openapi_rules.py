@@ -92,7 +92,7 @@ def test_the_document_itself_may_say_the_rule_and_the_program_wins() -> None:
         (7, "a rule is an object"),
         ({"class": "reaction"}, "one of action, conditional"),
         ({"class": "action", "tll": "7d"}, "unknown setting tll"),
-        ({"class": "action", "ttl": "soon"}, "no duration"),
+        ({"class": "action", "ttl": "soon"}, "not a duration"),
         ({"class": "action", "on_abandoned": "recover"}, "a recover hook is code"),
         ({"class": "action", "key_format": {"pattern": "("}}, "no regular expression"),
         ({"class": "action", "key_format": {"name": "uid"}}, "unknown key format 'uid'"),

@@ -698,7 +698,7 @@ def test_a_cluster_answers_replays(open_tiers: Open, redis_cluster: RedisCluster
 def test_settings_that_cannot_be_meant_are_refused(redis_url: str) -> None:
     with pytest.raises(ConfigurationError, match="max_copy_bytes is a number of bytes"):
         TieredStore(MemoryStore(), RedisCache(redis_url), max_copy_bytes=-1)
-    with pytest.raises(ConfigurationError, match="keep: 'soon' is no duration"):
+    with pytest.raises(ConfigurationError, match="keep: 'soon' is not a duration"):
         TieredStore(MemoryStore(), RedisCache(redis_url), keep="soon")
 
 

@@ -28,10 +28,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from semel.cli.targets import load
     from semel.http.describe.design import design_of
-    from semel.http.describe.installed import installed_in
+    from semel.http.describe.installation import find_installation
 
     with redirect_stdout(sys.stderr):  # what the application prints does not belong to the page
-        design = design_of(args.app, installed_in(load(args.app, args.app_dir)))
+        design = design_of(args.app, find_installation(load(args.app, args.app_dir)))
     print(json.dumps(design, indent=2, ensure_ascii=False) if args.json else page(design))
     return OK
 

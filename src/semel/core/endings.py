@@ -95,7 +95,7 @@ def release(call: Call, claimed: Claimed, error: BaseException | None, *, to: St
         return
     if stored:
         if to is State.ABSENT and call.quota is not None:
-            call.quota.released(call.tenant)
+            call.quota.remove_key(call.tenant)
         call.tell(
             events.Released, claimed.attempt, "" if error is None else describe_error(error), to is State.ABANDONED
         )

@@ -120,7 +120,7 @@ def _execute(call: Call, claimed: Claimed) -> Flow:
             yield from release(call, claimed, None, to=State.ABSENT)
             return Outcome(None, False, 0)
         if call.quota is not None:
-            call.quota.claimed(call.tenant)
+            call.quota.add_key(call.tenant)
         call.tell(events.Started, 1, claimed.token)
     else:
         call.tell(events.TakenOver, claimed.attempt, claimed.token)

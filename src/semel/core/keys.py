@@ -1,11 +1,11 @@
-"""Keys: what may be one, how one is read and written, and what is made from it.
+"""Keys: checking them, reading and writing them in headers, and deriving identities and further keys from them.
 
 A key names one intent of one client. This module checks keys, reads and writes the ``Idempotency-Key`` header field,
-turns (tenant, operation, key) into the record's identity, and derives the keys that travel on to the next hop.
+turns (tenant, operation, key) into the record's identity, and derives the keys that are sent on to the next hop.
 
-A key is opaque text: it is compared as it was sent, neither case-folded nor Unicode-normalised, and never made from a
-request's body. The module must not know what a request or a record is, where anything is stored, or what time it is;
-and it must not make keys up: that is the client's part, and it takes randomness.
+A key is opaque text: it is compared as it was sent, neither case-folded nor Unicode-normalised, and it is never made
+from a request's body. This module must not know requests, records, stores or the time. It does not generate keys: that
+is the client's part, and needs randomness.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ __all__ = [
 ]
 
 MAX_KEY_LENGTH = 255
-"""Characters. A hard ceiling, since stores size their columns by it; a format may ask for less."""
+"""In characters. Stores size their columns by it; a format may allow less."""
 
 HeaderMode = Literal["auto", "strict", "raw"]
 
 _SHOWN = 12
-"""How much of a refused key an error may show: enough to find it in a log, too little to leak it."""
+"""How many characters of a refused key an error shows: enough to find it in a log, too few to leak it."""
 
-# Control characters cannot travel (NUL breaks databases, CR and LF break headers); lone surrogates are no UTF-8.
+# NUL breaks databases, CR and LF break headers, and lone surrogates cannot be encoded as UTF-8.
 _UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _HEX = "[0-9A-Fa-f]"
-# The nil UUID says "no value" (RFC 9562, 5.9). It is what an unset variable sends, from every client alike.
+# The nil UUID means "no value" (RFC 9562, 5.9). Every client with an unset variable would send it.
 _UUID = re.compile(f"(?![-0]+$){_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
 _ULID = re.compile("[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}")
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFormat:
-    """What an operation accepts as a key: a named format, or a pattern of one's own, and a length.
+    """What an operation accepts as a key: a named format or a pattern, and a maximum length.
 
-    ``uuid`` is any UUID of RFC 9562 but the nil one, as 8-4-4-4-12 hexadecimal digits; ``ulid`` is 26 digits of
-    Crockford's base 32. Both are accepted in either case, and the case is kept: ``ABC…`` and ``abc…`` are two keys. A
-    retry sends the bytes of the first try, so folding would gain nothing, and a gateway or consumer in another language
-    that does not fold would disagree about which calls are one.
+    ``uuid`` is any UUID of RFC 9562 except the nil one, as 8-4-4-4-12 hexadecimal digits; ``ulid`` is 26 digits of
+    Crockford's base 32. Both are accepted in upper and lower case, and the case counts: ``ABC…`` and ``abc…`` are two
+    keys. A retry sends the same bytes as the first try, so folding would gain nothing, and a gateway or consumer in
+    another language that does not fold would disagree about which calls are the same.
     """
 
     name: str
@@ -71,7 +71,7 @@ class KeyFormat:
 
     @classmethod
     def named(cls, name: str, *, max_length: int = MAX_KEY_LENGTH) -> KeyFormat:
-        """The format of that name: ``any``, ``uuid`` or ``ulid``."""
+        """Return the format of that name: ``any``, ``uuid`` or ``ulid``. Raises PolicyError."""
         match name:
             case "any":
                 return cls(name, max_length=max_length)
@@ -83,9 +83,9 @@ class KeyFormat:
 
     @classmethod
     def matching(cls, pattern: str, *, max_length: int = MAX_KEY_LENGTH) -> KeyFormat:
-        """A regular expression that the whole key must match.
+        """Return a format for keys that match a regular expression as a whole. Raises PolicyError.
 
-        The length is checked first, so that a slow pattern never meets a long key.
+        The length is checked first, so that a slow pattern never sees a long key.
         """
         try:
             compiled = re.compile(pattern)
@@ -94,7 +94,7 @@ class KeyFormat:
         return cls("pattern", compiled, f"a key that matches {pattern}", max_length)
 
     def check(self, key: str) -> None:
-        """Raise KeyInvalid unless the key is text that can be kept, short enough, and of this format."""
+        """Raise KeyInvalid unless the key is short enough, has this format and can be stored."""
         if not key:
             raise KeyInvalid(f"the key is empty: expected {self.expected}")
         if len(key) > self.max_length:
@@ -111,12 +111,12 @@ ANY = KeyFormat.named("any")
 
 
 def normalize_key(value: object, format: KeyFormat = ANY) -> str:
-    """The key of a function call as text.
+    """Return the key of a function call as text. Raises KeyMissing for None and ``""``, and KeyInvalid.
 
-    Text, whole numbers and UUIDs are keys: ``7`` and ``"7"`` are the same one. None and ``""`` are no key. Anything
-    else is refused, because its text may differ from one process to the next.
+    A key is a text, a whole number or a UUID: ``7`` and ``"7"`` are the same key. Anything else is refused, because its
+    text may differ from one process to the next.
     """
-    # The ordinary key in four C calls; whatever is not ordinary takes the long way round, to the same answer.
+    # A short cut for ordinary keys. The code below gives the same answer for them.
     if (
         type(value) is str
         and 0 < len(value) <= format.max_length
@@ -152,8 +152,8 @@ def check_name(what: str, name: object) -> str:
         raise PolicyError(f"{what} has a name of 1 to 255 printable characters, not {str(name)[:40]!r}") from error
 
 
-# The header field, RFC 9651. Every pattern below is matched from one position on and has one way to match, so that the
-# time is linear in the field's length.
+# The header field, RFC 9651. Every pattern below is matched at one position and has one way to match, so the time is
+# linear in the length of the field.
 _BARE = re.compile(r"[!#-+\--:<-\[\]-~]+")  # printable ASCII without blank, quote, comma, semicolon, backslash
 _QUOTED = r'"[ !#-\[\]-~]*(?:\\["\\][ !#-\[\]-~]*)*"'
 _DISPLAY = r'%"(?:[ !#$&-~]|%[0-9a-f]{2})*"'
@@ -173,12 +173,12 @@ _PERCENT = re.compile(rb"%(..)")
 
 
 def parse_header(value: str, mode: HeaderMode = "auto", format: KeyFormat = ANY) -> str:
-    """The key in the value of one ``Idempotency-Key`` field line.
+    """Return the key in the value of one ``Idempotency-Key`` field line. Raises KeyInvalid.
 
     ``auto``: a value that starts with a quote must be a Structured Field String, whose parameters are checked and
-    ignored; any other value is a bare key. ``strict``: the String only. ``raw``: the value as it stands, with quotes.
+    ignored; any other value is a bare key. ``strict``: only the String. ``raw``: the value as it is, with quotes.
     """
-    # The ordinary bare key in two C calls; whatever is not ordinary takes the long way round, to the same answer.
+    # A short cut for ordinary bare keys. The code below gives the same answer for them.
     if mode == "auto" and format.pattern is None and len(value) <= format.max_length and _BARE.fullmatch(value):
         return value
     text = value.strip(" \t")
@@ -206,7 +206,9 @@ def parse_header(value: str, mode: HeaderMode = "auto", format: KeyFormat = ANY)
 
 
 def header_value(key: str, quote: bool = False) -> str:
-    """The key as a field value: bare, or as a Structured Field String; ``parse_header`` reads both back."""
+    """Return the key as a field value: bare, or as a Structured Field String. ``parse_header`` reads both. Raises
+    KeyInvalid.
+    """
     ANY.check(key)
     if not (key.isascii() and key.isprintable()):
         raise KeyInvalid(f"the key {_shown(key)} cannot travel in a header: it holds more than printable ASCII")
@@ -234,7 +236,7 @@ def _structured_string(text: str) -> str:
 
 
 def _is_utf8(display: str | None) -> bool:
-    """Whether a Display String's escaped bytes are UTF-8, the one rule of the syntax that no pattern expresses."""
+    """Whether a Display String's escaped bytes are UTF-8, the one rule of the syntax that no pattern can express."""
     try:
         _PERCENT.sub(lambda match: a2b_hex(match[1]), (display or "").encode()[1:]).decode()
     except UnicodeDecodeError:
@@ -242,13 +244,13 @@ def _is_utf8(display: str | None) -> bool:
     return True
 
 
-# Each use of the hash has its own ``person``, so that no value of one can be a value of another. Copying a hash takes
-# less time than making one.
+# Each use of the hash has its own ``person``, so that values of different uses never coincide. Copying a hash is faster
+# than creating one.
 _IDENTITY = blake2b(digest_size=16, person=b"semel.identity.1")
 
 
 def identity(tenant: str, operation: str, key: str) -> bytes:
-    """The record's 16 bytes: BLAKE2b over the three as UTF-8, each behind its length in bytes and a colon.
+    """Return the record's 16 bytes: BLAKE2b over the three as UTF-8, each preceded by its length in bytes and a colon.
 
     The lengths keep ("ab", "c") and ("a", "bc") apart, whatever characters a tenant puts into its name.
     """
@@ -262,11 +264,12 @@ def identity(tenant: str, operation: str, key: str) -> bytes:
 
 
 def derive(root: bytes, step: str) -> str:
-    """The key to send on for one step of an operation: the same for every attempt, another for every step.
+    """Return the key to send on for one step of an operation: the same in every attempt, another for every step.
 
-    ``root`` is the operation's identity and keys the hash, so that nobody without it can tell which keys belong
-    together. The answer has the form of a UUID of version 8, which every key format and payment provider accepts, and
-    122 uniform bits. It is a key like any other: the receiver makes its own identity of it and may derive again.
+    ``root`` is the operation's identity. It is the key of the hash, so that nobody without it can tell which keys
+    belong together. The result has the form of a UUID of version 8, which every key format and payment provider
+    accepts, and 122 uniform bits. It is a key like any other: the receiver makes its own identity from it and may
+    derive again.
     """
     if len(root) != 16:
         raise PolicyError(f"keys are derived from an identity of 16 bytes, not of {len(root)}")

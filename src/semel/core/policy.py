@@ -1,19 +1,19 @@
-"""What an operation promises: guarantee, lease, ttl; what to do with duplicates, silence, failures and a dead store.
+"""The policy of an operation: its guarantee, lease and ttl, and what to do in case of duplicates and failures.
 
-A ``Policy`` is frozen and belongs to one operation; durations are numbers of seconds, ``"24h"``-like texts, or
-timedeltas. The three guarantees are names for defaults, and what contradicts a guarantee is refused:
+A ``Policy`` is immutable and belongs to one operation. Durations are numbers of seconds, texts such as ``"24h"``, or
+timedeltas. The three guarantees are sets of defaults. A setting that contradicts the guarantee is refused:
 
 ================  ============  ==============  ===========  ========================================================
 guarantee         on_abandoned  on_store_error  failures     in words
 ================  ============  ==============  ===========  ========================================================
-effectively_once  retry         closed          run again    never runs unclaimed; what was abandoned is run again,
-                                                             resuming after its steps
-at_most_once      reject        closed          remembered   never runs twice, even if that means not knowing
-at_least_once     retry         open            run again    never turned away for the store's sake
+effectively_once  retry         closed          run again    never runs without a claim; an abandoned attempt is run
+                                                             again, and continues after its steps
+at_most_once      reject        closed          remembered   never runs twice, even if the outcome stays unknown
+at_least_once     retry         open            run again    runs even if the store is down
 ================  ============  ==============  ===========  ========================================================
 
-A handler that is interrupted (a cancelled task, Ctrl-C, a shutdown) has said nothing about its effect. Where an
-abandoned attempt may not simply be run again, an interrupted one may not either: see ``on_interrupted``.
+A handler that is interrupted (a cancelled task, Ctrl-C, a shutdown) may or may not have had its effect. If an abandoned
+attempt may not simply be run again, an interrupted one may not either: see ``on_interrupted``.
 """
 
 from __future__ import annotations
@@ -43,14 +43,17 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 
 
 def seconds(duration: Duration, name: str = "duration") -> float:
-    """A duration in seconds: ``30``, ``0.5``, ``"250ms"``, ``"24h"``, ``"1h30m"``, or a timedelta."""
+    """Return a duration in seconds: ``30``, ``0.5``, ``"250ms"``, ``"24h"``, ``"1h30m"``, or a timedelta.
+
+    Raises PolicyError; ``name`` is the setting that it names.
+    """
     if isinstance(duration, timedelta):
         result = duration.total_seconds()
     elif isinstance(duration, str):
         text = duration.replace(" ", "")
         if not _TEXT.fullmatch(text):
             raise PolicyError(
-                f'{name}: {duration[:40]!r} is no duration; write seconds (30) or "250ms", "30s", "24h", "7d"'
+                f'{name}: {duration[:40]!r} is not a duration; write seconds (30) or "250ms", "30s", "24h", "7d"'
             )
         result = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
     elif type(duration) in (int, float):
@@ -73,9 +76,9 @@ def _finite(number: float) -> float:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Wait:
-    """``on_duplicate=Wait("5s")``: a duplicate waits for the first call's answer instead of being turned away.
+    """``on_duplicate=Wait("5s")``: a duplicate waits for the first call's result, for at most this long.
 
-    It returns that answer, or raises InProgress when the time is over.
+    It returns that result, or raises InProgress when the time is over.
     """
 
     seconds: float
@@ -86,50 +89,53 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The promises of one operation. See the table above; ``None`` means: as the guarantee says."""
+    """The promises of one operation. See the table above; ``None`` means the guarantee's default."""
 
     guarantee: Guarantee = "effectively_once"
     lease: Duration = 30.0
-    """How long a silent owner is believed alive. Renewed while the handler runs, so it may be shorter than the work."""
+    """How long an owner that does not report counts as alive. The lease is renewed while the handler runs, so it may be
+    shorter than the work.
+    """
     ttl: Duration | None = 86400.0
-    """How long an answer is remembered; None for ever."""
+    """How long a result is stored; None for ever."""
     reject_expired_for: Duration | None = None
-    """For how long after the ttl a key is refused (KeyExpired) instead of being run again as a new one. The record is
-    kept for so much longer; one that was written before this was set counts as expired in the last of its time.
+    """For how long after the ttl a key is rejected with KeyExpired instead of being run again as a new one. The record
+    is stored that much longer. A record that was written before this was set counts as expired in the last part of its
+    time.
     """
     on_duplicate: Literal["raise"] | Wait = "raise"
     on_abandoned: OnAbandoned | None = None
     recover: Callable[..., Any] | None = None
-    """Called for an abandoned attempt to find out what happened: see ``semel.Recovered``, ``NOT_DONE``,
-    ``CANNOT_TELL``.
+    """Called for an abandoned attempt to find out what happened. It returns ``semel.Recovered(result)``, ``NOT_DONE``
+    or ``CANNOT_TELL``.
     """
     on_interrupted: OnInterrupted | None = None
-    """A handler stopped from outside, by a cancellation or Ctrl-C: ``"release"`` takes it that nothing happened, as
-    when it raised; ``"abandon"`` treats it like a crash. By default the former where an abandoned attempt is run
-    again, the latter where it is rejected or recovered.
+    """What to do if a handler is interrupted by a cancellation or Ctrl-C. ``"release"`` assumes that nothing happened,
+    as when it raises; ``"abandon"`` treats it like a crash. The default is the former if an abandoned attempt is run
+    again, and the latter if it is rejected or recovered.
     """
     on_store_error: OnStoreError | None = None
     remember_errors: Remember | None = None
-    """Exceptions that are an answer: stored, and replayed. The others mean that nothing happened: the key is free
-    again.
+    """Exceptions that are stored and replayed like a result. Any other exception means that nothing happened: the key
+    is free again.
     """
     completion_timeout: Duration = 5.0
-    """How long the outcome of a finished handler is offered to a failing store before giving up."""
+    """How long to try to store the outcome of a finished handler while the store fails."""
     resumable: bool = False
-    """Keep what the function was called with, so that a resumer can go on when its process has died. For functions
-    decorated by ``once``.
+    """Store the function's arguments, so that a resumer can continue if the process dies. For functions decorated with
+    ``once``.
     """
 
     lease_seconds: float = field(init=False, repr=False, compare=False)
     ttl_seconds: float = field(init=False, repr=False, compare=False)
     reject_seconds: float = field(init=False, repr=False, compare=False)
     retention_seconds: float = field(init=False, repr=False, compare=False)
-    """How long the store keeps the record: the ttl, and the time in which the expired key is refused."""
+    """How long the record is stored: the ttl, plus the time in which an expired key is rejected."""
     wait_seconds: float = field(init=False, repr=False, compare=False)
     completion_seconds: float = field(init=False, repr=False, compare=False)
     takeover: Takeover = field(init=False, repr=False, compare=False)
     interrupted_to: State | None = field(init=False, repr=False, compare=False)
-    """Where an interrupted attempt is released to; None: as one that raised."""
+    """The state to which an interrupted attempt is released; None: the same as for one that raised."""
     fails_open: bool = field(init=False, repr=False, compare=False)
     remembered: tuple[type[BaseException], ...] = field(init=False, repr=False, compare=False)
 
@@ -170,7 +176,7 @@ class Policy:
         if self.ttl_seconds <= 0:
             raise PolicyError("ttl must be longer than 0 s")
         if self.reject_expired_for is not None and self.ttl is None:
-            raise PolicyError("reject_expired_for= says what follows the ttl, and ttl=None never ends: leave one out")
+            raise PolicyError("reject_expired_for= begins after the ttl, and ttl=None never ends: leave one out")
         self._set(
             "reject_seconds",
             0.0 if self.reject_expired_for is None else seconds(self.reject_expired_for, "reject_expired_for"),
@@ -183,7 +189,7 @@ class Policy:
         return Takeover.REJECT if at_most_once or self.on_abandoned == "reject" else Takeover.RETRY
 
     def _interrupted_to(self) -> State | None:
-        """As the table of states has it for silence: UNKNOWN where nobody may run it again, else ABANDONED."""
+        """The same as for a crash: UNKNOWN if nobody may run it again, else ABANDONED."""
         if self.takeover is Takeover.RETRY:
             return State.ABANDONED if self.on_interrupted == "abandon" else None
         if self.on_interrupted == "release":
@@ -194,7 +200,9 @@ class Policy:
         object.__setattr__(self, name, value)
 
     def replace(self, **changes: Any) -> Policy:
-        """This policy with some promises changed; an unknown name is an error that lists the known ones."""
+        """Return this policy with some settings changed. Raises PolicyError for an unknown name, and lists the known
+        ones.
+        """
         if not changes:
             return self
         settings = {f.name: getattr(self, f.name) for f in fields(self) if f.init}

@@ -1,7 +1,7 @@
-"""What each Op does to a record: the transition table put to work, as pure functions of (record, Op, now).
+"""What each Op does to a record: the transition table as pure functions of (row, Op, now).
 
-The memory store is this module and a dict. For the stores that speak to a server it is the model: the conformance suite
-runs the same Ops against both and compares.
+The memory store is this module and a dict. For the other stores it is the model: the conformance suite runs the same
+Ops against both and compares the answers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from semel.core.states import (
     Takeover,
 )
 
-__all__ = ["Row", "apply", "expired", "may_take_over", "same_request", "state_at", "state_of", "sweepable"]
+__all__ = ["Row", "apply", "is_expired", "may_take_over", "same_request", "state_at", "state_of", "sweepable"]
 
 
 _RETRY: Final = Takeover.RETRY
@@ -46,7 +46,7 @@ _CLAIMED: Final = TRANSITIONS[ABSENT, Move.CLAIM]
 
 
 class Row(NamedTuple):
-    """A record as it is kept: instants of the store's own clock, in seconds."""
+    """A record as the memory store holds it. Times are instants of the store's own clock, in seconds."""
 
     id: bytes
     state: State
@@ -66,13 +66,13 @@ class Row(NamedTuple):
 
 
 _row: Final[Callable[[tuple[Any, ...]], Row]] = partial(tuple.__new__, Row)
-"""A Row of all its fields in their order, without the function that NamedTuple makes for that: a third of the time."""
+"""Makes a Row of all its fields in order, faster than ``Row(...)``, which is a Python function."""
 
 
 def state_at(stored: int, takeover: int, lease_left: float, expires_in: float) -> State:
-    """The state of plain numbers: what is written, and what the clock makes of it. Times are what is left, in any unit.
+    """Return the state of a record from the stored state and the time that is left, in any unit.
 
-    A record counts as absent when it is past its time and nothing about it is in doubt.
+    An expired record counts as absent, unless its outcome is in doubt.
     """
     if stored == RUNNING:
         if lease_left > 0:
@@ -84,20 +84,20 @@ def state_at(stored: int, takeover: int, lease_left: float, expires_in: float) -
 
 
 def state_of(row: Row | None, now: float) -> State:
-    """The state of a row at a moment."""
+    """Return the state of a row at the time ``now``."""
     if row is None:
         return ABSENT
     return state_at(row.state, row.takeover, row.lease_end - now, row.expires - now)
 
 
-def expired(row: Row, now: float) -> bool:
+def is_expired(row: Row, now: float) -> bool:
     """Whether the row counts as absent."""
     return state_of(row, now) is ABSENT
 
 
 def sweepable(row: Row, now: float) -> State | None:
-    """What a sweep makes of the row: ABSENT, UNKNOWN, or None to leave it."""
-    if expired(row, now):
+    """Return the state that a sweep moves the row to, ABSENT or UNKNOWN; None if it stays as it is."""
+    if is_expired(row, now):
         return ABSENT
     if row.state is RUNNING and row.lease_end <= now and row.expires <= now:
         return UNKNOWN
@@ -105,8 +105,8 @@ def sweepable(row: Row, now: float) -> State | None:
 
 
 def show(row: Row, now: float) -> Record:
-    """The row as readers see it."""
-    # At once: a field of a tuple by its name takes Python 3.11 as long as all of them do.
+    """Return the row as a Record."""
+    # Unpacked at once: on Python 3.11 reading one field by its name is as slow as unpacking all of them.
     (
         id, stored, token, attempt, _, takeover, fingerprint, lease_end, created, expires, tenant, operation, key,
         snapshot, _,
@@ -119,17 +119,21 @@ def show(row: Row, now: float) -> Record:
 
 
 def same_request(stored: bytes, asked: bytes) -> bool:
-    """Whether two fingerprints may be of one request; an empty one matches everything."""
+    """Whether two fingerprints may belong to one request. An empty one matches every other."""
     return not asked or not stored or stored == asked
 
 
 def may_take_over(owner: int, claimer: int) -> bool:
-    """Both must allow a plain re-run; a claimer that can find out what happened may always look."""
+    """Whether a claimer may take over an abandoned record, by the takeover rules of both. Both must allow a re-run; a
+    claimer with a recover hook always may, because it finds out what happened.
+    """
     return claimer == _RECOVER or (claimer == _RETRY and owner == _RETRY)
 
 
 def next_token(row: Row | None, now: float) -> int:
-    """Grows with every attempt, also across a removal of the record: microseconds of the store's clock, or one more."""
+    """Return a token that is greater than all before it, also across a removal of the record: the microseconds of the
+    store's clock, or the row's token plus one.
+    """
     token = int(now * 1_000_000)
     least = 1 if row is None else row.token + 1
     return token if token > least else least
@@ -172,14 +176,14 @@ def renew(row: Row | None, op: Renew, now: float) -> tuple[Row | None, bool]:
 def complete(row: Row | None, op: Complete, now: float) -> tuple[Row | None, bool]:
     if row is None:
         return row, False
-    # Spelled out, for _replace() is slow and this is done for every call of the memory store.
+    # Spelled out, because _replace() is slow, and the memory store does this in every call.
     (
         id, state, token, attempt, nonce, takeover, fingerprint, _, created, _, tenant, operation, key, _, steps,
     ) = row  # fmt: skip
     if token != op.token:
         return row, False
     if state is DONE:
-        return row, True  # said before, by the same owner: its answer was lost on the way
+        return row, True  # sent before by the same owner, whose answer was lost
     if not _owner_may(row, token, _COMPLETE, now):
         return row, False
     return _row((
@@ -198,7 +202,7 @@ def release(row: Row | None, op: Release, now: float) -> tuple[Row | None, bool]
         return None, True
     if op.to is UNKNOWN:
         return row._replace(state=UNKNOWN), True
-    # A new token: a renewal that is still on its way must not hold what nobody runs.
+    # A new token, so that a renewal that is still on its way cannot revive the attempt.
     return row._replace(lease_end=now, token=next_token(row, now)), True
 
 
@@ -220,7 +224,7 @@ def resolve(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, State
         return row, state
     if op.snapshot is None:
         return None, state
-    # A new token, so that the lost owner, should it come back, finds its own stale.
+    # A new token, so that the lost owner finds its own stale if it comes back.
     return (
         row._replace(
             state=DONE,
@@ -234,7 +238,9 @@ def resolve(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, State
 
 
 def _owner_may(row: Row, token: int, move: Move, now: float) -> bool:
-    """Expiry is left aside: while nobody has taken the place of an expired attempt, its owner's word still counts."""
+    """Whether an owner's move is allowed. Expiry does not matter: while nobody has replaced an expired attempt, its
+    owner's report counts.
+    """
     state = ABANDONED if row.state is RUNNING and row.lease_end <= now else row.state
     return row.token == token and (state, move) in TRANSITIONS
 
@@ -251,5 +257,5 @@ _APPLY: Final[dict[type[Op[Any]], Callable[..., tuple[Row | None, Any]]]] = {
 
 
 def apply(row: Row | None, op: Op[Any], now: float) -> tuple[Row | None, Any]:
-    """The row after ``op``, and the Op's answer. Sweep and Count are over many rows: the store's own loop."""
+    """Return the row after ``op``, and the answer. Sweep and Count concern many rows: the store loops over them."""
     return _APPLY[type(op)](row, op, now)

@@ -233,7 +233,7 @@ _TAKEN: Final = Record(b"", State.RUNNING, 0, 1, b"", None, 1.0, 0.0, 1.0)
 def _execute(call: Call, own: bool, row: Row | None, claimed: Claimed) -> Flow:
     if claimed.attempt == 1:
         if call.quota is not None:
-            call.quota.claimed(call.tenant)
+            call.quota.add_key(call.tenant)
         call.tell(events.Started, 1, 0)
     else:
         call.tell(events.TakenOver, claimed.attempt, 0)
@@ -260,7 +260,7 @@ def _execute(call: Call, own: bool, row: Row | None, claimed: Claimed) -> Flow:
 def _free_quota(call: Call, claimed: Claimed) -> None:
     """Nothing is stored under the key, so it does not count towards the quota."""
     if call.quota is not None and claimed.attempt == 1:
-        call.quota.released(call.tenant)
+        call.quota.remove_key(call.tenant)
 
 
 def _recover(

@@ -1,8 +1,7 @@
-"""The decorator for small immutable values of the core.
+"""The decorator for small immutable values.
 
-``@value`` is a dataclass with slots that type checkers hold to be frozen. It is not frozen at run time, because a
-frozen dataclass writes each field through ``object.__setattr__`` and is three times as slow to make; two Ops are made
-per call.
+``@value`` makes a dataclass with slots that is frozen for type checkers. It is not frozen at run time, because a frozen
+dataclass sets each field through ``object.__setattr__``, which makes its creation three times as slow.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["Workers"]
+__all__ = ["WorkerPool"]
 
 TICK: Final = 0.05
 
 
-class Workers:
+class WorkerPool:
     """The running workers of one module, and how those before them ended."""
 
     def __init__(self, module: str, log: Path, pass_fds: Sequence[int] = ()) -> None:
@@ -31,9 +31,9 @@ class Workers:
         :param pass_fds: file descriptors that the workers inherit.
         """
         self.kills = 0
-        """Workers that a signal ended, from here or by their own hand."""
+        """WorkerPool that a signal ended, from here or by their own hand."""
         self.crashes = 0
-        """Workers that exited with an error."""
+        """WorkerPool that exited with an error."""
         self._module = module
         self._log = log
         self._pass_fds = tuple(pass_fds)

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from semel.demo.direct.ledger import Effect
-from semel.demo.direct.sightings import Tally
+from semel.demo.direct.sightings import Totals
 
-__all__ = ["Verdict", "headed", "judge", "one_line", "table"]
+__all__ = ["StormVerdict", "headed", "judge", "one_line", "table"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StormVerdict:
     """The result of a storm. Every number comes from the ledger or from what the workers wrote down."""
 
     operations: int = 0
@@ -40,7 +40,7 @@ class Verdict:
     store_errors: int = 0
     kills: int = 0
     crashes: int = 0
-    """Workers that exited with an unexpected error."""
+    """WorkerPool that exited with an unexpected error."""
     duplicates: int = 0
     """Payments with more than one line in the ledger."""
     lost: int = 0
@@ -60,15 +60,15 @@ class Verdict:
         wrong = (self.duplicates, self.lost, self.unsettled, self.crashes, self.repeated, self.disordered)
         return self.operations > 0 and not any(wrong)
 
-    def __add__(self, other: Verdict) -> Verdict:
-        return Verdict(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+    def __add__(self, other: StormVerdict) -> StormVerdict:
+        return StormVerdict(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "seconds": round(self.seconds, 2), "clean": self.clean}
 
 
 def judge(
-    tally: Tally,
+    tally: Totals,
     effects: Iterable[Effect],
     kills: int,
     crashes: int,
@@ -76,7 +76,7 @@ def judge(
     is_done: Callable[[int], bool],
     *,
     steps: bool = False,
-) -> Verdict:
+) -> StormVerdict:
     """
     :param is_done: whether the store shows the payment as done.
     :param steps: each payment has two effects, a charge and then a shipment.
@@ -98,7 +98,7 @@ def judge(
         payment for payment in tally.answers.keys() & charged.keys() if tally.answer(payment) != charged[payment]
     }
     counts = tally.counts
-    return Verdict(
+    return StormVerdict(
         operations=len(tally.begun),
         calls=counts["asked"],
         attempts=counts["attempt"],
@@ -147,7 +147,7 @@ _ROWS = (
 )
 
 
-def table(verdict: Verdict, *, color: bool) -> str:
+def table(verdict: StormVerdict, *, color: bool) -> str:
     """The verdict as a table."""
     lines = [f"  {name:<13}{getattr(verdict, field):>8}   {meaning}" for field, name, meaning in _ROWS]
     word = "CLEAN" if verdict.clean else "NOT CLEAN"
@@ -156,11 +156,11 @@ def table(verdict: Verdict, *, color: bool) -> str:
     return "\n".join([*lines, f"  {word}"])
 
 
-def headed(title: str, verdict: Verdict, text: str) -> str:
+def headed(title: str, verdict: StormVerdict, text: str) -> str:
     return f"{title} · {verdict.seconds:.1f} s\n{text}\n"
 
 
-def one_line(title: str, verdict: Verdict) -> str:
+def one_line(title: str, verdict: StormVerdict) -> str:
     """The verdict as one line, when another storm follows."""
     numbers = (
         f"{verdict.operations} payments, {verdict.calls} requests, {verdict.replays} replays, {verdict.kills} kills, "

@@ -66,7 +66,7 @@ class AsyncSemel(AsyncCalls):
         )  # fmt: skip
         self.store = opened(store, quota, awaited=True)
         self._flights: dict[bytes, Flight] = {}
-        self._keeper = AsyncKeeper(self.store, self._sweep_every, self._tell_swept)
+        self._keeper = AsyncKeeper(self.store, self.sweep_every, self._tell_swept)
 
     # -- what a program asks ---------------------------------------------------------------------------------------
 

@@ -78,11 +78,11 @@ class Guard:
         self._policy = policy or Policy()
         self.tenant = tenant and checked_tenant(tenant)
         self._hook = None if on_event is None else _harmless(on_event)
-        self._codec = codec or Codec()
+        self.codec = codec or Codec()
         self.secret = secret
         self._data = Arguments(lambda fingerprint: None, "all", secret=secret)
-        self._readable_keys = readable_keys
-        self._sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
+        self.readable_keys = readable_keys
+        self.sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
         self._serializers: dict[Any, ResultSerializer] = {}
         self._operations: set[str] = set()
         """Names that were checked; begun anew when there are many, for a program may make them as it runs."""
@@ -91,6 +91,7 @@ class Guard:
             raise PolicyError("resumable= is said of a function whose arguments can be kept: @guard.once(…)")
         self._resumable: dict[str, Declaration] = {}
         """Functions that a resumer may run, by the names of their operations."""
+        self.quota = quota
         self._meter = None if quota is None else Meter(quota, time.monotonic)
 
     @property
@@ -178,13 +179,13 @@ class Guard:
             tenant,
             operation,
             key,
-            key if self._readable_keys else None,
+            key if self.readable_keys else None,
             fingerprint,
             # 63 random bits, fresh from the system each time: a forked child must never repeat its parent's.
             int.from_bytes(os.urandom(8), "big") >> 1,
             policy,
             serializer,
-            self._codec,
+            self.codec,
             self._hook,
             self._meter,
         )

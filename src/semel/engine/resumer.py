@@ -84,7 +84,7 @@ class Plan:
     def _prepared(self, what: Declaration, each: Abandoned) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
         """The call that was abandoned, made again from its input."""
         assert what.inputs is not None
-        args, kwargs = what.inputs.decode(self._guard._codec.open(each.input, each.record.id).payload)
+        args, kwargs = what.inputs.decode(self._guard.codec.open(each.input, each.record.id).payload)
         call = self._guard._declared_call(what, args, kwargs)
         if call.id != each.record.id:
             raise SnapshotUnreadable(

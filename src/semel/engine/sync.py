@@ -77,7 +77,7 @@ class Semel(Calls):
         self.store = opened(store, quota, awaited=False)
         self._flights: dict[bytes, Flight] = {}
         self._lock = threading.Lock()
-        self._keeper = Keeper(self.store, self._sweep_every, self._tell_swept)
+        self._keeper = Keeper(self.store, self.sweep_every, self._tell_swept)
         self._twins: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         survive_forks(self._forked)
 

@@ -60,7 +60,8 @@ def install(
 
     :param tenant: a function of the request that returns its tenant, which scopes the keys. It is called after the
         dependencies, and may be async.
-    :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
+    :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``. They are claimed
+        in the middleware, before the dependencies.
     :param docs: the URL of a page that explains the errors; they link to it.
     :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
     """

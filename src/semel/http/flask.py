@@ -24,13 +24,14 @@ from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, MissingDependency
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
-from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, exempted, replaced
+from semel.http.contract.inventory import Endpoint, check_declarable, declared_rule, mark_exempt, mark_replaced
 from semel.http.contract.rerun import RunAgain
 from semel.http.contract.routes import RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
 from semel.http.handlers import find_handle, sync_endpoint, type_hints
 from semel.http.in_transaction import connected
 from semel.http.wsgi.middleware import WSGIMiddleware, WSGIResponder, current_responder
+from semel.http.wsgi.responder import Environ
 
 try:
     import flask
@@ -63,16 +64,22 @@ def install(
 
     :param tenant: a function of the request that returns its tenant, which scopes the keys. It is called after the
         ``before_request`` functions.
-    :param routes: rules of views that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
+    :param routes: rules of views that are not decorated: ``{"POST /orders/{id}": idempotent()}``. They are claimed
+        before Flask sees the request, and so before ``before_request`` functions.
     :param docs: the URL of a page that explains the errors; they link to it.
     :param max_request_body: the longest request body in bytes; a longer one is refused with 413, as is one above
         Flask's own ``MAX_CONTENT_LENGTH``.
     """
+
+    def request(environ: Environ) -> Request:
+        # A route in routes= is claimed before Flask sees the request, so there is no context yet.
+        return flask.request if flask.has_request_context() else app.request_class(environ)
+
     if NAME in app.extensions:
         raise ConfigurationError("install() was called for this app already: one guard for one app")
     middleware = WSGIMiddleware(
         app.wsgi_app, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
-        request=lambda environ: flask.request, endpoints=lambda: endpoints(app),
+        request=request, endpoints=lambda: endpoints(app),
     )  # fmt: skip
     app.extensions[NAME] = middleware
     app.wsgi_app = middleware  # type: ignore[method-assign]
@@ -80,14 +87,14 @@ def install(
 
 def _protect(view: F, rule: Rule) -> F:
     if isinstance(rule, Exempt):
-        return exempted(view, rule)
+        return mark_exempt(view, rule)
     check_declarable(view)
     view = connected(view, rule)
     handle = find_handle(view, type_hints(view), awaits=False)  # the guard of a Flask app is sync
     handler = _run_async(view) if inspect.iscoroutinefunction(view) else view
     endpoint = functools.wraps(view)(sync_endpoint(handler, rule, handle, _FRAMEWORK, _find_responder))
     endpoint.__semel_rule__ = rule  # type: ignore[attr-defined]
-    replaced(view)
+    mark_replaced(view)
     return cast(F, endpoint)
 
 

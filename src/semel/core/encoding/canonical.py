@@ -1,10 +1,11 @@
-"""One text for one value: the forms in which data is compared by its bytes.
+"""Canonical forms: equal data gives equal text, so that data can be compared by its bytes.
 
-Two forms live here. JSON documents get the canonical form of RFC 8785 (JCS), so that the order of members, blanks and
-spellings of a number do not matter. Python values, which are richer, get ``encode_value``: a form of our own that keeps
-types apart. Both are the same in every process, on every version of Python and hash seed: records outlive all three.
+There are two forms. JSON documents get the canonical form of RFC 8785 (JCS), in which the order of members, blanks and
+the spelling of a number do not matter. Python values are richer and get ``encode_value``, a form of our own that keeps
+types apart. Both are the same in every process, on every version of Python and with every hash seed, because records
+outlive all three.
 
-The module must not know what the bytes are for: no hashing, no requests, no functions.
+This module must not know what the bytes are used for: no hashing, no requests, no functions.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 MAX_DEPTH = 128
-"""How deep a document may nest. Far below what the interpreter's stack holds, far above what people write."""
+"""How deep a document may nest: far less than the interpreter's stack allows, far more than people write."""
 
 
 # JSON
@@ -55,16 +56,17 @@ def parse_json(document: bytes) -> Any:
         raise
     except RecursionError as exc:
         raise _too_deep() from exc
-    except ValueError as exc:  # also what a wrong UTF-8 sequence raises
+    except ValueError as exc:  # includes UnicodeDecodeError
         raise DocumentError(f"not a JSON document: {exc}") from exc
 
 
 def canonical_json(value: Any) -> bytes:
-    """The value as RFC 8785 writes it: members by the UTF-16 units of their names, numbers as ECMAScript prints them.
+    """Return the value as RFC 8785 writes it: members sorted by the UTF-16 units of their names, numbers as in
+    ECMAScript.
 
-    Whole numbers beyond 2**53 keep all their digits. The RFC would round them to the nearest double, which makes equals
-    of two 64-bit ids that differ in the last digit, and a fingerprint that takes one order for another is worse than a
-    form that no other implementation writes; refusing them would shut out every client that has such ids.
+    One exception: whole numbers beyond 2**53 keep all their digits. The RFC would round them to the nearest double, so
+    that two 64-bit ids that differ in the last digit become equal. A fingerprint that confuses two orders is worse than
+    a form that no other implementation writes, and refusing such numbers would exclude every client that has such ids.
     """
     out: list[str] = []
     _write(value, out.append, MAX_DEPTH)
@@ -80,7 +82,7 @@ def _write(value: Any, put: Callable[[str], None], depth: int) -> None:
     elif value is None or isinstance(value, bool):
         put("null" if value is None else "true" if value else "false")
     elif isinstance(value, int):
-        if value.bit_length() > 1024:  # beyond every double, so that no document of I-JSON (RFC 7493) holds it
+        if value.bit_length() > 1024:  # greater than every double, so it is not allowed in I-JSON (RFC 7493)
             raise DocumentError("the document holds a number out of range")
         put(int.__repr__(value))
     elif isinstance(value, float):
@@ -117,7 +119,9 @@ def _in_order(members: dict[Any, Any]) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """As ECMAScript's Number::toString: Python finds the same shortest digits, and sets the point by other rules."""
+    """Return a number as ECMAScript's Number::toString. Python finds the same shortest digits, but places the decimal
+    point by other rules.
+    """
     if value - value != 0:
         raise DocumentError("JSON has no NaN and no Infinity, and the document holds one or a number out of range")
     if value == 0:
@@ -125,7 +129,7 @@ def _number(value: float) -> str:
     mantissa, _, exponent = float.__repr__(abs(value)).partition("e")
     whole, _, fraction = mantissa.partition(".")
     digits = (whole + fraction).lstrip("0")
-    # The value is 0.DIGITS * 10**point; leading zeros of a fraction moved the point to the left.
+    # The value is 0.DIGITS * 10**point. Leading zeros of a fraction move the point to the left.
     point = len(whole) + int(exponent or 0) - (len(whole) + len(fraction) - len(digits))
     digits = digits.rstrip("0")
     count = len(digits)
@@ -143,7 +147,7 @@ def _number(value: float) -> str:
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        # Parsers disagree on which of the two counts, so the fingerprint and the handler could read two documents.
+        # Parsers disagree on which of the two counts, so the fingerprint and the handler could see different documents.
         raise DocumentError("a name occurs twice in an object of the document")
     return members
 
@@ -155,7 +159,7 @@ def _whole_number(digits: str) -> int:
 
 
 def _no_constant(word: str) -> Any:
-    raise DocumentError(f"not a JSON document: {word} is no JSON value")
+    raise DocumentError(f"not a JSON document: {word} is not a JSON value")
 
 
 def _too_deep() -> DocumentError:
@@ -173,16 +177,16 @@ class _Absent(Enum):
 
 
 ABSENT: Final = _Absent.ABSENT
-"""Stands for a field that is not there."""
+"""Stands for a missing field."""
 
 _Tree = dict[str, Any]  # segment -> the tree below it, or None: everything below
 
 
 def select_fields(document: Any, include: Iterable[str] | None = None, exclude: Iterable[str] | None = None) -> Any:
-    """A copy of the parsed document that holds the named fields only, or all but the named ones, or both in turn.
+    """Return a copy of the parsed document with only the named fields, or without them, or both in turn.
 
     A field is named by its path: ``amount``, ``card.number``, ``items.*.sku``, where ``*`` stands for every element of
-    a list or every member of an object. A field that is absent stays absent, which is not the same as null. Lists keep
+    a list or every member of an object. A missing field stays missing, which is not the same as null. Lists keep
     their length, so that two items of which nothing is chosen still differ from three.
     """
     if include is not None:
@@ -194,10 +198,10 @@ def select_fields(document: Any, include: Iterable[str] | None = None, exclude: 
 
 
 def split_path(path: object) -> list[str]:
-    """The segments of a path to a field."""
+    """Return the segments of a path to a field. Raises PolicyError."""
     segments = path.split(".") if isinstance(path, str) else []
     if not segments or not all(segments):
-        raise PolicyError(f"{path!r} is no path to a field: write it like 'amount', 'card.number' or 'items.*.sku'")
+        raise PolicyError(f"{path!r} is not a path to a field: write it like 'amount', 'card.number' or 'items.*.sku'")
     return segments
 
 
@@ -258,11 +262,13 @@ def _drop(value: Any, trees: list[_Tree]) -> Any:
 
 
 class LiveObject(Exception):
-    """``encode_value`` met what is not plain data: a session, a client, a file, a function. Never reaches a user."""
+    """``encode_value`` met an object that is not plain data: a session, a client, a file, a function. Users never get
+    this error.
+    """
 
 
 LIVE: Final = "o"
-"""How ``encode_value`` writes a live object when it may."""
+"""How ``encode_value`` writes a live object unless it is strict."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -270,15 +276,15 @@ _PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, Integral: int, flo
 
 
 def encode_value(value: Any, strict: bool = True) -> str:
-    """Plain data as text: equal texts for equal values of a type, different texts for all others.
+    """Return plain data as text: equal texts for equal values of a type, different texts for all others.
 
-    Every text shows where it ends, so texts can be strung together. ``1``, ``True``, ``1.0``, ``"1"`` and ``b"1"`` are
-    five values. These are one value each: a list and the tuple of the same elements (JSON makes no difference between
-    them either), a set and its frozenset, a mapping in any order, ``Decimal`` with more or fewer zeros at its end,
-    0.0 and -0.0, and an aware datetime told in another zone.
+    Every text shows where it ends, so texts can be concatenated. ``1``, ``True``, ``1.0``, ``"1"`` and ``b"1"`` are
+    five different values. These pairs are equal: a list and a tuple of the same elements (JSON does not distinguish
+    them either), a set and its frozenset, mappings in another order, a ``Decimal`` with more or fewer trailing zeros,
+    0.0 and -0.0, and an aware datetime in another time zone.
 
-    Enum members count by class and name; dataclasses, attrs classes, pydantic models and msgspec structs by class and
-    fields. A live object raises LiveObject, or is written as LIVE unless ``strict``.
+    Enum members are compared by class and name; dataclasses, attrs classes, pydantic models and msgspec structs by
+    class and fields. A live object raises LiveObject, or is written as LIVE unless ``strict``.
     """
     kind = type(value)
     encoder = _ENCODERS.get(kind)
@@ -296,7 +302,7 @@ def _encode_other(value: Any, kind: Any, strict: bool) -> str:
         return f"c{_text(kind.__qualname__)}{_mapping(members, strict)}"
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return f"c{_text(kind.__qualname__)}{_sequence(value, strict)}"
-    # What a subclass holds, not how it presents itself; Integral also takes the numbers of numpy.
+    # The value that a subclass holds, whatever its __str__ says. Integral includes the numbers of numpy.
     for base, plain in _PLAIN.items():
         if issubclass(kind, base):
             return encode_value(plain(value))
@@ -310,7 +316,7 @@ def _encode_other(value: Any, kind: Any, strict: bool) -> str:
 
 @lru_cache(maxsize=1024)
 def _fields_of(kind: type[Any]) -> tuple[str, ...] | None:
-    """The names of the fields of a class that is a bundle of data, by what the class itself declares."""
+    """Return the names of the fields that a class of plain data declares; None for any other class."""
     if hasattr(kind, "_sa_class_manager"):
         return None  # a mapped row: reading its attributes may query the database
     if dataclasses.is_dataclass(kind):
@@ -364,7 +370,7 @@ def _duration(value: timedelta, strict: bool) -> str:
     return f"p{value.days},{value.seconds},{value.microseconds};"
 
 
-# In this order, because a subclass is encoded as the first of these that it is, and a datetime is a date.
+# The order matters: a subclass is encoded as the first of these that it is, and a datetime is also a date.
 _ENCODERS: dict[type, Callable[[Any, bool], str]] = {
     str: lambda value, strict: f"s{len(value)}:{value}",
     int: lambda value, strict: f"i{value:x};",  # not decimal, which takes quadratic time and has a limit

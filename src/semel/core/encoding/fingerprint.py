@@ -1,12 +1,12 @@
-"""Fingerprints: 16 bytes that tell whether a repeated key came with the same request.
+"""The fingerprint of a function call: 16 bytes that show whether a repeated key came with the same arguments.
 
-``Fingerprint`` is for what arrives in parts, such as an HTTP request; ``Arguments`` is for a call of a function. A
-fingerprint is compared and never looked up: it is no identity, and two equal orders under two keys are two orders.
+A fingerprint is compared and never looked up. It is not an identity: two equal orders under two keys are two orders.
+16 bytes are enough. A client that finds two requests with one fingerprint can only fool itself, under its own key; to
+match another client's request by chance or by search takes 2**128 tries.
 
-16 bytes are enough. A client that finds two requests with one fingerprint can only fool itself, with its own key; to
-hit another's request by chance or by search takes 2**128 tries.
-
-The module must not know HTTP, keys, records or stores: it hashes what it is given, in the order it is given.
+With a secret the fingerprint is a MAC. Without one, whoever reads the records can guess an argument that has few
+possible values, such as an amount or a postcode, by hashing them all. HTTP requests are hashed in ``semel.http``; this
+module must not know HTTP, keys, records or stores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Choice = Literal["auto", "all"] | Iterable[str] | Callable[..., Any] | None
 
 
 def hash_key(secret: bytes | None) -> bytes:
-    """A secret of any length as a key for BLAKE2b; empty for none."""
+    """Return a key for BLAKE2b from a secret of any length; an empty one for None. Raises PolicyError."""
     if secret is None:
         return b""
     if not secret:
@@ -37,24 +37,27 @@ def hash_key(secret: bytes | None) -> bytes:
 
 
 class Arguments:
-    """The fingerprint of a function's calls: compiled once for the function, then asked for each call.
+    """Computes the fingerprints of a function's calls. It is created once for the function.
 
-    The choice says which arguments count:
+    ``choice`` says which arguments count:
 
-    - ``"auto"``: every argument that is plain data (see ``encode_value``). A live object, such as a session, is left
-      out, and so is ``self``; what is live inside a list or a dataclass counts as a blank.
+    - ``"auto"``: every argument that is plain data (see ``encode_value``). A live object, such as a session, is
+      ignored, and so is ``self``. A live object inside a list or a dataclass counts as a blank.
     - ``"all"``: the same, but an argument that is not plain data is an error.
-    - names or paths, ``("amount", "order.id")``: these only. They must be plain data.
+    - names or paths, ``("amount", "order.id")``: only these. They must be plain data.
     - a callable: it gets the call's arguments and returns what counts, as plain data or bytes.
     - None: no fingerprint; the digest is ``b""``.
 
-    ``exclude`` names parameters that do not count, ``skip`` those that the engine fills in. Arguments are taken by
-    parameter, so that ``f(1, 2)`` and ``f(a=1, b=2)`` are one call; an argument that equals its parameter's default
-    counts as omitted, so that a parameter added with a default does not make conflicts of the retries under way.
-    ``name`` is the function's, for errors, where only its signature is given.
+    Arguments are matched to parameters, so that ``f(1, 2)`` and ``f(a=1, b=2)`` are the same call. An argument that
+    equals its parameter's default counts as omitted, so that a new parameter with a default does not turn the retries
+    that are under way into conflicts.
+
+    :param exclude: parameters that do not count.
+    :param skip: parameters that the engine fills in.
+    :param name: the function's name for errors, if only its signature is given.
     """
 
-    __slots__ = ("_calls", "_columns", "_extract", "_hash", "_paths", "_strict", "_without", "left_out")
+    __slots__ = ("_calls", "_columns", "_excluded", "_extract", "_hash", "_paths", "_strict", "ignored")
 
     def __init__(
         self,
@@ -67,8 +70,8 @@ class Arguments:
         name: str | None = None,
     ) -> None:
         self._hash = blake2b(digest_size=DIGEST_SIZE, key=hash_key(secret), person=b"semel.args.1")
-        self.left_out: dict[str, type] = {}
-        """Arguments that were no plain data in calls so far, and so did not count, though nobody said that."""
+        self.ignored: dict[str, type] = {}
+        """Arguments that were ignored in calls so far, because they are not plain data, with their types."""
         self._calls = _Calls(function, skip, name)
         self._extract = choice if callable(choice) else None
         self._strict = choice != "auto"
@@ -76,24 +79,25 @@ class Arguments:
         self._columns: tuple[_Column | None, ...] | None = None
         if isinstance(exclude, str):
             raise PolicyError(f"exclude takes a list of parameters: write ({exclude!r},)")
-        left_out = frozenset(exclude)
-        for parameter in sorted(left_out):
+        excluded = frozenset(exclude)
+        for parameter in sorted(excluded):
             self._calls.check_name(parameter)
-        self._without = left_out | skip
+        self._excluded = excluded | skip
         if choice is None or callable(choice):
-            if left_out:
+            if excluded:
                 raise PolicyError("exclude= has no meaning here: the choice leaves no arguments to name")
         elif isinstance(choice, str):
             if choice not in ("auto", "all"):
                 raise PolicyError(f"unknown choice {choice!r}: 'auto', 'all', or a list of parameters: ({choice!r},)")
             self._columns = tuple(map(self._column, self._calls.parameters))
         else:
-            self._paths = self._compile(choice, left_out)
+            self._paths = self._compile(choice, excluded)
 
     def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """The fingerprint of one call: 16 bytes, or none where the choice is None.
+        """Return the fingerprint of one call: 16 bytes, or none if the choice is None.
 
-        Arguments that the function does not take raise TypeError, as the call itself would.
+        Raises TypeError for arguments that the function does not take, as the call itself would, and PolicyError for an
+        argument that must be plain data and is not.
         """
         if self._columns is not None:
             text = self._all_of(self._columns, args, kwargs)
@@ -104,7 +108,7 @@ class Arguments:
         else:
             return b""
         digest = self._hash.copy()
-        # Arguments may be any text, even what no UTF-8 holds, such as the name of a file.
+        # Arguments may be any text, even one that is not valid UTF-8, such as a file name.
         digest.update(text.encode("utf-8", "surrogatepass"))
         return digest.digest()
 
@@ -125,14 +129,14 @@ class Arguments:
                 name, label, default = column
                 text = encode_value(value, strict)
                 if text == LIVE:
-                    self.left_out.setdefault(name, type(value))
+                    self.ignored.setdefault(name, type(value))
                 elif text != default:
                     found.append(label + text)
-            if extra and calls.rest not in self._without:
+            if extra and calls.rest not in self._excluded:
                 name = f"*{calls.rest}"
                 found.append("+" + encode_value(extra, strict))
-            if others and calls.keywords not in self._without:
-                for name in sorted(others.keys() - self._without):
+            if others and calls.keywords not in self._excluded:
+                for name in sorted(others.keys() - self._excluded):
                     if (text := encode_value(others[name], strict)) != LIVE:
                         found.append(f"*{_label(name)}{text}")
         except LiveObject as exc:
@@ -155,21 +159,21 @@ class Arguments:
 
     def _column(self, parameter: inspect.Parameter) -> _Column | None:
         name, calls = parameter.name, self._calls
-        # The object that a method belongs to is live, even where its class is a bundle of data.
+        # The object that a method belongs to is live, even if its class is a bundle of data.
         is_self = parameter is calls.parameters[0] and name in ("self", "cls")
-        if name in self._without or is_self:
+        if name in self._excluded or is_self:
             return None
         default = encode_value(parameter.default, False) if name in calls.defaults else None
         return name, _label(name), default
 
-    def _compile(self, choice: Iterable[str], left_out: frozenset[str]) -> tuple[tuple[str, list[str]], ...]:
-        # Sorted: neither the order in which names are written nor that of a set may matter.
+    def _compile(self, choice: Iterable[str], excluded: frozenset[str]) -> tuple[tuple[str, list[str]], ...]:
+        # Sorted, because neither the order in which names are written nor that of a set may matter.
         paths = tuple((path, split_path(path)) for path in sorted(set(choice)))
         if not paths:
             raise PolicyError("the choice names no argument: name one, or choose None for no fingerprint")
         for path, segments in paths:
             self._calls.check_name(segments[0])
-            if segments[0] in left_out:
+            if segments[0] in excluded:
                 raise PolicyError(f"{path!r} is both chosen and left out")
         return paths
 
@@ -178,14 +182,14 @@ _Column = tuple[str, str, str | None]  # a parameter's name, its label, its defa
 
 
 class _Calls:
-    """A function's parameters, arranged for looking at its calls."""
+    """A function's parameters, arranged to look at its calls."""
 
     def __init__(
         self, function: Callable[..., Any] | inspect.Signature, skip: frozenset[str], name: str | None
     ) -> None:
         try:
             signature = function if isinstance(function, inspect.Signature) else inspect.signature(function)
-        except (ValueError, TypeError):  # some functions of C modules do not tell
+        except (ValueError, TypeError):  # some functions of C modules have no signature
             signature = inspect.signature(lambda *args, **kwargs: None)
         self.function = name or getattr(function, "__qualname__", "the function")
         every = list(signature.parameters.values())
@@ -199,7 +203,7 @@ class _Calls:
         self.keywords = next((p.name for p in every if p.kind is p.VAR_KEYWORD), "")
         self.defaults = {p.name: p.default for p in self.parameters if p.default is not p.empty}
         self.required = [name for name in self.names if name not in self.defaults and name not in skip]
-        # Between how many positional arguments, and no others, a call needs no binding by name.
+        # A call with only positional arguments, from ``least`` to ``most`` of them, needs no binding by name.
         self.least = max((self.names.index(name) + 1 for name in self.required), default=0)
         self.most = len(self.positional)
 
@@ -215,7 +219,7 @@ class _Calls:
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]:
-        """The arguments by parameter, those for ``*args``, and those for ``**kwargs``."""
+        """Return the arguments by parameter, those for ``*args``, and those for ``**kwargs``. Raises TypeError."""
         bound = dict(zip(self.positional, args, strict=False))
         extra = args[len(self.positional) :]
         others: dict[str, Any] = {}
@@ -264,8 +268,8 @@ def _encode(value: Any, what: str) -> str:
 
 def _not_plain(what: str, exc: LiveObject) -> PolicyError:
     return PolicyError(
-        f"{what} is or holds a {exc}, which is no plain data and has no fingerprint: "
-        "leave it out with exclude=, name the fields that count, or give a function that returns them"
+        f"{what} is or holds a {exc}, which is not plain data and has no fingerprint: "
+        "leave it out with exclude=, name the fields that count, or pass a function that returns them"
     )
 
 

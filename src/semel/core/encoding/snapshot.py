@@ -1,4 +1,4 @@
-"""The snapshot: what is remembered of a finished operation, as one versioned run of bytes.
+"""The snapshot: the stored outcome of a finished operation, as one versioned string of bytes.
 
 ::
 
@@ -10,12 +10,12 @@
     4 bytes    CRC-32 of all of the above and of the payload
     then       the payload, to the end
 
-The checksum is there because these bytes come back from a database years of versions later: a snapshot that was cut or
-changed is refused, it is never decoded into another value. It is no defence against an attacker with write access;
-encryption is, and binds the snapshot to its record.
+The checksum is there because a later version may read these bytes years after they were written: a snapshot that was
+cut or changed is refused, and never decoded into another value. The checksum does not protect from an attacker with
+write access. Encryption does, and it binds the snapshot to its record.
 
 This module knows the envelope and the ``RESPONSE`` payload. It knows no serializer, no cipher and no compression
-beyond zlib: those come in through :class:`Cipher` and :class:`Compressor`.
+except zlib: the others are passed in as :class:`Cipher` and :class:`Compressor`.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ __all__ = [
 ]
 
 COMPRESS_ABOVE = 1024
-"""Bytes of payload above which compression is tried. Below it the saving is a few hundred bytes, which changes neither
-the pages a row touches nor the packets it takes, and costs more than all the rest of sealing together."""
+"""Compression is tried for payloads of more bytes than this. For smaller ones it saves a few hundred bytes, which
+changes neither the pages of a row nor the packets it takes, and costs more than the rest of sealing together.
+"""
 
 SIZE_LIMIT = 64 * 1024 * 1024
-"""Bytes of payload that may be sealed, and that a compressed snapshot may expand to: a stored bomb is refused."""
+"""The greatest payload in bytes. A compressed snapshot that expands to more is refused, as a decompression bomb."""
 
 _VERSION = 1
 _REASON_LIMIT = 200
@@ -61,31 +62,31 @@ _COMPRESSION = 0x0F
 
 
 class NotSerializable(TypeError):
-    """A result that cannot be kept so that it comes back as it is; the message says what to do.
+    """The result cannot be stored so that it comes back as it is. The message says what to do.
 
-    It stays inside the library: the engine remembers the operation as done and raises ResultNotStored.
+    A user never gets this error: the engine stores that the operation is done and raises ResultNotStored.
     """
 
 
 class SnapshotTooLarge(NotSerializable):
-    """A payload is larger than the codec's ``limit``; nothing was sealed."""
+    """The payload is larger than the codec's ``limit``."""
 
 
 class Kind(IntEnum):
-    """What a snapshot holds. The numbers are stored: never change one."""
+    """What a snapshot holds. Stores write these numbers: never change one."""
 
     VALUE = 1
     """A function's result, in the named serializer."""
     ERROR = 2
-    """The exception that the first run ended with."""
+    """The exception that the handler raised."""
     EMPTY = 3
-    """Done, but the result was not kept; the payload is a short reason."""
+    """Done, but without a result. The payload is the reason."""
     RESPONSE = 4
-    """An HTTP answer: status, header lines, body."""
+    """An HTTP response: status, header lines, body."""
 
 
 class Snapshot(NamedTuple):
-    """An opened envelope: what it holds, which serializer wrote it, and the payload in clear."""
+    """An opened envelope: its kind, the serializer that wrote it, and the payload in clear."""
 
     kind: Kind
     serializer: str
@@ -93,22 +94,22 @@ class Snapshot(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why the result was not kept, of an ``EMPTY`` snapshot."""
+        """Why an ``EMPTY`` snapshot has no result."""
         return self.payload.decode("utf-8", "replace") if self.kind is Kind.EMPTY else ""
 
 
 class Cipher(Protocol):
-    """Encrypts payloads. ``context`` must be authenticated with them, so that none can be moved to another record."""
+    """Encrypts payloads. It must authenticate ``context`` too, so that no payload can be moved to another record."""
 
     def encrypt(self, plaintext: bytes, context: bytes) -> bytes: ...
 
     def decrypt(self, ciphertext: bytes, context: bytes) -> bytes:
-        """Raises :class:`SnapshotUnreadable` where it cannot be trusted."""
+        """Raises :class:`SnapshotUnreadable` if the ciphertext is not authentic."""
         ...
 
 
 class Compressor(Protocol):
-    """One compression; ``id`` is the number stored in the envelope."""
+    """Compresses payloads. ``id`` is the number that is stored in the envelope."""
 
     @property
     def id(self) -> int: ...
@@ -116,7 +117,7 @@ class Compressor(Protocol):
     def compress(self, data: bytes) -> bytes: ...
 
     def decompress(self, data: bytes, limit: int) -> bytes:
-        """At most ``limit`` bytes; raises :class:`SnapshotUnreadable` for more, and for corrupt data."""
+        """Return at most ``limit`` bytes. Raises :class:`SnapshotUnreadable` for more, and for corrupt data."""
         ...
 
 
@@ -153,18 +154,18 @@ def _header(kind: int, coding: int, serializer: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Seals payloads into snapshots and opens them again. Immutable; one serves all threads.
+    """Seals payloads into snapshots and opens them again. It is immutable, and safe to share between threads.
 
-    ``semel.Codec`` is the one that programs use: it chooses the compressors by name.
+    Programs use ``semel.Codec``, which chooses the compressors by name.
     """
 
     cipher: Cipher | None = None
     compression: Compressor | None = ZLIB
-    """What is written. What can be read is this, zlib, and ``readers``."""
+    """Used for writing. Snapshots written with it, with zlib or with one of ``readers`` can be read."""
     compress_above: int = COMPRESS_ABOVE
     limit: int = SIZE_LIMIT
     require_encryption: bool = False
-    """Refuse snapshots in clear: off while records older than the cipher are still alive."""
+    """Refuse snapshots that are not encrypted. Leave it off while there are records older than the cipher."""
     readers: Sequence[Compressor] = ()
     _by_id: dict[int, Compressor] = field(init=False, repr=False, compare=False)
 
@@ -179,7 +180,10 @@ class Envelope:
         object.__setattr__(self, "_by_id", {compressor.id: compressor for compressor in known})
 
     def seal(self, kind: Kind, serializer: str, payload: bytes, context: bytes) -> bytes:
-        """The snapshot to store. ``context`` is the record's id: an encrypted snapshot opens with no other."""
+        """Return the snapshot to store. Raises SnapshotTooLarge.
+
+        ``context`` is the record's id. An encrypted snapshot cannot be opened with another one.
+        """
         if len(payload) > self.limit:
             raise SnapshotTooLarge(f"the result takes {len(payload)} bytes; the codec's limit is {self.limit}")
         coding = 0
@@ -194,13 +198,13 @@ class Envelope:
         return header + zlib.crc32(payload, zlib.crc32(header)).to_bytes(4, "big") + payload
 
     def seal_empty(self, reason: str, context: bytes) -> bytes:
-        """A snapshot that says: done, but the result was not kept, because of ``reason``."""
+        """Return a snapshot that says: done, but there is no result, for this reason."""
         return self.seal(Kind.EMPTY, "", reason[:_REASON_LIMIT].encode("utf-8", "replace"), context)
 
     def open(self, blob: bytes, context: bytes) -> Snapshot:
-        """What :meth:`seal` was given. Raises :class:`SnapshotUnreadable`, whatever the bytes are."""
+        """Return the contents of a snapshot. Raises only :class:`SnapshotUnreadable`, whatever the bytes are."""
         if type(blob) is not bytes:
-            blob = bytes(blob)  # some drivers hand out a memoryview
+            blob = bytes(blob)  # some drivers return a memoryview
         if len(blob) < 8:
             raise SnapshotUnreadable(f"the stored snapshot is cut: {len(blob)} bytes are fewer than any snapshot has")
         if blob[0] != _VERSION:
@@ -221,10 +225,10 @@ class Envelope:
             raise SnapshotUnreadable("the stored snapshot is corrupt: its serializer's name is not ascii") from exc
         coding = blob[2]
         if coding or self.require_encryption:
-            payload = self._decoded(coding, payload, context + header)
+            payload = self._decode(coding, payload, context + header)
         return Snapshot(kind, serializer, payload)
 
-    def _decoded(self, coding: int, payload: bytes, context: bytes) -> bytes:
+    def _decode(self, coding: int, payload: bytes, context: bytes) -> bytes:
         if coding & ~(_ENCRYPTED | _COMPRESSION):
             raise SnapshotUnreadable(f"the stored snapshot has an unknown coding {coding:#04x}: upgrade this process")
         if coding & _ENCRYPTED:
@@ -249,13 +253,13 @@ class Envelope:
 
 
 class StoredResponse(NamedTuple):
-    """An HTTP answer as it was first sent: header lines in order, repeated ones apart."""
+    """An HTTP response as it was first sent: header lines in order, repeated ones separate."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
     body_omitted: bool = False
-    """The body was too large to keep, or must not be kept; ``body`` is empty."""
+    """The body was too large to store, or must not be stored; ``body`` is empty."""
 
 
 _RESPONSE = struct.Struct("!BHHI")  # flags, status, number of header lines, length of the body
@@ -267,7 +271,7 @@ _BODY_OMITTED = 0x01
 def encode_response(
     status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes, *, body_omitted: bool = False
 ) -> bytes:
-    """The payload of a ``RESPONSE`` snapshot. Raises ValueError for what is no HTTP answer."""
+    """Return the payload of a ``RESPONSE`` snapshot. Raises ValueError if this is no HTTP response."""
     if not 100 <= status <= 999:
         raise ValueError(f"an HTTP status has three digits, not {status!r}")
     if body_omitted and body:
@@ -283,7 +287,7 @@ def encode_response(
 
 
 def decode_response(payload: bytes) -> StoredResponse:
-    """What :func:`encode_response` was given, byte for byte."""
+    """Return the response, byte for byte as it was encoded. Raises SnapshotUnreadable."""
     try:
         flags, status, lines, length = _RESPONSE.unpack_from(payload)
         at = _RESPONSE.size
@@ -295,7 +299,7 @@ def decode_response(payload: bytes) -> StoredResponse:
             at = value_at + value_length
             headers.append((payload[name_at:value_at], payload[value_at:at]))
     except struct.error as exc:
-        raise SnapshotUnreadable("the stored answer is corrupt: it ends within its header lines") from exc
+        raise SnapshotUnreadable("the stored response is corrupt: it ends within its header lines") from exc
     if len(payload) != at + length or flags & ~_BODY_OMITTED:
-        raise SnapshotUnreadable("the stored answer is corrupt: its parts do not add up")
+        raise SnapshotUnreadable("the stored response is corrupt: its parts do not add up")
     return StoredResponse(status, headers, payload[at:], flags == _BODY_OMITTED)

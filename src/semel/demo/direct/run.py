@@ -13,7 +13,7 @@ from pathlib import Path
 from semel.demo.direct.rows import refuse_without_transactions
 from semel.demo.direct.storm import Storm
 from semel.demo.screen import Screen, Stopping, color_wanted
-from semel.demo.verdict import Verdict, headed, table
+from semel.demo.verdict import StormVerdict, headed, table
 from semel.stores.urls import migrate_store
 
 __all__ = ["run"]
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace, stopping: Stopping) -> bool:
         refuse_without_transactions(args.store)
     stream = sys.stderr if args.json else sys.stdout
     screen = Screen(stream)
-    total, storms = Verdict(), 0
+    total, storms = StormVerdict(), 0
     with (
         tempfile.TemporaryDirectory(prefix="semel-demo-", ignore_cleanup_errors=True) as home,
     ):

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Sightings", "Tally"]
+__all__ = ["Sightings", "Totals"]
 
 
 class Sightings:
@@ -29,7 +29,7 @@ class Sightings:
         os.close(self._file)
 
 
-class Tally:
+class Totals:
     """Totals over the files of all workers, read while they grow.
 
     The keys of ``counts``: asked (calls), attempt (handler started), taken_over, recovered, failed (handler raised),

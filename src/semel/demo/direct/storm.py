@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 from semel.core.states import State
 from semel.demo.direct.ledger import Ledger
 from semel.demo.direct.rows import Rows
-from semel.demo.direct.sightings import Tally
+from semel.demo.direct.sightings import Totals
 from semel.demo.direct.till import OPERATION, key_of
-from semel.demo.processes import Workers
+from semel.demo.processes import WorkerPool
 from semel.demo.screen import Stopping
-from semel.demo.verdict import Verdict, judge
+from semel.demo.verdict import StormVerdict, judge
 from semel.engine.sync import Semel
 from semel.errors import StoreError
 from semel.stores.urls import open_store
@@ -31,7 +31,7 @@ THREADS: Final = 4
 RATE: Final = 100.0
 """New payments each second. Payments that no client gets to are not counted."""
 KILL_EVERY: Final = 0.7
-"""Seconds between kills, on average. Workers also kill themselves at chosen places."""
+"""Seconds between kills, on average. WorkerPool also kill themselves at chosen places."""
 GATHER: Final = 10.0
 """Seconds for the first workers to start."""
 CALM: Final = 10.0
@@ -73,8 +73,8 @@ class Storm:
         self._began = time.time()
         self._start = time.monotonic()
         self._numbers = 0
-        self._pool = Workers("semel.demo.direct.worker", folder / "workers.log")
-        self.tally = Tally(folder)
+        self._pool = WorkerPool("semel.demo.direct.worker", folder / "workers.log")
+        self.tally = Totals(folder)
         self._ledger: Ledger | Rows = Ledger(str(folder / "ledger.db"))
         if mode == "transactional":
             self._ledger.close()
@@ -102,7 +102,7 @@ class Storm:
             ("recovered", counts["recovered"]),
         ]
 
-    def run(self, stopping: Stopping, show: Callable[[Storm], None]) -> Verdict:
+    def run(self, stopping: Stopping, show: Callable[[Storm], None]) -> StormVerdict:
         """Run until the time is over or ``stopping`` is set; then calm, finish and judge."""
         try:
             self._rage(stopping, show)
@@ -154,7 +154,7 @@ class Storm:
         self._spawn(finishing=True)
         self._pool.wait(FINISH, lambda: self._look(show))
 
-    def _judge(self) -> Verdict:
+    def _judge(self) -> StormVerdict:
         seconds = self.elapsed
         self.tally.update()
         with Semel(open_store(self._store), sweep_every=None) as guard:

@@ -24,7 +24,7 @@ from semel.engine.operation.operation import INJECTED, Operation, current_operat
 from semel.engine.sync import Semel
 from semel.errors import InProgress, LeaseLost, StoreError
 
-__all__ = ["OPERATION", "TILLS", "Config", "Declined", "Till", "amount_of", "key_of"]
+__all__ = ["OPERATION", "TILLS", "Config", "PaymentFailed", "Till", "amount_of", "key_of"]
 
 OPERATION: Final = "semel-demo.charge"
 LEASE: Final = 1.0
@@ -39,7 +39,7 @@ PATIENCE: Final = 20.0
 """Seconds after which a client gives a payment up, and leaves it to be counted as lost."""
 
 
-class Declined(Exception):
+class PaymentFailed(Exception):
     """The handler fails before it has done anything: the client will ask again."""
 
 
@@ -107,7 +107,7 @@ class Till:
         self._die_if(fate < DYING, payment, op, "before the effect")
         time.sleep(LEASE * 1.6 if fate > 1 - SLOW else 0.005 + 0.02 * self._random.random())
         if not self._config.finishing and self._random.random() < FAILING:
-            raise Declined(f"payment {payment}")
+            raise PaymentFailed(f"payment {payment}")
         if self._config.sabotage == "broken" and payment % 50 == 0:
             raise ZeroDivisionError
         if self._config.sabotage == "silent" and payment % 10 == 0:
@@ -139,7 +139,7 @@ class Till:
                 answer = dice.choice(self._ways)(payment, amount_of(payment))
             except InProgress:
                 self._sightings.see("refused", payment)
-            except Declined:
+            except PaymentFailed:
                 self._sightings.see("failed", payment)
             except (Fenced, LeaseLost):
                 self._sightings.see("fenced", payment)
@@ -192,7 +192,7 @@ class TransactionalTill(Till):
         self._die_once(fate < DYING, payment, "before the row")
         time.sleep(LONG if fate > 1 - SLOW else 0.001 + 0.004 * self._random.random())
         if not self._config.finishing and self._random.random() < FAILING:
-            raise Declined(f"payment {payment}")
+            raise PaymentFailed(f"payment {payment}")
         if self._config.sabotage == "silent" and payment % 10 == 0:
             return {"payment": payment, "amount": amount, "receipt": -1}
         receipt = self._rows.insert(payment, amount, op.attempt, op.token)
@@ -237,7 +237,7 @@ class StepsTill(Till):
         for name in names:
             time.sleep(LEASE * 0.8 if fate > 1 - SLOW else 0.002 + 0.01 * self._random.random())
             if not self._config.finishing and self._random.random() < FAILING / 2:
-                raise Declined(f"payment {payment}")
+                raise PaymentFailed(f"payment {payment}")
 
             def effect(name: str, payment: int, amount: int) -> int:
                 self._sightings.see("ran", payment, step=name, token=op.token)

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 from semel.demo.http.service import Service, require_packages
 from semel.demo.screen import Screen, Stopping, color_wanted
-from semel.demo.verdict import Verdict, headed, one_line, table
+from semel.demo.verdict import StormVerdict, headed, one_line, table
 from semel.stores.urls import migrate_store
 
 __all__ = ["run", "welcome"]
@@ -98,12 +98,12 @@ class _Served:
 
 def _storms(
     args: argparse.Namespace, served: _Served, stormy: _Served | None, stopping: Stopping, screen: Screen
-) -> tuple[Verdict, int, int | None]:
+) -> tuple[StormVerdict, int, int | None]:
     """Run storms, or one. Returns the sum of the verdicts, the number of storms, and the last seed."""
     from semel.demo.http.storm import KILL_EVERY, HTTPStorm
 
     stream = sys.stderr if args.json else sys.stdout
-    total, storms, seed = Verdict(), 0, args.seed
+    total, storms, seed = StormVerdict(), 0, args.seed
     while stormy is not None and not stopping.is_set():
         storms += 1
         seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed + storms - 1

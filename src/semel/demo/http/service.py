@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from semel.demo.processes import Workers
+from semel.demo.processes import WorkerPool
 from semel.errors import ConfigurationError, MissingDependency
 
 __all__ = ["HOST", "Service", "require_packages"]
@@ -49,7 +49,7 @@ class Service:
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{HOST}:{self.port}"
         self._count = workers
-        self.workers = Workers("semel.demo.payments.process", folder / "service.log", [self._socket.fileno()])
+        self.workers = WorkerPool("semel.demo.payments.process", folder / "service.log", [self._socket.fileno()])
         self.settings: dict[str, Any] = {
             "descriptor": self._socket.fileno(), "store": store, "books": books, "mistake": mistake,
         }  # fmt: skip

@@ -22,7 +22,7 @@ from semel.demo.http.client import DECLINED, Clients
 from semel.demo.http.service import Service
 from semel.demo.payments.data import QUERIES, Books
 from semel.demo.screen import Stopping
-from semel.demo.verdict import Verdict
+from semel.demo.verdict import StormVerdict
 from semel.engine.sync import Semel
 from semel.errors import StoreError
 from semel.sql.program import Program, Rows, Statement
@@ -93,7 +93,7 @@ class HTTPStorm:
             ("found done", self._executions["found"]),
         ]
 
-    def run(self, stopping: Stopping, show: Callable[[HTTPStorm], None]) -> Verdict:
+    def run(self, stopping: Stopping, show: Callable[[HTTPStorm], None]) -> StormVerdict:
         """Run until the time is over or ``stopping`` is set; then calm, a last round, and the verdict."""
         with _Loop(self._clients.storm()) as clients:
             next_kill = self._start + min(self._kill_every, self.seconds / 4)
@@ -130,7 +130,7 @@ class HTTPStorm:
                 pass  # the screen shows older figures
         show(self)
 
-    def _judge(self) -> Verdict:
+    def _judge(self) -> StormVerdict:
         seconds, seen = self.elapsed, self._clients.seen
         rows = self._books.run(_rows("payments_of", self._run))
         executions = _counted(self._books.run(_rows("executions_of", self._run)))
@@ -143,7 +143,7 @@ class HTTPStorm:
                 lost.add(number)  # acknowledged without a row, or declined with one
             elif status != DECLINED and not _matches(body, made[customer]):
                 mismatched.add(number)
-        return Verdict(
+        return StormVerdict(
             operations=len(seen.begun),
             calls=seen.counts["asked"],
             attempts=executions["run"],

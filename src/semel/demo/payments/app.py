@@ -22,14 +22,14 @@ from semel.errors import ConfigurationError, StoreError
 from semel.http.fastapi import install
 from semel.stores.urls import open_async_store
 
-__all__ = ["LEASE", "Settings", "make_app"]
+__all__ = ["LEASE", "ServiceSettings", "make_app"]
 
 LEASE: Final = 2.0
 """Seconds until a silent worker is taken over: short, so that it can be watched."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServiceSettings:
     """The settings of a worker process."""
 
     store: str
@@ -40,7 +40,7 @@ class Settings:
     """One of ``simulate.MISTAKES``, to show that the verdict finds it."""
 
 
-def make_app(settings: Settings) -> FastAPI:
+def make_app(settings: ServiceSettings) -> FastAPI:
     """Make the application. Call it in the event loop that serves it, after the tables exist."""
     if settings.mistake and settings.mistake not in MISTAKES:
         raise ConfigurationError(f"no mistake is called {settings.mistake!r}; there are: {', '.join(MISTAKES)}")

@@ -19,7 +19,7 @@ from semel.errors import StoreError, StoreURLError
 from semel.sql.program import Program, load_queries
 from semel.sql.sync import Connection, run
 
-__all__ = ["Books", "PaymentRow", "RefundRow", "Stats", "has_books", "prepare"]
+__all__ = ["Books", "Counts", "PaymentRow", "RefundRow", "has_books", "prepare"]
 
 R = TypeVar("R")
 QUERIES: Final = load_queries("semel.demo.payments", "queries.sql")
@@ -50,7 +50,7 @@ class RefundRow(NamedTuple):
     created: str
 
 
-class Stats(NamedTuple):
+class Counts(NamedTuple):
     executions: int
     payments: int
     refunds: int
@@ -203,9 +203,9 @@ def put_customer(tenant: str, id: str, name: str, email: str) -> Program[None]:
     yield QUERIES["put_customer"](tenant=tenant, id=id, name=name, email=email)
 
 
-def stats() -> Program[Stats]:
+def stats() -> Program[Counts]:
     rows = yield QUERIES["stats"]()
-    return Stats(*rows[0])
+    return Counts(*rows[0])
 
 
 def _payment(rows: Sequence[Sequence[Any]]) -> PaymentRow | None:

@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import Any, Final
 
-from semel.demo.payments.app import Settings, make_app
+from semel.demo.payments.app import ServiceSettings, make_app
 
 __all__ = ["main"]
 
@@ -24,7 +24,7 @@ GRACE: Final = 3
 """Seconds for running requests to end when the process stops."""
 
 
-async def serve(settings: Settings, descriptor: int) -> None:
+async def serve(settings: ServiceSettings, descriptor: int) -> None:
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     config = json.loads(argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor: int = config.pop("descriptor")
-    asyncio.run(serve(Settings(**config), descriptor))
+    asyncio.run(serve(ServiceSettings(**config), descriptor))
     return 0
 
 

@@ -105,7 +105,7 @@ class Declaration:
     def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """The fingerprint of a call; the handle is no part of the request."""
         digest = self.fingerprint.digest(args, self._given(kwargs))
-        if self.fingerprint.left_out and not self._warned:
+        if self.fingerprint.ignored and not self._warned:
             self._warn()
         return digest
 
@@ -121,8 +121,8 @@ class Declaration:
     def _warn(self) -> None:
         """Once: an argument that is not compared is one whose change would be swallowed."""
         self._warned = True
-        names = ", ".join(f"{name} ({cls.__name__})" for name, cls in self.fingerprint.left_out.items())
-        first = next(iter(self.fingerprint.left_out))
+        names = ", ".join(f"{name} ({cls.__name__})" for name, cls in self.fingerprint.ignored.items())
+        first = next(iter(self.fingerprint.ignored))
         warnings.warn(
             f"{self.operation}: {names} is no plain data, so another one under the same key would not be noticed. "
             f'Say what counts, fingerprint=("{first}.id", …), or that it does not, exclude=("{first}",)',

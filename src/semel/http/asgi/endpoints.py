@@ -14,7 +14,7 @@ from semel.engine.operation.operation import Operation
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.asgi.middleware import ASGIResponder, current_responder
 from semel.http.contract.endpoint import Compensate, Framework, Request
-from semel.http.contract.inventory import check_declarable, exempted, replaced
+from semel.http.contract.inventory import check_declarable, mark_exempt, mark_replaced
 from semel.http.contract.rules import Exempt, Idempotent, Rule
 from semel.http.handlers import find_handle, run_handler, sync_endpoint, type_hints, with_handle
 from semel.http.in_transaction import connected
@@ -35,7 +35,7 @@ def protect(
     :param run_in_thread: runs a plain function in a thread of the framework's; None if the framework does so itself.
     """
     if isinstance(rule, Exempt):
-        return exempted(function, rule)
+        return mark_exempt(function, rule)
     check_declarable(function)
     refuse_generators(function)
     declared, function = function, connected(function, rule)
@@ -65,7 +65,7 @@ def protect(
     )
     wrapper.__annotations__ = {name: hint for name, hint in hints.items() if name != handle}
     wrapper.__semel_rule__ = rule  # type: ignore[attr-defined]
-    replaced(declared)
+    mark_replaced(declared)
     return cast(F, wrapper)
 
 

@@ -50,7 +50,7 @@ def current_responder() -> ASGIResponder | None:
 
 
 class ASGIMiddleware(Middleware[App, AsyncSemel]):
-    """``app = ASGIMiddleware(app, guard=guard, tenant=…)``, for applications without a framework that we know."""
+    """Protects any ASGI application: ``app = ASGIMiddleware(app, guard=guard, tenant=…, routes=…)``."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class ASGIMiddleware(Middleware[App, AsyncSemel]):
             return
         rule = None
         if self.routes.rules:
-            rule = self.declared(scope["method"], scope["path"], scope.get("root_path", ""))
+            rule = self.find_rule(scope["method"], scope["path"], scope.get("root_path", ""))
         responder = ASGIResponder(self, scope, receive, send)
         token = _current.set(responder)
         try:

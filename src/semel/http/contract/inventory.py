@@ -12,7 +12,14 @@ from semel.errors import ConfigurationError, PolicyError
 from semel.http.contract.rules import SAFE_METHODS, Exempt, Idempotent, Rule
 
 __all__ = [
-    "Endpoint", "check_declarable", "declared_rule", "exempted", "never_claimed", "replaced", "report", "undeclared",
+    "Endpoint",
+    "check_declarable",
+    "declared_rule",
+    "mark_exempt",
+    "mark_replaced",
+    "never_claimed",
+    "report",
+    "undeclared",
 ]  # fmt: skip
 
 UNSAFE_TO_REPEAT: Final = frozenset({"POST", "PATCH"})
@@ -60,7 +67,7 @@ def check_declarable(function: Any) -> None:
         raise PolicyError(f"{name_of(function)} is declared @{rule.decorator}() already: one rule for one endpoint")
 
 
-def replaced(function: Any) -> None:
+def mark_replaced(function: Any) -> None:
     """Mark a function as replaced by its declared form. A route that calls this one is a mistake."""
     with suppress(AttributeError):  # a bound method, which is a new object each time
         function.__semel_replaced__ = True
@@ -70,7 +77,7 @@ def name_of(function: Any) -> str:
     return str(getattr(function, "__qualname__", None) or repr(function))
 
 
-def exempted(function: F, rule: Exempt) -> F:
+def mark_exempt(function: F, rule: Exempt) -> F:
     """Return the function itself, marked as exempt."""
     function.__semel_rule__ = rule  # type: ignore[attr-defined]
     return function

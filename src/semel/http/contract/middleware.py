@@ -67,7 +67,7 @@ class Middleware(Generic[App, G]):
         other._reported = True
         return other
 
-    def declared(self, method: str, path: str, root: str) -> Rule | None:
+    def find_rule(self, method: str, path: str, root: str) -> Rule | None:
         """Return the rule in ``routes=`` for a path, or for the part of it below ``root``, where we are mounted."""
         rule = self.routes.find(method, path)
         if rule is None and root and path.startswith(root):
@@ -89,7 +89,7 @@ class Middleware(Generic[App, G]):
 
     def endpoints(self) -> list[Endpoint]:
         """Return all known endpoints: those that the framework lists, and those in ``routes=``."""
-        return self.routes.merged(self.list_endpoints() if self.list_endpoints is not None else [])
+        return self.routes.merge(self.list_endpoints() if self.list_endpoints is not None else [])
 
     def report(self) -> None:
         """Warn of undeclared routes, once. Raises ConfigurationError if a route is misconfigured."""

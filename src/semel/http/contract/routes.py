@@ -53,7 +53,7 @@ class Routes:
             literals = [re.escape(text) for text in _PART.split(path)]
             self._patterns.append((method, re.compile("[^/]+".join(literals)), rule))
 
-    def merged(self, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
+    def merge(self, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
         """Return these endpoints with the table's rules filled in, and the rest of the table after them."""
         listed = [
             Endpoint(each.method, each.path, each.rule or self.find(each.method, each.path), each.name)

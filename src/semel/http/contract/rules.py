@@ -230,7 +230,7 @@ class Idempotent(_Declaration):
     def _has_own_policy(self) -> bool:
         return self.policy is not _GUARDS and not self.changes
 
-    def changed(self, settings: Mapping[str, Any]) -> Self:
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
         """Return this rule with other settings, its own and those of its policy; PolicyError for an unknown one."""
         known = {each.name for each in fields(self)} - {"changes", "protect"}
         own = {name: each for name, each in settings.items() if name in known}
@@ -275,7 +275,7 @@ class Natural(_Declaration):
         """Whether the answer means that the requested state is reached already."""
         return method == "DELETE" and status in self.absent
 
-    def changed(self, settings: Mapping[str, Any]) -> Self:
+    def with_settings(self, settings: Mapping[str, Any]) -> Self:
         """Return this rule with other settings; PolicyError for an unknown one."""
         if unknown := settings.keys() - {"absent"}:
             raise _unknown(unknown, {"absent"})
@@ -320,21 +320,21 @@ class Decorators:
         :param base: a rule to start from; ``settings`` change it.
         :param settings: those of ``Idempotent``, and those of ``Policy`` that differ from the guard's.
         """
-        return _base(Idempotent, base, self._protect).changed(settings)
+        return _base(Idempotent, base, self._protect).with_settings(settings)
 
     def conditional(self, base: Conditional | None = None, /, **settings: Unpack[ConditionalSettings]) -> Conditional:
         """Declare an endpoint that changes only the version that the caller has read (If-Match): see ``check_match``.
 
         Same parameters as ``idempotent``, and ``precondition_required``.
         """
-        return _base(Conditional, base, self._protect).changed(settings)
+        return _base(Conditional, base, self._protect).with_settings(settings)
 
     def natural(self, base: Natural | None = None, /, **settings: Unpack[NaturalSettings]) -> Natural:
         """Declare an endpoint whose repetition changes nothing: a PUT of a whole resource, a DELETE. It takes no key.
 
         :param absent: statuses by which a DELETE reports that the resource does not exist; they become 204.
         """
-        return _base(Natural, base, self._protect).changed(settings)
+        return _base(Natural, base, self._protect).with_settings(settings)
 
     def exempt(self, reason: str) -> Exempt:
         """Declare that an endpoint is unprotected on purpose, so that the start-up report does not name it."""

@@ -22,7 +22,7 @@ from semel.engine.sync import Semel
 from semel.http.contract.conditional import etag
 from semel.http.contract.inventory import Endpoint, undeclared
 from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Conditional, Idempotent
-from semel.http.describe.installed import Installed
+from semel.http.describe.installation import Installation
 from semel.http.describe.paths import example_path
 from semel.http.describe.plain_rules import duration_text, plain_rule
 from semel.http.describe.refusals import example_key, refusals
@@ -47,14 +47,14 @@ class ExampleStep:
     answer: str
 
 
-def design_of(name: str, service: Installed) -> dict[str, Any]:
+def design_of(name: str, service: Installation) -> dict[str, Any]:
     """Return the design of the service, ready for ``json.dumps`` or a page.
 
     :param name: the application, as the page calls it.
     """
     guard, policy = service.guard, service.guard.policy
     declared = [each for each in service.endpoints if each.rule is not None and each.method not in SAFE_METHODS]
-    shown = _shown(declared)
+    shown = _pick_endpoint(declared)
     return {
         "application": name,
         "framework": service.framework,
@@ -73,7 +73,7 @@ def design_of(name: str, service: Installed) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tenant(service: Installed) -> dict[str, str] | None:
+def _tenant(service: Installation) -> dict[str, str] | None:
     if service.tenant:
         return {"found_by": service.tenant}
     return {"fixed": service.guard.tenant} if service.guard.tenant else None
@@ -109,15 +109,13 @@ def _store(guard: Guard) -> dict[str, Any]:
 
 def _records(guard: Guard) -> dict[str, Any]:
     """Describe how the guard stores records, without revealing a secret."""
-    settings, codec = guard._settings, guard._codec
-    quota = settings["quota"]
     return {
         "guarantee": guard.policy.guarantee,
-        "keys": "readable" if settings["readable_keys"] else "hashed only",
+        "keys": "readable" if guard.readable_keys else "hashed only",
         "fingerprint": "keyed with a secret" if guard.secret else "a plain hash",
-        "encrypted": codec.cipher is not None,
-        "quota": None if quota is None else quota.live_keys,
-        "sweep_every": None if guard._sweep_every is None else duration_text(guard._sweep_every),
+        "encrypted": guard.codec.cipher is not None,
+        "quota": None if guard.quota is None else guard.quota.live_keys,
+        "sweep_every": None if guard.sweep_every is None else duration_text(guard.sweep_every),
     }
 
 
@@ -132,7 +130,7 @@ def _errors(declared: list[Endpoint], guard: Guard) -> list[dict[str, Any]]:
     """List the errors of all routes, each with the routes that can answer with it."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for endpoint in declared:
-        quota = guard._meter is not None
+        quota = guard.quota is not None
         for each in refusals(endpoint.rule, guard.policy, quota=quota, path=example_path(endpoint.path)):
             known = {"code": each.code, "status": each.status, "retryable": each.error.retryable, "when": each.when}
             error = found.setdefault((each.code, each.status), {**known, "routes": []})
@@ -146,7 +144,7 @@ def _errors(declared: list[Endpoint], guard: Guard) -> list[dict[str, Any]]:
 # -- the example
 
 
-def _shown(endpoints: Iterable[Endpoint]) -> Endpoint | None:
+def _pick_endpoint(endpoints: Iterable[Endpoint]) -> Endpoint | None:
     """Return the route to show: preferably one that requires a key, and whose key format has an example."""
     fit = [each for each in endpoints if isinstance(each.rule, Idempotent) and example_key(each.rule) is not None]
     return min(fit, key=lambda each: not isinstance(each.rule, Idempotent) or not each.rule.required, default=None)

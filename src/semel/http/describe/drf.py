@@ -27,11 +27,11 @@ def postprocess(result: dict[str, Any], generator: Any, **options: Any) -> dict[
     from semel.http.django.configuration import configuration
 
     found = configuration()
-    listed = [_as_shown(each) for each in endpoints(generator.urlconf)]
+    listed = [_as_documented(each) for each in endpoints(generator.urlconf)]
     return document(result, listed, guard=found.guard, docs=found.docs)
 
 
-def _as_shown(endpoint: Endpoint) -> Endpoint:
+def _as_documented(endpoint: Endpoint) -> Endpoint:
     """Return the endpoint with the path that drf-spectacular shows: its settings may remove or add a prefix."""
     from drf_spectacular.settings import spectacular_settings as shown
 

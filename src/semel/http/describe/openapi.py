@@ -21,7 +21,7 @@ from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint
 from semel.http.contract.rules import SAFE_METHODS, Idempotent, Rule
 from semel.http.describe.operations import add_components, describe_operation
-from semel.http.describe.paths import Declared, DocumentedOperation, Matching, check_version, operations
+from semel.http.describe.paths import Declarations, DocumentedOperation, Matching, check_version, operations
 from semel.http.describe.plain_rules import EXTENSION, rule_from_plain
 
 __all__ = ["document", "rules_by_operation"]
@@ -31,7 +31,7 @@ _PART: Final = re.compile(r"\{[^{}]*\}")
 
 def document(
     spec: Mapping[str, Any],
-    endpoints: Declared,
+    endpoints: Declarations,
     *,
     guard: Guard | None = None,
     policy: Policy | None = None,
@@ -53,7 +53,7 @@ def document(
     """
     check_version(spec)
     policy = guard.policy if guard is not None else policy
-    quota = guard is not None and guard._meter is not None
+    quota = guard is not None and guard.quota is not None
     result: dict[str, Any] = copy.deepcopy(dict(spec))
     matching = Matching(endpoints, prefix)
     answers = False

@@ -16,9 +16,9 @@ from semel.errors import ConfigurationError
 from semel.http.contract.inventory import Endpoint
 from semel.http.contract.routes import RouteTable, by_method_and_path
 
-__all__ = ["Declared", "DocumentedOperation", "Matching", "check_version", "example_path", "operations"]
+__all__ = ["Declarations", "DocumentedOperation", "Matching", "check_version", "example_path", "operations"]
 
-Declared: TypeAlias = Iterable[Endpoint] | RouteTable
+Declarations: TypeAlias = Iterable[Endpoint] | RouteTable
 """What an application declares: the endpoints of a framework, or the ``routes=`` of a middleware."""
 Template: TypeAlias = tuple[str, str]
 
@@ -75,7 +75,7 @@ def example_path(path: str) -> str:
     return _PART.sub("42", path)
 
 
-def as_endpoints(declared: Declared) -> list[Endpoint]:
+def as_endpoints(declared: Declarations) -> list[Endpoint]:
     """Return endpoints, also from the ``routes=`` of a middleware."""
     if isinstance(declared, Mapping):
         return [Endpoint(method, path, rule) for (method, path), rule in by_method_and_path(declared).items()]
@@ -85,7 +85,7 @@ def as_endpoints(declared: Declared) -> list[Endpoint]:
 class Matching:
     """Finds the endpoint that an operation describes."""
 
-    def __init__(self, declared: Declared, prefix: str = "") -> None:
+    def __init__(self, declared: Declarations, prefix: str = "") -> None:
         self._exact: dict[Template, Endpoint] = {}
         self._patterns: list[tuple[str, re.Pattern[str], Endpoint]] = []
         for each in as_endpoints(declared):

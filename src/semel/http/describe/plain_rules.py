@@ -103,10 +103,10 @@ def rule_from_plain(plain: Any, where: str = EXTENSION) -> Rule:
         if kind == "exempt":
             return Exempt(**settings)
         if kind == "natural":
-            return Natural().changed({name: frozenset(each) for name, each in settings.items()})
+            return Natural().with_settings({name: frozenset(each) for name, each in settings.items()})
         if kind not in _KEYED:
             raise ConfigurationError(f"class is one of action, conditional, natural, exempt, not {kind!r}")
-        return _KEYED[kind]().changed(_settings(settings))
+        return _KEYED[kind]().with_settings(_settings(settings))
     except ConfigurationError as error:
         raise ConfigurationError(f"{where}: {error}") from error
     except (TypeError, ValueError, AttributeError) as error:

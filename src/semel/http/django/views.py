@@ -20,7 +20,7 @@ from semel.errors import PolicyError
 from semel.http.asgi.endpoints import async_endpoint, threaded_responder
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
 from semel.http.contract.endpoint import Compensate, Framework, Request
-from semel.http.contract.inventory import check_declarable, exempted
+from semel.http.contract.inventory import check_declarable, mark_exempt
 from semel.http.contract.rerun import RunAgain
 from semel.http.contract.rules import Decorators, Exempt, Idempotent, Rule
 from semel.http.django.handling import require_handling
@@ -38,7 +38,7 @@ _AUTHORISES: Final = ("perform_authentication", "handle_no_permission")
 
 def _protect(view: F, declared: Rule) -> F:
     if isinstance(declared, Exempt):
-        return exempted(view, declared)
+        return mark_exempt(view, declared)
     rule = on_django(declared)
     transactional = isinstance(rule, Idempotent) and rule.connection is not None
     check_declarable(view)

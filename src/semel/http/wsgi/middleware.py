@@ -49,7 +49,7 @@ def current_responder() -> WSGIResponder | None:
 
 
 class WSGIMiddleware(Middleware[App, Semel]):
-    """``app = WSGIMiddleware(app, guard=guard, tenant=…)``, for applications without a framework that we know."""
+    """Protects any WSGI application: ``app = WSGIMiddleware(app, guard=guard, tenant=…, routes=…)``."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class WSGIMiddleware(Middleware[App, Semel]):
         token = _current.set(responder)
         try:
             return responder.respond(
-                self.declared(environ["REQUEST_METHOD"], path_text(environ), path_text(environ, "SCRIPT_NAME"))
+                self.find_rule(environ["REQUEST_METHOD"], path_text(environ), path_text(environ, "SCRIPT_NAME"))
             )
         finally:
             _current.reset(token)

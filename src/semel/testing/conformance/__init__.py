@@ -20,16 +20,16 @@ pytest.register_assert_rewrite("semel.testing.conformance.families", "semel.test
 
 from semel.testing.conformance.script import (  # noqa: E402
     Batch,
+    Elapse,
     Elsewhere,
     Family,
     Linger,
-    Pause,
     Proof,
     Script,
     Together,
     WaitForChange,
 )
-from semel.testing.conformance.stages import AsyncStage, Clock, ManualClock, Stage  # noqa: E402
+from semel.testing.conformance.stages import AsyncStage, ManualClock, MovableClock, Stage  # noqa: E402
 from semel.testing.conformance.suite import FAMILIES, AsyncStoreSuite, StoreSuite, play, play_async  # noqa: E402
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ __all__ = [
     "AsyncStage",
     "AsyncStoreSuite",
     "Batch",
-    "Clock",
+    "Elapse",
     "Elsewhere",
     "Family",
     "Linger",
     "ManualClock",
-    "Pause",
+    "MovableClock",
     "Proof",
     "Script",
     "Stage",

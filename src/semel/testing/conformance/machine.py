@@ -20,7 +20,7 @@ from semel.core.ops import Claim, Complete, Lookup, Op, Release, Renew, Resolve,
 from semel.core.states import State, Takeover
 from semel.engine.ports import AsyncStore, Store
 from semel.testing.conformance.model import Model
-from semel.testing.conformance.stages import Clock
+from semel.testing.conformance.stages import MovableClock
 
 __all__ = ["async_machine_for", "check", "machine_for"]
 
@@ -69,7 +69,7 @@ class StoreMachine(RuleBasedStateMachine):
     """A few records, a few fingerprints, all rules of take-over, and tokens that are current, stale or made up."""
 
     open_store: Callable[[], Store]
-    clock: Clock | None
+    clock: MovableClock | None
     tick: float
     forgets_expired: bool
 
@@ -224,7 +224,7 @@ class StoreMachine(RuleBasedStateMachine):
 def machine_for(
     open_store: Callable[[], Store],
     *,
-    clock: Clock | None = None,
+    clock: MovableClock | None = None,
     tick: float = 0.002,
     forgets_expired: bool = False,
 ) -> type[StoreMachine]:
@@ -241,7 +241,7 @@ def machine_for(
 def async_machine_for(
     open_store: Callable[[], AsyncStore],
     *,
-    clock: Clock | None = None,
+    clock: MovableClock | None = None,
     tick: float = 0.002,
     forgets_expired: bool = False,
 ) -> type[StoreMachine]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from semel.core.ops import Claim, Claimed, Complete, Existing, Op, Record, Release, Renew, SaveStep, Swept
-from semel.core.semantics import Row, apply, expired, sweepable
+from semel.core.semantics import Row, apply, is_expired, sweepable
 from semel.core.states import State
 
 __all__ = ["Model"]
@@ -62,7 +62,7 @@ class Model:
         """The store answered ``op`` so: play it, and compare."""
         self.now += STEP
         row = self.rows.get(op.id)
-        if self.forgets_expired and row is not None and expired(row, self.now):
+        if self.forgets_expired and row is not None and is_expired(row, self.now):
             del self.rows[op.id]
             row = None
         changed, expected = apply(row, self._in_our_words(op), self.now)

@@ -5,7 +5,7 @@ Scripts are written once; ``stages.py`` plays them on sync and on async stores. 
 is thrown in at the yield; the other requests are the classes below.
 
 A store with a real clock cannot be asked what holds "just before" a lease ends. So what must still be alive lasts
-``LIVE`` seconds, far longer than any proof; what must have ended lasts ``SHORT``, and a ``Pause`` follows.
+``LIVE`` seconds, far longer than any proof; what must have ended lasts ``SHORT``, and a ``Elapse`` follows.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = [
     "SHORT",
     "TTL",
     "Batch",
+    "Elapse",
     "Elsewhere",
     "Family",
     "Linger",
-    "Pause",
     "Proof",
     "Request",
     "Script",
@@ -41,7 +41,7 @@ F = TypeVar("F", bound="Callable[[], Script]")
 
 
 @value
-class Pause:
+class Elapse:
     """So many seconds pass for the store: its clock is moved where the suite can do that, otherwise we sleep."""
 
     seconds: float
@@ -86,7 +86,7 @@ class Together:
     parts: Sequence[Request | Script]
 
 
-Request: TypeAlias = "Op[Any] | Pause | Linger | Batch | WaitForChange | Elsewhere | Together"
+Request: TypeAlias = "Op[Any] | Elapse | Linger | Batch | WaitForChange | Elsewhere | Together"
 Script: TypeAlias = Generator[Request, Any, Any]
 """A proof: a generator that yields requests and asserts what it expects of the answers."""
 
@@ -95,7 +95,7 @@ LIVE: Final = 30.0
 TTL: Final = 3600.0
 SHORT: Final = 0.01
 """A lease or ttl that is over after the next ``PAST_SHORT``. Nothing may be expected of it before."""
-PAST_SHORT: Final = Pause(0.025)
+PAST_SHORT: Final = Elapse(0.025)
 
 
 @dataclass(frozen=True, slots=True)

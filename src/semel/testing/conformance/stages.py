@@ -10,15 +10,15 @@ from typing import Any, Final, Protocol
 
 from semel.engine.ports import AsyncStore, Store
 from semel.errors import StoreError
-from semel.testing.conformance.script import Batch, Elsewhere, Linger, Pause, Request, Script, Together, WaitForChange
+from semel.testing.conformance.script import Batch, Elapse, Elsewhere, Linger, Request, Script, Together, WaitForChange
 
-__all__ = ["AsyncStage", "Clock", "ManualClock", "Stage"]
+__all__ = ["AsyncStage", "ManualClock", "MovableClock", "Stage"]
 
 PATIENCE: Final = 90.0
 """Seconds after which a thread that does not come back is given up, and the proof fails."""
 
 
-class Clock(Protocol):
+class MovableClock(Protocol):
     """The clock of a store, where the suite can move it."""
 
     def advance(self, seconds: float) -> None: ...
@@ -45,7 +45,7 @@ class ManualClock:
 class Stage:
     """Plays scripts on a sync store."""
 
-    def __init__(self, store: Store, second: Store | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, store: Store, second: Store | None = None, clock: MovableClock | None = None) -> None:
         self._store = store
         self._second = second or store
         self._clock = clock
@@ -68,7 +68,7 @@ class Stage:
         match request:
             case Elsewhere(inner):
                 return self._perform(inner, self._second)
-            case Pause(seconds):
+            case Elapse(seconds):
                 self._clock.advance(seconds) if self._clock is not None else time.sleep(seconds)
             case Linger(seconds):
                 time.sleep(seconds)
@@ -113,7 +113,7 @@ class Stage:
 class AsyncStage:
     """Plays scripts on an async store."""
 
-    def __init__(self, store: AsyncStore, second: AsyncStore | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, store: AsyncStore, second: AsyncStore | None = None, clock: MovableClock | None = None) -> None:
         self._store = store
         self._second = second or store
         self._clock = clock
@@ -136,7 +136,7 @@ class AsyncStage:
         match request:
             case Elsewhere(inner):
                 return await self._perform(inner, self._second)
-            case Pause(seconds):
+            case Elapse(seconds):
                 self._clock.advance(seconds) if self._clock is not None else await asyncio.sleep(seconds)
             case Linger(seconds):
                 await asyncio.sleep(seconds)

@@ -30,7 +30,7 @@ from semel.testing.conformance.families import (
     wakeup,
 )
 from semel.testing.conformance.script import Proof
-from semel.testing.conformance.stages import AsyncStage, Clock, Stage
+from semel.testing.conformance.stages import AsyncStage, MovableClock, Stage
 
 __all__ = ["FAMILIES", "AsyncStoreSuite", "StoreSuite", "play", "play_async"]
 
@@ -58,7 +58,9 @@ FAMILIES = tuple(
 """All proofs, grouped by the operation they are about."""
 
 
-def play(proof: Proof, open_store: Callable[[], Store], *, shared: bool = True, clock: Clock | None = None) -> None:
+def play(
+    proof: Proof, open_store: Callable[[], Store], *, shared: bool = True, clock: MovableClock | None = None
+) -> None:
     """Play one proof on a store that is opened for it, and closed (twice, as the contract allows)."""
     store = open_store()
     second = open_store() if shared else None
@@ -71,7 +73,7 @@ def play(proof: Proof, open_store: Callable[[], Store], *, shared: bool = True, 
 
 
 def play_async(
-    proof: Proof, open_store: Callable[[], AsyncStore], *, shared: bool = True, clock: Clock | None = None
+    proof: Proof, open_store: Callable[[], AsyncStore], *, shared: bool = True, clock: MovableClock | None = None
 ) -> None:
     """The same on an async store, in an event loop of its own."""
 
@@ -120,14 +122,14 @@ class _Suite:
         raise NotImplementedError(f"{type(self).__name__} needs a fixture open_store that returns a function")
 
     @pytest.fixture
-    def clock(self) -> Clock | None:
+    def clock(self) -> MovableClock | None:
         """Override where the suite can move the store's clock, which then need not sleep: see ``ManualClock``."""
         return None
 
-    def _play(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def _play(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         raise NotImplementedError
 
-    def _prove(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def _prove(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         if proof.second and not self.shared:
             pytest.skip("the store is not shared between instances")
         if proof.wakes and not self.wakes:
@@ -141,66 +143,66 @@ class _Suite:
         self._play(proof, open_store, clock)
 
     @_each("claim")
-    def test_claim(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def test_claim(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         self._prove(proof, open_store, clock)
 
     @_each("lease")
-    def test_lease(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def test_lease(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         self._prove(proof, open_store, clock)
 
     @_each("fencing")
-    def test_fencing(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def test_fencing(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         self._prove(proof, open_store, clock)
 
     @_each("replay")
-    def test_replay(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def test_replay(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         self._prove(proof, open_store, clock)
 
     @_each("expiry")
-    def test_expiry(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def test_expiry(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         self._prove(proof, open_store, clock)
 
     @_each("steps")
-    def test_steps(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def test_steps(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         self._prove(proof, open_store, clock)
 
     @_each("resolve")
-    def test_resolve(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def test_resolve(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         self._prove(proof, open_store, clock)
 
     @_each("sweep")
-    def test_sweep(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def test_sweep(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         self._prove(proof, open_store, clock)
 
     @_each("values")
-    def test_values(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def test_values(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         self._prove(proof, open_store, clock)
 
     @_each("batch")
-    def test_batch(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def test_batch(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         self._prove(proof, open_store, clock)
 
     @_each("race")
-    def test_race(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def test_race(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         self._prove(proof, open_store, clock)
 
     @_each("count")
-    def test_count(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def test_count(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         self._prove(proof, open_store, clock)
 
     @_each("resume")
-    def test_resume(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def test_resume(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         self._prove(proof, open_store, clock)
 
     @_each("wakeup")
-    def test_wakeup(self, proof: Proof, open_store: Callable[[], Any], clock: Clock | None) -> None:
+    def test_wakeup(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         self._prove(proof, open_store, clock)
 
 
 class StoreSuite(_Suite):
     """For a sync store: derive, and override ``open_store``."""
 
-    def _play(self, proof: Proof, open_store: Callable[[], Store], clock: Clock | None) -> None:
+    def _play(self, proof: Proof, open_store: Callable[[], Store], clock: MovableClock | None) -> None:
         play(proof, open_store, shared=self.shared, clock=clock)
 
     def test_declares_what_it_can_do(self, open_store: Callable[[], Store]) -> None:
@@ -209,7 +211,7 @@ class StoreSuite(_Suite):
         store.close()
         assert declared == (self.wakes, self.counts, self.resumes), "the suite must say what the store says"
 
-    def test_model(self, open_store: Callable[[], Store], clock: Clock | None) -> None:
+    def test_model(self, open_store: Callable[[], Store], clock: MovableClock | None) -> None:
         pytest.importorskip("hypothesis")
         from semel.testing.conformance.machine import check, machine_for
 
@@ -219,7 +221,7 @@ class StoreSuite(_Suite):
 class AsyncStoreSuite(_Suite):
     """For an async store: derive, and override ``open_store``; it is called inside the event loop."""
 
-    def _play(self, proof: Proof, open_store: Callable[[], AsyncStore], clock: Clock | None) -> None:
+    def _play(self, proof: Proof, open_store: Callable[[], AsyncStore], clock: MovableClock | None) -> None:
         play_async(proof, open_store, shared=self.shared, clock=clock)
 
     def test_declares_what_it_can_do(self, open_store: Callable[[], AsyncStore]) -> None:
@@ -231,7 +233,7 @@ class AsyncStoreSuite(_Suite):
 
         assert asyncio.run(ask()) == (self.wakes, self.counts, self.resumes), "the suite must say what the store says"
 
-    def test_model(self, open_store: Callable[[], AsyncStore], clock: Clock | None) -> None:
+    def test_model(self, open_store: Callable[[], AsyncStore], clock: MovableClock | None) -> None:
         pytest.importorskip("hypothesis")
         from semel.testing.conformance.machine import async_machine_for, check
 

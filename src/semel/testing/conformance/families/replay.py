@@ -5,7 +5,7 @@ from __future__ import annotations
 from semel.core.ops import Complete, Lookup
 from semel.core.states import State
 from semel.testing.conformance.phrases import abandoned, assert_unchanged, claim, done, running, shown, won
-from semel.testing.conformance.script import LIVE, TTL, Elsewhere, Family, Pause, Script, new_id
+from semel.testing.conformance.script import LIVE, TTL, Elapse, Elsewhere, Family, Script, new_id
 
 FAMILY = Family("replay")
 
@@ -33,7 +33,7 @@ def the_answer_comes_back_byte_for_byte() -> Script:
 @FAMILY()
 def the_age_counts_from_the_first_claim() -> Script:
     id, claimed = yield from running()
-    yield Pause(0.1)
+    yield Elapse(0.1)
     assert (yield Complete(id, claimed.token, b"answer", TTL)) is True
     assert 0.1 <= (yield from shown(claim(id), State.DONE)).age < LIVE
     assert 0.1 <= (yield Lookup(id)).age < LIVE

@@ -19,7 +19,7 @@ from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Routes
 from semel.http.wsgi.middleware import WSGIMiddleware
 
-__all__ = ["Installed", "installed_in"]
+__all__ = ["Installation", "find_installation"]
 
 FRAMEWORKS: Final = (
     ("starlette.applications", "Starlette", "semel.http.fastapi"),
@@ -33,7 +33,7 @@ DEEPEST: Final = 20
 
 
 @value
-class Installed:
+class Installation:
     """What is known of a service."""
 
     framework: str
@@ -44,7 +44,7 @@ class Installed:
     endpoints: list[Endpoint]
 
 
-def installed_in(app: Any) -> Installed:
+def find_installation(app: Any) -> Installation:
     """Look into an application, and into what it wraps. Raises ConfigurationError if there is no middleware."""
     seen: list[str] = []
     for _ in range(DEEPEST):
@@ -63,7 +63,7 @@ def installed_in(app: Any) -> Installed:
     )
 
 
-def _middleware(app: Any) -> Installed | None:
+def _middleware(app: Any) -> Installation | None:
     """The middleware itself, around any application."""
     if not isinstance(app, Middleware):
         return None
@@ -74,7 +74,7 @@ def _middleware(app: Any) -> Installed | None:
     return _installed(framework, app.guard, app.tenant, app.docs, app.list_endpoints or listing, app.routes)
 
 
-def _starlette(app: Any) -> Installed | None:
+def _starlette(app: Any) -> Installation | None:
     if not _is(app, "starlette.applications", "Starlette"):
         return None
     for entry in app.user_middleware:
@@ -87,7 +87,7 @@ def _starlette(app: Any) -> Installed | None:
     return None
 
 
-def _litestar(app: Any) -> Installed | None:
+def _litestar(app: Any) -> Installation | None:
     if not _is(app, "litestar.app", "Litestar"):
         return None
     from semel.http.litestar import SemelPlugin
@@ -99,11 +99,11 @@ def _litestar(app: Any) -> Installed | None:
     return None
 
 
-def _flask(app: Any) -> Installed | None:
+def _flask(app: Any) -> Installation | None:
     return _middleware(app.extensions.get("semel")) if _is(app, "flask.app", "Flask") else None
 
 
-def _django(app: Any) -> Installed | None:
+def _django(app: Any) -> Installation | None:
     if not _is(app, "django.core.handlers.base", "BaseHandler"):
         return None
     from django.conf import settings
@@ -126,9 +126,9 @@ def _installed(
     docs: str | None,
     listing: Callable[[], list[Endpoint]] | None,
     routes: Routes | None = None,
-) -> Installed:
-    found = (routes or Routes()).merged(listing() if listing is not None else [])
-    return Installed(framework, guard, "" if tenant is None else _name_of(tenant), docs, found)
+) -> Installation:
+    found = (routes or Routes()).merge(listing() if listing is not None else [])
+    return Installation(framework, guard, "" if tenant is None else _name_of(tenant), docs, found)
 
 
 def _listing(app: Any) -> Callable[[], list[Endpoint]] | None:
