@@ -99,6 +99,7 @@ def _bare(stack: ExitStack, path: Path, callers: int) -> list[Contestant]:
         raw = getattr(mine, "raw", None)
         if raw is None:
             raw = mine.raw = _connect(path)
+            stack.callback(raw.close)
         raw.execute(sql, values).fetchall()
 
     def first(execute: Callable[[str, tuple[Any, ...]], None]) -> Callable[[int], None]:

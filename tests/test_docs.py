@@ -11,11 +11,13 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
+import sqlite3
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from semel.core.states import mermaid
 from semel.observe.events import EVENTS
 from semel.sql.migrations import POSTGRES
 from tests.servers import DynamoDBServer
+from tests.servers.install import missing_is_an_error
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -82,6 +85,7 @@ def parsed(page: Path, console: Console, database: str = DATABASE) -> Document:
     return document
 
 
+@cache
 def code_of(page: Path) -> str:
     return "\n".join(str(e.parsed) for e in parsed(page, Console()) if e.region.lexemes["arguments"] == "python")
 
@@ -100,12 +104,26 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Modul
     module = types.ModuleType("app")
     monkeypatch.setitem(sys.modules, "app", module)
     monkeypatch.chdir(tmp_path)
+    opened: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def noted(*arguments: Any, **settings: Any) -> sqlite3.Connection:
+        opened.append(connect(*arguments, **settings))
+        return opened[-1]
+
+    # A page shows how to open a store, and rarely how to close it; the next one may take its name.
+    monkeypatch.setattr(sqlite3, "connect", noted)
     yield module
     for guard in [thing for thing in vars(module).values() if isinstance(thing, semel.Semel)]:
         guard.close()
+    for connection in opened:
+        with suppress(sqlite3.ProgrammingError):  # another thread's own: that thread closes it
+            connection.close()
 
 
 def run_page(page: Path, app: types.ModuleType, database: str = DATABASE) -> None:
+    if "import quart" in code_of(page) and importlib.util.find_spec("quart") is None and not missing_is_an_error():
+        pytest.skip("Quart is not installed")
     console = Console()
     document = parsed(page, console, database)
     document.namespace = vars(app)

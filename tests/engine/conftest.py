@@ -10,7 +10,7 @@ from tests.engine.driving import ENGINES, Engine, engine_of
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """Both engines, on memory and on SQLite."""
+    """Both engines, one on memory and one on SQLite."""
     yield from engine_of(request.param, tmp_path, monkeypatch)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from semel import (
 from semel.core.keys import identity
 from semel.core.ops import Complete, Release, Renew
 from semel.core.states import Takeover
-from tests.engine.driving import Engine
+from tests.engine.driving import EVERY_ENGINE, Engine, engine_of
 
 ID = identity("", "op", "k")
 
@@ -31,6 +32,12 @@ class Boom(Exception):
 
 def forbidden() -> None:
     raise AssertionError("it ran")
+
+
+@pytest.fixture(params=EVERY_ENGINE)
+def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """Both engines on both stores: who wins a key is the store's word."""
+    yield from engine_of(request.param, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from semel import InProgress, KeyReused, LeaseLost, State, Wait
 from semel.core.keys import identity
 from semel.core.ops import Claim, Complete, Release, Renew
-from tests.engine.driving import Engine
+from tests.engine.driving import EVERY_ENGINE, Engine, engine_of
 from tests.engine.scripted import Gate
 
 ID = identity("", "op", "k")
@@ -18,6 +19,12 @@ ID = identity("", "op", "k")
 
 class Boom(Exception):
     pass
+
+
+@pytest.fixture(params=EVERY_ENGINE)
+def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """Both engines on both stores: who wins a key is the store's word."""
+    yield from engine_of(request.param, tmp_path, monkeypatch)
 
 
 def test_a_second_call_gets_the_first_ones_answer_and_does_not_run(engine: Engine) -> None:
@@ -334,7 +341,7 @@ def until_waiting(guard: Any, count: int, id: bytes = ID) -> None:
     """Until so many calls wait for the flight of this key."""
     pause = threading.Event()
     for _ in range(2000):
-        flight = guard._flights.get(id)
+        flight = guard.driver.flights.by_id.get(id)
         if flight is not None and len(flight.waiters or ()) >= count:
             return
         pause.wait(0.005)

@@ -16,15 +16,22 @@ OPERATIONS = 60
 PATIENCE = 90.0
 
 
-@pytest.fixture(
-    params=[
-        "sqlite",
-        pytest.param("postgres", marks=pytest.mark.postgres),
-        pytest.param("redis", marks=pytest.mark.redis),
-    ]
-)
+POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
+
+
+@pytest.fixture(params=["sqlite", POSTGRES, pytest.param("redis", marks=pytest.mark.redis)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a fresh store, once of each kind."""
+    return _fresh(request, tmp_path)
+
+
+@pytest.fixture(params=[POSTGRES])
+def server_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A store that processes share over a network: for what is the engine's affair, whatever the store."""
+    return _fresh(request, tmp_path)
+
+
+def _fresh(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     sqlite = request.param == "sqlite"
     url = f"sqlite:///{tmp_path / 'semel.db'}" if sqlite else request.getfixturevalue(f"{request.param}_url")
     migrate_store(url)

@@ -44,8 +44,8 @@ def test_after_kills_and_pauses_at_most_once_has_at_most_one_effect(store: str, 
                 assert len(done[key]) == 1
 
 
-def test_after_kills_a_recover_hook_makes_exactly_one_effect(store: str, tmp_path: Path) -> None:
-    with Workers(store, tmp_path, policy="recover") as workers:
+def test_after_kills_a_recover_hook_makes_exactly_one_effect(server_store: str, tmp_path: Path) -> None:
+    with Workers(server_store, tmp_path, policy="recover") as workers:
         workers.spawn(3)
         rage(workers, kills=True)
         workers.stop()
@@ -71,8 +71,8 @@ def test_after_kills_and_pauses_a_fenced_effect_happens_exactly_once(store: str,
         assert workers.overwritten(lines) == []
 
 
-def test_after_kills_and_pauses_plain_retry_repeats_only_what_was_hurt(store: str, tmp_path: Path) -> None:
-    with Workers(store, tmp_path, policy="retry") as workers:
+def test_after_kills_and_pauses_plain_retry_repeats_only_what_was_hurt(server_store: str, tmp_path: Path) -> None:
+    with Workers(server_store, tmp_path, policy="retry") as workers:
         workers.spawn(3)
         rage(workers, kills=True, pauses=True)
         workers.stop()

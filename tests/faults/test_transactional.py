@@ -16,7 +16,6 @@ from semel import Wait
 from semel.stores import mysql
 from semel.stores.postgres import migrate
 from tests.transactional.kinds import (
-    ALL,
     ASYNC_MYSQL,
     ASYNC_SQLITE,
     MYSQL,
@@ -26,12 +25,11 @@ from tests.transactional.kinds import (
     mysql_parameters,
     till,
 )
+from tests.transactional.marked import marked
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVER = [pytest.mark.postgres, pytest.mark.server]
-MARIADB = [pytest.mark.mariadb, pytest.mark.server]
 OPERATIONS = 1000
 WORKERS = 8
 KILLS = 60
@@ -65,27 +63,18 @@ def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> str:
     return url
 
 
-@pytest.mark.parametrize("own_transaction", [False, True], ids=["the caller's", "Semel's"])
+BOTH = ("sqlite3", "psycopg", "asyncpg", "pymysql", "asyncmy")
+"""Every driver by itself: in the caller's transaction and in one of ours."""
+CALLERS = ("session-psycopg", "django-postgres", "session-pymysql")
+OURS = ("session-aiosqlite", "psycopg-autocommit", "session-asyncpg", "pymysql-autocommit", "sqlalchemy-asyncmy")
+
+
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "own_transaction"),
     [
-        "sqlite3",
-        "session-aiosqlite",
-        *(
-            pytest.param(kind, marks=SERVER)
-            for kind in (
-                "psycopg",
-                "psycopg-autocommit",
-                "asyncpg",
-                "session-psycopg",
-                "session-asyncpg",
-                "django-postgres",
-            )
-        ),
-        *(
-            pytest.param(kind, marks=MARIADB)
-            for kind in ("pymysql", "pymysql-autocommit", "asyncmy", "session-pymysql", "sqlalchemy-asyncmy")
-        ),
+        marked(kind, own, id=f"{kind}-{whose}")
+        for own, whose, kinds in ((False, "the caller's", BOTH + CALLERS), (True, "Semel's", BOTH + OURS))
+        for kind in kinds
     ],
 )
 def test_killed_between_any_two_statements_the_effect_and_its_record_are_both_there_or_neither(
@@ -110,14 +99,15 @@ def test_killed_between_any_two_statements_the_effect_and_its_record_are_both_th
         desk.close()
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        kind if kind in SQLITE + ASYNC_SQLITE
-        else pytest.param(kind, marks=MARIADB if kind in MYSQL + ASYNC_MYSQL else SERVER)
-        for kind in ALL
-    ],
-)  # fmt: skip
+# Every driver, and every library above one. Within a process all kinds meet rivals: see test_duplicates.py.
+RIVALS = (
+    *("sqlite3", "django-sqlite", "session-aiosqlite"),
+    *("psycopg", "asyncpg", "async-psycopg", "session-psycopg", "sqlalchemy-asyncpg", "django-postgres"),
+    *("pymysql", "asyncmy", "session-pymysql", "django-mysql"),
+)
+
+
+@pytest.mark.parametrize("kind", [marked(kind) for kind in RIVALS])
 def test_two_processes_at_once_pay_each_key_once(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     url = database(kind, tmp_path, request)
     keys = [f"k{number:02}" for number in range(20)]

@@ -37,7 +37,7 @@ from semel import (
 from semel.http import django as django_glue
 from semel.http import fastapi as async_glue
 from semel.http import flask as sync_glue
-from semel.http.contract.inventory import Endpoint
+from semel.http.contract.routes import Endpoint
 from semel.http.contract.rules import idempotent
 from semel.http.describe.design import example_exchange
 from semel.http.wsgi import middleware as wsgi
@@ -159,8 +159,11 @@ DJANGO = ["function", "class", "rest", "function_asgi", "class_asgi", "rest_asgi
 
 @pytest.fixture(
     params=[
-        *("fastapi-sqlite", "fastapi-postgres", "flask-sqlite", "flask-postgres", "function_asgi-postgres"),
-        *(f"{kind}-sqlite" for kind in DJANGO),
+        *("fastapi-sqlite", "flask-sqlite", *(f"{kind}-sqlite" for kind in DJANGO)),
+        *(
+            pytest.param(f"{kind}-postgres", marks=[pytest.mark.postgres, pytest.mark.server])
+            for kind in ("fastapi", "flask", "function_asgi")
+        ),
     ]
 )
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:

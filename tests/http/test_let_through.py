@@ -53,7 +53,7 @@ def test_an_answer_that_breaks_is_cut_off(tmp_path: Path, why: str, packed: bool
     settings: dict[str, dict[str, Any]] = {
         "raised": {},
         "remembered": {"external_effects": True},
-        "conflict": {"transaction": async_sessionmaker(engine)},
+        "conflict": {"connection": async_sessionmaker(engine)},
     }
 
     async def chunks() -> AsyncIterator[bytes]:

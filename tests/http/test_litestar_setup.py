@@ -16,7 +16,7 @@ from litestar.exceptions import LitestarWarning
 from litestar.params import FromPath
 
 from semel import AsyncMemoryStore, AsyncOperation, AsyncSemel, ConfigurationError, MemoryStore, PolicyError, Semel
-from semel.http.contract.inventory import undeclared
+from semel.http.contract.routes import undeclared
 from semel.http.litestar import SemelPlugin, conditional, endpoints, exempt, idempotent, natural
 from tests.http.asking import ask, body_of, header, scope_of
 

@@ -12,7 +12,7 @@ from openapi_spec_validator import validate
 from semel import KeyFormat, MemoryStore, Policy, Semel, Wait
 from semel.core.quota import Quota
 from semel.errors import ConfigurationError
-from semel.http.contract.inventory import Endpoint
+from semel.http.contract.routes import Endpoint
 from semel.http.contract.rules import Rule, conditional, exempt, idempotent, natural
 from semel.http.describe import document
 

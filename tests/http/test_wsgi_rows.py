@@ -20,24 +20,21 @@ from tests.http.apps_wsgi import DOCS
 from tests.http.apps_wsgi_server import Service, read_all
 
 GTHREAD = ("--workers=2", "--threads=4", "--preload")
-DJANGO = [
-    pytest.param(("tests.http.apps_django:wsgi('function')", *GTHREAD), id="django-functions"),
-    pytest.param(("tests.http.apps_django:wsgi('drf')", *GTHREAD), id="django-rest-framework"),
-    pytest.param(("tests.http.apps_django:wsgi('async')", *GTHREAD), id="django-async-on-wsgi"),
-    pytest.param(("tests.http.apps_django async_loop",), id="django-async-on-asgi"),
-    pytest.param(("tests.http.apps_django class",), id="django-classes-on-asgi"),
-]
+SERVICES: dict[str, tuple[str, ...]] = {
+    "plain-edge-sync": ("edge()", "--workers=2"),
+    "plain-endpoint-gthread": ("endpoint()", "--workers=2", "--threads=4"),
+    "flask-gthread-preload": ("flask_app()", *GTHREAD),
+    "django-functions": ("tests.http.apps_django:wsgi('function')", *GTHREAD),
+    "django-rest-framework": ("tests.http.apps_django:wsgi('drf')", *GTHREAD),
+    "django-async-on-wsgi": ("tests.http.apps_django:wsgi('async')", *GTHREAD),
+    "django-async-on-asgi": ("tests.http.apps_django async_loop",),
+    "django-classes-on-asgi": ("tests.http.apps_django class",),
+}
+ALL_ROWS = ("plain-edge-sync", "flask-gthread-preload", "django-async-on-asgi")
+"""The services that get every row: in front of an application, within a framework, and in an event loop."""
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(("edge()", "--workers=2"), id="plain-edge-sync"),
-        pytest.param(("endpoint()", "--workers=2", "--threads=4"), id="plain-endpoint-gthread"),
-        pytest.param(("flask_app()", "--workers=2", "--threads=4", "--preload"), id="flask-gthread-preload"),
-        *DJANGO,
-    ],
-)
+@pytest.fixture(scope="module", params=SERVICES.values(), ids=SERVICES)
 def service(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, starts_process: None
 ) -> Iterator[Service]:
@@ -206,7 +203,44 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+# What a framework has a part in: the others are the shared contract's, and are asked of `ALL_ROWS` only.
+FRAMEWORK_ROWS = {
+    "no key where one is required",
+    "first call, replay, replay",
+    "same key, other body",
+    "same key, other path",
+    "same key, other method",
+    "a retry of an applied change is not 412, and a 412 is not stored",
+    "Bob does not get Alice's answer",
+    "raised, at most once",
+    "a handler that raises leaves the key free",
+    "an answer that breaks midway leaves the key free",
+    "GET with a key",
+    "PUT that is not declared",
+    "401 before the handler",
+    "a validation error before the handler",
+    "many chunks",
+    "too large to keep",
+    "204",
+    "gzip",
+    "falsy body 'null'",
+    "a path beyond ASCII",
+    "a large request body",
+}
+assert {row.name for row in ROWS} >= FRAMEWORK_ROWS
+
+
+@pytest.mark.parametrize(
+    ("service", "row"),
+    [
+        pytest.param(options, row, id=f"{name}-{row.name}")
+        for name, options in SERVICES.items()
+        for row in ROWS
+        if name in ALL_ROWS or row.name in FRAMEWORK_ROWS
+    ],
+    indirect=["service"],
+    scope="module",
+)
 def test_row(service: Service, row: Row, request: pytest.FixtureRequest) -> None:
     if "asgi" in request.node.callspec.id and "may have been two lines" in row.name:
         pytest.skip("ASGI tells two lines from one")

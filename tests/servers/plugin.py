@@ -100,6 +100,16 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         session.config.stash[_pool].begin(sorted(used))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Refuse a test that picked a server at run time and does not say so: `-m "not server"` would start it too."""
+    request = getattr(item, "_request", None)
+    used = [name for name in KINDS if name in getattr(request, "_fixture_defs", ())]
+    unmarked = [name for name in used if not (item.get_closest_marker(name) and item.get_closest_marker("server"))]
+    if unmarked:
+        pytest.fail(f"it uses a server: mark it with {' and '.join(unmarked)}, and with server", pytrace=False)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield

@@ -20,11 +20,16 @@ def migrated(postgres: PostgresServer) -> Iterator[str]:
     postgres.drop_database(url)
 
 
-@pytest.fixture
-def database(migrated: str) -> str:
-    """The database, without any records."""
+@pytest.fixture(scope="module")
+def cleaning(migrated: str) -> Iterator[psycopg.Connection]:
     with psycopg.connect(migrated, autocommit=True) as connection:
-        connection.execute("TRUNCATE semel_record, semel_step")
+        yield connection
+
+
+@pytest.fixture
+def database(migrated: str, cleaning: psycopg.Connection) -> str:
+    """The database, without any records. Of small tables DELETE takes a tenth of the time of TRUNCATE."""
+    cleaning.execute("DELETE FROM semel_record; DELETE FROM semel_step")
     return migrated
 
 
@@ -39,6 +44,7 @@ class TestPostgresStore(conformance.StoreSuite):
 
 
 class TestAsyncpgStore(conformance.AsyncStoreSuite):
+    examples = 15  # the statements are those above: what differs is the driver
     wakes = True
     counts = True
     resumes = True
@@ -49,6 +55,7 @@ class TestAsyncpgStore(conformance.AsyncStoreSuite):
 
 
 class TestAsyncPsycopgStore(conformance.AsyncStoreSuite):
+    examples = 15  # the statements are those above: what differs is the driver
     wakes = True
     counts = True
     resumes = True

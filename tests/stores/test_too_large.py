@@ -22,7 +22,9 @@ LARGE = {"dynamodb": 500_000, "mysql": 17_000_000}
 """Above the 400 KB of an item, and above the packet that a server takes."""
 
 
-@pytest.fixture(params=["dynamodb", "mysql"])
+@pytest.fixture(
+    params=[pytest.param("dynamodb", marks=pytest.mark.dynamodb), pytest.param("mysql", marks=pytest.mark.mariadb)]
+)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

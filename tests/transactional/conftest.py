@@ -14,7 +14,6 @@ from semel.stores import mysql
 from semel.stores.postgres import migrate
 from tests.servers import MariaDBServer, PostgresServer
 from tests.transactional.kinds import (
-    ALL,
     ASYNC_MYSQL,
     ASYNC_SQLITE,
     MYSQL,
@@ -26,6 +25,7 @@ from tests.transactional.kinds import (
     mysql_parameters,
     till,
 )
+from tests.transactional.marked import MARKED
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,9 @@ def migrated(postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def database(migrated: str) -> str:
-    """The database, without any records or payments."""
+    """The database, without any records or payments. Of small tables DELETE takes a tenth of the time of TRUNCATE."""
     with psycopg.connect(migrated, autocommit=True) as connection:
-        connection.execute("TRUNCATE semel_record, semel_step, payment")
+        connection.execute("DELETE FROM semel_record; DELETE FROM semel_step; DELETE FROM payment")
     return migrated
 
 
@@ -67,17 +67,7 @@ def mysql_database(migrated_mysql: str) -> str:
     return migrated_mysql
 
 
-def _marked(kind: str) -> Any:
-    if kind in SQLITE + ASYNC_SQLITE:
-        return kind
-    server = pytest.mark.mariadb if kind in MYSQL + ASYNC_MYSQL else pytest.mark.postgres
-    return pytest.param(kind, marks=[server, pytest.mark.server])
-
-
-KINDS = [_marked(kind) for kind in ALL]
-
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=MARKED)
 def kind(request: pytest.FixtureRequest) -> str:
     """The name of each kind of connection."""
     return str(request.param)

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,11 @@ def test_a_subclass_of_a_known_connection_is_known(guard: Semel, tmp_path: Path)
 
 
 def test_a_store_outside_of_any_database_cannot_take_part() -> None:
-    with pytest.raises(ConfigurationError, match=r"MemoryStore is in none.*SQLiteStore, PostgresStore or MySQLStore"):
-        Semel(MemoryStore(), sweep_every=None).run_in_transaction(
-            sqlite3.connect(":memory:"), "pay", key="1", call=never
-        )
+    with (
+        closing(sqlite3.connect(":memory:")) as conn,
+        pytest.raises(ConfigurationError, match=r"MemoryStore is in none.*SQLiteStore, PostgresStore or MySQLStore"),
+    ):
+        Semel(MemoryStore(), sweep_every=None).run_in_transaction(conn, "pay", key="1", call=never)
 
 
 @pytest.mark.postgres
@@ -78,8 +80,11 @@ def test_an_async_connection_belongs_to_an_async_guard(guard: Semel, tmp_path: P
             with pytest.raises(ConfigurationError, match="is async: use it with AsyncSemel"):
                 guard.run_in_transaction(conn, "pay", key="1", call=never)
         async with AsyncSemel(AsyncSQLiteStore(tmp_path / "shop.db"), sweep_every=None) as other:
-            with pytest.raises(ConfigurationError, match="is sync: use it with Semel"):
-                await other.run_in_transaction(sqlite3.connect(":memory:"), "pay", key="1", call=never)  # type: ignore[arg-type]
+            with (
+                closing(sqlite3.connect(":memory:")) as plain,
+                pytest.raises(ConfigurationError, match="is sync: use it with Semel"),
+            ):
+                await other.run_in_transaction(plain, "pay", key="1", call=never)  # type: ignore[arg-type]
 
     asyncio.run(main())
 

@@ -312,9 +312,8 @@ def test_a_lease_that_may_have_to_wait_is_renewed_after_the_others(open_till: Ca
 @pytest.mark.parametrize(
     "kind",
     [
-        "sqlite3",
-        pytest.param("psycopg", marks=pytest.mark.postgres),
-        pytest.param("asyncpg", marks=pytest.mark.postgres),
+        "sqlite3",  # in threads
+        pytest.param("asyncpg", marks=pytest.mark.postgres),  # in an event loop
     ],
 )
 def test_killed_at_any_point_each_row_is_there_once(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ the same names. ``warn_unused_ignores`` turns each ``type: ignore`` into a proof
 
 from typing import Any, assert_type
 
+from fastapi import FastAPI
+from flask import Flask
+
 from semel import AsyncMemoryStore, AsyncSemel, KeyFormat, MemoryStore, Policy, Semel
 from semel.http import asgi, django, fastapi, flask, litestar, wsgi
 from semel.http.contract.rules import Conditional, Exempt, Idempotent, Natural
@@ -62,6 +65,14 @@ fastapi.idempotent(required="yes")  # type: ignore[arg-type]
 fastapi.idempotent(reused_status=418)  # type: ignore[arg-type]
 fastapi.idempotent(guarantee="exactly_once")  # type: ignore[arg-type]
 fastapi.conditional(fastapi.idempotent())  # type: ignore[arg-type]
+
+fastapi.install(FastAPI(), guard=AsyncSemel(AsyncMemoryStore()), tenant=lambda request: str(request.user.id))
+fastapi.install(FastAPI(), guard=Semel(MemoryStore()))  # type: ignore[arg-type]
+fastapi.install(FastAPI(), guard=AsyncSemel(AsyncMemoryStore()), tenent=None)  # type: ignore[call-arg]
+flask.install(Flask("shop"), guard=Semel(MemoryStore()), tenant=lambda request: request.remote_user)
+flask.install(Flask("shop"), guard=Semel(MemoryStore()), tenant=lambda request: 7)  # type: ignore[arg-type, return-value]
+flask.install(Flask("shop"), guard=Semel(MemoryStore()), routes={"POST /pay": flask.idempotent(ttl="7d")})
+litestar.SemelPlugin(guard=AsyncSemel(AsyncMemoryStore()), tenant=lambda request: str(request.user.id))
 
 asgi.ASGIMiddleware(
     application,

@@ -218,13 +218,13 @@ class Exchange:
     def call(self, guard: Guard, rule: Idempotent, key: str, tenant: str | None) -> Call:
         """Return the call to claim. Call it once the body has arrived."""
         try:
-            whose = guard.tenant if tenant is None else checked_tenant(tenant)
+            owner = guard.tenant if tenant is None else checked_tenant(tenant)
         except RequestError as error:  # not the client's mistake
             raise ConfigurationError(f"tenant= gave no text of 1 to 255 characters: {error}") from error
         return guard.make_call(
             self.operation(rule),
             key,
-            whose,
+            owner,
             self.fingerprint(rule),
             rule.policy,
             RESPONSES,

@@ -10,9 +10,8 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
-from semel.http.contract.inventory import Endpoint, report
 from semel.http.contract.rerun import Reruns
-from semel.http.contract.routes import Routes, RouteTable
+from semel.http.contract.routes import Endpoint, Routes, RouteTable, report
 from semel.http.contract.rules import MAX_REQUEST_BODY, Idempotent, Rule, check_max_request_body
 
 __all__ = ["Middleware", "check_installation"]
@@ -109,8 +108,8 @@ class Middleware(Generic[App, G]):
 def check_installation(guard: object, wanted: type[Guard], tenant: object, max_request_body: object) -> None:
     """Raise ConfigurationError for a guard of the other kind, or for a setting that cannot be used."""
     if not isinstance(guard, wanted):
-        article = "an" if wanted.__name__[0] in "AEIOU" else "a"
-        raise ConfigurationError(f"guard= takes {article} {wanted.__name__} here, not {type(guard).__name__}")
+        needed = "an AsyncSemel" if wanted.AWAITED else "a Semel"
+        raise ConfigurationError(f"guard= takes {needed} here, not {type(guard).__name__}")
     if tenant is not None and not callable(tenant):
         raise ConfigurationError(
             f"tenant= is a function of the request that returns its tenant, not {tenant!r}. To use one tenant for all "

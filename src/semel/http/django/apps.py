@@ -12,7 +12,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
 from semel.errors import ConfigurationError
-from semel.http.contract.inventory import undeclared
+from semel.http.contract.routes import undeclared
 from semel.http.contract.rules import Exempt
 from semel.http.django.configuration import configuration
 from semel.http.django.urls import endpoints
@@ -42,11 +42,11 @@ def check_settings(**options: Any) -> list[CheckMessage]:
         return []
     messages = []
     try:
-        found = configuration()
+        config = configuration()
     except ConfigurationError as error:
         messages.append(Error(str(error), id="semel.E001"))
     else:
-        if found.tenant is None and not found.guard.tenant:
+        if config.tenant is None and not config.guard.tenant:
             messages.append(
                 Warning(
                     "SEMEL has no TENANT: all callers share one space of keys, so one may get another's answer",

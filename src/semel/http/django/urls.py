@@ -10,7 +10,7 @@ from typing import Any, Final
 from django.urls import URLPattern, get_resolver
 from django.urls.resolvers import RoutePattern
 
-from semel.http.contract.inventory import Endpoint, declared_rule
+from semel.http.contract.routes import Endpoint, declared_rule
 from semel.http.contract.rules import Rule
 
 __all__ = ["endpoints"]

@@ -40,7 +40,7 @@ class LentSQLAlchemy:
     def _adopt(self, raw: Any, engine: Any) -> None:
         name = engine.dialect.name
         if name not in _DIALECTS:
-            raise ConfigurationError(f"transactions are kept on {', '.join(_DIALECTS)}, not on {name}")
+            raise ConfigurationError(f"transactions are supported on {', '.join(_DIALECTS)}, not on {name}")
         self.raw = raw
         self.dialect = _DIALECTS[name]
         self._engine = engine
