@@ -185,7 +185,7 @@ class SyncEngine(Engine):
 
     def close(self) -> None:
         for guard in self.guards:
-            guard._keeper.close()
+            guard.driver.keeper.close()
         self.store.close()
 
 
@@ -253,7 +253,7 @@ class AsyncEngine(Engine):
     def close(self) -> None:
         async def shut() -> None:
             for guard in self.guards:
-                await guard._keeper.close()
+                await guard.driver.keeper.close()
             await self.store.close()
             others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             for task in others:

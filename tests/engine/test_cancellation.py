@@ -111,7 +111,7 @@ def test_a_call_cancelled_while_claiming_leaves_nothing_claimed(play: Any, reach
         await (rule.took_effect if reached else rule.seen).passed()
         await cancelled(call)
         assert await bench.record() is None
-        assert bench.guard._flights == {}
+        assert bench.guard.driver.flights.by_id == {}
 
     play(scenario)
 
@@ -534,8 +534,8 @@ def test_a_storm_in_which_everyone_is_cancelled_leaves_nothing(play: Any) -> Non
         await asyncio.wait(calls)
         assert all(call.cancelled() for call in calls)
         assert await bench.record() is None
-        assert bench.guard._flights == {}
-        assert len(bench.guard._keeper._leases) == 0
+        assert bench.guard.driver.flights.by_id == {}
+        assert len(bench.guard.driver.keeper.leases) == 0
 
     play(scenario)
 

@@ -341,7 +341,7 @@ def until_waiting(guard: Any, count: int, id: bytes = ID) -> None:
     """Until so many calls wait for the flight of this key."""
     pause = threading.Event()
     for _ in range(2000):
-        flight = guard._flights.get(id)
+        flight = guard.driver.flights.by_id.get(id)
         if flight is not None and len(flight.waiters or ()) >= count:
             return
         pause.wait(0.005)

@@ -257,9 +257,9 @@ def test_a_sync_guard_protects_async_functions_in_two_loops_at_once() -> None:
 def test_a_sync_guard_keeps_its_settings_for_async_functions() -> None:
     guard = Semel(MemoryStore(), sweep_every="1m", tenant="acme", readable_keys=False)
 
-    async def twin() -> AsyncSemel:
-        assert guard._async_twin() is guard._async_twin(), "one for each event loop"
-        return guard._async_twin()
+    async def twin() -> Any:
+        assert guard.in_this_loop() is guard.in_this_loop(), "one for each event loop"
+        return guard.in_this_loop()
 
     made = asyncio.run(twin())
     assert (made.sweep_every, made.tenant, made.readable_keys) == (None, "acme", False), "its sync guard sweeps"

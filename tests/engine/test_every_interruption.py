@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+import semel.engine.drive.driver
+import semel.engine.drive.execution
 import semel.engine.drive.flights
 import semel.engine.sync
 import semel.stores.batching.combiner
@@ -23,7 +25,15 @@ from semel.core.ops import Lookup
 from semel.stores.batching.combiner import Combiner
 
 COMBINING = semel.stores.batching.combiner.__file__
-SYNC = semel.engine.sync.__file__
+ENGINE = tuple(
+    module.__file__
+    for module in (
+        semel.engine.sync,
+        semel.engine.drive.driver,
+        semel.engine.drive.execution,
+        semel.engine.drive.flights,
+    )
+)
 
 
 class Interrupt(BaseException):
@@ -182,9 +192,7 @@ def test_no_line_of_the_engine_blocks_the_key_when_interrupted() -> None:
     for n in range(1, 400):
         store = MemoryStore()
         guard = Semel(store, sweep_every=None)
-        where = interrupted_at(
-            n, (SYNC, semel.engine.drive.flights.__file__), lambda: guard.run("op", key="k", call=lambda: 1)
-        )
+        where = interrupted_at(n, ENGINE, lambda: guard.run("op", key="k", call=lambda: 1))
         if where is None:
             break
 
@@ -194,7 +202,7 @@ def test_no_line_of_the_engine_blocks_the_key_when_interrupted() -> None:
             except Exception:
                 pass
 
-        if stuck(again) or guard._flights:
+        if stuck(again) or guard.driver.flights.by_id:
             blocked.append(where)
     assert n > 10
     assert not blocked, " ".join(dict.fromkeys(blocked))

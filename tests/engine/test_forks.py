@@ -12,7 +12,7 @@ import pytest
 
 from semel import InProgress, PostgresStore, Semel, SQLiteStore
 from semel.core.ops import Lookup, Renew
-from semel.engine.drive.threaded import ThreadedStore
+from semel.engine.threaded import ThreadedStore
 from tests.engine.scripted import Gate, Script, ScriptedStore
 
 pytestmark = [

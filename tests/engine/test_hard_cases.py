@@ -275,7 +275,7 @@ def test_waiters_that_gave_up_are_forgotten() -> None:
         for _ in range(20):
             with pytest.raises(InProgress):
                 guard.run("op", key="k", call=lambda: None, on_duplicate=Wait(0.001))
-        (flight,) = guard._flights.values()
+        (flight,) = guard.driver.flights.by_id.values()
         left.append(len(flight.waiters or ()))
 
     guard.run("op", key="k", call=handler)

@@ -161,7 +161,7 @@ def test_at_most_once_cannot_release_what_was_interrupted() -> None:
 
 def test_an_interruption_just_before_the_handler_leaves_no_operation_behind() -> None:
     """current_operation() must not name a call that is over."""
-    from tests.engine.test_every_interruption import SYNC, interrupted_at
+    from tests.engine.test_every_interruption import ENGINE, interrupted_at
 
     guard = Semel(MemoryStore(), sweep_every=None)
     for n in range(1, 400):
@@ -174,7 +174,7 @@ def test_an_interruption_just_before_the_handler_leaves_no_operation_behind() ->
             finally:
                 left.append(current_operation())
 
-        where = context.run(interrupted_at, n, (SYNC,), work)
+        where = context.run(interrupted_at, n, ENGINE, work)
         assert left == [None], where
         if where is None:
             break

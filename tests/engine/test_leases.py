@@ -30,8 +30,8 @@ def keepers(engine: Engine) -> int:
 
 def all_due(engine: Engine) -> None:
     """Make every held lease due now, and have the keeper look."""
-    keeper = engine.guard._keeper
-    for lease in list(keeper._leases._held.values()):
+    keeper = engine.guard.driver.keeper
+    for lease in list(keeper.leases._held.values()):
         lease.due = 0.0
     if engine.is_async:
         engine.loop.call_soon_threadsafe(keeper._set, 0.0)  # type: ignore[attr-defined]

@@ -6,19 +6,20 @@ import asyncio
 import gc
 
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Policy, Semel
-from semel.engine.drive.attempts import AsyncLeasedAttempt, LeasedAttempt
+from semel.engine.drive.aio_driver import AsyncLeasedAttempt
+from semel.engine.drive.driver import LeasedAttempt
 
 
 def test_its_lease_is_kept_no_longer_and_its_key_is_no_longer_in_the_air() -> None:
     with Semel(MemoryStore(), sweep_every=None) as guard:
         attempt = guard.begin(guard.make_call("pay", "k", "", b"", Policy()))
         assert isinstance(attempt, LeasedAttempt)
-        assert guard._flights
-        assert len(guard._keeper._leases) == 1
+        assert guard.driver.flights.by_id
+        assert len(guard.driver.keeper.leases) == 1
         del attempt
         gc.collect()
-        assert not guard._flights
-        assert len(guard._keeper._leases) == 0
+        assert not guard.driver.flights.by_id
+        assert len(guard.driver.keeper.leases) == 0
 
 
 def test_the_same_in_an_event_loop() -> None:
@@ -26,12 +27,12 @@ def test_the_same_in_an_event_loop() -> None:
         async with AsyncSemel(AsyncMemoryStore(), sweep_every=None) as guard:
             attempt = await guard.begin(guard.make_call("pay", "k", "", b"", Policy()))
             assert isinstance(attempt, AsyncLeasedAttempt)
-            assert guard._flights
-            assert len(guard._keeper._leases) == 1
+            assert guard.driver.flights.by_id
+            assert len(guard.driver.keeper.leases) == 1
             del attempt
             gc.collect()
-            assert not guard._flights
-            assert len(guard._keeper._leases) == 0
+            assert not guard.driver.flights.by_id
+            assert len(guard.driver.keeper.leases) == 0
 
     asyncio.run(run())
 
@@ -46,6 +47,6 @@ def test_one_that_was_ended_leaves_its_successor_alone() -> None:
         assert isinstance(second, LeasedAttempt)
         del first
         gc.collect()
-        assert guard._flights
-        assert len(guard._keeper._leases) == 1
+        assert guard.driver.flights.by_id
+        assert len(guard.driver.keeper.leases) == 1
         assert second.complete("paid").value == "paid"

@@ -30,11 +30,12 @@ from semel import (
     StoreUncertain,
     current_operation,
 )
+from semel.core.call import Outcome
 from semel.core.encoding.serializers import PLAIN
 from semel.core.encoding.snapshot import Kind
 from semel.core.keys import identity
 from semel.core.ops import INPUT, Abandoned, Claim, Claimed, Page, Record, Resumable, SaveStep
-from semel.core.resume import Rules, look_through
+from semel.core.resume import ResumePlan
 from semel.core.states import Takeover
 from tests.engine.driving import Engine
 from tests.engine.scripted import PATIENCE, Gate
@@ -76,7 +77,7 @@ def between_look_and_claim(engine: Engine) -> Iterator["concurrent.futures.Futur
     gate = Gate()
     rule = engine.script.on(Resumable, hold_after=gate)
     one = resumer(engine)
-    one._round = lambda declared: look_through(tuple(declared), b"", one._rules)
+    one._resuming.round = lambda declared, stopping: one._resuming.plan.round(tuple(declared), b"", stopping)
     future = engine.start(one.resume)
     rule.took_effect.wait()
     yield future
@@ -165,7 +166,7 @@ def test_only_a_function_is_resumable(quick_engine: Engine) -> None:
         quick_engine.guard.once_in_transaction(connection="conn", key="key", resumable=True)(
             quick_engine.function(in_transaction)
         )
-    with pytest.raises(PolicyError, match="resumable= is said of a function"):
+    with pytest.raises(PolicyError, match=r"resumable= is a setting of @guard\.once"):
         quick_engine.new_guard(policy=Policy(resumable=True))
 
 
@@ -249,7 +250,7 @@ def test_the_recover_hook_is_asked_first(engine: Engine) -> None:
     assert ran == ["b"]
 
 
-def test_a_recoverer_begins_nothing(engine: Engine) -> None:
+def test_a_resumer_begins_nothing(engine: Engine) -> None:
     """Between its look and its claim the operation failed and was let go: what its caller was told must stay true."""
     ran: list[str] = []
     engine.once(noting(ran), resumable=True)
@@ -323,7 +324,7 @@ def test_one_that_fails_rests_longer_and_longer_and_is_given_up(engine: Engine) 
     assert "Boom('again')" in str(failures[0])
 
 
-def test_giving_up_is_told_once_by_each_recoverer(engine: Engine) -> None:
+def test_giving_up_is_told_once_by_each_resumer(engine: Engine) -> None:
     failing(engine)
     one = resumer(engine, tries=1)
     for _ in range(3):
@@ -363,7 +364,7 @@ def test_an_input_of_an_older_program_is_not_guessed_at(engine: Engine) -> None:
     begun_elsewhere(engine, "k", "red")
     engine.once(lambda key: pytest.fail("it ran without its argument"), resumable=True)
     assert recover(engine) == ResumeReport(failed=1)
-    assert "called with colour, which it takes no more" in str(engine.events[-1])
+    assert "called with colour, which it no longer takes" in str(engine.events[-1])
     engine.once(lambda key, colour, size: pytest.fail("it ran with too few"), resumable=True)
     assert recover(engine) == ResumeReport(failed=1)
     assert "takes other arguments now" in str(engine.events[-1])
@@ -375,7 +376,7 @@ def test_a_key_that_does_not_follow_from_the_arguments_is_not_run_under_another(
     next(keys)
     begun_elsewhere(engine, "o")
     assert recover(engine) == ResumeReport(failed=1)
-    assert "makes another key or tenant" in str(engine.events[-1])
+    assert "make another key or tenant" in str(engine.events[-1])
 
 
 def test_a_quota_does_not_stand_in_the_way(quick_engine: Engine) -> None:
@@ -391,7 +392,7 @@ def test_a_quota_does_not_stand_in_the_way(quick_engine: Engine) -> None:
     assert "Count" not in quick_engine.script.kinds, "its key was counted when it was new"
 
 
-def test_a_recoverer_does_not_wait_for_one_that_runs(engine: Engine) -> None:
+def test_a_resumer_does_not_wait_for_one_that_runs(engine: Engine) -> None:
     """It came between the look and the claim: the next one is more useful than waiting."""
     from semel import Wait
 
@@ -465,7 +466,7 @@ def test_stopping_waits_for_the_one_in_hand_and_begins_no_other(quick_engine: En
     assert len(ran) == 1
 
 
-def test_an_async_recoverer_is_a_context_and_stops_what_takes_too_long() -> None:
+def test_an_async_resumer_is_a_context_and_stops_what_takes_too_long() -> None:
     from semel import AsyncMemoryStore
 
     async def main() -> None:
@@ -496,7 +497,7 @@ def test_an_async_recoverer_is_a_context_and_stops_what_takes_too_long() -> None
     asyncio.run(main())
 
 
-def test_several_recoverers_share_the_work() -> None:
+def test_several_resumers_share_the_work() -> None:
     """Each begins at a place of its own, and the claim decides: everything is done once."""
     now = [0.0]
     store = MemoryStore(clock=lambda: now[0])
@@ -574,7 +575,7 @@ def test_an_unreadable_input_is_an_error_of_that_one_alone(quick_engine: Engine)
 
 def rounds_over(ids: list[bytes], start: bytes, limit: int) -> list[bytes]:
     """Which ids a round resumes, in which order."""
-    steps = look_through(("op",), start, Rules(limit, 10, 1.0))
+    steps = ResumePlan(limit, 10, 1.0, lambda event: None).round(("op",), start, lambda: False)
     seen: list[bytes] = []
     answer: Any = None
     try:
@@ -588,7 +589,7 @@ def rounds_over(ids: list[bytes], start: bytes, limit: int) -> list[bytes]:
             else:
                 assert isinstance(request, Abandoned)
                 seen.append(request.record.id)
-                answer = "resumed"
+                answer = Outcome(None, False, 2)
     except StopIteration as stop:
         recovery: ResumeReport = stop.value
     assert recovery.resumed == len(seen)

@@ -152,8 +152,8 @@ def test_nothing_is_kept_in_the_process_once_all_calls_are_over(engine: Engine) 
     engine.run(lambda: 1)
     with pytest.raises(ZeroDivisionError):
         engine.run(lambda: 1 // 0, key="other")
-    assert engine.guard._flights == {}
-    assert len(engine.guard._keeper._leases) == 0
+    assert engine.guard.driver.flights.by_id == {}
+    assert len(engine.guard.driver.keeper.leases) == 0
 
 
 def test_a_storm_over_many_keys_runs_each_once(engine: Engine) -> None:

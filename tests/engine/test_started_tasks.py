@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 import uvloop
 
-from semel.engine.drive.tasks import started
+from semel.engine.drive.waiting import start_task
 
 Runs: TypeAlias = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -37,7 +37,7 @@ def test_work_that_never_waits_costs_no_turn_of_the_loop(runs: Runs) -> None:
     async def run() -> None:
         done: list[Any] = []
         outer = asyncio.current_task()
-        task = started(work(done), asyncio.get_running_loop())
+        task = start_task(work(done), asyncio.get_running_loop())
         assert task.done()
         assert done == [task]
         assert asyncio.current_task() is outer
@@ -53,7 +53,7 @@ def test_what_it_raises_is_its_own(runs: Runs) -> None:
 
     async def run() -> None:
         outer = asyncio.current_task()
-        task = started(fails(), asyncio.get_running_loop())
+        task = start_task(fails(), asyncio.get_running_loop())
         assert asyncio.current_task() is outer
         with pytest.raises(KeyError, match="no such order"):
             await task
@@ -72,7 +72,7 @@ def test_it_may_be_cancelled_while_it_waits_and_nobody_else_is(runs: Runs) -> No
             finally:
                 stopped.set()
 
-        task = started(waits(), asyncio.get_running_loop())
+        task = start_task(waits(), asyncio.get_running_loop())
         assert not task.done()
         task.cancel()
         await asyncio.wait_for(stopped.wait(), 10)
@@ -93,7 +93,7 @@ def test_what_it_sets_in_its_context_stays_there(runs: Runs) -> None:
         return found
 
     async def run() -> None:
-        task = started(sets(), asyncio.get_running_loop())
+        task = start_task(sets(), asyncio.get_running_loop())
         assert seen.get() == "nothing"
         assert await task == "its own"
 
@@ -115,7 +115,7 @@ def test_what_other_threads_ask_of_the_loop_meanwhile_is_done_once(runs: Runs) -
             return task
 
         loop.create_task = interrupted  # type: ignore[method-assign, assignment]
-        task = started(work(done), loop)
+        task = start_task(work(done), loop)
         assert told == [], "another's callback was run in our place"
         assert await task == "done"
         loop.call_soon(told.append, 2)
@@ -136,7 +136,7 @@ def test_work_that_waits_goes_on_in_a_task_of_its_own(runs: Runs) -> None:
             await gate.wait()
             return await work(done)
 
-        task = started(waits(), asyncio.get_running_loop())
+        task = start_task(waits(), asyncio.get_running_loop())
         gate.set()
         assert await task == "done"
         assert done == [task]
@@ -155,7 +155,7 @@ def test_a_loop_that_makes_its_tasks_itself_makes_these_too(runs: Runs) -> None:
             return task
 
         loop.set_task_factory(factory)
-        task = started(work([]), loop)
+        task = start_task(work([]), loop)
         assert made == [task]
         assert await task == "done"
 
@@ -173,7 +173,7 @@ def test_others_that_listen_in_on_the_loop_are_left_alone(runs: Runs) -> None:
             return soon(callback, *args, **settings)
 
         loop.call_soon = listener  # type: ignore[method-assign]
-        task = started(work([]), loop)
+        task = start_task(work([]), loop)
         assert loop.call_soon is listener
         assert heard, "the new task's first step was not the listener's to hear"
         assert await task == "done"
@@ -197,7 +197,7 @@ def test_what_is_asked_of_the_loop_while_the_task_is_made_is_done_by_the_loop(ru
             return task
 
         loop.create_task = interrupted  # type: ignore[method-assign, assignment]
-        task = started(work([]), loop)
+        task = start_task(work([]), loop)
         assert task.done()
         assert told == []
         await asyncio.sleep(0)

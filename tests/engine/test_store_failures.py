@@ -233,7 +233,7 @@ def test_a_failing_store_and_a_failing_handler_end_in_finite_time(engine: Engine
     expected = StoreUnavailable if guarantee == "effectively_once" else Boom
     with pytest.raises(expected):
         engine.run(body, guarantee=guarantee)
-    assert engine.guard._flights == {}
+    assert engine.guard.driver.flights.by_id == {}
 
 
 def test_the_guards_own_policy_is_the_default(engine: Engine) -> None:

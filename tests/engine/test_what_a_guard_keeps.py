@@ -11,8 +11,8 @@ import pytest
 
 from semel import AsyncMemoryStore, AsyncSemel, InProgress, MemoryStore, Policy, PolicyError, Semel, StoreUnavailable
 from semel.core.ops import Lookup
-from semel.engine.drive.threaded import ThreadedStore
 from semel.engine.guard import REMEMBERED
+from semel.engine.threaded import ThreadedStore
 from tests.engine.driving import Engine
 from tests.engine.scripted import Gate
 
@@ -50,7 +50,7 @@ def test_a_duplicate_answered_in_this_process_is_told_how_old_the_first_call_is(
 
     call = engine.start_run(body, tenant="acme")
     inside.wait()
-    flight = next(iter(engine.guard._flights.values()))
+    flight = next(iter(engine.guard.driver.flights.by_id.values()))
     flight.began -= 40.0
     with pytest.raises(InProgress):
         engine.run(body, tenant="acme")

@@ -19,7 +19,7 @@ from semel import (
 )
 from semel.core.encoding.snapshot import StoredResponse
 from semel.core.ops import Complete, Op
-from semel.engine.drive.attempts import AsyncLeasedAttempt
+from semel.engine.drive.aio_driver import AsyncLeasedAttempt
 from semel.errors import LeaseLost, RecordTooLarge
 from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.exchange import RESPONSES

@@ -24,7 +24,7 @@ from fastapi import BackgroundTasks, FastAPI, Request, Response  # isort: skip
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine  # isort: skip
 
 from semel import AsyncSemel, AsyncSQLiteStore, Operation, Semel, SQLiteStore, TransactionConflict
-from semel.engine.transaction.sync import TRIES
+from semel.engine.transaction.rules import TRIES
 from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.exchange import DOCUMENT_LIMIT
 from semel.http.django import idempotent as django_idempotent

@@ -97,7 +97,7 @@ def test_an_unknown_setting_lists_those_of_the_route_and_those_of_the_policy(nam
 
 def test_a_route_has_no_arguments_that_could_be_kept() -> None:
     for wrong in (lambda: idempotent(resumable=True), lambda: idempotent(policy=Policy(resumable=True))):
-        with pytest.raises(PolicyError, match="resumable= is said of a function"):
+        with pytest.raises(PolicyError, match=r"resumable= is a setting of @guard\.once"):
             wrong()
 
 

@@ -27,7 +27,7 @@ from semel import (
     TransactionConflict,
     Wait,
 )
-from semel.engine.transaction.sync import TRIES
+from semel.engine.transaction.rules import TRIES
 from tests.http.asking import ask, body_of, header, scope_of
 from tests.servers.install import missing_is_an_error
 
@@ -383,6 +383,25 @@ def test_all_routes_are_listed_with_their_rules() -> None:
         assert (found["POST", "/pay"], found["POST", "/search/{what}"]) == ("Idempotent", "Exempt")
         known = find_installation(shop.app)
         assert (known.framework, known.guard) == ("Quart", shop.guard)
+
+    play(scene)
+
+
+def test_routes_that_are_not_decorated_are_claimed_before_quart_sees_them() -> None:
+    async def scene() -> None:
+        shop = Shop(routes={"POST /pay": idempotent()})
+
+        @shop.app.post("/pay")
+        async def pay() -> dict[str, Any]:
+            shop.runs += 1
+            return {"run": shop.runs, "amount": (await quart.request.get_json())["amount"]}
+
+        answers = [await shop.post(), await shop.post(), await shop.post(X_User="bob")]
+        assert [await each.get_json() for each in answers] == [
+            {"run": 1, "amount": 10},
+            {"run": 1, "amount": 10},
+            {"run": 2, "amount": 10},
+        ]
 
     play(scene)
 

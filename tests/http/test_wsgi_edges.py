@@ -423,7 +423,7 @@ def test_an_owner_that_was_replaced_answers_with_its_successor(
         body = bodies.pop(0)
         if body == b"late":
             guard.release("POST /x", "k", force=True)
-            guard._flights.clear()  # as if in another process
+            guard.driver.flights.by_id.clear()  # as if in another process
             assert serve(served).body == b"new owner's"
         start("200 OK", [])
         return [body]

@@ -278,15 +278,15 @@ def test_the_statement_that_is_named_is_the_cure(kind: str, request: pytest.Fixt
     [
         (lambda n, c: n.insert_once(c, "charge", {"order_id": 7}, key="amount"), "key= names columns"),
         (lambda n, c: n.insert_once(c, "charge", {}, key="x"), "values is empty"),
-        (lambda n, c: n.insert_once(c, "charge", {'a"; DROP TABLE charge; --': 1}, key="x"), "no column name"),
-        (lambda n, c: n.delete(c, "charge; DROP TABLE charge", {"id": 1}), "no table name"),
+        (lambda n, c: n.insert_once(c, "charge", {'a"; DROP TABLE charge; --': 1}, key="x"), "not a column name"),
+        (lambda n, c: n.delete(c, "charge; DROP TABLE charge", {"id": 1}), "not a table name"),
         (lambda n, c: n.delete(c, "charge", {}), "where is empty"),
         (lambda n, c: n.insert_once(c, "charge", {"order_id": None}, key="order_id"), "order_id is None"),
         (lambda n, c: n.upsert(c, "charge", {"order_id": None, "amount": 1}, key="order_id"), "order_id is None"),
         (lambda n, c: n.append_event(c, "event", {"stream": None}, 1, {"id": "e"}), "stream is None"),
         (lambda n, c: n.transition(c, "orders", {"id": 1}, "status", ["a", "b"], "b"), "cannot be both"),
         (lambda n, c: n.compare_and_set(c, "o", {"id": 1}, version=1, values={"version": 9}), "is the version"),
-        (lambda n, c: n.append_event(c, "event", {"stream": "s"}, 1, {"data": "x"}), "known by its 'id'"),
+        (lambda n, c: n.append_event(c, "event", {"stream": "s"}, 1, {"data": "x"}), "identified by its 'id'"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_sent(tmp_path: Path, call: Any, words: str) -> None:

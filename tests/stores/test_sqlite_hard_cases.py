@@ -89,10 +89,10 @@ def test_an_attempt_that_its_adapter_forgot_is_not_kept_alive_for_ever() -> None
     guard = Semel(store, sweep_every=None)
     call = guard.make_call("op", "k", "", b"", Policy())
     attempt = guard.begin(call)
-    assert len(guard._keeper._leases) == 1
+    assert len(guard.driver.keeper.leases) == 1
     del attempt
     gc.collect()
-    assert len(guard._keeper._leases) == 0 and not guard._flights
+    assert len(guard.driver.keeper.leases) == 0 and not guard.driver.flights.by_id
     guard.close()
 
 

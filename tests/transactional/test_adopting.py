@@ -129,7 +129,7 @@ def test_postgres_connections_in_autocommit_are_refused(database: str) -> None:
     with Semel(PostgresStore(database), sweep_every=None) as guard:
         with (
             psycopg.connect(database, autocommit=True) as conn,
-            pytest.raises(ConfigurationError, match=r"with conn\.transaction"),
+            pytest.raises(ConfigurationError, match=r"Open one: `with conn\.transaction"),
         ):
             guard.run_in_transaction(conn, "pay", key="1", call=never)
         by_engine = sa.create_engine(database.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
@@ -143,7 +143,7 @@ def test_postgres_connections_in_autocommit_are_refused(database: str) -> None:
                 guard.run_in_transaction(session, "pay", key="1", call=never)
         with (
             Session(by_engine, autobegin=False) as session,
-            pytest.raises(ConfigurationError, match=r"with session\.begin"),
+            pytest.raises(ConfigurationError, match=r"Open one: `with session\.begin"),
         ):
             guard.run_in_transaction(session, "pay", key="1", call=never)
         assert guard.lookup("pay", "1") is None
@@ -204,7 +204,7 @@ def test_asyncpg_outside_of_a_transaction_is_refused(database: str) -> None:
     from tests.transactional.kinds import AsyncTill
 
     till = AsyncTill("asyncpg", database)
-    with pytest.raises(ConfigurationError, match=r"async with conn\.transaction"):
+    with pytest.raises(ConfigurationError, match=r"Open one: `async with conn\.transaction"):
         till.run(lambda: till.guard.run_in_transaction(till.conn, "pay", key="1", call=never))
     till.close()
 

@@ -338,7 +338,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.errors", "The whole [tree of errors](errors.md).", ()),
     ("semel.http.fastapi", "FastAPI and Starlette.", ()),
     ("semel.http.litestar", "Litestar.", ()),
-    ("semel.http.flask", "Flask.", ()),
+    ("semel.http.flask", "Flask. `semel.http.quart` has the same names, for Quart.", ()),
     ("semel.http.django", "Django and Django REST framework.", ()),
     ("semel.http.asgi", "Any ASGI application.", ()),
     ("semel.http.wsgi", "Any WSGI application.", ()),
@@ -359,7 +359,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     )),
     ("semel.core.states", "[The table of states](states.md).", ("State", "Move", "Takeover", "TRANSITIONS")),
     ("semel.testing.conformance", "[Proves a store](../how-to/prove-a-store.md).", (
-        "FAMILIES", "AsyncStage", "AsyncStoreSuite", "Batch", "Elsewhere", "Linger", "ManualClock", "Pause", "Script",
+        "FAMILIES", "AsyncStage", "AsyncStoreSuite", "Batch", "Elapse", "Elsewhere", "Linger", "ManualClock", "Script",
         "Stage", "StoreSuite", "Together", "WaitForChange", "async_machine_for", "check", "machine_for", "play",
         "play_async",
     )),

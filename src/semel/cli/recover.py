@@ -38,8 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from semel.cli.targets import load
-    from semel.engine.aio import AsyncSemel
-    from semel.engine.sync import Semel
+    from semel.stores.aio_guard import AsyncSemel
+    from semel.stores.guard import Semel
 
     if ":" not in args.guard:
         raise ConfigurationError(f"{args.guard!r} names no guard: write module:attribute, like shop.orders:guard")
@@ -110,16 +110,16 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
 
     def work() -> None:
         try:
-            resumer.resume() if rounds.once else resumer._keep_on()
+            resumer.resume() if rounds.once else resumer.run()
         except BaseException as error:
             failure.append(error)
 
     with guard:
         resumer = Telling(guard, **settings)
-        resumer._refuse_async()
+        resumer.check()
         with stop_on_signals() as stopping:
             rounds.begin()
-            thread = threading.Thread(target=work, name="semel-recoverer", daemon=True)
+            thread = threading.Thread(target=work, name="semel-resumer", daemon=True)
             thread.start()
             while thread.is_alive():
                 thread.join(LOOK)
@@ -132,7 +132,7 @@ def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
 async def _in_loop(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
     import asyncio
 
-    from semel.engine.aio_resumer import AsyncResumer
+    from semel.engine.resumer import AsyncResumer
 
     class Telling(AsyncResumer):
         async def resume(self) -> ResumeReport:

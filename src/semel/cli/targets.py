@@ -11,10 +11,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, NotMigrated, SemelError, StoreUnavailable
 from semel.sql.connections.errors import sqlite_error
 from semel.sql.migrations import SQLITE
+from semel.stores.guard import Semel
 from semel.stores.urls import open_store, sqlite_path, tiers
 
 __all__ = ["URLS", "add_record", "add_url", "load", "open_guard", "sqlite_file"]

@@ -1,94 +1,114 @@
-"""How a resumer goes about it, written once for sync and async: look through what was abandoned, and resume it.
+"""How a resumer finds abandoned operations and continues them, written once for sync and async.
 
-One round looks at every input that is kept, page by page, from a place of its own on and around to it again, so that
-several resumers begin with different ones. Who resumes what is decided by the claim alone: a resumer that comes
-second goes on to the next. An operation that fails is tried again later and later, and left alone after so many tries.
+One round looks at all stored arguments, page by page. It starts at a random place and wraps around, so that several
+resumers start with different operations. The claim alone decides who resumes an operation: a resumer that comes second
+goes on to the next one. An operation that fails is tried again after ever longer pauses, and is given up after a number
+of tries.
 
-A generator that yields Ops and the attempts to be resumed; it knows no store, clock or thread.
+The round is a generator that knows no store, clock or thread. It yields ``Resumable``, an Op for the store, and each
+``Abandoned`` operation to continue. The answer to the latter is its Outcome, or Raised with the error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from semel.core.ops import Abandoned, Page, Record, Resumable
-from semel.core.values import value
+from semel.core.call import Outcome, Raised, describe_error
+from semel.core.ops import Abandoned, Record, Resumable
+from semel.errors import InProgress, LeaseLost
+from semel.observe import events
 
-__all__ = ["ResumeReport", "Rules", "Word", "look_through"]
+__all__ = ["ResumeFlow", "ResumePlan", "ResumeReport"]
 
 LONGEST_PAUSE: Final = 3600.0
-"""Seconds between two tries of an operation, at most."""
+"""The longest time between two tries of an operation, in seconds."""
+REPORTED: Final = 1000
+"""How many operations that were given up a resumer remembers, so that it reports each of them once."""
 
-Word: TypeAlias = Literal["resumed", "failed", "elsewhere"]
-"""What came of one: it is finished; it failed, or cannot be run; someone else has it, or it is over already."""
-
-
-@value
-class Rules:
-    """How patient a resumer is."""
-
-    limit: int
-    tries: int
-    pause: float
-
-    def due(self, record: Record) -> bool:
-        """Whether it has rested long enough: not at all after its first attempt, then longer and longer."""
-        doublings = min(record.attempt - 1, 32)
-        return -record.lease_left >= min(self.pause * ((1 << doublings) - 1), LONGEST_PAUSE)
-
-    def given_up(self, record: Record) -> bool:
-        return record.attempt >= self.tries
+ResumeFlow: TypeAlias = Generator["Resumable | Abandoned", Any, "ResumeReport"]
 
 
 @dataclass
 class ResumeReport:
-    """What one round of a resumer came to."""
+    """What one round of a resumer did."""
 
     resumed: int = 0
     """Operations that were finished."""
     failed: int = 0
-    """Operations that failed again, or whose input cannot be read: see the events."""
+    """Operations that failed again, or whose arguments cannot be read: see the events."""
     elsewhere: int = 0
-    """Operations that someone else had taken up by then."""
+    """Operations that someone else had already taken over."""
     resting: int = 0
     """Operations that failed, and will be tried later."""
     given_up: int = 0
     """Operations that have used up their tries, and are left for people."""
 
 
-@value
-class GivenUp:
-    """Tell that this one is left alone."""
+class ResumePlan:
+    """Decides which abandoned operations are continued, and when."""
 
-    record: Record
+    def __init__(self, limit: int, tries: int, pause: float, hook: events.EventHook) -> None:
+        """
+        :param limit: how many operations are listed by one Op.
+        :param tries: how many attempts an operation has, including the first one.
+        :param pause: seconds after the second attempt before the third one; the pauses then double.
+        """
+        self.limit = limit
+        self.tries = tries
+        self.pause = pause
+        self._hook = hook
+        self._reported: set[tuple[bytes, int]] = set()
 
-
-def look_through(
-    operations: tuple[str, ...], start: bytes, rules: Rules
-) -> Generator[Resumable | Abandoned | GivenUp, Page | Word | None, ResumeReport]:
-    """One round. Answer a Resumable with its page, an Abandoned with a word, a GivenUp with nothing."""
-    recovery = ResumeReport()
-    after, around = start, False
-    while True:
-        page = yield Resumable(operations, after, rules.limit)
-        assert isinstance(page, Page)
-        for each in page.found:
-            if around and each.record.id > start:
-                return recovery
-            if rules.given_up(each.record):
-                recovery.given_up += 1
-                yield GivenUp(each.record)
-            elif not rules.due(each.record):
-                recovery.resting += 1
+    def round(self, operations: tuple[str, ...], start: bytes, stopping: Callable[[], bool]) -> ResumeFlow:
+        """Look at all abandoned operations of these names once, in the order of their ids, from ``start`` on."""
+        report = ResumeReport()
+        after, wrapped = start, False
+        while not stopping():
+            page = yield Resumable(operations, after, self.limit)
+            for abandoned in page.found:
+                if stopping() or (wrapped and abandoned.record.id > start):
+                    return report
+                if abandoned.record.attempt >= self.tries:
+                    report.given_up += 1
+                    self._report_given_up(abandoned.record)
+                elif not self._is_due(abandoned.record):
+                    report.resting += 1
+                else:
+                    self._count(report, abandoned.record, (yield abandoned))
+            if page.last is not None and not (wrapped and page.last > start):
+                after = page.last
+            elif wrapped or not start:
+                break
             else:
-                word = yield each
-                assert isinstance(word, str)
-                setattr(recovery, word, getattr(recovery, word) + 1)
-        if page.last is not None and not (around and page.last > start):
-            after = page.last
-        elif around or not start:
-            return recovery
+                after, wrapped = b"", True
+        return report
+
+    def _is_due(self, record: Record) -> bool:
+        """Whether an operation has rested long enough: not at all after its first attempt, then ever longer."""
+        doublings = min(record.attempt - 1, 32)
+        return -record.lease_left >= min(self.pause * ((1 << doublings) - 1), LONGEST_PAUSE)
+
+    def _count(self, report: ResumeReport, record: Record, answer: Outcome[Any] | Raised) -> None:
+        if isinstance(answer, Outcome):
+            if answer.replayed or answer.attempt == 0:
+                report.elsewhere += 1
+            else:
+                report.resumed += 1
+        elif isinstance(answer.error, (InProgress, LeaseLost)):
+            report.elsewhere += 1
         else:
-            after, around = b"", True
+            report.failed += 1
+            self._tell(events.RecoveryFailed, record, record.attempt + 1, describe_error(answer.error))
+
+    def _report_given_up(self, record: Record) -> None:
+        attempt = (record.id, record.attempt)
+        if attempt not in self._reported:
+            if len(self._reported) >= REPORTED:
+                self._reported.clear()
+            self._reported.add(attempt)
+            self._tell(events.RecoveryGivenUp, record, record.attempt)
+
+    def _tell(self, event: type[events.Event], record: Record, *details: Any) -> None:
+        self._hook(event(record.operation, record.tenant, record.key or "", *details))

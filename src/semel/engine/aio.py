@@ -1,50 +1,55 @@
-"""``AsyncSemel``: the async shell. It runs the handler in the caller's task and drives the flow over an async store.
+# Twin: sync.py is generated from this file by make twins.
+# Twin: AsyncGuard -> SyncGuard
+# Twin: AWAITED: ClassVar[bool] = True -> AWAITED: ClassVar[bool] = False
+"""``AsyncGuard``: everything that ``AsyncSemel`` does, over an async store.
 
-``engine/sync.py`` has the same names in the same order; what can be decided without waiting is in neither, but in the
-core. What only this one has is about cancellation: a call that is cancelled still settles its record before it ends.
+A guard turns what a program asks into a call, and hands it to its driver (``engine/drive``) or to a transaction
+(``engine/transaction``).
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
-import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Any, TypeVar, Unpack, cast
+
+# sync only: from typing import TYPE_CHECKING
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from semel.codec import Codec
-from semel.core.call import Await, Call, Failed, NotRun, Outcome, Pause, Raised, Recover, Returned, Run, Stopped
+from semel.core.call import Call, Outcome
 from semel.core.encoding.serializers import Serializer
 from semel.core.keys import KeyFormat
-from semel.core.ops import Claim, Claimed, Complete, Count, Existing, Lookup, Op, Record, Release, Resolve, Sweep, Swept
+from semel.core.ops import Lookup, Record, Resolve, Sweep, Swept
 from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
-from semel.engine.aio_calls import AsyncCalls
-from semel.engine.declare.brackets import with_brackets
-from semel.engine.declare.declaration import AsyncOnce, Declaration, Selector
-from semel.engine.drive.aio_keeper import AsyncKeeper
-from semel.engine.drive.attempts import AsyncAttempt, AsyncLeasedAttempt
-from semel.engine.drive.drive import Drive, ignoring
-from semel.engine.drive.flights import Flight
+from semel.engine.declare.declaration import AsyncOnce, Declaration, Selector, requires_brackets
+from semel.engine.declare.handlers import with_handle
+from semel.engine.drive.aio_driver import AsyncCallDriver
+from semel.engine.drive.execution import as_handler
 from semel.engine.drive.keeper import SWEEP_LIMIT
-from semel.engine.drive.tasks import Late, change, in_thread, shielded
-from semel.engine.guard import PolicyChanges, at_least_one
-from semel.engine.opening import opened
-from semel.engine.operation.operation import AsyncOperation, running
+from semel.engine.drive.waiting import run_in_thread
+from semel.engine.guard import Guard, PolicyChanges, at_least_one, check_store
+from semel.engine.operation.operation import AsyncOperation
 from semel.engine.ports import AsyncStore
-from semel.errors import StoreError
+from semel.engine.transaction.aio import AsyncTransactionAttempt
+from semel.engine.transaction.rules import check_tries, connection_parameter, pick_connection, refuse_nesting
+from semel.errors import ConfigurationError, PolicyError
 from semel.observe import events
 
-__all__ = ["AsyncSemel"]
+__all__ = ["AsyncGuard"]
 
+# sync only: if TYPE_CHECKING:
+# sync only:     from semel.engine.threaded import LoopGuards, ThreadedGuard
+P = ParamSpec("P")
 T = TypeVar("T")
-Handler = Callable[[AsyncOperation], Any]
 
 
-class AsyncSemel(AsyncCalls):
-    """Makes functions happen once, however often they are called with the same key. One per event loop."""
+class AsyncGuard(Guard):
+    """Makes functions happen once, however often they are called with the same key."""
+
+    AWAITED: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -59,18 +64,35 @@ class AsyncSemel(AsyncCalls):
         sweep_every: Duration | None = "10m",
         quota: Quota | None = None,
     ) -> None:
-        """The same settings as ``Semel``."""
+        """
+        :param store: where records are kept, or its URL, ``"sqlite:///app.db"``. It is closed with the guard.
+        :param policy: the default for every operation; each may change it by keywords.
+        :param tenant: whose keys these are, if a call does not say.
+        :param on_event: called with every event of ``semel.observe.events``.
+        :param codec: compression and encryption of what is stored.
+        :param secret: makes fingerprints unguessable (a MAC instead of a hash).
+        :param readable_keys: False stores only hashes of keys.
+        :param sweep_every: how often expired records are removed in the background; None never.
+        :param quota: how many live keys each tenant may have.
+        """
         super().__init__(
             policy=policy, tenant=tenant, on_event=on_event, codec=codec, secret=secret,
             readable_keys=readable_keys, sweep_every=sweep_every, quota=quota,
         )  # fmt: skip
-        self.store = opened(store, quota, awaited=True)
-        self._flights: dict[bytes, Flight] = {}
-        self._keeper = AsyncKeeper(self.store, self.sweep_every, self._tell_swept)
+        self.store: AsyncStore = self._open_store(store) if isinstance(store, str) else store
+        check_store(self.store, quota, awaited=self.AWAITED)
+        # sync only: self._loop_guards: LoopGuards | None = None
+        self.driver = AsyncCallDriver(self.store, self.sweep_every, self._tell_swept)
+        self.begin = self.driver.begin
+        """For adapters: claim the key of a call. Returns an outcome, or an attempt to be ended by the adapter."""
 
-    # -- what a program asks ---------------------------------------------------------------------------------------
+    def _open_store(self, url: str) -> AsyncStore:
+        """Open a store by its URL. The engine knows no stores; ``AsyncSemel`` does."""
+        raise ConfigurationError("a guard of the engine takes a store: AsyncSemel opens one by its URL")
 
-    @with_brackets
+    # -- functions
+
+    @requires_brackets
     def once(
         self,
         *,
@@ -83,9 +105,17 @@ class AsyncSemel(AsyncCalls):
         serializer: Serializer | None = None,
         **changes: Unpack[PolicyChanges],
     ) -> AsyncOnce:
-        """Decorate an ``async def``: calls with the same key run it once, and the others get the same answer.
+        """Decorate a function: calls with the same key run it once, and the others get the same result.
 
-        A plain ``def`` becomes awaitable: it runs in a thread. Parameters as of ``Semel.once``.
+        ``AsyncSemel`` runs a plain ``def`` in a thread, and its calls are awaited.
+
+        :param key: a parameter's name (``"order_id"``, ``"order.id"``) or a function of some of the arguments.
+        :param operation: the name that scopes the key; defaults to the function's qualified name.
+        :param tenant: like ``key``; defaults to the guard's own tenant.
+        :param fingerprint: which arguments make it the same request: ``"auto"`` (all that are plain data), ``"all"``,
+            names, a function, or None.
+        :param exclude: parameters that may differ between retries.
+        :param serializer: how the result is stored; defaults to one for the return annotation.
         """
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,30 +123,240 @@ class AsyncSemel(AsyncCalls):
                 function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint, exclude=exclude,
                 key_format=key_format, serializer=serializer, changes=changes,
             )  # fmt: skip
+            # sync only: if inspect.iscoroutinefunction(function):
+            # sync only:     return self._in_loops().protect(declared)
+            # sync only: if inspect.iscoroutinefunction(changes.get("recover")):
+            # sync only:     raise PolicyError("recover= is async and the function is not: make both async, or neither")
 
             @functools.wraps(function)
             async def once(*args: Any, **kwargs: Any) -> Any:
-                return (await self._perform(declared, args, kwargs)).value
+                return (await self.perform(declared, args, kwargs)).value
 
             return once
 
         return cast("AsyncOnce", decorate)
 
+    @overload
+    async def run(
+        self,
+        operation: str,
+        *,
+        key: object,
+        call: Callable[[], Awaitable[T]],
+        tenant: str | None = None,
+        fingerprint: Any = None,
+        returns: Any = None,
+        **changes: Unpack[PolicyChanges],
+    ) -> T: ...
+
+    @overload
+    async def run(
+        self,
+        operation: str,
+        *,
+        key: object,
+        call: Callable[[AsyncOperation], Awaitable[T]],
+        tenant: str | None = None,
+        fingerprint: Any = None,
+        returns: Any = None,
+        **changes: Unpack[PolicyChanges],
+    ) -> T: ...
+
+    async def run(
+        self,
+        operation: str,
+        *,
+        key: object,
+        call: Callable[[], Awaitable[T]] | Callable[[AsyncOperation], Awaitable[T]],
+        tenant: str | None = None,
+        fingerprint: Any = None,
+        returns: Any = None,
+        **changes: Unpack[PolicyChanges],
+    ) -> T:
+        """Call a function once, without a decorator: ``guard.run("ship", key=order.id, call=lambda: ship(order))``.
+
+        :param call: a function without arguments, or one that takes the operation's handle: ``lambda op: ship(order,
+            op)``.
+        :param fingerprint: plain data that makes it the same request; KeyReused is raised for another one.
+        :param returns: the type of the result, if it is a dataclass or model.
+        """
+        handler = with_handle(call)
+        what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
+        outcome: Outcome[T] = await self.driver.run(what, handler, what.policy.recover)
+        return outcome.value
+
+    @overload
+    async def run_outcome(
+        self,
+        operation: str,
+        *,
+        key: object,
+        call: Callable[[], Awaitable[T]],
+        tenant: str | None = None,
+        fingerprint: Any = None,
+        returns: Any = None,
+        **changes: Unpack[PolicyChanges],
+    ) -> Outcome[T]: ...
+
+    @overload
+    async def run_outcome(
+        self,
+        operation: str,
+        *,
+        key: object,
+        call: Callable[[AsyncOperation], Awaitable[T]],
+        tenant: str | None = None,
+        fingerprint: Any = None,
+        returns: Any = None,
+        **changes: Unpack[PolicyChanges],
+    ) -> Outcome[T]: ...
+
+    async def run_outcome(
+        self,
+        operation: str,
+        *,
+        key: object,
+        call: Callable[[], Awaitable[T]] | Callable[[AsyncOperation], Awaitable[T]],
+        tenant: str | None = None,
+        fingerprint: Any = None,
+        returns: Any = None,
+        **changes: Unpack[PolicyChanges],
+    ) -> Outcome[T]:
+        """Like ``run``, but return an ``Outcome``, which says if the result is a replay."""
+        handler = with_handle(call)
+        what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
+        return await self.driver.run(what, handler, what.policy.recover)
+
+    # -- functions in a transaction
+
+    async def run_in_transaction(
+        self,
+        connection: object,
+        operation: str,
+        *,
+        key: object,
+        call: Callable[[AsyncOperation], Awaitable[T]] | Callable[[], Awaitable[T]],
+        tenant: str | None = None,
+        fingerprint: Any = None,
+        returns: Any = None,
+        own_transaction: bool = False,
+        tries: int | None = None,
+        **changes: Unpack[PolicyChanges],
+    ) -> T:
+        """Call a function once and write its record in the transaction of ``connection``: both commit, or neither.
+
+        :param connection: the connection or session that ``call`` uses, to the database of the guard's store. Its
+            transaction is open, and you commit it.
+        :param call: a function without arguments, or one that takes the operation's handle.
+        :param own_transaction: open and commit the transaction here; run ``call`` again after a conflict with another.
+        :param tries: how often ``call`` runs at most, with ``own_transaction``; defaults to 10.
+        """
+        what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
+        outcome: Outcome[T] = await self._transact(
+            connection, what, with_handle(call), as_handler(what.policy.recover), own_transaction, tries
+        )
+        return outcome.value
+
+    async def run_in_transaction_outcome(
+        self,
+        connection: object,
+        operation: str,
+        *,
+        key: object,
+        call: Callable[[AsyncOperation], Awaitable[T]] | Callable[[], Awaitable[T]],
+        tenant: str | None = None,
+        fingerprint: Any = None,
+        returns: Any = None,
+        own_transaction: bool = False,
+        tries: int | None = None,
+        **changes: Unpack[PolicyChanges],
+    ) -> Outcome[T]:
+        """Like ``run_in_transaction``, but return an ``Outcome``, which says if the result is a replay."""
+        what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
+        return await self._transact(
+            connection, what, with_handle(call), as_handler(what.policy.recover), own_transaction, tries
+        )
+
+    @requires_brackets
+    def once_in_transaction(
+        self,
+        *,
+        connection: Selector,
+        key: Selector,
+        operation: str | None = None,
+        tenant: Selector | None = None,
+        fingerprint: Any = "auto",
+        exclude: tuple[str, ...] = (),
+        key_format: KeyFormat | str = "any",
+        serializer: Serializer | None = None,
+        own_transaction: bool = False,
+        tries: int | None = None,
+        **changes: Unpack[PolicyChanges],
+    ) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
+        """Decorate a function that takes a connection or session: ``@guard.once_in_transaction(connection="session")``.
+
+        The other parameters are those of ``once`` and ``run_in_transaction``.
+
+        :param connection: the parameter that is the connection, by name or as a function of the arguments.
+        """
+
+        def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+            # sync: if inspect.iscoroutinefunction(function):
+            # sync:     raise PolicyError(f"{function.__qualname__} is async: decorate it with an AsyncSemel")
+            if not inspect.iscoroutinefunction(function):
+                raise PolicyError(f"{getattr(function, '__qualname__', function)} is sync: decorate it with a Semel")
+            check_tries(own_transaction, tries)
+            declared = self._declare(
+                function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint,
+                exclude=(*exclude, *connection_parameter(connection)), key_format=key_format, serializer=serializer,
+                changes=changes,
+            )  # fmt: skip
+            pick = pick_connection(declared, connection)
+
+            @functools.wraps(function)
+            async def once(*args: P.args, **kwargs: P.kwargs) -> T:
+                recover = declared.recover
+                outcome: Outcome[T] = await self._transact(
+                    pick(args, kwargs), self._declared_call(declared, args, kwargs),
+                    lambda op: declared.invoke(op, args, kwargs),
+                    lambda op: recover and recover(args, kwargs), own_transaction, tries,
+                )  # fmt: skip
+                return outcome.value
+
+            return once
+
+        return decorate
+
+    def _transact(
+        self,
+        connection: object,
+        call: Call,
+        handler: Callable[[AsyncOperation], Any],
+        recover: Callable[[AsyncOperation], Any],
+        own: bool,
+        tries: int | None,
+    ) -> Awaitable[Outcome[Any]]:
+        attempt = AsyncTransactionAttempt(self.store, connection, call, own, check_tries(own, tries))
+        refuse_nesting(call)
+        return attempt.run(handler, recover)
+
+    # -- records
+
     async def lookup(self, operation: str, key: object, *, tenant: str | None = None) -> Record | None:
-        """The record of an operation as the store has it, or None."""
+        """Return the record of an operation as it is stored, or None."""
         return await self.store.execute(Lookup(self._identity(operation, key, tenant)))
 
     async def resolve(
         self, operation: str, key: object, result: Any, *, tenant: str | None = None, returns: Any = None
     ) -> None:
-        """Say that an unknown or abandoned operation did happen, with this result; later calls replay it."""
+        """Declare that an unknown or abandoned operation did happen, with this result; later calls replay it."""
         call = self._plain_call(operation, key, tenant, None, returns, {})
         self._report(call, await self.store.execute(self._resolution(call, result)), happened=True)
 
     async def release(self, operation: str, key: object, *, tenant: str | None = None, force: bool = False) -> None:
-        """Say that an unknown or abandoned operation did not happen: the next call is a first call.
+        """Declare that an unknown or abandoned operation did not happen: the next call is a first call.
 
-        ``force`` does so even while its owner runs; that owner's outcome will be refused.
+        :param force: also if its handler still runs. That handler's result will not be stored.
         """
         call = self._plain_call(operation, key, tenant, None, None, {})
         found = await self.store.execute(Resolve(call.id, None, call.policy.retention_seconds, force))
@@ -129,11 +369,13 @@ class AsyncSemel(AsyncCalls):
         return swept
 
     async def close(self) -> None:
-        """Stop the keeper and close the store."""
-        await self._keeper.close()
+        """Stop renewing and sweeping, and close the store."""
+        await self.driver.keeper.close()
+        # sync only: if self._loop_guards is not None:
+        # sync only:     self._loop_guards.close()
         await self.store.close()
 
-    async def __aenter__(self) -> AsyncSemel:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -141,226 +383,35 @@ class AsyncSemel(AsyncCalls):
     ) -> None:
         await self.close()
 
-    # -- how a flow is driven --------------------------------------------------------------------------------------
+    # -- for adapters
 
-    async def _perform(self, declared: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outcome[Any]:
-        """A call of a decorated function."""
-        call = self._declared_call(declared, args, kwargs)
+    # sync only: def in_this_loop(self) -> ThreadedGuard:
+    # sync only:     """Return the async guard over the same store for the running event loop."""
+    # sync only:     return self._in_loops().here()
+    # sync only:
+    # sync only: def _in_loops(self) -> LoopGuards:
+    # sync only:     from semel.engine import aio
+    # sync only:     from semel.engine.threaded import LoopGuards
+    # sync only:
+    # sync only:     if self._loop_guards is None:
+    # sync only:         self._loop_guards = LoopGuards(self.store, self._settings)
+    # sync only:     return self._loop_guards
+    # sync only:
+    def perform(
+        self, declared: Declaration, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call | None = None
+    ) -> Awaitable[Outcome[Any]]:
+        """Call a decorated function once.
+
+        :param call: the call of these arguments, if it is made already.
+        """
+        if call is None:
+            call = self._declared_call(declared, args, kwargs)
         recover = declared.recover
 
         def handler(op: AsyncOperation) -> Any:
+            # sync: return declared.invoke(op, args, kwargs)
             if declared.awaits:
                 return declared.invoke(op, args, kwargs)
-            return in_thread(declared.invoke, op, args, kwargs)
+            return run_in_thread(declared.invoke, op, args, kwargs)  # async only
 
-        return await self._drive(call, handler, recover and (lambda: recover(args, kwargs)))
-
-    async def _drive(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Outcome[Any]:
-        drive = Drive(call)
-        try:
-            step = await self._advance(drive, None)
-            while not isinstance(step, Outcome):
-                work = handler if type(step) is Run else ignoring(recover)
-                step = await self._advance(drive, await self._run(drive, step.claimed, work))
-        except Exception:
-            if drive.cancelled is not None:  # whatever the flow found, the caller was cancelled
-                raise drive.cancelled from None
-            raise
-        finally:
-            self._finish(drive)
-        if drive.cancelled is not None:
-            raise drive.cancelled
-        return step
-
-    async def begin(self, call: Call) -> AsyncAttempt | Outcome[Any]:
-        """Claim, for an adapter: an outcome, or an attempt to be ended by it. See ``semel.engine.drive.attempts``."""
-        drive = Drive(call)
-        try:
-            step = await self._advance(drive, None)
-            while type(step) is Recover:
-                work = ignoring(call.policy.recover)
-                step = await self._advance(drive, await self._run(drive, step.claimed, work))
-        except BaseException:
-            self._finish(drive)
-            raise
-        if isinstance(step, Outcome):
-            self._finish(drive)
-            return step
-        lease = drive.hold(step.claimed)
-        if lease is not None:
-            self._keeper.hold(lease)
-        return AsyncLeasedAttempt(
-            self, drive, step.claimed, AsyncOperation(call, lease, step.claimed, self.store.execute, self.store)
-        )
-
-    async def _end(self, drive: Drive, answer: Any) -> Outcome[Any]:
-        try:
-            step = await self._advance(drive, answer)
-            assert isinstance(step, Outcome)
-        except Exception:
-            if drive.cancelled is not None:
-                raise drive.cancelled from None
-            raise
-        finally:
-            self._finish(drive)
-        if drive.cancelled is not None:
-            raise drive.cancelled
-        return step
-
-    async def _advance(self, drive: Drive, answer: Any) -> Run | Recover | Outcome[Any]:
-        """Send the answer into the flow and do what it asks, until it asks for the handler or has an outcome."""
-        flow = drive.flow
-        error: BaseException | None = None
-        try:
-            while True:
-                request = flow.send(answer) if error is None else flow.throw(error)
-                error = None
-                try:
-                    if isinstance(request, Claim):
-                        answer = await self._claim(drive, request)
-                    elif isinstance(request, (Run, Recover)):
-                        if drive.cancelled is None:
-                            return request
-                        answer = NotRun(drive.cancelled)  # the caller is gone: begin nothing, only settle
-                    elif isinstance(request, Complete):
-                        try:
-                            answer = await self.store.execute(request)
-                        except asyncio.CancelledError as cancelled:
-                            answer = await self._send_again(drive, request, cancelled)
-                        if answer is True and drive.flight is not None:
-                            drive.flight.completed = request
-                    elif isinstance(request, Await):
-                        answer = await self._await(drive, request)
-                    elif isinstance(request, Pause):
-                        await shielded(asyncio.sleep(request.seconds), drive)
-                    elif isinstance(request, (Lookup, Count)):
-                        answer = await self.store.execute(request)
-                    else:
-                        try:
-                            answer = await self.store.execute(request)
-                        except asyncio.CancelledError as cancelled:
-                            answer = await self._send_again(drive, request, cancelled)
-                except (StoreError, asyncio.CancelledError) as failure:
-                    error = failure
-        except StopIteration as stop:
-            outcome = stop.value
-        if type(outcome) is Failed:
-            raise outcome.error
-        return outcome  # type: ignore[no-any-return]
-
-    def _finish(self, drive: Drive) -> None:
-        """Give back what the call holds. May be called again: there is nothing left then."""
-        if drive.lease is not None:
-            self._keeper.drop(drive.lease)
-        if drive.flight is not None:
-            self._land(drive.call.id, drive.flight)
-            drive.flight = None
-        drive.finished = True
-
-    async def _send_again(self, drive: Drive, op: Op[Any], cancelled: asyncio.CancelledError) -> Any:
-        """Do an Op that must not be left half done, and was cancelled: the cancellation waits until it is settled.
-
-        It may have reached the store or not. Ops may be sent twice: ask again, out of harm's reach.
-        """
-        drive.cancelled = cancelled
-        answer = await shielded(self.store.execute(op), drive)
-        return True if isinstance(op, Release) else answer  # a record that is gone was released by the first one
-
-    async def _claim(self, drive: Drive, op: Claim) -> Claimed | Existing:
-        """Ask the store, unless another call of this process is asking or running: then learn from that one."""
-        while True:
-            mine = Flight(op)
-            flight = self._flights.setdefault(op.id, mine)
-            if flight is not mine:
-                learned = await self._learn(flight)
-                if learned is not None:
-                    return learned
-                continue
-            drive.began = mine.began = drive.began or time.monotonic()
-            answer: Claimed | Existing
-            try:
-                try:
-                    answer = await self.store.execute(op)
-                except asyncio.CancelledError as cancelled:
-                    answer = await self._send_again(drive, op, cancelled)
-            except BaseException as error:
-                mine.error = error if isinstance(error, StoreError) and drive.cancelled is None else None
-                self._land(op.id, mine)
-                raise
-            if isinstance(answer, Existing):
-                drive.began = 0.0  # not won, so the next claim is a new one
-                mine.record = answer.record
-                self._land(op.id, mine)
-                return answer
-            drive.flight = mine
-            if drive.cancelled is None:  # else it is given back at once, and others should wait for that
-                mine.claimed(answer)
-            return answer
-
-    async def _learn(self, flight: Flight) -> Existing | None:
-        """What the flight knows; waits while it is claiming. None: it left the key free."""
-        while True:
-            answer = flight.answer(time.monotonic())
-            if answer is not None or flight.landed:
-                return answer
-            await change(flight)
-
-    def _land(self, id: bytes, flight: Flight) -> None:
-        if self._flights.get(id) is flight:
-            del self._flights[id]
-        flight.land()
-
-    async def _run(self, drive: Drive, claimed: Claimed | None, work: Handler) -> Returned | Raised | Stopped:
-        """Run the handler in this task; its lease is kept alive until the call is settled, and if lost, cancels it."""
-        lease = drive.hold(claimed)
-        op = AsyncOperation(drive.call, lease, claimed, self.store.execute, self.store)
-        task = asyncio.current_task()
-        cancels = task.cancelling() if task is not None else 0
-        outer = running.get()
-        try:
-            running.set(op)
-            if lease is not None:
-                lease.on_lost = task.cancel if task is not None else None
-                self._keeper.hold(lease)
-            result = work(op)
-            # A plain function given as call= has had its effect by now: what it returned is the result.
-            returned = await result if inspect.isawaitable(result) else result
-            op.leave()
-            return Returned(returned)
-        except Late as late:
-            ours = 1 if lease is not None and lease.lost else 0
-            if task is None or task.cancelling() > cancels + ours:
-                drive.cancelled = late.cancelled
-            return late.outcome
-        except asyncio.CancelledError as error:
-            if lease is not None and lease.lost and task is not None and task.cancelling() == cancels + 1:
-                return Stopped()  # our own doing, and nobody else's
-            return Raised(error)
-        except BaseException as error:
-            return Raised(await op.compensate(error))
-        finally:
-            running.set(outer)  # not by the token of set(): an interruption may come before we hold it
-            if lease is not None:
-                lease.on_lost = None  # from here on only the record is settled, which must not be cancelled
-                if lease.lost and task is not None:
-                    task.uncancel()
-
-    async def _await(self, drive: Drive, request: Await) -> float:
-        """Wait for a change: from a flight of this process, from the store's wake-up, or for the next look."""
-        if drive.cancelled is not None:
-            raise drive.cancelled
-        began = time.monotonic()
-        flight = self._flights.get(request.id)
-        if flight is not None:
-            await change(flight, request.seconds)
-            return time.monotonic() - began
-        wakes = self.store.wakes
-        if wakes:
-            try:
-                await self.store.wait(request.id, request.seconds)
-            except StoreError as error:  # nobody wakes us, so look for ourselves; that the store is down the claim says
-                drive.call.tell(events.StoreFailed, "wait", str(error))
-                wakes = False
-        if not wakes:
-            await asyncio.sleep(request.interval)
-        return time.monotonic() - began
+        return self.driver.run(call, handler, recover and (lambda: recover(args, kwargs)))

@@ -1,7 +1,8 @@
-"""What the sync and the async guard share: settings, and how a call of the user's becomes a ``Call`` of the core."""
+"""What the sync and the async guard share: their settings, and how a program's call becomes a ``Call`` of the core."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import time
@@ -25,6 +26,7 @@ from semel.observe.events import Event, EventHook
 
 __all__ = ["Guard", "PolicyChanges"]
 
+STORE_MEMBERS: Final = ("wakes", "counts", "resumes", "adopt", "accept", "execute", "execute_many", "wait", "close")
 ANY: Final = KeyFormat.named("any")
 REMEMBERED: Final = 256
 """Operation names, changed policies and serializers of result types that a guard keeps ready; each list by itself."""
@@ -48,9 +50,10 @@ class PolicyChanges(TypedDict, total=False):
 
 
 class Guard:
-    """Base of ``Semel`` and ``AsyncSemel``."""
+    """Base of ``SyncGuard`` and ``AsyncGuard``, of which ``Semel`` and ``AsyncSemel`` are made."""
 
-    _awaited: ClassVar[bool] = False
+    AWAITED: ClassVar[bool]
+    """Whether its methods are awaited."""
     store: Store | AsyncStore
 
     def __init__(
@@ -88,7 +91,9 @@ class Guard:
         """Names that were checked; begun anew when there are many, for a program may make them as it runs."""
         self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
         if self._policy.resumable:
-            raise PolicyError("resumable= is said of a function whose arguments can be kept: @guard.once(…)")
+            raise PolicyError(
+                "resumable= is a setting of @guard.once(…): only the arguments of a function can be stored"
+            )
         self._resumable: dict[str, Declaration] = {}
         """Functions that a resumer may run, by the names of their operations."""
         self.quota = quota
@@ -129,7 +134,7 @@ class Guard:
             serializer=serializer,
             policy=self._policy.replace(**changes),
             secret=self.secret,
-            awaited=self._awaited,
+            awaited=self.AWAITED,
         )
         if declared.inputs is not None:
             self._resumable[declared.operation] = declared
@@ -226,7 +231,7 @@ class Guard:
 
     def _tell_swept(self, removed: int, unknown: int) -> None:
         if self._hook is not None:
-            self._hook(events.Swept("", "", "", removed, unknown))
+            self._hook(events.SweptEvent("", "", "", removed, unknown))
 
     def _serializer(self, returns: Any) -> ResultSerializer:
         known = self._serializers.get(returns)
@@ -247,6 +252,33 @@ def checked_tenant(value: object) -> str:
     if value is None or value == "":
         raise PolicyError(f"tenant= gave {value!r}: every call must say whose it is, or leave tenant= out")
     return normalize_key(value, ANY)
+
+
+def check_store(store: Any, quota: Quota | None, *, awaited: bool) -> Any:
+    """Return the store. Raises ConfigurationError if a guard cannot use it: it would fail only at the first call."""
+    if not isinstance(store, Store):  # both protocols have the same members
+        raise ConfigurationError(
+            "a guard takes a store, such as SQLiteStore('app.db'), or its URL, 'sqlite:///app.db', "
+            f"not {_describe_wrong_store(store)}"
+        )
+    kind = type(store).__name__
+    if inspect.iscoroutinefunction(store.execute) is not awaited:
+        needs, other = ("AsyncSemel", "Semel") if awaited else ("Semel", "AsyncSemel")
+        raise ConfigurationError(
+            f"{kind} is {'a sync' if awaited else 'an async'} store: {needs} cannot use it; use {other}"
+        )
+    if quota is not None and not store.counts:
+        raise ConfigurationError(f"quota= needs a store that counts keys, and {kind} does not: use another")
+    return store
+
+
+def _describe_wrong_store(store: object) -> str:
+    if isinstance(store, str):
+        return "another string"  # never quote it: it may be a URL with a password
+    missing = [name for name in STORE_MEMBERS if not hasattr(store, name)]
+    if len(missing) == len(STORE_MEMBERS):
+        return repr(store)
+    return f"{type(store).__name__}, which does not declare {', '.join(missing)}"
 
 
 def _check_kind(name: str, given: object, wanted: type, example: str) -> None:

@@ -1,49 +1,45 @@
-"""``Resumer``: finishes what processes that died have left half-done, without waiting for anyone to ask again.
+"""``Resumer`` and ``AsyncResumer``: they finish operations whose processes died, without waiting for a client's retry.
 
-It looks for abandoned operations of functions declared ``resumable=True``, and runs them with the arguments they were
-called with. Each is claimed like any call, with a lease of its own, so a client that retries meanwhile and another
-resumer are kept apart as always. What is decided is decided in ``core/resume.py``; ``engine/aio_resumer.py`` has
-the same names in the same order.
+A resumer looks for abandoned operations of functions declared ``resumable=True``, and runs them with their stored
+arguments. Each is claimed like any call, with its own lease, so a client that retries meanwhile and another resumer are
+kept apart as always. What to resume, and when, is decided in ``core/resume.py``. The two resumers drive that flow, one
+in a thread and one in a task, which start, wait and stop in different ways.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from semel.core.call import Call, Outcome, describe_error
-from semel.core.ops import Abandoned, Page, Record, Resumable
+from semel.core.call import Call, Outcome, Raised, describe_error
+from semel.core.ops import Abandoned, Resumable
 from semel.core.policy import Duration, seconds
-from semel.core.resume import ResumeReport, Rules, Word, look_through
+from semel.core.resume import ResumeFlow, ResumePlan, ResumeReport
 from semel.engine.declare.declaration import Declaration
 from semel.engine.forking import survive_forks
 from semel.engine.guard import Guard, at_least_one
-from semel.engine.sync import Semel
-from semel.errors import (
-    ConfigurationError,
-    InProgress,
-    LeaseLost,
-    PolicyError,
-    SnapshotUnreadable,
-)
+from semel.errors import ConfigurationError, PolicyError, SnapshotUnreadable
 from semel.observe import events
 
-__all__ = ["Plan", "Resumer"]
+if TYPE_CHECKING:
+    from semel.engine.aio import AsyncGuard
+    from semel.engine.sync import SyncGuard
+
+__all__ = ["AsyncResumer", "Resumer"]
 
 EVERY: Final = 5.0
 LIMIT: Final = 50
 TRIES: Final = 10
 PAUSE: Final = 1.0
-REMEMBERED: Final = 1000
-"""Operations that were given up, of which this resumer has told already."""
 
 
-class Plan:
-    """What the sync and the async resumer share."""
+class _Resuming:
+    """What both resumers have in common: their settings, and the calls they make of stored arguments."""
 
     def __init__(
         self,
@@ -61,82 +57,58 @@ class Plan:
                 "use MemoryStore, SQLiteStore, PostgresStore or MySQLStore"
             )
         self._guard = guard
-        self._only = [_inner(function) for function in functions]
-        for function in self._only:
+        self._functions = [getattr(function, "__wrapped__", function) for function in functions]
+        for function in self._functions:
             if all(function is not declared.function for declared in guard._resumable.values()):
                 raise PolicyError(f"{function!r} is not resumable: decorate it with @guard.once(…, resumable=True)")
-        self._every = seconds(every, "every")
-        if self._every <= 0:
+        self.every = seconds(every, "every")
+        if self.every <= 0:
             raise PolicyError("every must be longer than 0 s")
-        self._rules = Rules(at_least_one(limit), at_least_one(tries), seconds(pause, "pause"))
-        self._told: set[tuple[bytes, int]] = set()
+        self.plan = ResumePlan(at_least_one(limit), at_least_one(tries), seconds(pause, "pause"), self._tell)
 
-    def _declared(self) -> dict[str, Declaration]:
-        """Looked up each time: functions may be declared after the resumer was made."""
+    def declared(self) -> dict[str, Declaration]:
+        """Return the functions to resume. Functions may be declared after the resumer was created."""
         known = self._guard._resumable
-        if not self._only:
+        if not self._functions:
             return dict(known)
-        return {name: each for name, each in known.items() if any(each.function is one for one in self._only)}
+        return {name: each for name, each in known.items() if any(each.function is one for one in self._functions)}
 
-    def _round(self, declared: dict[str, Declaration]) -> Any:
-        return look_through(tuple(declared), os.urandom(16), self._rules)
+    def round(self, declared: dict[str, Declaration], stopping: Callable[[], bool]) -> ResumeFlow:
+        return self.plan.round(tuple(declared), os.urandom(16), stopping)
 
-    def _prepared(self, what: Declaration, each: Abandoned) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
-        """The call that was abandoned, made again from its input."""
-        assert what.inputs is not None
-        args, kwargs = what.inputs.decode(self._guard.codec.open(each.input, each.record.id).payload)
-        call = self._guard._declared_call(what, args, kwargs)
-        if call.id != each.record.id:
+    def make_call(self, declared: Declaration, abandoned: Abandoned) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
+        """Return the abandoned call, made again from its stored arguments. Raises SnapshotUnreadable."""
+        assert declared.inputs is not None
+        args, kwargs = declared.inputs.decode(self._guard.codec.open(abandoned.input, abandoned.record.id).payload)
+        call = self._guard._declared_call(declared, args, kwargs)
+        if call.id != abandoned.record.id:
             raise SnapshotUnreadable(
-                f"{call}: its stored input makes another key or tenant than it was called with: "
+                f"{call}: its stored arguments make another key or tenant than it was called with: "
                 "let key= and tenant= depend on the arguments alone"
             )
         call.resumption = True
-        call.quota = None  # its key is counted already
-        call.policy = what.policy.replace(on_duplicate="raise")
+        call.quota = None  # its key is already counted
+        call.policy = declared.policy.replace(on_duplicate="raise")
         return call, args, kwargs
 
-    def _came_to(self, outcome: Outcome[Any]) -> Word:
-        return "elsewhere" if outcome.replayed or outcome.attempt == 0 else "resumed"
+    def report_failure(self, error: BaseException) -> None:
+        self._tell(events.StoreFailed("", "", "", "recover", describe_error(error)))
 
-    def _failed(self, each: Abandoned, error: Exception) -> Word:
-        if isinstance(error, (InProgress, LeaseLost)):
-            return "elsewhere"
-        record = each.record
-        self._tell(events.RecoveryFailed, record, record.attempt + 1, describe_error(error))
-        return "failed"
+    def pause(self) -> float:
+        """Return the seconds until the next round, with some jitter so that resumers do not run in step."""
+        return self.every * random.uniform(0.75, 1.25)
 
-    def _gave_up(self, record: Record) -> None:
-        told = (record.id, record.attempt)
-        if told not in self._told:
-            if len(self._told) >= REMEMBERED:
-                self._told.clear()
-            self._told.add(told)
-            self._tell(events.RecoveryGivenUp, record, record.attempt)
-
-    def _tell(self, event: type[events.Event], record: Record, *details: Any) -> None:
+    def _tell(self, event: events.Event) -> None:
         if self._guard._hook is not None:
-            self._guard._hook(event(record.operation, record.tenant, record.key or "", *details))
-
-    def _store_failed(self, error: BaseException) -> None:
-        if self._guard._hook is not None:
-            self._guard._hook(events.StoreFailed("", "", "", "recover", describe_error(error)))
-
-    def _pause(self) -> float:
-        """Between two rounds; never quite the same, so that resumers do not go in step."""
-        return self._every * random.uniform(0.75, 1.25)
+            self._guard._hook(event)
 
 
-def _inner(function: Callable[..., Any]) -> Callable[..., Any]:
-    return getattr(function, "__wrapped__", function)
-
-
-class Resumer(Plan):
-    """Resumes abandoned operations of a guard, in a thread of its own; as many of them as you like, anywhere."""
+class Resumer:
+    """Resumes abandoned operations of a guard, in a thread of its own. Any number of resumers may run anywhere."""
 
     def __init__(
         self,
-        guard: Semel,
+        guard: SyncGuard,
         functions: Iterable[Callable[..., Any]] = (),
         *,
         every: Duration = EVERY,
@@ -145,85 +117,76 @@ class Resumer(Plan):
         pause: Duration = PAUSE,
     ) -> None:
         """
-        :param functions: those to be resumed; all that the guard has declared ``resumable=True`` unless told.
+        :param functions: the functions to resume; by default all that the guard has declared ``resumable=True``.
         :param every: how long to rest between two rounds.
-        :param limit: how many operations are looked at in one trip to the store.
-        :param tries: attempts, the first one included, after which an operation is left for people.
-        :param pause: how long one that failed is left alone: so long after the second attempt, then ever longer.
+        :param limit: how many operations are listed in one round trip to the store.
+        :param tries: how many attempts an operation has, including the first one, before it is left for people.
+        :param pause: how long an operation that failed rests after its second attempt; the pauses then double.
         """
-        super().__init__(guard, functions, every, limit, tries, pause)
-        self._sync: Semel = guard
+        self._guard = guard
+        self._resuming = _Resuming(guard, functions, every, limit, tries, pause)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         survive_forks(self._forked)
 
     def start(self) -> None:
-        """Begin, in the background."""
-        self._refuse_async()
+        """Start, in the background."""
+        self.check()
         if self._thread is None:
             self._stopping.clear()
-            self._thread = threading.Thread(target=self._keep_on, name="semel-recoverer", daemon=True)
+            self._thread = threading.Thread(target=self.run, name="semel-resumer", daemon=True)
             self._thread.start()
 
     def stop(self, timeout: float | None = None) -> None:
-        """End after the operation in hand; waits for it, for ``timeout`` seconds at most."""
+        """Stop after the operation that is running. Waits for it, for at most ``timeout`` seconds."""
         self._stopping.set()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
 
-    def resume(self) -> ResumeReport:
-        """One round, in this thread: look at all that was abandoned, and resume it."""
-        self._refuse_async()
-        declared = self._declared()
-        steps = self._round(declared)
-        answer: Any = None
-        try:
-            while True:
-                request = steps.send(answer)
-                answer = None
-                if isinstance(request, Resumable):
-                    answer = Page((), None) if self._stopping.is_set() else self._sync.store.execute(request)
-                elif not isinstance(request, Abandoned):
-                    self._gave_up(request.record)
-                elif self._stopping.is_set():
-                    answer = "elsewhere"
-                else:
-                    answer = self._resume(declared[request.record.operation], request)
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
-
-    def _resume(self, what: Declaration, each: Abandoned) -> Word:
-        try:
-            call, args, kwargs = self._prepared(what, each)
-            recover = what.recover
-            return self._came_to(
-                self._sync._drive(
-                    call, lambda op: what.invoke(op, args, kwargs), recover and (lambda: recover(args, kwargs))
-                )
-            )
-        except Exception as error:  # one that cannot be resumed must not keep the others from it
-            return self._failed(each, error)
-
-    def _refuse_async(self) -> None:
-        awaited = [each.operation for each in self._declared().values() if each.awaits]
-        if awaited:
-            raise PolicyError(f"{', '.join(awaited)} is async: use an AsyncSemel, and AsyncResumer")
-
-    def _keep_on(self) -> None:
+    def run(self) -> None:
+        """Run rounds in this thread until ``stop`` is called."""
         while not self._stopping.is_set():
             try:
                 self.resume()
-            except Exception as error:  # there is always a next round
-                self._store_failed(error)
-            self._stopping.wait(self._pause())
+            except Exception as error:  # the next round may succeed
+                self._resuming.report_failure(error)
+            self._stopping.wait(self._resuming.pause())
+
+    def resume(self) -> ResumeReport:
+        """Run one round in this thread: look at all abandoned operations, and resume them."""
+        self.check()
+        declared = self._resuming.declared()
+        flow = self._resuming.round(declared, self._stopping.is_set)
+        try:
+            request = next(flow)
+            while True:
+                if isinstance(request, Resumable):
+                    request = flow.send(self._guard.store.execute(request))
+                else:
+                    request = flow.send(self._perform(declared[request.record.operation], request))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    def check(self) -> None:
+        """Raise PolicyError if a function is async, which needs an AsyncResumer."""
+        names = [each.operation for each in self._resuming.declared().values() if each.awaits]
+        if names:
+            raise PolicyError(f"{', '.join(names)} is async: use an AsyncSemel, and AsyncResumer")
+
+    def _perform(self, declared: Declaration, abandoned: Abandoned) -> Outcome[Any] | Raised:
+        try:
+            call, args, kwargs = self._resuming.make_call(declared, abandoned)
+            return self._guard.perform(declared, args, kwargs, call)
+        except Exception as error:  # the others must still be resumed
+            return Raised(error)
 
     def _forked(self) -> None:
-        """The thread stayed with the parent."""
+        """In a forked child: the thread stayed in the parent."""
         self._stopping = threading.Event()
         self._thread = None
 
-    def __enter__(self) -> Resumer:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -231,3 +194,83 @@ class Resumer(Plan):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+class AsyncResumer:
+    """Resumes abandoned operations of an async guard, in a task of its own. Any number of resumers may run anywhere."""
+
+    def __init__(
+        self,
+        guard: AsyncGuard,
+        functions: Iterable[Callable[..., Any]] = (),
+        *,
+        every: Duration = EVERY,
+        limit: int = LIMIT,
+        tries: int = TRIES,
+        pause: Duration = PAUSE,
+    ) -> None:
+        """Same parameters as ``Resumer``."""
+        self._guard = guard
+        self._resuming = _Resuming(guard, functions, every, limit, tries, pause)
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start, in the background of the running event loop."""
+        if self._task is None:
+            self._stopping = asyncio.Event()
+            self._task = asyncio.get_running_loop().create_task(self.run(), name="semel-resumer")
+
+    async def stop(self, timeout: float | None = None) -> None:
+        """Stop after the operation that is running. Waits for it, and cancels it after ``timeout`` seconds."""
+        self._stopping.set()
+        task, self._task = self._task, None
+        if task is None:
+            return
+        done, _ = await asyncio.wait([task], timeout=timeout)
+        if not done:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def run(self) -> None:
+        """Run rounds in this task until ``stop`` is called."""
+        stopping = self._stopping
+        while not stopping.is_set():
+            try:
+                await self.resume()
+            except Exception as error:  # the next round may succeed
+                self._resuming.report_failure(error)
+            try:
+                await asyncio.wait_for(stopping.wait(), self._resuming.pause())
+            except TimeoutError:
+                continue
+
+    async def resume(self) -> ResumeReport:
+        """Run one round: look at all abandoned operations, and resume them."""
+        declared = self._resuming.declared()
+        flow = self._resuming.round(declared, self._stopping.is_set)
+        try:
+            request = next(flow)
+            while True:
+                if isinstance(request, Resumable):
+                    request = flow.send(await self._guard.store.execute(request))
+                else:
+                    request = flow.send(await self._perform(declared[request.record.operation], request))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    async def _perform(self, declared: Declaration, abandoned: Abandoned) -> Outcome[Any] | Raised:
+        try:
+            call, args, kwargs = self._resuming.make_call(declared, abandoned)
+            return await self._guard.perform(declared, args, kwargs, call)
+        except Exception as error:  # the others must still be resumed
+            return Raised(error)
+
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()

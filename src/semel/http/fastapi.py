@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from semel.engine.aio import AsyncSemel
 from semel.errors import MissingDependency, TransactionConflict
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.middleware import ASGIMiddleware
@@ -26,6 +25,7 @@ from semel.http.contract.middleware import check_installation
 from semel.http.contract.routes import Endpoint, RouteTable, declared_rule
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Rule
 from semel.http.describe import document
+from semel.stores.aio_guard import AsyncSemel
 
 try:
     from starlette.concurrency import run_in_threadpool
@@ -92,24 +92,26 @@ natural, exempt = _declare.natural, _declare.exempt
 
 def endpoints(app: Starlette) -> list[Endpoint]:
     """Return all routes of the app, with the rules that they are declared with."""
-    return _found(app.routes, "")
+    return _collect(app.routes, "")
 
 
-def _found(routes: list[BaseRoute], prefix: str) -> list[Endpoint]:
-    found: list[Endpoint] = []
+def _collect(routes: list[BaseRoute], prefix: str) -> list[Endpoint]:
+    result: list[Endpoint] = []
     for route in routes:
         if isinstance(route, Mount):
-            found += _found(route.routes, prefix + route.path)
+            result += _collect(route.routes, prefix + route.path)
         elif isinstance(route, Route):
-            found += _of(route, prefix + route.path_format)
+            result += _endpoints_of(route, prefix + route.path_format)
         elif hasattr(route, "effective_route_contexts"):  # a router of FastAPI's, included but not unfolded
             for inner in route.effective_route_contexts():
                 plain = inner.starlette_route
-                found += _of(inner, prefix + inner.path_format) if plain is None else _found([plain], prefix)
-    return found
+                result += (
+                    _endpoints_of(inner, prefix + inner.path_format) if plain is None else _collect([plain], prefix)
+                )
+    return result
 
 
-def _of(route: Route, path: str) -> list[Endpoint]:
+def _endpoints_of(route: Route, path: str) -> list[Endpoint]:
     endpoint = route.endpoint
     methods = sorted(route.methods or ())
     if isinstance(endpoint, type):  # an HTTPEndpoint: a method of the class for each of the protocol

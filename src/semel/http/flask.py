@@ -20,7 +20,6 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
-from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, MissingDependency
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
@@ -28,9 +27,10 @@ from semel.http.contract.rerun import RunAgain
 from semel.http.contract.routes import Endpoint, RouteTable, check_declarable, declared_rule, mark_exempt, mark_replaced
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
 from semel.http.handlers import find_handle, sync_endpoint, type_hints
-from semel.http.in_transaction import connected
+from semel.http.in_transaction import with_connection
 from semel.http.wsgi.middleware import WSGIMiddleware, WSGIResponder, current_responder
 from semel.http.wsgi.responder import Environ
+from semel.stores.guard import Semel
 
 try:
     import flask
@@ -89,7 +89,7 @@ def _protect(view: F, rule: Rule) -> F:
     if isinstance(rule, Exempt):
         return mark_exempt(view, rule)
     check_declarable(view)
-    view = connected(view, rule)
+    view = with_connection(view, rule)
     handle = find_handle(view, type_hints(view), awaits=False)  # the guard of a Flask app is sync
     handler = _run_async(view) if inspect.iscoroutinefunction(view) else view
     endpoint = functools.wraps(view)(sync_endpoint(handler, rule, handle, _FRAMEWORK, _find_responder))

@@ -25,7 +25,7 @@ from semel.engine.operation.operation import current_operation
 from semel.errors import PolicyError, SemelError, StoreUnavailable
 from semel.http.contract.rules import Idempotent, Rule
 
-__all__ = ["MISTAKES", "connected", "not_opened"]
+__all__ = ["MISTAKES", "not_opened", "with_connection"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,7 +33,7 @@ MISTAKES: Final = (SemelError, TypeError, AttributeError)
 """Errors of opening a connection that are mistakes of the service, not of the database: they are raised as they are."""
 
 
-def connected(function: F, rule: Rule) -> F:
+def with_connection(function: F, rule: Rule) -> F:
     """Return the handler with its connection filled in, if the rule names a parameter for it."""
     if isinstance(rule, Idempotent) and rule.connection is not None and not callable(rule.connection):
         raise PolicyError(

@@ -20,7 +20,7 @@ from http import HTTPStatus
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import unquote
 
-from semel.engine.aio import AsyncSemel
+from semel.engine.aio import AsyncGuard
 from semel.errors import ConfigurationError, MissingDependency, PolicyError, TransactionConflict
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.messages import App, Receive, Scope, Send
@@ -30,6 +30,7 @@ from semel.http.contract.endpoint import Framework
 from semel.http.contract.routes import Endpoint, declared_rule
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Idempotent, Rule
 from semel.http.describe import document
+from semel.stores.aio_guard import AsyncSemel
 
 try:
     from litestar import Litestar, Request, Response
@@ -203,7 +204,7 @@ def _name(handler: HTTPRouteHandler) -> str:
     return handler.name or str(getattr(function, "__name__", ""))
 
 
-def _describe(app_config: AppConfig, guard: AsyncSemel, docs: str | None) -> None:
+def _describe(app_config: AppConfig, guard: AsyncGuard, docs: str | None) -> None:
     """Have the application's OpenAPI document describe the declared handlers.
 
     Litestar builds its document as an object and turns it into plain data wherever it is shown or written to a file.

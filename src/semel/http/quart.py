@@ -16,19 +16,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError, MissingDependency, TransactionConflict
 from semel.http.asgi.endpoints import protect
+from semel.http.asgi.messages import Scope
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
+from semel.http.contract.routes import RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
+from semel.stores.aio_guard import AsyncSemel
 
 try:
     import quart
     from quart.utils import run_sync
+    from werkzeug.datastructures import Headers
     from werkzeug.exceptions import HTTPException, abort
 
     from semel.http.flask import endpoints  # Quart has Flask's table of routes
@@ -51,6 +54,7 @@ def install(
     *,
     guard: AsyncSemel,
     tenant: TenantResolver | None = None,
+    routes: RouteTable | None = None,
     docs: str | None = None,
     max_request_body: int = MAX_REQUEST_BODY,
 ) -> None:
@@ -58,19 +62,36 @@ def install(
 
     :param tenant: a function of the request that returns its tenant, which scopes the keys. It is called after the
         ``before_request`` functions, and may be async.
+    :param routes: rules of views that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
     :param docs: the URL of a page that explains the errors; they link to it.
     :param max_request_body: the longest request body in bytes; a longer one is refused with 413, as is one above
         Quart's own ``MAX_CONTENT_LENGTH``.
     """
+
+    def request(scope: Scope) -> Request:
+        # A route in routes= is claimed before Quart sees the request, so there is no context yet.
+        return quart.request if quart.has_request_context() else _make_request(app, scope)
+
     if NAME in app.extensions:
         raise ConfigurationError("install() was called for this app already: one guard for one app")
     application: Any = app.asgi_app  # its types are those of asgiref, ours are plain mappings
     middleware = ASGIMiddleware(
-        application, guard=guard, tenant=tenant, docs=docs, max_request_body=max_request_body,
-        request=lambda scope: quart.request, endpoints=lambda: endpoints(app),
+        application, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+        request=request, endpoints=lambda: endpoints(app),
     )  # fmt: skip
     app.extensions[NAME] = middleware
     setattr(app, "asgi_app", middleware)  # noqa: B010 (mypy: a method, if Quart is there)
+
+
+def _make_request(app: Quart, scope: Scope) -> Request:
+    headers = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]])
+
+    async def no_push(path: str, headers: Headers) -> None: ...
+
+    return app.request_class(
+        scope["method"], scope["scheme"], scope["path"], scope["query_string"], headers, scope.get("root_path", ""),
+        scope["http_version"], scope=cast(Any, scope), send_push_promise=no_push,
+    )  # fmt: skip
 
 
 def _protect(view: Any, rule: Rule) -> Any:

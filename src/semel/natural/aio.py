@@ -3,7 +3,7 @@
 # Twin: For sync connections use ``semel.natural`` -> For async connections use ``semel.natural.aio``
 # Twin: aiobotocore -> boto3
 # Twin: awaited=True -> awaited=False
-# Twin: lent.awaited is False -> lent.awaited
+# Twin: target.awaited is False -> target.awaited
 # Twin: is not async: use the functions of semel.natural -> is async: use the functions of semel.natural.aio
 """Changes that a repeat does not make again, on the caller's own table and connection.
 
@@ -52,9 +52,9 @@ async def insert_once(
     """
     if dynamodb.is_client(connection, awaited=True):
         return await _call(connection, dynamodb.insert_once(table, values, key, returning))
-    lent = _adopt(connection)
+    target = _adopt(connection)
     return await _run(
-        lent, table, programs.insert_once(lent.dialect, programs.database_of(lent), table, values, key, returning)
+        target, table, programs.insert_once(target.dialect, programs.database_of(target), table, values, key, returning)
     )
 
 
@@ -63,8 +63,8 @@ async def upsert(connection: Any, table: str, values: Mapping[str, Any], *, key:
 
     Pass absolute values: a balance of 100, not ten more.
     """
-    lent = _adopt(connection)
-    return await _run(lent, table, programs.upsert(lent.dialect, programs.database_of(lent), table, values, key))
+    target = _adopt(connection)
+    return await _run(target, table, programs.upsert(target.dialect, programs.database_of(target), table, values, key))
 
 
 async def compare_and_set(
@@ -88,9 +88,9 @@ async def compare_and_set(
     """
     if dynamodb.is_client(connection, awaited=True):
         return await _call(connection, dynamodb.compare_and_set(table, where, version, values, column, marker))
-    lent = _adopt(connection)
+    target = _adopt(connection)
     return await _run(
-        lent, table, programs.compare_and_set(lent.dialect, table, where, version, values, column, marker)
+        target, table, programs.compare_and_set(target.dialect, table, where, version, values, column, marker)
     )
 
 
@@ -109,8 +109,10 @@ async def transition(
     :param before: a state, or several.
     :param values: other columns to set with it.
     """
-    lent = _adopt(connection)
-    return await _run(lent, table, programs.transition(lent.dialect, table, where, column, before, after, values or {}))
+    target = _adopt(connection)
+    return await _run(
+        target, table, programs.transition(target.dialect, table, where, column, before, after, values or {})
+    )
 
 
 async def append_event(
@@ -131,32 +133,32 @@ async def append_event(
     :param sequence: the place of this event: one more than the last event that the caller has seen.
     :param id: the column that identifies an event.
     """
-    lent = _adopt(connection)
+    target = _adopt(connection)
     program = programs.append_event(
-        lent.dialect, programs.database_of(lent), table, aggregate, sequence, event, id, column, first
+        target.dialect, programs.database_of(target), table, aggregate, sequence, event, id, column, first
     )
-    return await _run(lent, table, program)
+    return await _run(target, table, program)
 
 
 async def delete(connection: Any, table: str, where: Mapping[str, Any]) -> bool:
     """Delete rows. Returns whether there were any; it is no error if there were none."""
-    lent = _adopt(connection)
-    return await _run(lent, table, programs.delete(lent.dialect, table, where))
+    target = _adopt(connection)
+    return await _run(target, table, programs.delete(target.dialect, table, where))
 
 
 def _adopt(connection: Any) -> Any:
     if dynamodb.is_client(connection, awaited=True):
         raise ConfigurationError("for DynamoDB there are insert_once and compare_and_set, and no others")
-    lent = adopt(connection)
-    if lent.awaited is False:
+    target = adopt(connection)
+    if target.awaited is False:
         raise ConfigurationError("this connection is not async: use the functions of semel.natural")
-    return lent
+    return target
 
 
-async def _run(lent: Any, table: str, program: Program[R]) -> R:
-    await lent.finish()  # a session's new rows go first: the statement may be about them
+async def _run(target: Any, table: str, program: Program[R]) -> R:
+    await target.finish()  # a session's new rows go first: the statement may be about them
     try:
-        return await run_async(program, lent)
+        return await run_async(program, target)
     except (NotMigrated, StoreUnavailable) as error:
         raise programs.missing_table(error, table) from error.__cause__
 

@@ -27,9 +27,10 @@ _SHOW: Final = {"ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
 
 
 def is_client(client: Any, *, awaited: bool) -> bool:
-    """Whether this is a client of DynamoDB. Raises ConfigurationError if it is one of another service, or if it is
-    async
-    where a sync one is needed, or the other way round.
+    """Whether this is a client of DynamoDB.
+
+    Raises ConfigurationError if it is one of another service, or if it is sync where an async one is needed or vice
+    versa.
     """
     cls = type(client)
     if cls.__module__.partition(".")[0] not in ("boto3", "botocore", "aiobotocore"):

@@ -127,10 +127,10 @@ def compare_and_set(
     if column in changes:
         raise ConfigurationError(f"{column} is the version: it grows by itself, leave it out of the values")
     change = sql.update(dialect, table, sets, conditions, column, 1, counts=True)
-    made = yield from _changed(
+    changed = yield from _changed(
         dialect, change(**_bind("s", changes), **_bind("w", where), **_bind("f", {"version": version}))
     )
-    if made:
+    if changed:
         return Change(Applied.NOW)
     shown = (column, *(sets if marker is None else (marker[0],)))
     rows = yield sql.selection(dialect, table, shown, conditions)(**_bind("w", where))
@@ -161,8 +161,8 @@ def transition(
     sets = _columns("values", changes)
     change = sql.update(dialect, table, sets, conditions, column, len(states), counts=False)
     bound = {f"{at}": state for at, state in enumerate(states)}
-    made = yield from _changed(dialect, change(**_bind("s", changes), **_bind("w", where), **_bind("f", bound)))
-    if made:
+    changed = yield from _changed(dialect, change(**_bind("s", changes), **_bind("w", where), **_bind("f", bound)))
+    if changed:
         return Change(Applied.NOW)
     rows = yield sql.selection(dialect, table, (column,), conditions)(**_bind("w", where))
     if not rows:
@@ -267,7 +267,7 @@ def _same(found: Iterable[Any], mine: Iterable[Any]) -> bool:
 def _require_index(database: str, table: str, key: Iterable[str]) -> Program[None]:
     """On MySQL: raise unless the key, or a part of it, is unique.
 
-    :param database: so that a table of the same name elsewhere is asked for as well; if empty, ask each time.
+    :param database: tells tables of the same name apart; if empty, the indexes are read each time.
     """
     wanted = frozenset(name.lower() for name in key)
     known = (database, table, wanted)

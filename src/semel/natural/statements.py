@@ -29,7 +29,7 @@ def names(what: str, columns: Iterable[str]) -> tuple[str, ...]:
     found = (columns,) if isinstance(columns, str) else tuple(columns)
     for name in found:
         if not _NAME.fullmatch(str(name)):
-            raise ConfigurationError(f"{what}: {str(name)[:60]!r} is no column name of letters, digits and _")
+            raise ConfigurationError(f"{what}: {str(name)[:60]!r} is not a column name of letters, digits and _")
     return found
 
 

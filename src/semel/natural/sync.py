@@ -46,9 +46,9 @@ def insert_once(
     """
     if dynamodb.is_client(connection, awaited=False):
         return _call(connection, dynamodb.insert_once(table, values, key, returning))
-    lent = _adopt(connection)
+    target = _adopt(connection)
     return _run(
-        lent, table, programs.insert_once(lent.dialect, programs.database_of(lent), table, values, key, returning)
+        target, table, programs.insert_once(target.dialect, programs.database_of(target), table, values, key, returning)
     )
 
 
@@ -57,8 +57,8 @@ def upsert(connection: Any, table: str, values: Mapping[str, Any], *, key: str |
 
     Pass absolute values: a balance of 100, not ten more.
     """
-    lent = _adopt(connection)
-    return _run(lent, table, programs.upsert(lent.dialect, programs.database_of(lent), table, values, key))
+    target = _adopt(connection)
+    return _run(target, table, programs.upsert(target.dialect, programs.database_of(target), table, values, key))
 
 
 def compare_and_set(
@@ -82,8 +82,8 @@ def compare_and_set(
     """
     if dynamodb.is_client(connection, awaited=False):
         return _call(connection, dynamodb.compare_and_set(table, where, version, values, column, marker))
-    lent = _adopt(connection)
-    return _run(lent, table, programs.compare_and_set(lent.dialect, table, where, version, values, column, marker))
+    target = _adopt(connection)
+    return _run(target, table, programs.compare_and_set(target.dialect, table, where, version, values, column, marker))
 
 
 def transition(
@@ -101,8 +101,8 @@ def transition(
     :param before: a state, or several.
     :param values: other columns to set with it.
     """
-    lent = _adopt(connection)
-    return _run(lent, table, programs.transition(lent.dialect, table, where, column, before, after, values or {}))
+    target = _adopt(connection)
+    return _run(target, table, programs.transition(target.dialect, table, where, column, before, after, values or {}))
 
 
 def append_event(
@@ -123,32 +123,32 @@ def append_event(
     :param sequence: the place of this event: one more than the last event that the caller has seen.
     :param id: the column that identifies an event.
     """
-    lent = _adopt(connection)
+    target = _adopt(connection)
     program = programs.append_event(
-        lent.dialect, programs.database_of(lent), table, aggregate, sequence, event, id, column, first
+        target.dialect, programs.database_of(target), table, aggregate, sequence, event, id, column, first
     )
-    return _run(lent, table, program)
+    return _run(target, table, program)
 
 
 def delete(connection: Any, table: str, where: Mapping[str, Any]) -> bool:
     """Delete rows. Returns whether there were any; it is no error if there were none."""
-    lent = _adopt(connection)
-    return _run(lent, table, programs.delete(lent.dialect, table, where))
+    target = _adopt(connection)
+    return _run(target, table, programs.delete(target.dialect, table, where))
 
 
 def _adopt(connection: Any) -> Any:
     if dynamodb.is_client(connection, awaited=False):
         raise ConfigurationError("for DynamoDB there are insert_once and compare_and_set, and no others")
-    lent = adopt(connection)
-    if lent.awaited:
+    target = adopt(connection)
+    if target.awaited:
         raise ConfigurationError("this connection is async: use the functions of semel.natural.aio")
-    return lent
+    return target
 
 
-def _run(lent: Any, table: str, program: Program[R]) -> R:
-    lent.finish()  # a session's new rows go first: the statement may be about them
+def _run(target: Any, table: str, program: Program[R]) -> R:
+    target.finish()  # a session's new rows go first: the statement may be about them
     try:
-        return run(program, lent)
+        return run(program, target)
     except (NotMigrated, StoreUnavailable) as error:
         raise programs.missing_table(error, table) from error.__cause__
 

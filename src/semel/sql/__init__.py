@@ -1,1 +1,1 @@
-"""One SQL program, any connection: statements, dialects, schema, and the drivers' connections."""
+"""One SQL program, any connection: statements, dialects, the schema, and a connection for each driver."""

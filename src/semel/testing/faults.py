@@ -30,8 +30,8 @@ from typing import Final, Self
 
 from semel.core.ops import Record
 from semel.core.states import State
-from semel.engine.sync import Semel
 from semel.errors import SemelError
+from semel.stores.guard import Semel
 from semel.testing.effects import EffectLog, Line, answered_twice, effects, overlapping, unexcused, verdicts
 from semel.testing.hammer import OPERATION, Hammer, HammerPolicy, Job, as_argument, open_job_store
 

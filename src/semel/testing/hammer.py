@@ -23,8 +23,8 @@ from typing import Any, Final, Literal, TypeAlias
 from semel.core.call import NOT_DONE, Recovered, Verdict
 from semel.engine.operation.operation import INJECTED, Operation, OperationHandle, current_operation
 from semel.engine.ports import Store
-from semel.engine.sync import Semel
 from semel.errors import InProgress, LeaseLost, OutcomeUnknown, StoreError
+from semel.stores.guard import Semel
 from semel.stores.urls import open_store
 from semel.testing.effects import EffectLog, Line
 

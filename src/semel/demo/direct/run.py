@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from semel.demo.direct.rows import refuse_without_transactions
+from semel.demo.direct.effects import refuse_without_transactions
 from semel.demo.direct.storm import Storm
 from semel.demo.screen import Screen, Stopping, color_wanted
 from semel.demo.verdict import StormVerdict, headed, table
@@ -29,9 +29,7 @@ def run(args: argparse.Namespace, stopping: Stopping) -> bool:
     stream = sys.stderr if args.json else sys.stdout
     screen = Screen(stream)
     total, storms = StormVerdict(), 0
-    with (
-        tempfile.TemporaryDirectory(prefix="semel-demo-", ignore_cleanup_errors=True) as home,
-    ):
+    with tempfile.TemporaryDirectory(prefix="semel-demo-", ignore_cleanup_errors=True) as home:
         store = args.store or "sqlite:///" + str(Path(home).resolve() / "semel.db")
         migrate_store(store)
         while not stopping.is_set():

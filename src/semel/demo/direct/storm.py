@@ -12,15 +12,14 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from semel.core.states import State
-from semel.demo.direct.ledger import Ledger
-from semel.demo.direct.rows import Rows
+from semel.demo.direct.effects import Ledger, Rows
 from semel.demo.direct.sightings import Totals
 from semel.demo.direct.till import OPERATION, key_of
 from semel.demo.processes import WorkerPool
 from semel.demo.screen import Stopping
 from semel.demo.verdict import StormVerdict, judge
-from semel.engine.sync import Semel
 from semel.errors import StoreError
+from semel.stores.guard import Semel
 from semel.stores.urls import open_store
 
 __all__ = ["Storm"]

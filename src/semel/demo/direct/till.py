@@ -17,12 +17,11 @@ from typing import Any, Final
 
 from semel.core.call import NOT_DONE, Recovered, Verdict
 from semel.core.policy import Wait
-from semel.demo.direct.ledger import Fenced, Ledger
-from semel.demo.direct.rows import Rows
+from semel.demo.direct.effects import Fenced, Ledger, Rows
 from semel.demo.direct.sightings import Sightings
 from semel.engine.operation.operation import INJECTED, Operation, current_operation
-from semel.engine.sync import Semel
 from semel.errors import InProgress, LeaseLost, StoreError
+from semel.stores.guard import Semel
 
 __all__ = ["OPERATION", "TILLS", "Config", "PaymentFailed", "Till", "amount_of", "key_of"]
 

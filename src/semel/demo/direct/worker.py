@@ -12,10 +12,10 @@ import time
 import traceback
 from typing import Final
 
-from semel.demo.direct.ledger import Ledger
+from semel.demo.direct.effects import Ledger
 from semel.demo.direct.sightings import Sightings
 from semel.demo.direct.till import TILLS, Config, Till
-from semel.engine.sync import Semel
+from semel.stores.guard import Semel
 from semel.stores.urls import open_store
 
 __all__ = ["main"]

@@ -23,9 +23,9 @@ from semel.demo.http.service import Service
 from semel.demo.payments.data import QUERIES, Books
 from semel.demo.screen import Stopping
 from semel.demo.verdict import StormVerdict
-from semel.engine.sync import Semel
 from semel.errors import StoreError
 from semel.sql.program import Program, Rows, Statement
+from semel.stores.guard import Semel
 from semel.stores.urls import open_store
 
 __all__ = ["HTTPStorm"]

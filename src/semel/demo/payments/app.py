@@ -13,13 +13,12 @@ from fastapi.responses import JSONResponse, RedirectResponse
 
 from semel import __version__
 from semel.core.policy import Policy
-from semel.demo.payments import routes, stats
-from semel.demo.payments.auth import tenant_of
 from semel.demo.payments.data import Books
+from semel.demo.payments.routes import router, tenant_of
 from semel.demo.payments.simulate import MISTAKES, NewKeys
-from semel.engine.aio import AsyncSemel
 from semel.errors import ConfigurationError, StoreError
 from semel.http.fastapi import install
+from semel.stores.aio_guard import AsyncSemel
 from semel.stores.urls import open_async_store
 
 __all__ = ["LEASE", "ServiceSettings", "make_app"]
@@ -61,8 +60,7 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     )
     app.state.books = books
     app.state.mistake = settings.mistake
-    app.include_router(routes.router)
-    app.include_router(stats.router)
+    app.include_router(router)
     app.add_api_route("/", _home, include_in_schema=False)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StoreError, _away)

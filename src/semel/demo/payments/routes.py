@@ -9,14 +9,14 @@ answers from it. That is what one does wherever the record cannot be in the row'
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
-from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from semel.core.policy import Wait
 from semel.demo.payments import data
-from semel.demo.payments.auth import Tenant
-from semel.demo.payments.data import NothingLeft, PaymentRow
+from semel.demo.payments.data import Books, NothingLeft, PaymentRow
 from semel.demo.payments.schemas import (
     Customer,
     CustomerId,
@@ -29,14 +29,14 @@ from semel.demo.payments.schemas import (
     PaymentId,
     Payments,
     Refund,
+    Stats,
 )
 from semel.demo.payments.simulate import Fate
-from semel.demo.payments.stats import BooksOfService, began, found_done
 from semel.engine.operation.operation import AsyncOperation
 from semel.errors import PreconditionFailed
 from semel.http.fastapi import check_match, conditional, etag, idempotent, natural
 
-__all__ = ["router"]
+__all__ = ["KEYS", "router", "tenant_of"]
 
 Documented: TypeAlias = dict[int | str, dict[str, Any]]
 router = APIRouter()
@@ -50,6 +50,48 @@ READS: Documented = {**UNAUTHORIZED, **UNAVAILABLE}
 WRITES: Documented = {**READS, **BAD_REQUEST}
 TAGGED: dict[str, Any] = {"ETag": {"schema": {"type": "string"}, "description": "this version of the payment"}}
 MADE: dict[str, Any] = {**TAGGED, "Location": {"schema": {"type": "string"}, "description": "where it is"}}
+KEYS: Final = {"sk_alice": "alice", "sk_bob": "bob"}
+"""The demo's two keys. Real keys are secrets, stored as hashes and compared in constant time."""
+
+_bearer = HTTPBearer(auto_error=False, description="`sk_alice` or `sk_bob`: two tenants that never see each other")
+
+
+async def authenticated(
+    request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> str:
+    """Return the tenant, or answer 401."""
+    tenant = KEYS.get(credentials.credentials) if credentials is not None else None
+    if tenant is None:
+        raise HTTPException(401, "send Authorization: Bearer sk_alice", {"WWW-Authenticate": "Bearer"})
+    request.state.tenant = tenant
+    return tenant
+
+
+Tenant = Annotated[str, Depends(authenticated)]
+
+
+def tenant_of(request: Request) -> str:
+    """Return the tenant that authentication has found. The guard asks for it when it claims a key."""
+    tenant: str = request.state.tenant
+    return tenant
+
+
+def _books(request: Request) -> Books:
+    books: Books = request.app.state.books
+    return books
+
+
+BooksOfService = Annotated[Books, Depends(_books)]
+
+
+async def began(books: Books, op: AsyncOperation) -> None:
+    """Record that a handler started, before it does anything else, so that every run is counted."""
+    await books.ask(data.note_execution(op.key, op.name, op.attempt))
+
+
+async def found_done(books: Books, op: AsyncOperation) -> None:
+    """Record that a second attempt found what the first one had written."""
+    await books.ask(data.note_execution(op.key, op.name, op.attempt, "found"))
 
 
 @router.post(
@@ -186,6 +228,12 @@ async def put(id: CustomerId, customer: Customer, tenant: Tenant, books: BooksOf
     """Say who a customer is. Said twice it is the same, so no key is needed."""
     await books.ask(data.put_customer(tenant, id, customer.name, customer.email))
     return {"id": id, **customer.model_dump()}
+
+
+@router.get("/stats", response_model=Stats, responses=UNAVAILABLE)
+async def stats(books: BooksOfService) -> dict[str, Any]:
+    """How often handlers ran, and what there is. No key needed."""
+    return (await books.ask(data.stats()))._asdict()
 
 
 def _shown(row: PaymentRow) -> dict[str, Any]:

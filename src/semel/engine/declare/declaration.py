@@ -1,6 +1,6 @@
-"""What a decorated function declares, compiled once: its operation name, where its key comes from, what its result is.
+"""What a decorated function declares: the name of its operation, where its key comes from, how its result is stored.
 
-Everything that can be wrong is found here, when the decorator runs, not at the first call.
+Mistakes raise PolicyError when the decorator runs, not at the first call.
 """
 
 from __future__ import annotations
@@ -10,27 +10,35 @@ import sys
 import typing
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
+from functools import partial, wraps
+from inspect import BoundArguments, Signature
 from pathlib import PurePath
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from semel.core.encoding.fingerprint import Arguments
-from semel.core.encoding.serializers import Serializer, serializer_for
+from semel.core.encoding.serializers import PLAIN, NotSerializable, Serializer, decode_result, serializer_for
 from semel.core.keys import KeyFormat, check_name
 from semel.core.policy import Policy
-from semel.engine.declare.inputs import Inputs
 from semel.engine.operation.operation import AsyncOperation, Operation, OperationHandle
-from semel.errors import PolicyError
+from semel.errors import PolicyError, SnapshotUnreadable
 
 __all__ = [
-    "AsyncOnce", "Declaration", "Selector", "handle_of", "handle_parameter", "refuse_generators",
-    "select",
+    "AsyncOnce", "Declaration", "Once", "Selector", "handle_of", "handle_parameter", "refuse_generators",
+    "requires_brackets", "select",
 ]  # fmt: skip
 
 P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Selector: TypeAlias = str | Callable[..., Any]
 Pick: TypeAlias = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+_VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class Once(Protocol):
+    """What ``Semel.once`` returns: the function keeps its type."""
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]: ...
 
 
 class AsyncOnce(Protocol):
@@ -97,40 +105,40 @@ class Declaration:
         self.fingerprint = Arguments(
             given, fingerprint, exclude=exclude, secret=secret, name=getattr(function, "__qualname__", None)
         )
-        self.serializer = serializer_for(hints.get("return", inspect.Signature.empty), serializer)
+        self.serializer = serializer_for(hints.get("return", Signature.empty), serializer)
         self.policy = policy
         self.recover = None if policy.recover is None else select("recover", policy.recover, given)
         self.inputs = Inputs(self.operation, given, hints) if policy.resumable else None
 
     def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """The fingerprint of a call; the handle is no part of the request."""
-        digest = self.fingerprint.digest(args, self._given(kwargs))
+        """Return the fingerprint of a call. The handle is not part of the request."""
+        digest = self.fingerprint.digest(args, self._without_handle(kwargs))
         if self.fingerprint.ignored and not self._warned:
             self._warn()
         return digest
 
     def input(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes | None:
-        """The call's arguments, where they are to be kept."""
-        return None if self.inputs is None else self.inputs.encode(args, self._given(kwargs))
+        """Return the call's arguments as bytes if the function is resumable, otherwise None."""
+        return None if self.inputs is None else self.inputs.encode(args, self._without_handle(kwargs))
 
-    def _given(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _without_handle(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         if self.handle is None or self.handle not in kwargs:
             return kwargs
         return {name: value for name, value in kwargs.items() if name != self.handle}
 
     def _warn(self) -> None:
-        """Once: an argument that is not compared is one whose change would be swallowed."""
+        """Warn once: if an argument that is not compared changes, nobody notices."""
         self._warned = True
         names = ", ".join(f"{name} ({cls.__name__})" for name, cls in self.fingerprint.ignored.items())
         first = next(iter(self.fingerprint.ignored))
         warnings.warn(
-            f"{self.operation}: {names} is no plain data, so another one under the same key would not be noticed. "
+            f"{self.operation}: {names} is not plain data, so another one under the same key would not be noticed. "
             f'Say what counts, fingerprint=("{first}.id", …), or that it does not, exclude=("{first}",)',
             stacklevel=6,
         )
 
     def invoke(self, op: OperationHandle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function, its handle filled in unless the caller gave one."""
+        """Call the function and pass it the handle, unless the caller has passed one."""
         if self.handle is None or kwargs.get(self.handle) is not None:
             return self.function(*args, **kwargs)
         if self._place is not None and self._place < len(args):
@@ -138,8 +146,85 @@ class Declaration:
         return self.function(*args, **{**kwargs, self.handle: op})
 
 
+class Inputs:
+    """The arguments of a resumable function as bytes. They are stored, so that it can be run without its caller.
+
+    Arguments are plain data or what their annotations name (a dataclass, an Enum, a model), like results. Nothing is
+    unpickled. The handle is not an argument: each attempt gets its own.
+    """
+
+    __slots__ = ("_operation", "_serializers", "_signature")
+
+    def __init__(self, operation: str, signature: Signature, hints: Mapping[str, Any]) -> None:
+        self._operation = operation
+        self._signature = signature
+        self._serializers: dict[str, Serializer] = {
+            name: PLAIN if p.kind in _VARIABLE else serializer_for(hints.get(name, Signature.empty))
+            for name, p in signature.parameters.items()
+        }
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        """Raises PolicyError for an argument that cannot be stored; nothing is claimed then."""
+        bound = self._signature.bind(*args, **kwargs)
+        return PLAIN.encode({name: self._text(name, value) for name, value in bound.arguments.items()})
+
+    def _text(self, name: str, value: Any) -> str:
+        try:
+            return self._serializers[name].encode(value).decode()
+        except NotSerializable as error:
+            raise PolicyError(
+                f"{self._operation} is resumable, so its arguments are stored, and {name} "
+                f"({type(value).__name__}) cannot be: {error}"
+            ) from error
+
+    def decode(self, payload: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments. Raises SnapshotUnreadable if the function takes others now."""
+        stored: dict[str, str] = PLAIN.decode(payload)
+        unknown = [name for name in stored if name not in self._serializers]
+        if unknown:
+            raise SnapshotUnreadable(
+                f"{self._operation} was called with {', '.join(unknown)}, which it no longer takes"
+            )
+        values = {
+            name: decode_result(serializer, serializer.name, stored[name].encode())
+            for name, serializer in self._serializers.items()
+            if name in stored
+        }
+        bound = BoundArguments(self._signature, values)
+        try:
+            self._signature.bind(*bound.args, **bound.kwargs)
+        except TypeError as error:
+            raise SnapshotUnreadable(f"{self._operation} takes other arguments now than it was called with") from error
+        return bound.args, bound.kwargs
+
+
+def requires_brackets(method: F) -> F:
+    """For a guard's method that returns a decorator: raise PolicyError if it is used as one itself, ``@guard.once``."""
+    parameters = inspect.signature(method).parameters.values()
+    needed = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+
+    @wraps(method)
+    def make(self: Any, *args: Any, **settings: Any) -> Any:
+        if not args and all(name in settings for name in needed):
+            return method(self, **settings)
+        first = _first_parameter(args[0] if args else None)
+        shown = ", ".join(f'{name}="{"session" if name == "connection" else first}"' for name in needed)
+        raise PolicyError(
+            f"@guard.{method.__name__} needs its settings in brackets, by name, at least what the key is: "
+            f"write @guard.{method.__name__}({shown})"
+        )
+
+    return cast("F", make)
+
+
+def _first_parameter(function: object) -> str:
+    code = getattr(function, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code is not None else ()
+    return next((name for name in names if name not in ("self", "cls")), "order_id")
+
+
 def _name_of(function: Callable[..., Any]) -> str:
-    """The name that scopes a function's keys. It must tell this function from every other."""
+    """The name that scopes a function's keys. No other function may have it."""
     name = getattr(function, "__qualname__", "")
     if not name or name.endswith("<lambda>"):
         raise PolicyError("a lambda has no name of its own, and keys are kept by name: pass operation=")
@@ -147,7 +232,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _module_of(function: Callable[..., Any]) -> str:
-    """The module's name as other processes know it: only the program that was started calls itself ``__main__``."""
+    """The module's name as other processes import it: ``__main__`` is only its name in the program that was started."""
     name = function.__module__
     if name not in ("__main__", "__mp_main__"):
         return name
@@ -160,21 +245,21 @@ def _module_of(function: Callable[..., Any]) -> str:
 
 
 def refuse_generators(function: Callable[..., Any]) -> None:
-    """A generator's body runs after its call has returned, so there is nothing to remember."""
+    """Raise PolicyError for a generator: its body runs after the call has returned, so there is no result to store."""
     if not callable(function):
         raise PolicyError(f"once() decorates a function, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise PolicyError(
             f"{getattr(function, '__qualname__', function)} is a generator: its body runs after the call has returned, "
-            "so its outcome cannot be remembered. Protect the function that consumes it, or return a list"
+            "so its outcome cannot be stored. Protect the function that consumes it, or return a list"
         )
 
 
-def select(what: str, selector: Selector, signature: inspect.Signature) -> Pick:
-    """How to get ``what`` from a call's arguments: a parameter's name or path, or a function of some of them.
+def select(what: str, selector: Selector, signature: Signature) -> Pick:
+    """Return a function that gets ``what`` from a call's arguments.
 
-    A function's parameters are matched by name (``lambda order: order.id`` on ``ship(order, carrier)``); when none of
-    its names is known, by position.
+    :param selector: a parameter's name or path, or a function of some of the arguments. The function's parameters are
+        matched by name (``lambda order: order.id`` for ``ship(order, carrier)``), or by position if no name matches.
     """
     names = [name for name, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if isinstance(selector, str):
@@ -198,9 +283,7 @@ def select(what: str, selector: Selector, signature: inspect.Signature) -> Pick:
     return _application(selector, signature, names, wanted)
 
 
-def _application(
-    selector: Callable[..., Any], signature: inspect.Signature, names: list[str], wanted: list[str]
-) -> Pick:
+def _application(selector: Callable[..., Any], signature: Signature, names: list[str], wanted: list[str]) -> Pick:
     picks = [_argument(signature, name) for name in wanted]
     leading = wanted == names[: len(wanted)]
     count = len(wanted)
@@ -213,7 +296,7 @@ def _application(
     return apply
 
 
-def _argument(signature: inspect.Signature, name: str) -> Pick:
+def _argument(signature: Signature, name: str) -> Pick:
     parameters = list(signature.parameters.values())
     position = next(i for i, p in enumerate(parameters) if p.name == name)
     parameter = parameters[position]
@@ -245,20 +328,20 @@ def _path(pick: Pick, path: list[str]) -> Pick:
     return walk
 
 
-def _without_handle(signature: inspect.Signature, handle: str | None) -> tuple[inspect.Signature, int | None]:
-    """The parameters that callers fill in; and where the handle stands among those that are passed by position."""
+def _without_handle(signature: Signature, handle: str | None) -> tuple[Signature, int | None]:
+    """The parameters that callers fill in, and the position of the handle if it can be passed by position."""
     if handle is None:
         return signature, None
     parameters = list(signature.parameters.values())
     position = next(i for i, p in enumerate(parameters) if p.name == handle)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    # A default of the handle's must not stand before parameters without one, so it is not among those left.
+    # The handle may have a default and stand before parameters without one: without it the signature stays valid.
     left = signature.replace(parameters=[p for p in parameters if p.name != handle])
     return left, position if parameters[position].kind in kinds else None
 
 
 def _parameter_names(selector: Callable[..., Any]) -> list[str] | None:
-    """The names a selector asks for; None where it takes anything, or will not say."""
+    """The names of a selector's parameters; None if it takes any, or if they are not known."""
     try:
         parameters = inspect.signature(selector).parameters.values()
     except (TypeError, ValueError):
@@ -273,7 +356,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(target, include_extras=True)
     except (NameError, TypeError, AttributeError):
-        # Names that exist for the type checker only: take the annotations that are no texts as they are.
+        # Some names exist only for the type checker: use the annotations that are not strings.
         return {k: v for k, v in getattr(target, "__annotations__", {}).items() if not isinstance(v, str)}
 
 
@@ -286,12 +369,12 @@ def handle_parameter(hints: Mapping[str, Any]) -> str | None:
 
 
 def handle_of(function: Callable[..., Any]) -> str | None:
-    """The parameter that is annotated as the handle's."""
+    """The name of the parameter that is annotated as the handle, or None."""
     return handle_parameter(_hints(function))
 
 
 def _check_handle(declared: Declaration, hint: Any, awaited: bool) -> None:
-    """A handle is awaited or it is not: under the other's name a type checker would let ``op.step()`` go unawaited."""
+    """Raise PolicyError for the wrong kind of handle: a type checker would not see a missing await of ``op.step()``."""
     wanted = AsyncOperation if awaited or declared.awaits else Operation
     candidates = typing.get_args(hint) or (hint,)
     if any(isinstance(c, type) and issubclass(c, OperationHandle) and issubclass(wanted, c) for c in candidates):

@@ -1,6 +1,6 @@
-"""The keeper of an async engine: one timer that renews the leases of all its running handlers, and sweeps now and then.
+"""The keeper of an async engine: one timer that renews the leases of all running handlers, and sweeps at intervals.
 
-The timer is set for the first lease that is due. A handler that is over by then costs nothing but a dictionary entry.
+The timer is set for the first lease that is due. A handler that ends before that costs only a dictionary entry.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _NEVER: Final = float("inf")
 
 
 class AsyncKeeper:
-    """Keeps leases alive, in the event loop that uses it first."""
+    """Renews leases, in the event loop that uses it first."""
 
     def __init__(self, store: AsyncStore, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
         self._store = store
         self._sweep_every = sweep_every
         self._on_swept = on_swept
-        self._leases = Leases()
+        self.leases = Leases()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = _NEVER
@@ -41,12 +41,9 @@ class AsyncKeeper:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._adopt(loop)
-        self._leases.hold(lease)
+        self.leases.hold(lease)
         if lease.due < self._rings_at:
             self._set(lease.due)
-
-    def drop(self, lease: Lease) -> None:
-        self._leases.drop(lease)
 
     async def close(self) -> None:
         self._closed = True
@@ -65,9 +62,9 @@ class AsyncKeeper:
     def _adopt(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is not None and not self._loop.is_closed():
             raise ConfigurationError("this AsyncSemel belongs to another event loop: make one per loop")
-        # Whatever a dead loop left behind is over: its timer never rings, its leases are nobody's.
+        # What a closed loop has left behind is over: its timer never fires, and its leases have no owner.
         self._loop, self._timer, self._round, self._sweeping = loop, None, None, None
-        self._leases, self._rings_at = Leases(), _NEVER
+        self.leases, self._rings_at = Leases(), _NEVER
         self._sweep_at = time.monotonic() + self._sweep_every if self._sweep_every else _NEVER
 
     def _ring(self) -> None:
@@ -82,24 +79,24 @@ class AsyncKeeper:
             self._sweep_at = _NEVER
             self._sweeping = self._loop.create_task(self._sweep(), name="semel-sweeper")
         if self._round is not None and not self._round.done():
-            self._leases.expire(now)  # the last round still waits for the store, which may never answer
-            self._set(now + self._leases.shortest * RETRY_AFTER)
-        elif self._leases.due(now):
+            self.leases.expire(now)  # the last round still waits for the store, which may never answer
+            self._set(now + self.leases.shortest * RETRY_AFTER)
+        elif self.leases.due(now):
             self._round = self._loop.create_task(self._renew(), name="semel-keeper")
-            self._set(now + self._leases.shortest * RETRY_AFTER)
-        elif len(self._leases):
-            self._set(self._leases.next_due(now))
+            self._set(now + self.leases.shortest * RETRY_AFTER)
+        elif len(self.leases):
+            self._set(self.leases.next_due(now))
         elif self._sweep_at < _NEVER:
             self._set(self._sweep_at)
 
     async def _renew(self) -> None:
-        for due in self._leases.trips(time.monotonic()):
+        for due in self.leases.trips(time.monotonic()):
             sent = time.monotonic()
             try:
                 answers = list(await self._store.execute_many([lease.renewal() for lease in due]))
             except Exception as error:  # a store that breaks its contract must not end the keeper
                 answers = [error]
-            self._leases.renewed(due, fitted(answers, due), sent, time.monotonic())
+            self.leases.renewed(due, fitted(answers, due), sent, time.monotonic())
 
     async def _sweep(self) -> None:
         pause = self._sweep_every or 0
@@ -110,8 +107,8 @@ class AsyncKeeper:
                 if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
                     break
             else:
-                pause = min(SWEEP_AGAIN, pause)  # there is more than one sweep may take
-        except Exception:  # there is always a next time
+                pause = min(SWEEP_AGAIN, pause)  # there is more to remove than one sweep may take
+        except Exception:  # the next sweep tries again
             pass
         finally:
             self._sweep_at = time.monotonic() + pause

@@ -3,8 +3,8 @@
 ``guard.begin(call)`` claims the key. It returns an ``Outcome`` if there is nothing to run, or an attempt. The adapter
 runs the handler and then ends the attempt by calling exactly one of ``complete``, ``decline``, ``lost`` and ``fail``.
 
-``Attempt`` and ``AsyncAttempt`` are the interface that adapters use. ``LeasedAttempt`` and ``AsyncLeasedAttempt``
-implement it for handlers that run under a lease, ``semel.engine.transaction`` for handlers that run in a transaction.
+This is the interface that adapters use. ``driver.py`` and ``aio_driver.py`` implement it for handlers that run under a
+lease, ``semel.engine.transaction`` for handlers that run in a transaction.
 """
 
 from __future__ import annotations
@@ -12,18 +12,13 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from semel.core.call import Declined, Outcome, Raised, Returned, Stopped
-
 if TYPE_CHECKING:
-    from semel.core.call import Call
+    from semel.core.call import Call, Outcome
     from semel.core.ops import Claimed, Op
-    from semel.engine.aio import AsyncSemel
-    from semel.engine.drive.drive import Drive
     from semel.engine.drive.leases import Lease
-    from semel.engine.operation.operation import AsyncOperation, Operation, OperationHandle
-    from semel.engine.sync import Semel
+    from semel.engine.operation.operation import Operation, OperationHandle
 
-__all__ = ["AsyncAttempt", "AsyncLeasedAttempt", "Attempt", "LeasedAttempt"]
+__all__ = ["AsyncAttempt", "Attempt"]
 
 R = TypeVar("R")
 
@@ -113,93 +108,3 @@ class AsyncAttempt(Protocol):
     def conflicts(self, error: BaseException) -> bool: ...
 
     def fail(self, error: BaseException) -> Awaitable[None]: ...
-
-
-class LeasedAttempt:
-    """An attempt under a lease of ``Semel``."""
-
-    __slots__ = ("_drive", "_guard", "call", "claimed", "lease", "operation")
-
-    def __init__(self, guard: Semel, drive: Drive, claimed: Claimed | None, operation: Operation) -> None:
-        self._guard = guard
-        self._drive = drive
-        self.call: Call = drive.call
-        self.lease: Lease | None = drive.lease
-        self.claimed = claimed
-        self.operation = operation
-
-    def __del__(self) -> None:
-        # The adapter dropped the attempt without ending it: let the lease expire, as if the process had died.
-        if not self._drive.finished:
-            self._guard._finish(self._drive)
-
-    def execute(self, op: Op[R]) -> R:
-        result: R = self._guard.store.execute(op)
-        return result
-
-    def compensate(self, error: BaseException) -> BaseException:
-        return self.operation.compensate(error)
-
-    def complete(self, value: Any) -> Outcome[Any]:
-        return self._guard._end(self._drive, Returned(value))
-
-    def decline(self, value: Any) -> Outcome[Any]:
-        return self._guard._end(self._drive, Declined(value))
-
-    def lost(self) -> Outcome[Any]:
-        return self._guard._end(self._drive, Stopped())
-
-    def conflicts(self, error: BaseException) -> bool:
-        return False
-
-    def fail(self, error: BaseException) -> None:
-        try:
-            self._guard._end(self._drive, Raised(error))
-        except BaseException as raised:
-            if raised is not error:
-                raise
-
-
-class AsyncLeasedAttempt:
-    """An attempt under a lease of ``AsyncSemel``."""
-
-    __slots__ = ("_drive", "_guard", "call", "claimed", "lease", "operation")
-
-    def __init__(self, guard: AsyncSemel, drive: Drive, claimed: Claimed | None, operation: AsyncOperation) -> None:
-        self._guard = guard
-        self._drive = drive
-        self.call: Call = drive.call
-        self.lease: Lease | None = drive.lease
-        self.claimed = claimed
-        self.operation = operation
-
-    def __del__(self) -> None:
-        # The adapter dropped the attempt without ending it: let the lease expire, as if the process had died.
-        if not self._drive.finished:
-            self._guard._finish(self._drive)
-
-    async def execute(self, op: Op[R]) -> R:
-        result: R = await self._guard.store.execute(op)
-        return result
-
-    def compensate(self, error: BaseException) -> Awaitable[BaseException]:
-        return self.operation.compensate(error)
-
-    def complete(self, value: Any) -> Awaitable[Outcome[Any]]:
-        return self._guard._end(self._drive, Returned(value))
-
-    def decline(self, value: Any) -> Awaitable[Outcome[Any]]:
-        return self._guard._end(self._drive, Declined(value))
-
-    def lost(self) -> Awaitable[Outcome[Any]]:
-        return self._guard._end(self._drive, Stopped())
-
-    def conflicts(self, error: BaseException) -> bool:
-        return False
-
-    async def fail(self, error: BaseException) -> None:
-        try:
-            await self._guard._end(self._drive, Raised(error))
-        except BaseException as raised:
-            if raised is not error:
-                raise

@@ -1,8 +1,7 @@
 """Single flight: of all calls for one key in one process, one asks the store and the others learn from it.
 
-A *flight* is the call that asks. While it is claiming, others wait for the store's answer; while its handler runs,
-others know that it runs; when it lands, others share the record it left. Both engines use this module; the sync one
-guards it with its lock.
+A *flight* is the call that asks. While it is claiming, the others wait for the store's answer. While its handler runs,
+they know that it runs. When it lands, they share the record that it left. Both engines use this module.
 """
 
 from __future__ import annotations
@@ -12,59 +11,55 @@ from collections.abc import Callable
 
 from semel.core.ops import Claim, Claimed, Complete, Existing, Record
 from semel.core.states import State
+from semel.engine.forking import survive_forks
 from semel.errors import StoreError
 
-__all__ = ["Flight"]
+__all__ = ["Flight", "Flights"]
 
 
 class Flight:
-    """One call in the air. ``waiters`` are called, and forgotten, at every change."""
+    """One call that asks the store. A flight changes when its claim is won, and when it lands."""
 
-    __slots__ = ("began", "claim", "completed", "error", "landed", "record", "running", "waiters")
+    __slots__ = ("began", "changes", "claim", "completed", "error", "landed", "record", "running", "waiters")
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
         self.began = 0.0
         """When the claim was sent, by the engine's clock."""
+        self.changes = 0
+        """How often it has changed."""
         self.running: Claimed | None = None
         self.landed = False
+        """Whether the call is over. Without a record, a completion or an error, the key is free again."""
         self.record: Record | None = None
-        """What the claim found."""
+        """The record that the claim found."""
         self.completed: Complete | None = None
-        """The completion that this call got through to the store; its record is made only if somebody asks."""
+        """The completion that the store has accepted; a record is made from it only if another call asks."""
         self.error: StoreError | None = None
         """Why the store could not be asked."""
         self.waiters: list[Callable[[], object]] | None = None
-
-    def claimed(self, answer: Claimed) -> None:
-        """The claim is won and the handler is about to run."""
-        self.running = answer
-        if self.waiters is not None:
-            self._wake()
-
-    def land(self) -> None:
-        """The call is over. With neither record nor completion nor error, the key is free again."""
-        self.landed = True
-        if self.waiters is not None:
-            self._wake()
+        """Called, and forgotten, at the next change."""
 
     def answer(self, now: float) -> Existing | None:
-        """What another call for the key is told; None while the store has not answered, or once the key is free."""
+        """Return what another call for the key may know; None while the store has not answered, or if the key is free.
+
+        Raises a copy of the StoreError if the store could not be asked.
+        """
         if not self.landed:
-            return self._shown(State.RUNNING, None, self.claim.ttl, now) if self.running is not None else None
+            return self._existing(State.RUNNING, None, self.claim.ttl, now) if self.running is not None else None
         if self.error is not None:
-            # One of many callers has waited for a dead store: the others need not wait in line to learn the same.
-            told = type(self.error)(*self.error.args)
-            told.answered = self.error.answered
-            raise told from self.error
+            # One of many callers has waited for a dead store: the others need not wait in line for the same error.
+            copy = type(self.error)(*self.error.args)
+            copy.answered = self.error.answered
+            raise copy from self.error
         if self.completed is not None:
-            return self._shown(State.DONE, self.completed.snapshot, self.completed.ttl, now)
+            return self._existing(State.DONE, self.completed.snapshot, self.completed.ttl, now)
         if self.record is not None and self.record.state is not State.ABANDONED:
             return Existing(self.record)
-        return None  # free, or abandoned: others may have the right to take it over, so they ask for themselves
+        return None  # free; or abandoned, and then another call may have the right to take over, so it asks for itself
 
-    def _shown(self, state: State, snapshot: bytes | None, expires_in: float, now: float) -> Existing:
-        """The record as this process knows it; its age counts from this attempt, also where that is not the first."""
+    def _existing(self, state: State, snapshot: bytes | None, expires_in: float, now: float) -> Existing:
+        """The record as this process knows it. Its age counts from this attempt, even if that is not the first."""
         claim, claimed = self.claim, self.running or Claimed(0, 1)
         return Existing(
             Record(
@@ -83,31 +78,54 @@ class Flight:
             )
         )
 
-    def wait(self, wake: Callable[[], object]) -> None:
-        """Have ``wake`` called at the next change."""
-        if self.waiters is None:
-            self.waiters = []
-        self.waiters.append(wake)
-
-    def wait_in_thread(self, lock: threading.Lock, seconds: float) -> bool:
-        """Wait for the next change, for so long at most; False at once when there will be none."""
-        gate = threading.Lock()
-        with lock:
-            if self.landed:
-                return False
-            gate.acquire()
-            self.wait(gate.release)
-        if not gate.acquire(timeout=seconds):
-            with lock:
-                self.leave(gate.release)
-        return True
-
-    def leave(self, wake: Callable[[], object]) -> None:
-        """Give up waiting."""
-        if self.waiters is not None and wake in self.waiters:
-            self.waiters.remove(wake)
-
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Call the waiters. The lock of the flights must be held, since the change that they wait for."""
         waiters, self.waiters = self.waiters or (), None
         for wake in waiters:
             wake()
+
+
+class Flights:
+    """All flights of one guard, by the identity of their record."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[bytes, Flight] = {}
+        self.lock = threading.RLock()
+        """Held while a flight changes, and while a waiter looks if it has changed already. Never held while waiting.
+
+        Reentrant: the garbage collector may run in its owner, and end an attempt that an adapter has dropped.
+        """
+        survive_forks(self._forked)
+
+    def land(self, flight: Flight) -> None:
+        """End the flight. Safe to call again."""
+        try:
+            if self.by_id.get(flight.claim.id) is flight:
+                self.by_id.pop(flight.claim.id, None)
+        finally:
+            with self.lock:
+                flight.landed = True
+                flight.changes += 1
+                if flight.waiters is not None:
+                    flight.wake()
+
+    def watch(self, flight: Flight, seen: int, wake: Callable[[], object]) -> bool:
+        """Call ``wake`` at the next change. Returns False if there have been more than ``seen`` changes already."""
+        with self.lock:
+            if flight.changes != seen:
+                return False
+            if flight.waiters is None:
+                flight.waiters = []
+            flight.waiters.append(wake)
+            return True
+
+    def unwatch(self, flight: Flight, wake: Callable[[], object]) -> None:
+        """Give up waiting."""
+        with self.lock:
+            if flight.waiters is not None and wake in flight.waiters:
+                flight.waiters.remove(wake)
+
+    def _forked(self) -> None:
+        """A forked child has none of its parent's flights."""
+        self.by_id = {}
+        self.lock = threading.RLock()

@@ -1,6 +1,6 @@
-"""The keeper of a sync engine: one thread that renews the leases of all its running handlers, and sweeps now and then.
+"""The keeper of a sync engine: one thread that renews the leases of all running handlers, and sweeps at intervals.
 
-It sleeps until the first lease is due. A handler that is over by then costs it nothing: not a wake-up, not a lock.
+It sleeps until the first lease is due. A handler that ends before that causes no wake-up and takes no lock.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ SWEEP_LIMIT: Final = 1000
 SWEEP_STEPS: Final = 100
 """Steps of one background sweep, so that a backlog cannot keep the keeper from its leases."""
 SWEEP_AGAIN: Final = 1.0
-"""Seconds until the next sweep when one has ended at that bound: more expires than ``sweep_every`` would remove."""
+"""Seconds until the next sweep after one that has reached this bound: more expires than ``sweep_every`` removes."""
 _NEVER: Final = float("inf")
 _AWAKE: Final = float("inf")
-"""While it is awake every new lease has it look again."""
+"""While the keeper is awake, every new lease makes it look again."""
 
 
 class Keeper:
-    """Keeps leases alive. Started by the first lease, and again in a forked child."""
+    """Renews leases. The first lease starts its thread, in a forked child too."""
 
     def __init__(self, store: Store, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
         self._store = store
         self._sweep_every = sweep_every
         self._on_swept = on_swept
-        self._leases = Leases()
+        self.leases = Leases()
         self._condition = threading.Condition()
         self._sleeps_until = _AWAKE
         self._started = False
@@ -45,21 +45,18 @@ class Keeper:
 
     def _forked(self) -> None:
         self._condition = threading.Condition()
-        self._leases = Leases()
+        self.leases = Leases()
         self._sleeps_until = _AWAKE
         self._started = False
 
     def hold(self, lease: Lease) -> None:
         if not self._started:
             self._start()
-        self._leases.hold(lease)
-        # Read after the lease is in: a keeper that is awake is told to look again, one that sleeps says until when.
+        self.leases.hold(lease)
+        # Read after the lease is added: a keeper that is awake looks again, and one that sleeps has noted until when.
         if lease.due < self._sleeps_until:
             with self._condition:
                 self._condition.notify()
-
-    def drop(self, lease: Lease) -> None:
-        self._leases.drop(lease)
 
     def close(self) -> None:
         self._closed = True
@@ -79,15 +76,15 @@ class Keeper:
         while not self._closed:
             with self._condition:
                 now = time.monotonic()
-                idle, begun = len(self._leases) == 0 and begun == self._leases.begun, self._leases.begun
-                # Without traffic, sleep: the first lease wakes us. With traffic, look again about when a lease that
-                # begins now would be due, so that none of them has to.
-                until = min(_NEVER if idle else self._leases.next_due(now), sweep_at)
+                idle, begun = len(self.leases) == 0 and begun == self.leases.begun, self.leases.begun
+                # Without traffic, sleep until the first lease wakes us. With traffic, look again about when a lease
+                # that begins now would be due, so that no lease has to wake us.
+                until = min(_NEVER if idle else self.leases.next_due(now), sweep_at)
                 self._sleeps_until = until
                 if until > now and not self._closed:
                     self._condition.wait(min(until - now, threading.TIMEOUT_MAX))
                 self._sleeps_until = _AWAKE
-            renew(self._store, self._leases)
+            renew(self._store, self.leases)
             if time.monotonic() >= sweep_at and not self._closed:
                 # A thread of its own: a slow sweep must not keep the leases waiting.
                 if not sweeper.is_alive():
@@ -100,12 +97,12 @@ class Keeper:
             time.sleep(min(SWEEP_AGAIN, self._sweep_every or 0))
 
     def _is_behind(self) -> bool:
-        """Sweep; whether there is more than one sweep may take."""
+        """Sweep. Returns whether there is more to remove than one sweep may take."""
         for _ in range(SWEEP_STEPS):
             try:
                 swept = self._store.execute(Sweep(SWEEP_LIMIT))
                 self._on_swept(swept.removed, swept.unknown)
-            except Exception:  # there is always a next time, and the keeper must live
+            except Exception:  # the next sweep tries again, and the thread must not end
                 return False
             if swept.removed + swept.unknown < SWEEP_LIMIT or self._closed:
                 return False
@@ -113,7 +110,7 @@ class Keeper:
 
 
 def renew(store: Store, leases: Leases) -> None:
-    """Renew the leases that are due, in one round trip; see ``Leases.trips``."""
+    """Renew the leases that are due, in as few round trips as ``Leases.trips`` allows."""
     for due in leases.trips(time.monotonic()):
         sent = time.monotonic()
         try:
@@ -124,5 +121,5 @@ def renew(store: Store, leases: Leases) -> None:
 
 
 def fitted(answers: list[Any], due: list[Lease]) -> list[Any]:
-    """One answer per lease; what a broken store left out counts as a failure."""
+    """One answer for each lease: answers that a broken store has left out count as failures."""
     return [*answers, *[StoreUncertain("the store did not answer the renewal") for _ in due]][: len(due)]

@@ -1,7 +1,7 @@
-"""Leases that are held, and when each must be renewed: bookkeeping without clock or I/O, for both keepers.
+"""The leases of running handlers, and when each must be renewed: bookkeeping without clock or I/O, for both keepers.
 
-A lease is first renewed after a third of its span, so a short handler costs no renewal at all. A renewal that fails is
-tried again soon; only when the whole span has passed without one getting through is the lease given up for lost.
+A lease is first renewed after a third of its span, so a short handler needs no renewal at all. A renewal that fails is
+tried again soon. A lease is lost when its whole span has passed without a renewal.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Lease:
         self.due = began + self.span * RENEW_AFTER
         self.ends = began + self.span
         self.lent = False
-        """Whether a step's mark was written in a transaction of the caller's, which may hold the record still."""
+        """Whether a step was marked in the caller's transaction, which may still hold a lock on the record."""
         self.lost = False
         self.on_lost: Callable[[], object] | None = None
 
@@ -52,24 +52,26 @@ class Leases:
     def __init__(self) -> None:
         self._held: dict[int, Lease] = {}
         self.shortest = 30.0
-        """The shortest span seen: how soon a lease that begins now may need care."""
+        """The shortest span so far: how soon a lease that begins now may have to be renewed."""
         self.begun = 0
-        """How many have been held so far: whether there is traffic."""
+        """How many leases have begun so far: shows whether there is traffic."""
 
     def __len__(self) -> int:
         return len(self._held)
 
     def hold(self, lease: Lease) -> None:
+        """Renew the lease until it is dropped or lost."""
         self._held[id(lease)] = lease
         self.begun += 1
-        if lease.span < self.shortest:  # noqa: PLR1730 (min() costs more than all the rest)
+        if lease.span < self.shortest:  # noqa: PLR1730 - faster than min(), in every call
             self.shortest = lease.span
 
     def drop(self, lease: Lease) -> None:
+        """Stop renewing the lease. Safe to call again."""
         self._held.pop(id(lease), None)
 
     def next_due(self, now: float) -> float:
-        """When to look again. With nothing held: about when a lease that begins now would first be due."""
+        """When to look again. Without leases: about when one that begins now would first be due."""
         dues = [lease.due for lease in list(self._held.values())]
         return min(dues, default=now + self.shortest * RENEW_AFTER)
 
@@ -78,31 +80,30 @@ class Leases:
         return [lease for lease in list(self._held.values()) if lease.due <= now + lease.span * TOGETHER]
 
     def trips(self, now: float) -> list[list[Lease]]:
-        """The same in the trips that they travel in: what may have to wait for a caller's transaction goes last, and
-        the others do not wait with it.
+        """The leases to renew now, by round trip.
+
+        Those that may have to wait for a caller's transaction go last, so that the others do not wait with them.
         """
         due = self.due(now)
         trips = [lease for lease in due if not lease.lent], [lease for lease in due if lease.lent]
         return [trip for trip in trips if trip]
 
     def expire(self, now: float) -> None:
-        """Give up the leases that have ended while a renewal is still on its way: others may have taken over."""
+        """Lose the leases that have ended while a renewal is still on its way: others may have taken over."""
         for lease in list(self._held.values()):
             if now >= lease.ends:
                 self._lose(lease)
 
     def renewed(self, leases: Iterable[Lease], answers: Iterable[Any], sent: float, now: float) -> None:
-        """Take in the answers to renewals that were sent at ``sent``: the new span counts from then, not from the
-        answer.
-        """
+        """Note the answers to renewals. The new span counts from ``sent``, when they were sent, not from the answer."""
         for lease, answer in zip(leases, answers, strict=True):
             if id(lease) not in self._held:
-                continue  # over meanwhile, so a stale answer only says that it completed
+                continue  # it has ended meanwhile, and a refusal only means that it is completed
             if answer is True:
                 lease.due = sent + lease.span * RENEW_AFTER
                 lease.ends = sent + lease.span
                 lease.call.tell(events.Renewed, lease.attempt)
-            elif answer is not False:  # a StoreError, or whatever a store gives that breaks its contract
+            elif answer is not False:  # a StoreError, or something else if the store breaks its contract
                 lease.call.tell(events.RenewalFailed, str(answer) or type(answer).__name__)
                 lease.due = now + lease.span * RETRY_AFTER
                 if now >= lease.ends:

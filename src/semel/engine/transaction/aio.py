@@ -1,211 +1,195 @@
-"""``guard.transaction`` for an event loop: the same names in the same order as ``engine/transaction/sync.py``."""
+# Twin: sync.py is generated from this file by make twins.
+"""One call in the transactional mode: its record commits with the handler's rows, in a transaction on one connection.
+
+``run`` drives a call whose handler is a function. Adapters, whose handler is called by a framework, use ``begin`` and
+then end the attempt: ``complete`` commits the handler's rows and the answer together, ``reject`` rolls the rows back
+and stores the answer, ``decline`` and ``fail`` roll back. There is no lease.
+
+The decisions are made by ``core/transactional.py``. The store knows how to talk to the connection (``store.adopt``).
+"""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, ParamSpec, TypeVar, Unpack
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core.call import Call, Failed, Outcome, Pause, Raised, Recover, Returned, Run
-from semel.core.encoding.serializers import Serializer
-from semel.core.keys import KeyFormat
-from semel.core.ops import Claimed
-from semel.core.transactional import Flow, HandlerConflict, Keep, Lock, Rollback, transact
-from semel.engine.declare.brackets import with_brackets
-from semel.engine.declare.declaration import Selector
-from semel.engine.declare.handlers import with_handle
-from semel.engine.drive.drive import ignoring
-from semel.engine.guard import Guard, PolicyChanges
+from semel.core.ops import Claimed, Op
+from semel.core.transactional import HandlerConflict, Keep, Lock, Rejected, Rollback, transact
+from semel.engine.drive.execution import as_handler
 from semel.engine.operation.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore, AsyncUnit, unit_of
-from semel.engine.transaction.sync import (
-    bounded,
-    connection_parameter,
-    not_within_itself,
-    outcome_of,
-    pick_connection,
-)
-from semel.errors import PolicyError, StoreError
+
+# sync only: from semel.errors import PolicyError
+from semel.errors import StoreError
 from semel.observe import events
 
-__all__ = ["AsyncTransactions"]
+__all__ = ["AsyncTransactionAttempt", "begin_attempt"]
 
-P = ParamSpec("P")
-T = TypeVar("T")
+R = TypeVar("R")
+Handler: TypeAlias = Callable[[AsyncOperation], Any]
 
-UNDO_TIMEOUT: Final = 10.0
-"""How long a rollback may take before the connection is given up."""
+UNDO_TIMEOUT: Final = 10.0  # async only
+"""How long a rollback may take before the connection is given up."""  # async only
 
 
-class AsyncTransactions(Guard):
-    """The transactional mode of ``AsyncSemel``."""
+class NothingHappened(BaseException):
+    """The handler's answer says that nothing happened. Not an Exception, so that no policy stores it."""
 
-    store: AsyncStore
 
-    async def run_in_transaction(
-        self,
-        connection: object,
-        operation: str,
-        *,
-        key: object,
-        call: Callable[[AsyncOperation], Awaitable[T]] | Callable[[], Awaitable[T]],
-        tenant: str | None = None,
-        fingerprint: Any = None,
-        returns: Any = None,
-        own_transaction: bool = False,
-        tries: int | None = None,
-        **changes: Unpack[PolicyChanges],
-    ) -> T:
-        """Run ``call`` once, its record written in the transaction of ``connection``: both commit, or neither.
+class AsyncTransactionAttempt:
+    """One call in a transaction. See ``AsyncAttempt`` for the methods that adapters use."""
 
-        Parameters as of ``Semel.transaction``; the connection is an async one, and ``call`` an ``async def``.
+    lease = None
+    __slots__ = ("_flow", "_own", "_store", "_unit", "call", "claimed", "operation")
+
+    def __init__(self, store: AsyncStore, connection: object, call: Call, own: bool, tries: int) -> None:
         """
-        what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        outcome: Outcome[T] = await self._transact(
-            connection, what, with_handle(call), ignoring(what.policy.recover), own_transaction, tries
-        )
-        return outcome.value
-
-    async def run_in_transaction_outcome(
-        self,
-        connection: object,
-        operation: str,
-        *,
-        key: object,
-        call: Callable[[AsyncOperation], Awaitable[T]] | Callable[[], Awaitable[T]],
-        tenant: str | None = None,
-        fingerprint: Any = None,
-        returns: Any = None,
-        own_transaction: bool = False,
-        tries: int | None = None,
-        **changes: Unpack[PolicyChanges],
-    ) -> Outcome[T]:
-        """Like ``run_in_transaction``, and tells whether the answer is a replay."""
-        what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        return await self._transact(
-            connection, what, with_handle(call), ignoring(what.policy.recover), own_transaction, tries
-        )
-
-    @with_brackets
-    def once_in_transaction(
-        self,
-        *,
-        connection: Selector,
-        key: Selector,
-        operation: str | None = None,
-        tenant: Selector | None = None,
-        fingerprint: Any = "auto",
-        exclude: tuple[str, ...] = (),
-        key_format: KeyFormat | str = "any",
-        serializer: Serializer | None = None,
-        own_transaction: bool = False,
-        tries: int | None = None,
-        **changes: Unpack[PolicyChanges],
-    ) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
-        """Decorate an ``async def`` that is handed its connection or session. Parameters as of
-        ``Semel.once_in_transaction``.
+        :param own: open the transaction and end it, and run the handler again after a conflict.
+        :param tries: how often the handler runs at most.
         """
+        self._store = store
+        self._unit: AsyncUnit = unit_of(store, connection)
+        self._unit.require(own)
+        self._own = own
+        self._flow = transact(call, own, tries)
+        self.call = call
+        self.claimed: Claimed | None = None
 
-        def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-            if not inspect.iscoroutinefunction(function):
-                raise PolicyError(f"{getattr(function, '__qualname__', function)} is sync: decorate it with a Semel")
-            bounded(own_transaction, tries)
-            declared = self._declare(
-                function, operation=operation, key=key, tenant=tenant, fingerprint=fingerprint,
-                exclude=(*exclude, *connection_parameter(connection)), key_format=key_format, serializer=serializer,
-                changes=changes,
-            )  # fmt: skip
-            pick = pick_connection(declared, connection)
+    async def run(self, handler: Handler, recover: Handler) -> Outcome[Any]:
+        """Run ``handler`` once, or return what is known of the call."""
+        outcome = await self._proceed(None, handler, recover)
+        assert isinstance(outcome, Outcome)
+        return outcome
 
-            @functools.wraps(function)
-            async def once(*args: P.args, **kwargs: P.kwargs) -> T:
-                recover = declared.recover
-                outcome: Outcome[T] = await self._transact(
-                    pick(args, kwargs), self._declared_call(declared, args, kwargs),
-                    lambda op: declared.invoke(op, args, kwargs),
-                    lambda op: recover and recover(args, kwargs), own_transaction, tries,
-                )  # fmt: skip
-                return outcome.value
+    async def begin(self) -> Outcome[Any] | None:
+        """Open the transaction and lock the key. Returns an outcome if there is nothing to run."""
+        step = await self._proceed(None, None, as_handler(self.call.policy.recover))
+        if isinstance(step, Outcome):
+            return step
+        self.claimed = step.claimed
+        self.operation = AsyncOperation(self.call, None, step.claimed, self._store.execute)
+        return None
 
-            return once
+    async def execute(self, op: Op[R]) -> R:
+        """Execute an Op of the handler on the guard's store."""
+        return await self._store.execute(op)
 
-        return decorate
+    async def compensate(self, error: BaseException) -> BaseException:
+        """Undo the handler's steps after it raised ``error``. Returns the error to report."""
+        return await self.operation.compensate(error)
 
-    async def _transact(
-        self,
-        connection: object,
-        call: Call,
-        handler: Callable[[AsyncOperation], Any],
-        recover: Callable[[AsyncOperation], Any],
-        own_transaction: bool,
-        tries: int | None,
-    ) -> Outcome[Any]:
-        unit: AsyncUnit = unit_of(self.store, connection)
-        unit.require(own_transaction)
-        not_within_itself(call)
-        flow = transact(call, own_transaction, bounded(own_transaction, tries))
+    async def complete(self, value: Any) -> Outcome[Any]:
+        """Commit the handler's rows and ``value``, its answer."""
         try:
-            step = await self._proceed(unit, call, flow, None)
-            while isinstance(step, (Run, Recover)):
-                work = handler if type(step) is Run else recover
-                step = await self._proceed(unit, call, flow, await self._work(unit, call, step.claimed, work))
-        except BaseException:
-            if own_transaction:
-                await self._undo(unit, call)
-            raise
-        return outcome_of(step)  # type: ignore[no-any-return]
+            await self._unit.finish()
+        except Exception as error:
+            return await self._end(HandlerConflict(error) if self._unit.conflicts(error) else Raised(error))
+        return await self._end(Returned(value))
 
-    async def _proceed(
-        self, unit: AsyncUnit, call: Call, flow: Flow, answer: Any
-    ) -> Run | Recover | Outcome[Any] | Failed:
-        """Send the answer into the flow and do what it asks, until it asks for work to be done or has an outcome."""
+    async def reject(self, value: Any) -> Outcome[Any]:
+        """Roll back the handler's rows and store ``value``, its answer."""
+        return await self._end(Rejected(value))
+
+    async def decline(self, value: Any) -> Outcome[Any]:
+        """Roll back. The handler answered that nothing happened: the key is free again."""
+        await self._roll_back(Raised(NothingHappened()))
+        assert self.claimed is not None
+        return Outcome(value, False, self.claimed.attempt)
+
+    async def lost(self) -> Outcome[Any]:
+        """Roll back. A transaction has no lease, so this ends an attempt as ``decline`` does."""
+        return await self.decline(None)
+
+    def conflicts(self, error: BaseException) -> bool:
+        """Whether ``error`` means that the handler's transaction conflicted with another one."""
+        return self._unit.conflicts(error)
+
+    async def fail(self, error: BaseException) -> None:
+        """Roll back; the policy decides if the error is stored. Raises TransactionConflict if ``conflicts(error)``."""
+        await self._roll_back(HandlerConflict(error) if self.conflicts(error) else Raised(error))
+
+    async def _roll_back(self, ending: Raised | HandlerConflict) -> None:
+        try:
+            await self._proceed(ending, None, None)
+        except BaseException as raised:
+            if raised is not ending.error:
+                raise
+
+    async def _end(self, ending: Returned | Rejected | Raised | HandlerConflict) -> Outcome[Any]:
+        outcome = await self._proceed(ending, None, None)
+        assert isinstance(outcome, Outcome)
+        return outcome
+
+    async def _proceed(self, answer: Any, handler: Handler | None, recover: Handler | None) -> Run | Outcome[Any]:
+        """Do what the flow asks for until there is an outcome, or until it asks to run a handler that is not here."""
+        flow, unit = self._flow, self._unit
         error: StoreError | None = None
         try:
             while True:
                 request = flow.send(answer) if error is None else flow.throw(error)
                 answer = error = None
-                if isinstance(request, (Run, Recover)):
-                    return request
                 try:
                     if isinstance(request, Lock):
                         answer = await unit.lock(request)
                     elif isinstance(request, Keep):
                         await unit.keep(request)
+                    elif isinstance(request, Run):
+                        if handler is None:
+                            return request
+                        answer = await self._work(request.claimed, handler)
+                    elif isinstance(request, Recover):
+                        assert recover is not None
+                        answer = await self._work(request.claimed, recover)
                     elif isinstance(request, Rollback):
-                        await self._undo(unit, call)
+                        await self._undo()
                     elif isinstance(request, Pause):
                         await asyncio.sleep(request.seconds)
                     else:
-                        answer = await self.store.execute(request)
+                        answer = await self._store.execute(request)
                 except StoreError as failure:
                     error = failure
         except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+            outcome: Outcome[Any] | Failed = stop.value
+        except BaseException:
+            if self._own:
+                await self._undo()
+            raise
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return outcome
 
-    async def _work(
-        self, unit: AsyncUnit, call: Call, claimed: Claimed | None, work: Callable[[AsyncOperation], Any]
-    ) -> Returned | Raised | HandlerConflict:
-        op = AsyncOperation(call, None, claimed, self.store.execute)
+    async def _work(self, claimed: Claimed | None, work: Handler) -> Returned | Raised | HandlerConflict:
+        """Run the handler, and flush what it wrote."""
+        op = AsyncOperation(self.call, None, claimed, self._store.execute)
         outer = running.get()
         try:
             running.set(op)
             result = work(op)
+            # sync: if inspect.iscoroutine(result):
+            # sync:     result.close()
+            # sync:     raise PolicyError(f"{self.call}: the handler is async; use AsyncSemel")
             if inspect.isawaitable(result):
                 result = await result
-            await unit.finish()
+            await self._unit.finish()
         except Exception as error:
-            return HandlerConflict(error) if unit.conflicts(error) else Raised(error)
+            return HandlerConflict(error) if self._unit.conflicts(error) else Raised(error)
         except BaseException as error:
             return Raised(error)
         finally:
             running.set(outer)
         return Returned(result)
 
-    async def _undo(self, unit: AsyncUnit, call: Call) -> None:
-        """To its end, whoever cancels us: a connection with an open transaction must not go back to its pool."""
-        undoing = asyncio.ensure_future(asyncio.wait_for(unit.undo(), UNDO_TIMEOUT))
+    # sync: def _undo(self) -> None:
+    # sync:     try:
+    # sync:         self._unit.undo()
+    # sync:     except Exception as error:  # the connection is gone, and the transaction with it
+    # sync:         self.call.tell(events.StoreFailed, "undo", str(error))
+    async def _undo(self) -> None:
+        """Roll back, even if we are cancelled: a connection with an open transaction must not go back to its pool."""
+        undoing = asyncio.ensure_future(asyncio.wait_for(self._unit.undo(), UNDO_TIMEOUT))
         cancelled: asyncio.CancelledError | None = None
         while not undoing.done():
             try:
@@ -214,6 +198,15 @@ class AsyncTransactions(Guard):
                 cancelled = error
         failure = undoing.exception() if not undoing.cancelled() else None
         if failure is not None:  # the connection is gone, and the transaction with it
-            call.tell(events.StoreFailed, "undo", str(failure) or type(failure).__name__)
+            self.call.tell(events.StoreFailed, "undo", str(failure) or type(failure).__name__)
         if cancelled is not None:
             raise cancelled
+
+
+async def begin_attempt(store: AsyncStore, connection: object, call: Call) -> AsyncTransactionAttempt | Outcome[Any]:
+    """Open a transaction on ``connection`` and lock the key in it: return an attempt, or an outcome that is known.
+
+    The handler runs once: a framework calls it, so after a conflict the adapter decides what to do.
+    """
+    attempt = AsyncTransactionAttempt(store, connection, call, own=True, tries=1)
+    return await attempt.begin() or attempt

@@ -17,7 +17,7 @@ from semel.http.contract.endpoint import Compensate, Framework, Request
 from semel.http.contract.routes import check_declarable, mark_exempt, mark_replaced
 from semel.http.contract.rules import Exempt, Idempotent, Rule
 from semel.http.handlers import find_handle, run_handler, sync_endpoint, type_hints, with_handle
-from semel.http.in_transaction import connected
+from semel.http.in_transaction import with_connection
 
 __all__ = ["ThreadedResponder", "async_endpoint", "protect", "threaded_responder"]
 
@@ -38,7 +38,7 @@ def protect(
         return mark_exempt(function, rule)
     check_declarable(function)
     refuse_generators(function)
-    declared, function = function, connected(function, rule)
+    declared, function = function, with_connection(function, rule)
     hints = type_hints(function)
     awaits = inspect.iscoroutinefunction(function)
     handle = find_handle(function, hints, awaits=awaits)
@@ -157,8 +157,8 @@ class ThreadedResponder:
     def _execute(self, op: Op[bool]) -> bool:
         attempt = self.life.attempt
         assert attempt is not None
-        held: bool = self._run_in_loop(attempt.execute(op))
-        return held
+        owned: bool = self._run_in_loop(attempt.execute(op))
+        return owned
 
     def _wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
         try:

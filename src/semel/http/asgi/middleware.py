@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
-from semel.engine.aio import AsyncSemel
+from semel.engine.aio import AsyncGuard
 from semel.errors import ConfigurationError
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.responder import ASGIResponder
@@ -48,14 +48,14 @@ def current_responder() -> ASGIResponder | None:
     return responder if isinstance(responder, ASGIResponder) else None
 
 
-class ASGIMiddleware(Middleware[App, AsyncSemel]):
+class ASGIMiddleware(Middleware[App, AsyncGuard]):
     """Protects any ASGI application: ``app = ASGIMiddleware(app, guard=guard, tenant=…, routes=…)``."""
 
     def __init__(
         self,
         app: App,
         *,
-        guard: AsyncSemel,
+        guard: AsyncGuard,
         tenant: TenantResolver | None = None,
         routes: RouteTable | None = None,
         docs: str | None = None,
@@ -73,7 +73,7 @@ class ASGIMiddleware(Middleware[App, AsyncSemel]):
         :param endpoints: lists the application's endpoints, for the report at start-up.
         """
         super().__init__(
-            app, guard, AsyncSemel, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+            app, guard, AsyncGuard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
             request=request, endpoints=endpoints,
         )  # fmt: skip
         self._left: set[asyncio.Task[None]] = set()

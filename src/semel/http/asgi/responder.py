@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from semel.core.call import Declined, Pause, Raised, Returned
 from semel.engine.drive.attempts import AsyncAttempt
-from semel.engine.drive.tasks import started
+from semel.engine.drive.waiting import start_task
 from semel.engine.operation.operation import running
 from semel.errors import PreconditionError
 from semel.http.asgi.body import BodyReader
@@ -95,7 +95,7 @@ class ASGIResponder:
                 return
         # A task of its own: when the client hangs up and the server cancels us, the handler still finishes, and its
         # answer is stored for the retry. A bare future is half the price of asyncio.shield().
-        task = started(self._run(rule, self._body), self.loop)
+        task = start_task(self._run(rule, self._body), self.loop)
         if task.done():  # it never waited
             task.result()
             return
@@ -308,17 +308,17 @@ class ASGIResponder:
             capture.start(message["status"], message.get("headers", ()))
         elif kind == "http.response.body":
             was_open, body = capture.overflowed, message.get("body", b"")
-            kept = capture.add(body)
+            fits = capture.add(body)
             more = message.get("more_body", False)
-            if not kept and not was_open:
+            if not fits and not was_open:
                 if more:
                     self._begun = True
                     await self._pass_on(self._first_start(capture))
                 body = capture.take()
             if not more:
-                last = {"type": kind, "body": capture.body if kept else body, "more_body": False}
+                last = {"type": kind, "body": capture.body if fits else body, "more_body": False}
                 await self._finish(capture, last, was_open)
-            elif not kept:
+            elif not fits:
                 await self._pass_on({"type": kind, "body": body, "more_body": True})
         elif kind in FILES:
             capture.overflowed = True

@@ -1,4 +1,5 @@
 # Twin: ../wsgi/transaction.py is generated from this file by make twins.
+# Twin: AsyncGuard -> SyncGuard
 """Attempts of ``connection=`` routes: the connection is opened for the request, and closed when the attempt ends."""
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from semel.core.call import Call, Outcome
 from semel.engine.drive.attempts import AsyncAttempt
-from semel.engine.transaction.attempts import AsyncTransactionAttempt, begin_async
+from semel.engine.transaction.aio import AsyncTransactionAttempt, begin_attempt
 from semel.http.in_transaction import MISTAKES, not_opened
 
 if TYPE_CHECKING:
-    from semel.engine.aio import AsyncSemel
+    from semel.engine.aio import AsyncGuard
 
 __all__ = ["AsyncInTransaction", "open_transaction_async"]
 
@@ -38,7 +39,7 @@ class AsyncInTransaction:
 
     async def complete(self, answer: Any) -> Outcome[Any]:
         """Commit the handler's rows with the answer; an error answer is stored without them."""
-        end = self._attempt.refuse if answer.status >= 400 else self._attempt.complete
+        end = self._attempt.reject if answer.status >= 400 else self._attempt.complete
         try:
             return await end(answer)
         finally:
@@ -75,7 +76,7 @@ class OpensInLoop(Protocol):
 
 
 async def open_transaction_async(
-    guard: AsyncSemel, connect: Callable[[], Any], call: Call
+    guard: AsyncGuard, connect: Callable[[], Any], call: Call
 ) -> AsyncAttempt | Outcome[Any]:
     """Open a connection, begin a transaction and lock the key in it.
 
@@ -92,7 +93,7 @@ async def open_transaction_async(
             raise
         except Exception as error:
             raise not_opened(error) from error
-        begun = await begin_async(guard, connection, call)
+        begun = await begin_attempt(guard.store, connection, call)
         if isinstance(begun, Outcome):
             return begun
         begun.operation.connection = connection

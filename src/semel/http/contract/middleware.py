@@ -108,8 +108,8 @@ class Middleware(Generic[App, G]):
 def check_installation(guard: object, wanted: type[Guard], tenant: object, max_request_body: object) -> None:
     """Raise ConfigurationError for a guard of the other kind, or for a setting that cannot be used."""
     if not isinstance(guard, wanted):
-        article = "an" if wanted.__name__[0] in "AEIOU" else "a"
-        raise ConfigurationError(f"guard= takes {article} {wanted.__name__} here, not {type(guard).__name__}")
+        needed = "an AsyncSemel" if wanted.AWAITED else "a Semel"
+        raise ConfigurationError(f"guard= takes {needed} here, not {type(guard).__name__}")
     if tenant is not None and not callable(tenant):
         raise ConfigurationError(
             f"tenant= is a function of the request that returns its tenant, not {tenant!r}. To use one tenant for all "

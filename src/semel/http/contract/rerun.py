@@ -12,7 +12,7 @@ from typing import Any
 
 from semel.core.call import Call
 from semel.core.transactional import pause_after
-from semel.engine.transaction.sync import TRIES
+from semel.engine.transaction.rules import TRIES
 
 __all__ = ["Rerun", "Reruns", "RunAgain"]
 

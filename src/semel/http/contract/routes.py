@@ -49,11 +49,11 @@ class Endpoint:
 
 def by_method_and_path(routes: RouteTable | None) -> dict[tuple[str, str], Rule]:
     """Return the rules by (method, path). Raises ConfigurationError for anything that is no such table."""
-    given: Any = routes or {}
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(f"{_EXAMPLE}, not {given!r}")
+    table: Any = routes or {}
+    if not isinstance(table, Mapping):
+        raise ConfigurationError(f"{_EXAMPLE}, not {table!r}")
     rules: dict[tuple[str, str], Rule] = {}
-    for route, rule in given.items():
+    for route, rule in table.items():
         method, blank, path = route.partition(" ") if isinstance(route, str) else ("", "", "")
         if not blank:
             raise ConfigurationError(f"{_EXAMPLE}; {route!r} is no method and path")
@@ -156,14 +156,14 @@ def undeclared(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
 def report(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
     """Warn of undeclared endpoints, and of those that are declared but never claimed. Returns the undeclared ones."""
     endpoints = list(endpoints)
-    found = undeclared(endpoints)
-    if found:
+    missing = undeclared(endpoints)
+    if missing:
         _log.warning(
             "%d route%s will run again if a client retries: %s. Declare each @idempotent(), @conditional() or "
             '@natural(), or @exempt("why") where a repetition does no harm.',
-            len(found),
-            "" if len(found) == 1 else "s",
-            ", ".join(str(each) for each in found),
+            len(missing),
+            "" if len(missing) == 1 else "s",
+            ", ".join(str(each) for each in missing),
         )
     if unclaimed := never_claimed(endpoints):
         _log.warning(
@@ -171,7 +171,7 @@ def report(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
             "decorator.",
             ", ".join(str(each) for each in unclaimed) + (" is" if len(unclaimed) == 1 else " are"),
         )
-    return found
+    return missing
 
 
 def never_claimed(endpoints: Iterable[Endpoint]) -> list[Endpoint]:

@@ -181,7 +181,9 @@ class Idempotent(_Declaration):
         if self.max_request_body is not None:
             check_max_request_body(self.max_request_body)
         if self.policy.resumable:
-            raise PolicyError("resumable= is said of a function whose arguments can be kept: @guard.once(…)")
+            raise PolicyError(
+                "resumable= is a setting of @guard.once(…): only the arguments of a function can be stored"
+            )
         if self.connection is not None and not self.required:
             raise PolicyError("connection= needs a key on every request: required=True")
         if self.connection is not None and self.stores(500):

@@ -18,7 +18,6 @@ from semel.core.keys import header_value
 from semel.core.policy import Policy
 from semel.core.values import value
 from semel.engine.guard import Guard
-from semel.engine.sync import Semel
 from semel.http.contract.conditional import etag
 from semel.http.contract.routes import Endpoint, undeclared
 from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Conditional, Idempotent
@@ -27,6 +26,7 @@ from semel.http.describe.paths import example_path
 from semel.http.describe.plain_rules import duration_text, plain_rule
 from semel.http.describe.refusals import example_key, refusals
 from semel.http.wsgi.middleware import WSGIMiddleware
+from semel.stores.guard import Semel
 from semel.stores.memory import MemoryStore
 
 __all__ = ["design_of", "example_exchange"]
@@ -128,17 +128,17 @@ def _replay() -> dict[str, Any]:
 
 def _errors(declared: list[Endpoint], guard: Guard) -> list[dict[str, Any]]:
     """List the errors of all routes, each with the routes that can answer with it."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    errors: dict[tuple[str, int], dict[str, Any]] = {}
     for endpoint in declared:
         quota = guard.quota is not None
         for each in refusals(endpoint.rule, guard.policy, quota=quota, path=example_path(endpoint.path)):
             known = {"code": each.code, "status": each.status, "retryable": each.error.retryable, "when": each.when}
-            error = found.setdefault((each.code, each.status), {**known, "routes": []})
+            error = errors.setdefault((each.code, each.status), {**known, "routes": []})
             error["when"] = min(
                 error["when"], each.when, key=len
             )  # the shortest has nothing that is special to one route
             error["routes"].append(f"{endpoint.method} {endpoint.path}")
-    return sorted(found.values(), key=lambda error: (error["status"], error["code"]))
+    return sorted(errors.values(), key=lambda error: (error["status"], error["code"]))
 
 
 # -- the example
@@ -205,12 +205,12 @@ def _asked(app: Any, title: str, endpoint: Endpoint, rule: Idempotent, body: byt
         begun[:] = [status, headers]
         return lambda data: None
 
-    said = app(environ, start_response)
+    chunks = app(environ, start_response)
     try:
-        answer = b"".join(said)
+        answer = b"".join(chunks)
     finally:
-        if hasattr(said, "close"):
-            said.close()
+        if hasattr(chunks, "close"):
+            chunks.close()
     status, headers = begun
     return ExampleStep(
         title, _text(f"{endpoint.method} {path} HTTP/1.1", lines, body), _text(_line(status), headers, answer)

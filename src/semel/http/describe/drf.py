@@ -26,9 +26,9 @@ def postprocess(result: dict[str, Any], generator: Any, **options: Any) -> dict[
     from semel.http.django import endpoints
     from semel.http.django.configuration import configuration
 
-    found = configuration()
+    config = configuration()
     listed = [_as_documented(each) for each in endpoints(generator.urlconf)]
-    return document(result, listed, guard=found.guard, docs=found.docs)
+    return document(result, listed, guard=config.guard, docs=config.docs)
 
 
 def _as_documented(endpoint: Endpoint) -> Endpoint:

@@ -49,9 +49,9 @@ def find_installation(app: Any) -> Installation:
     seen: list[str] = []
     for _ in range(DEEPEST):
         for look in (_middleware, _starlette, _litestar, _flask, _django):
-            found = look(app)
-            if found is not None:
-                return found
+            installation = look(app)
+            if installation is not None:
+                return installation
         seen.append(type(app).__name__)
         inner = next((each for name in INSIDE if (each := getattr(app, name, None)) is not None), None)
         if inner is None or inner is app:
@@ -71,7 +71,7 @@ def _middleware(app: Any) -> Installation | None:
     listing = _listing(inner)
     plain = "WSGI" if isinstance(app, WSGIMiddleware) else "ASGI"
     framework = type(inner).__name__ if listing is not None else plain
-    return _installed(framework, app.guard, app.tenant, app.docs, app.list_endpoints or listing, app.routes)
+    return _installation(framework, app.guard, app.tenant, app.docs, app.list_endpoints or listing, app.routes)
 
 
 def _starlette(app: Any) -> Installation | None:
@@ -80,7 +80,7 @@ def _starlette(app: Any) -> Installation | None:
     for entry in app.user_middleware:
         if isinstance(entry.cls, type) and issubclass(entry.cls, ASGIMiddleware):
             settings: Mapping[str, Any] = entry.kwargs
-            return _installed(
+            return _installation(
                 type(app).__name__, settings["guard"], settings.get("tenant"), settings.get("docs"), _listing(app),
                 Routes(settings.get("routes")),
             )  # fmt: skip
@@ -95,7 +95,7 @@ def _litestar(app: Any) -> Installation | None:
     for plugin in app.plugins:
         if isinstance(plugin, SemelPlugin):
             around = plugin.middleware
-            return _installed("Litestar", around.guard, around.tenant, around.docs, _listing(app))
+            return _installation("Litestar", around.guard, around.tenant, around.docs, _listing(app))
     return None
 
 
@@ -115,11 +115,11 @@ def _django(app: Any) -> Installation | None:
     classes = [each for each in map(import_string, settings.MIDDLEWARE) if isinstance(each, type)]
     if not any(issubclass(each, IdempotencyMiddleware) for each in classes):
         return None
-    found = configuration()
-    return _installed("Django", found.guard, found.tenant, found.docs, endpoints)
+    config = configuration()
+    return _installation("Django", config.guard, config.tenant, config.docs, endpoints)
 
 
-def _installed(
+def _installation(
     framework: str,
     guard: Guard,
     tenant: Any,
@@ -127,8 +127,8 @@ def _installed(
     listing: Callable[[], list[Endpoint]] | None,
     routes: Routes | None = None,
 ) -> Installation:
-    found = (routes or Routes()).merge(listing() if listing is not None else [])
-    return Installation(framework, guard, "" if tenant is None else _name_of(tenant), docs, found)
+    endpoints = (routes or Routes()).merge(listing() if listing is not None else [])
+    return Installation(framework, guard, "" if tenant is None else _name_of(tenant), docs, endpoints)
 
 
 def _listing(app: Any) -> Callable[[], list[Endpoint]] | None:

@@ -78,11 +78,11 @@ def rules_by_operation(
         server's URL.
     """
     check_version(spec)
-    found = list(operations(spec))
+    documented = list(operations(spec))
     wanted = dict(rules or {})
-    _refuse_unknown(wanted, found)
+    _refuse_unknown(wanted, documented)
     table: dict[str, Rule] = {}
-    for operation in found:
+    for operation in documented:
         if operation.id in wanted:
             rule = wanted[operation.id]
         elif EXTENSION in operation.content:
@@ -102,8 +102,8 @@ def _plain_part(match: re.Match[str]) -> str:
     return re.sub(r"\W", "_", match[0][1:-1]).join("{}")
 
 
-def _refuse_unknown(wanted: Mapping[str, Rule], found: list[DocumentedOperation]) -> None:
-    known = [operation.id for operation in found if operation.id]
+def _refuse_unknown(wanted: Mapping[str, Rule], documented: list[DocumentedOperation]) -> None:
+    known = [operation.id for operation in documented if operation.id]
     unknown = sorted(wanted.keys() - set(known))
     if unknown:
         there = ", ".join(sorted(known)) or "no operationId at all"

@@ -44,8 +44,8 @@ _PYTHON_ONLY: Final = re.compile(r"\(\?[P#(>aiLmsux-]|\\[AZz]|[*+?}]\+")
 
 
 def _codes() -> list[str]:
-    found = [getattr(errors, name) for name in errors.__all__]
-    return sorted({cls.code for cls in found if not issubclass(cls, ConfigurationError)} - {SemelError.code})
+    classes = [getattr(errors, name) for name in errors.__all__]
+    return sorted({cls.code for cls in classes if not issubclass(cls, ConfigurationError)} - {SemelError.code})
 
 
 def describe_operation(
@@ -86,13 +86,13 @@ def add_components(spec: JSON) -> None:
 
 
 def _parameters(operation: DocumentedOperation, rule: Idempotent) -> list[JSON]:
-    found = [_key_parameter(rule)]
+    parameters = [_key_parameter(rule)]
     if isinstance(rule, Conditional):
         created = operation.method == "PUT"  # which can create a resource: If-None-Match: *
-        found.append(_match_parameter(rule.precondition_required and not created, rule.precondition_required))
+        parameters.append(_match_parameter(rule.precondition_required and not created, rule.precondition_required))
         if created:
-            found.append(_none_match_parameter())
-    return found
+            parameters.append(_none_match_parameter())
+    return parameters
 
 
 def _key_parameter(rule: Idempotent) -> JSON:
@@ -176,16 +176,16 @@ def _is_header(parameter: Any, name: str) -> bool:
 
 def _responses(content: JSON) -> JSON:
     """Return the responses by status as text. YAML readers turn the statuses into numbers."""
-    found: JSON = {str(status): response for status, response in _part(content, "responses").items()}
-    content["responses"] = found
-    return found
+    responses: JSON = {str(status): response for status, response in _part(content, "responses").items()}
+    content["responses"] = responses
+    return responses
 
 
 def _part(holder: JSON, name: str) -> JSON:
     """Return the object of that name, created if it is missing or empty."""
-    found: JSON = holder.get(name) or {}
-    holder[name] = found
-    return found
+    part: JSON = holder.get(name) or {}
+    holder[name] = part
+    return part
 
 
 def _marks(rule: Idempotent) -> JSON:
@@ -204,9 +204,11 @@ def _add_refusals(spec: JSON, responses: JSON, status: str, found: list[Refusal]
     response = _owned(spec, responses, status)
     if "$ref" in response:  # to another document, which we cannot change
         return
-    said = str(response.get("description", ""))
-    if text.lower() not in said.lower():
-        response["description"] = f"{said.rstrip(' .')}; or {text}." if said else f"{text[0].upper()}{text[1:]}."
+    description = str(response.get("description", ""))
+    if text.lower() not in description.lower():
+        response["description"] = (
+            f"{description.rstrip(' .')}; or {text}." if description else f"{text[0].upper()}{text[1:]}."
+        )
     headers: JSON = {}
     if any(each.error.retryable for each in found):
         seconds = {"type": "integer", "minimum": 1}
@@ -245,9 +247,9 @@ def _add_headers(response: JSON, headers: JSON) -> None:
 
 def _owned(spec: JSON, responses: JSON, status: Any) -> JSON:
     """Return the response. One that several operations share is copied for this operation first."""
-    found = responses[status]
-    resolved = _resolved(spec, found)
-    if resolved is not found:
+    response = responses[status]
+    resolved = _resolved(spec, response)
+    if resolved is not response:
         responses[status] = resolved = copy.deepcopy(resolved)
     return resolved
 

@@ -37,8 +37,8 @@ class DocumentedOperation:
 
     @property
     def id(self) -> str:
-        found = self.content.get("operationId")
-        return found if isinstance(found, str) else ""
+        name = self.content.get("operationId")
+        return name if isinstance(name, str) else ""
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -50,8 +50,10 @@ def check_version(spec: object) -> None:
         raise ConfigurationError(f"an OpenAPI document is a dict, as json.loads gives it, not {type(spec).__name__}")
     version = spec.get("openapi")
     if not isinstance(version, str) or not version.startswith("3."):
-        said = f"openapi: {version!r}" if "openapi" in spec else f"swagger: {spec.get('swagger')!r}"
-        raise ConfigurationError(f"this is not an OpenAPI document of version 3.0 or later ({said}): convert it first")
+        stated = f"openapi: {version!r}" if "openapi" in spec else f"swagger: {spec.get('swagger')!r}"
+        raise ConfigurationError(
+            f"this is not an OpenAPI document of version 3.0 or later ({stated}): convert it first"
+        )
 
 
 def operations(spec: Mapping[str, Any]) -> Iterator[DocumentedOperation]:
@@ -135,8 +137,8 @@ def _server_path(server: Any) -> str:
     variables = server.get("variables") or {}
 
     def default(match: re.Match[str]) -> str:
-        found = variables.get(match[1])
-        return str(found.get("default", "")) if isinstance(found, Mapping) else ""
+        variable = variables.get(match[1])
+        return str(variable.get("default", "")) if isinstance(variable, Mapping) else ""
 
     try:
         return urlsplit(_VARIABLE.sub(default, server["url"])).path.rstrip("/")

@@ -117,10 +117,10 @@ def _settings(plain: dict[str, Any]) -> dict[str, Any]:
     settings = dict(plain)
     if settings.get("on_abandoned") == "recover":
         raise ConfigurationError("a recover hook is code: declare this operation in the program")
-    for name, said in settings.items():
+    for name, setting in settings.items():
         default = getattr(Conditional, name, None)
-        if isinstance(default, (bool, int)) and type(said) is not type(default):
-            raise ConfigurationError(f"{name} is a {type(default).__name__}, not {said!r}")
+        if isinstance(default, (bool, int)) and type(setting) is not type(default):
+            raise ConfigurationError(f"{name} is a {type(default).__name__}, not {setting!r}")
     waited = settings.get("on_duplicate")
     if isinstance(waited, Mapping):
         settings["on_duplicate"] = Wait(waited["wait"]) if set(waited) == {"wait"} else waited

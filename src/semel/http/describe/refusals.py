@@ -59,8 +59,8 @@ class Refusal:
 
     @property
     def body(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.answer.body)
-        return found
+        body: dict[str, Any] = json.loads(self.answer.body)
+        return body
 
 
 def example_key(rule: Idempotent) -> str | None:
@@ -81,10 +81,10 @@ def refusals(
     if not isinstance(rule, Idempotent):
         return []
     rule = rule.under(policy or Policy())
-    found: list[Refusal] = []
+    result: list[Refusal] = []
 
     def add(error: SemelError, when: str, status: int | None = None) -> None:
-        found.append(Refusal(error, when, problem(error, instance=path, status=status, docs=docs)))
+        result.append(Refusal(error, when, problem(error, instance=path, status=status, docs=docs)))
 
     if rule.required:
         add(_raised(lambda: _exchange().read_key(rule)), "no Idempotency-Key was sent")
@@ -112,7 +112,7 @@ def refusals(
         add(TransactionConflict(), "the request conflicted with others in every attempt to run it")
     if not rule.policy.fails_open:
         add(StoreUnavailable(), "the store cannot be reached")
-    return sorted(found, key=lambda each: each.status)
+    return sorted(result, key=lambda each: each.status)
 
 
 def _in_progress(rule: Idempotent) -> str:
@@ -125,10 +125,10 @@ def _exchange(*headers: tuple[bytes, bytes]) -> Exchange:
     return Exchange("POST", "/", b"", headers)
 
 
-def _raised(asked: Callable[[], object]) -> SemelError:
+def _raised(request: Callable[[], object]) -> SemelError:
     """Return the error that a client's request would cause."""
     try:
-        asked()
+        request()
     except SemelError as error:
         return error
     raise AssertionError("the example of a refused request was accepted")

@@ -42,11 +42,11 @@ def check_settings(**options: Any) -> list[CheckMessage]:
         return []
     messages = []
     try:
-        found = configuration()
+        config = configuration()
     except ConfigurationError as error:
         messages.append(Error(str(error), id="semel.E001"))
     else:
-        if found.tenant is None and not found.guard.tenant:
+        if config.tenant is None and not config.guard.tenant:
             messages.append(
                 Warning(
                     "SEMEL has no TENANT: all callers share one space of keys, so one may get another's answer",

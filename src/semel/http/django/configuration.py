@@ -45,15 +45,15 @@ class Configuration:
         """Call ``TENANT`` in a thread."""
         assert self.tenant is not None
         resolve = async_to_sync(self.tenant) if iscoroutinefunction(self.tenant) else self.tenant
-        found: str | None = resolve(request)
-        return found
+        tenant: str | None = resolve(request)
+        return tenant
 
     async def afind_tenant(self, request: HttpRequest) -> str | None:
         """Call ``TENANT`` in an event loop. A plain function may query the database, so it runs in a thread."""
         assert self.tenant is not None
         resolve = self.tenant if iscoroutinefunction(self.tenant) else sync_to_async(self.tenant)
-        found: str | None = await resolve(request)
-        return found
+        tenant: str | None = await resolve(request)
+        return tenant
 
 
 def configuration() -> Configuration:

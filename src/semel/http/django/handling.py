@@ -115,10 +115,10 @@ current_handling: ContextVar[Handling | None] = ContextVar("semel_django", defau
 
 
 def require_handling() -> Handling:
-    found = current_handling.get()
-    if found is None:
+    handling = current_handling.get()
+    if handling is None:
         raise ConfigurationError(
             "this view is declared, but the middleware is not installed: "
             'MIDDLEWARE = [..., "semel.http.django.IdempotencyMiddleware"]'
         )
-    return found
+    return handling

@@ -25,13 +25,13 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from semel.core.call import Call, Outcome
 from semel.core.ops import Op
 from semel.engine.drive.attempts import AsyncAttempt, Attempt
-from semel.engine.sync import Semel
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.asgi.endpoints import ThreadedResponder
 from semel.http.asgi.middleware import current_responder
 from semel.http.contract.rules import Conditional, Idempotent, Rule
 from semel.http.django.handling import require_handling
 from semel.http.wsgi.transaction import open_transaction
+from semel.stores.guard import Semel
 
 __all__ = ["OnConnection", "leave_transactions_to_us", "on_django", "transactional_responder"]
 
@@ -43,14 +43,14 @@ _ADVICE: Final = 'connection= is the name of one of DATABASES, such as "default"
 
 def on_django(rule: RuleT) -> RuleT:
     """Return the rule with its transaction on Django's own connection."""
-    said = rule.connection if isinstance(rule, Idempotent) else None
-    if said is None or isinstance(said, OnConnection):
+    connection = rule.connection if isinstance(rule, Idempotent) else None
+    if connection is None or isinstance(connection, OnConnection):
         return rule
-    name: object = said
+    name: object = connection
     if name is transaction.atomic:
         name = DEFAULT_DB_ALIAS
     if not isinstance(name, str):
-        raise PolicyError(f"{_ADVICE}. It is not {said!r}")
+        raise PolicyError(f"{_ADVICE}. It is not {connection!r}")
     return cast(RuleT, replace(cast("Idempotent | Conditional", rule), connection=OnConnection(name)))
 
 

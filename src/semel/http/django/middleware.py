@@ -30,14 +30,14 @@ class IdempotencyMiddleware:
     async_capable = True
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
-        found = configuration()
+        config = configuration()
         self._under: UnderASGI | UnderWSGI
         if iscoroutinefunction(get_response):
-            self._under = UnderASGI(get_response, found)
+            self._under = UnderASGI(get_response, config)
             markcoroutinefunction(self)
         else:
-            self._under = UnderWSGI(get_response, found)
-        if found.tenant is None and not found.guard.tenant:
+            self._under = UnderWSGI(get_response, config)
+        if config.tenant is None and not config.guard.tenant:
             warnings.warn(
                 "SEMEL has no TENANT: all callers share one space of keys, so one may get another's answer",
                 stacklevel=2,

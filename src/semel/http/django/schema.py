@@ -18,7 +18,7 @@ from semel.sql.migrations import MYSQL, POSTGRES, SQLITE, Schema
 
 __all__ = ["Apply", "migration"]
 
-_MADE: Final = re.compile(
+_CREATED: Final = re.compile(
     r"CREATE (?:UNIQUE )?(TABLE|INDEX|FUNCTION|PROCEDURE) (?:IF NOT EXISTS )?(\w+)(?:\s+ON (\w+))?", re.IGNORECASE
 )
 _ALTERED: Final = re.compile(r"ALTER TABLE (\w+)(?: ADD COLUMN (\w+))?", re.IGNORECASE)
@@ -95,12 +95,14 @@ def _undone(schema: Schema, number: int) -> list[str]:
     """Return statements that undo a file."""
     tables: set[str] = set()
     undone = []
-    for statement in [each for found, _, statements in schema.migrations() if found == number for each in statements]:
-        made, altered, lifted = _MADE.match(statement), _ALTERED.match(statement), _LIFTED.match(statement)
+    for statement in [
+        each for version, _, statements in schema.migrations() if version == number for each in statements
+    ]:
+        created, altered, lifted = _CREATED.match(statement), _ALTERED.match(statement), _LIFTED.match(statement)
         if lifted:
             undone.append(f"ALTER TABLE {lifted[1]} ADD {_constraint(schema, lifted[2])}")
-        elif made:
-            kind, name, table = made.groups()
+        elif created:
+            kind, name, table = created.groups()
             if kind.upper() == "TABLE":
                 tables.add(name)
             if table not in tables:  # an index goes with its table
@@ -116,4 +118,4 @@ def _undone(schema: Schema, number: int) -> list[str]:
 def _constraint(schema: Schema, name: str) -> str:
     """Return the definition of a constraint, which has a line of its own in the file that creates it."""
     texts = [statement for _, _, statements in schema.migrations() for statement in statements]
-    return next(found[1] for text in texts if (found := re.search(rf"^ *(CONSTRAINT {name} .*[^,]),?$", text, re.M)))
+    return next(match[1] for text in texts if (match := re.search(rf"^ *(CONSTRAINT {name} .*[^,]),?$", text, re.M)))

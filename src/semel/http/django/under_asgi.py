@@ -18,14 +18,15 @@ from contextlib import aclosing, suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
-from semel.engine.aio import AsyncSemel
-from semel.engine.sync import Semel
+from semel.engine.aio import AsyncGuard
 from semel.errors import ConfigurationError
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.rules import SAFE_METHODS, Rule
 from semel.http.django.answers import response_lines, rewrite_response, stream_response
 from semel.http.django.configuration import Configuration
 from semel.http.django.handling import Handling, current_handling, parsed_before
+from semel.stores.aio_guard import AsyncSemel
+from semel.stores.guard import Semel
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -59,7 +60,7 @@ class UnderASGI:
         elif not isinstance(configuration.guard, Semel):
             raise ConfigurationError(f"SEMEL's GUARD is no Semel or AsyncSemel: {configuration.guard!r}")
 
-    def _make_middleware(self, guard: AsyncSemel) -> ASGIMiddleware:
+    def _make_middleware(self, guard: AsyncGuard) -> ASGIMiddleware:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # IdempotencyMiddleware has warned of a missing tenant already
             middleware = ASGIMiddleware(
@@ -81,7 +82,7 @@ class UnderASGI:
     def _middleware_of_loop(self) -> ASGIMiddleware:
         guard = self._configuration.guard
         if isinstance(guard, Semel):
-            twin = guard._async_twin()
+            twin = guard.in_this_loop()
             if self._idempotency is None or self._idempotency.guard is not twin:
                 self._idempotency = self._make_middleware(twin)
         assert self._idempotency is not None

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.core.handlers.wsgi import LimitedStream
 
-from semel.engine.sync import Semel
 from semel.errors import ConfigurationError
 from semel.http.contract.rules import Rule
 from semel.http.django.answers import response_lines, rewrite_response, stream_response
@@ -19,6 +18,7 @@ from semel.http.django.handling import Handling, current_handling, parsed_before
 from semel.http.wsgi.answers import LetThrough, ThenRaised
 from semel.http.wsgi.body import RequestBody
 from semel.http.wsgi.middleware import WSGIMiddleware
+from semel.stores.guard import Semel
 
 if TYPE_CHECKING:
     from django.http import HttpRequest

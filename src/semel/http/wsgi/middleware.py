@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from semel.engine.sync import Semel
 from semel.errors import ConfigurationError
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Endpoint, RouteTable
@@ -20,6 +19,7 @@ from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 from semel.http.wsgi.answers import Peeked
 from semel.http.wsgi.lines import path_text
 from semel.http.wsgi.responder import App, Environ, WSGIResponder
+from semel.stores.guard import Semel
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from semel.core.call import Call, Outcome
 from semel.engine.drive.attempts import Attempt
-from semel.engine.transaction.attempts import TransactionAttempt, begin
+from semel.engine.transaction.sync import TransactionAttempt, begin_attempt
 from semel.http.in_transaction import MISTAKES, not_opened
 
 if TYPE_CHECKING:
-    from semel.engine.sync import Semel
+    from semel.engine.sync import SyncGuard
 
 __all__ = ["InTransaction", "open_transaction"]
 
@@ -38,7 +38,7 @@ class InTransaction:
 
     def complete(self, answer: Any) -> Outcome[Any]:
         """Commit the handler's rows with the answer; an error answer is stored without them."""
-        end = self._attempt.refuse if answer.status >= 400 else self._attempt.complete
+        end = self._attempt.reject if answer.status >= 400 else self._attempt.complete
         try:
             return end(answer)
         finally:
@@ -66,7 +66,7 @@ class InTransaction:
             _log.exception("the connection of a finished request could not be closed")
 
 
-def open_transaction(guard: Semel, connect: Callable[[], Any], call: Call) -> Attempt | Outcome[Any]:
+def open_transaction(guard: SyncGuard, connect: Callable[[], Any], call: Call) -> Attempt | Outcome[Any]:
     """Open a connection, begin a transaction and lock the key in it.
 
     Returns an attempt, or an Outcome if there is nothing to run. Raises TransactionConflict, StoreUnavailable.
@@ -78,7 +78,7 @@ def open_transaction(guard: Semel, connect: Callable[[], Any], call: Call) -> At
             raise
         except Exception as error:
             raise not_opened(error) from error
-        begun = begin(guard, connection, call)
+        begun = begin_attempt(guard.store, connection, call)
         if isinstance(begun, Outcome):
             return begun
         begun.operation.connection = connection

@@ -1,1 +1,1 @@
-"""One small module per driver: run one statement on one connection, and name its errors in our words."""
+"""One module per driver: it runs a statement on a connection and raises our errors."""

@@ -4,6 +4,7 @@
 # Twin: sqlalchemy.ext.asyncio.AsyncSession -> sqlalchemy.orm.Session
 # Twin: an async_scoped_session -> a scoped_session
 # Twin: "async_scoped_session" -> "scoped_session"
+# Twin: SQLAlchemy's async connections -> SQLAlchemy's connections
 """SQLAlchemy's async connections and sessions. A statement is sent through ``exec_driver_sql``.
 
 So SQLAlchemy's logging and events see it, and its pool notices a lost connection. What a session has not flushed yet
@@ -45,7 +46,7 @@ class AsyncLentSQLAlchemy:
     def _adopt(self, raw: Any, engine: Any) -> None:
         name = engine.dialect.name
         if name not in _DIALECTS:
-            raise ConfigurationError(f"transactions are kept on {', '.join(_DIALECTS)}, not on {name}")
+            raise ConfigurationError(f"transactions are supported on {', '.join(_DIALECTS)}, not on {name}")
         self.raw = raw
         self.dialect = _DIALECTS[name]
         self._engine = engine

@@ -33,7 +33,7 @@ class LentDjango:
     def __init__(self, raw: Any) -> None:
         vendor = raw.vendor
         if vendor not in _DIALECTS:
-            raise ConfigurationError(f"transactions are kept on {', '.join(_DIALECTS)}, not on Django's {vendor}")
+            raise ConfigurationError(f"transactions are supported on {', '.join(_DIALECTS)}, not on Django's {vendor}")
         self.raw = raw
         self.dialect = _DIALECTS[vendor]
         self._atomic: Any = None

@@ -1,1 +1,1 @@
-"""How each database is asked: the programs that turn Ops into statements, and the statements' files."""
+"""One module per database: the programs that turn Ops into statements, and the files of these statements."""

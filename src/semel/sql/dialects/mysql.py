@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, Final
 
 from semel.core.ops import (
-    Abandoned,
     Claim,
     Claimed,
     Complete,
@@ -21,7 +20,6 @@ from semel.core.ops import (
     Existing,
     Lookup,
     Op,
-    Page,
     Record,
     Release,
     Renew,
@@ -36,6 +34,7 @@ from semel.core.states import State, Takeover
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
 from semel.sql.connections.errors import Contention, DuplicateRow, LockHeld
+from semel.sql.dialects.results import TRIES, add_steps, has_forgettable, resolve_record, resumable_page
 from semel.sql.program import Packet, Piece, Program, Query, Rows, batch, load_queries
 
 __all__ = ["keep", "lock", "program", "save_step", "step_saved"]
@@ -67,8 +66,6 @@ def _queries(now: str) -> dict[str, Query]:
 _Q: Final = _queries("UTC_TIMESTAMP(6)")
 _SHARED: Final = _queries("CAST(@semel_now AS DATETIME(6))")
 """The same for packets whose statements share one moment; the statement ``clock`` sets it."""
-_TRIES: Final = 10
-"""How often an Op that lost a race looks again before it fails."""
 
 
 def program(ops: Sequence[Op[Any]], answers: list[Any] | None = None, *, returning: bool) -> Program[list[Any]]:
@@ -87,7 +84,7 @@ def _claims(ops: list[Claim], *, returning: bool) -> Program[list[Any]]:
     answers: dict[bytes, Claimed | Existing] = {}
     left = {op.id: op for op in ops}
     resumed: list[dict[str, Any]] = []
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         values = [_claim_row(op) for op in left.values()]
         if returning:
             rows = yield Packet(Piece(_Q["claim_returning"], values))
@@ -99,9 +96,10 @@ def _claims(ops: list[Claim], *, returning: bool) -> Program[list[Any]]:
             _judge((yield _take(silent)), left, answers, resumed)
         if not left:
             if resumed:
-                yield from _resume(resumed, answers)
+                steps = yield Packet(Piece(_Q["steps"], resumed))
+                add_steps(answers, ((id, name.decode(), value) for id, name, value in steps))
             return [answers[op.id] for op in ops]
-    raise StoreUnavailable(f"a record changed {_TRIES} times while it was being claimed")
+    raise StoreUnavailable(f"a record changed {TRIES} times while it was being claimed")
 
 
 def _claim_row(op: Claim, token: int = 0) -> dict[str, Any]:
@@ -150,17 +148,6 @@ def _take(silent: list[tuple[Claim, State, int, int]]) -> Packet:
             values["take_over" if may_take_over(takeover, op.takeover) else "refuse"].append(_claim_row(op, token))
     changes = [Piece(_SHARED[name], rows) for name, rows in values.items() if rows]
     return Packet(Piece(_Q["clock"]), *changes, Piece(_SHARED["look"], [{"id": op.id} for op, *_ in silent]))
-
-
-def _resume(resumed: list[dict[str, Any]], answers: dict[bytes, Claimed | Existing]) -> Program[None]:
-    """Add the steps of attempts that were taken over. Only the owner writes steps, and that is this claim now."""
-    steps: dict[bytes, list[tuple[str, bytes]]] = {}
-    for id, name, saved in (yield Packet(Piece(_Q["steps"], resumed))):
-        steps.setdefault(id, []).append((name.decode(), saved))
-    for id, found in steps.items():
-        answer = answers[id]
-        assert isinstance(answer, Claimed)
-        answers[id] = Claimed(answer.token, answer.attempt, tuple(found))
 
 
 def _moved(name: str, rows: list[dict[str, Any]], state: State) -> Program[set[bytes]]:
@@ -250,21 +237,17 @@ def _resolutions(ops: list[Resolve]) -> Program[list[Any]]:
 
 
 def _resolve(op: Resolve) -> Program[State]:
-    for _ in range(_TRIES):
-        record = (yield from _lookups([Lookup(op.id)]))[0]
-        if record is None:
-            return State.ABSENT
-        state: State = record.state
-        if state is State.DONE or (state is State.RUNNING and not op.force):
-            return state
-        if op.snapshot is None:
-            changed = bool((yield from _removed([{"id": op.id, "token": record.token}])))
-        else:
-            done = Piece(_Q["resolve_done"], id=op.id, token=record.token, snapshot=op.snapshot, ttl=_micros(op.ttl))
-            changed = bool((yield Packet(done))[0][0])
-        if changed:
-            return state
-    raise StoreUnavailable(f"the record changed {_TRIES} times while it was being resolved")
+    def lookup() -> Program[Record | None]:
+        return (yield from _lookups([Lookup(op.id)]))[0]  # type: ignore[no-any-return]
+
+    def remove(record: Record) -> Program[bool]:
+        return bool((yield from _removed([{"id": op.id, "token": record.token}])))
+
+    def complete(record: Record) -> Program[bool]:
+        done = Piece(_Q["resolve_done"], id=op.id, token=record.token, snapshot=op.snapshot, ttl=_micros(op.ttl))
+        return bool((yield Packet(done))[0][0])
+
+    return resolve_record(op, lookup, remove, complete)
 
 
 def _sweeps(ops: list[Sweep]) -> Program[list[Any]]:
@@ -298,17 +281,9 @@ def _inputs(ops: list[Resumable]) -> Program[list[Any]]:
     answers = []
     for op in ops:
         rows = yield Packet(Piece(_Q["inputs"], after=op.after, most=op.limit))
-        found = []
-        for id, stored, takeover, token, attempt, fingerprint, lease, age, expires, *names, input in rows:
-            if stored != State.RUNNING or takeover == Takeover.REJECT or input is None or names[1] not in op.operations:
-                continue
-            state = state_at(stored, takeover, lease, expires)
-            if state is State.ABANDONED:
-                times = lease / 1e6, age / 1e6, expires / 1e6
-                found.append(Abandoned(Record(id, state, token, attempt, fingerprint, None, *times, *names), input))
-        if any(row[1] in (None, State.DONE) for row in rows):
+        if has_forgettable(rows):
             yield Packet(Piece(_Q["forget_inputs"], after=op.after, last=rows[-1][0]))
-        answers.append(Page(tuple(found), rows[-1][0] if len(rows) == op.limit else None))
+        answers.append(resumable_page(op, rows, lambda lease, age, expires: (lease / 1e6, age / 1e6, expires / 1e6)))
     return answers
 
 
@@ -331,7 +306,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
 # which is completed when the handler is done: two statements, and the primary key decides. An existing record is read
 # only when that insert fails.
 
-_T: Final = load_queries(
+_IN_TRANSACTION: Final = load_queries(
     "semel.sql.dialects",
     "mysql_transaction.sql",
     token="GREATEST(token + 1, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', {{now}}))",
@@ -342,15 +317,15 @@ _T: Final = load_queries(
 def lock(op: Lock) -> Program[Row | Occupied | None]:
     began = time.monotonic()
     try:
-        yield _T["lock"](id=op.id)
+        yield _IN_TRANSACTION["lock"](id=op.id)
         return None
     except DuplicateRow:
         pass
     except LockHeld as error:
-        if int((yield _T["undone"]())[0][0]):
+        if int((yield _IN_TRANSACTION["undone"]())[0][0]):
             raise Contention(f"{error}; this server undoes all of a transaction then") from error.__cause__
         return Occupied(waited=time.monotonic() - began)
-    rows = yield _T["look"](id=op.id)
+    rows = yield _IN_TRANSACTION["look"](id=op.id)
     if not rows:
         raise Contention("the record went away while it was looked at")
     row = yield from _row(op.id, rows[0])
@@ -366,7 +341,7 @@ def _row(id: bytes, found: Any) -> Program[Row]:
     state, takeover, attempt, token, nonce, origin, steps = (int(value) for value in found[:7])
     fingerprint, snapshot = found[7:9]
     lease_left, age, expires_in = (int(value) / 1e6 for value in found[9:12])
-    saved = (yield _T["steps"](id=id, origin=origin)) if steps else ()
+    saved = (yield _IN_TRANSACTION["steps"](id=id, origin=origin)) if steps else ()
     return Row(
         id, State(state), token, attempt, nonce, Takeover(takeover), bytes(fingerprint), lease_left, age, expires_in,
         "", "", None, None if snapshot is None else bytes(snapshot),
@@ -375,7 +350,7 @@ def _row(id: bytes, found: Any) -> Program[Row]:
 
 
 def keep(op: Keep) -> Program[bool]:
-    rows = yield _T["keep"](
+    rows = yield _IN_TRANSACTION["keep"](
         id=op.id, takeover=int(op.takeover), attempt=op.attempt, nonce=op.nonce, ttl=round(op.ttl * 1_000_000),
         fingerprint=op.fingerprint, tenant=op.tenant, operation=op.operation, key=op.key, snapshot=op.snapshot,
         token=0 if op.instead_of is None else op.instead_of.token,
@@ -384,4 +359,4 @@ def keep(op: Keep) -> Program[bool]:
 
 
 def step_saved(id: bytes, name: str) -> Program[bool]:
-    return bool((yield _T["step_saved"](id=id, name=name.encode())))
+    return bool((yield _IN_TRANSACTION["step_saved"](id=id, name=name.encode())))

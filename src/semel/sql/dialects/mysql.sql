@@ -1,17 +1,17 @@
--- What Semel asks of MySQL 8 and MariaDB. [[…]] stands once for every Op of a batch, so that concurrent Ops share a round
--- trip. Isolation is READ COMMITTED; rows are found by primary key and locked in its order, also in a small table (hence
--- FORCE INDEX and, for DELETE, which does not heed that, a join in the order written): reading all of it instead would
--- lock, and wait for, the rows of others. States: 1 running, 2 done,
--- 3 unknown. Takeover: 0 retry, 1 reject, 2 recover. Times are the server's, in UTC, and given in microseconds; {{now}} is
--- UTC_TIMESTAMP(6), or a moment that several statements share. Columns that are computed from others come before them
--- in SET, for MySQL assigns from left to right.
+-- The statements for MySQL 8 and MariaDB. [[…]] is repeated for every Op of a batch, so that concurrent Ops share a
+-- round trip. Isolation is READ COMMITTED. Rows are found by primary key and locked in its order, also in a small
+-- table; hence FORCE INDEX and, for DELETE, which ignores it, a join in the order written. Reading the whole table
+-- instead would lock the rows of others, and wait for them. States: 1 running, 2 done, 3 unknown. Takeover: 0 retry, 1
+-- reject, 2 recover. Times are the server's, in UTC; durations are in microseconds. {{now}} is UTC_TIMESTAMP(6), or a
+-- moment that several statements share. In SET a column that is computed from others comes before them, because MySQL
+-- assigns from left to right.
 
 -- name: clock (reads)
 SET @semel_now = UTC_TIMESTAMP(6)
 
 -- name: claim (writes)
--- The insert decides. A place that is taken is left as it is; the nonce tells who has it. MariaDB shows it by RETURNING, for
--- MySQL "look" follows in the same packet.
+-- The insert decides. An existing record stays as it is; its nonce shows who owns it. MariaDB returns it by RETURNING;
+-- for MySQL "look" follows in the same packet.
 INSERT INTO semel_record (
     id, state, takeover, attempt, token, origin, nonce, lease_end, created, expires, sweep_after,
     fingerprint, tenant, operation, `key`
@@ -27,7 +27,7 @@ ON DUPLICATE KEY UPDATE id = semel_record.id
 SELECT {{columns}} FROM semel_record WHERE id IN ([[:id]])
 
 -- name: replace (writes)
--- An expired record makes room. The token tells that it is still the record that was read.
+-- Replace an expired record. The token makes sure that it is still the record that was read.
 UPDATE semel_record FORCE INDEX (PRIMARY) SET
     origin = GREATEST(token + 1, {{token}}), token = GREATEST(token + 1, {{token}}),
     state = 1, takeover = CASE id [[WHEN :id THEN :takeover]] END, attempt = 1,
@@ -60,13 +60,13 @@ WHERE id IN ([[:id]]) AND origin = CASE id [[WHEN :id THEN :origin]] END
 ORDER BY id, position
 
 -- name: held (writes)
--- Which of them their owners still have: locked, so that what follows in the packet touches these and no others.
+-- The records that their owners still own. They are locked, so that what follows in the packet touches exactly these.
 SELECT id FROM semel_record FORCE INDEX (PRIMARY)
 WHERE id IN ([[:id]]) AND token = CASE id [[WHEN :id THEN :token]] END AND state IN (1, :state)
 ORDER BY id FOR UPDATE
 
 -- name: renew (writes)
--- Never sooner than it would have ended.
+-- A lease never ends earlier than before.
 UPDATE semel_record FORCE INDEX (PRIMARY)
 SET lease_end = GREATEST(lease_end, {{now}} + INTERVAL (CASE id [[WHEN :id THEN :lease]] END) MICROSECOND)
 WHERE id IN ([[:id]]) AND token = CASE id [[WHEN :id THEN :token]] END AND state = 1
@@ -80,7 +80,7 @@ WHERE id IN ([[:id]]) AND token = CASE id [[WHEN :id THEN :token]] END AND state
 ORDER BY id
 
 -- name: completed (reads)
--- Said before by the same owner, whose answer was lost on the way.
+-- The records that the same owner has completed before, but got no answer.
 SELECT id FROM semel_record
 WHERE id IN ([[:id]]) AND token = CASE id [[WHEN :id THEN :token]] END AND state = 2
 
@@ -96,7 +96,7 @@ STRAIGHT_JOIN semel_record AS r FORCE INDEX (PRIMARY) ON r.id = g.id AND r.token
 WHERE r.state IN (1, 3)
 
 -- name: yield_lease (writes)
--- A new token, so that a renewal still on its way finds its own stale.
+-- With a new token, so that a renewal that is still under way fails.
 UPDATE semel_record FORCE INDEX (PRIMARY) SET lease_end = {{now}}, token = GREATEST(token + 1, {{token}})
 WHERE id IN ([[:id]]) AND token = CASE id [[WHEN :id THEN :token]] END AND state = 1
 ORDER BY id
@@ -110,7 +110,7 @@ ORDER BY id
 UPDATE semel_record SET steps = steps + 1 WHERE id = :id AND token = :token AND state = 1
 
 -- name: save_step (writes)
--- The first value of a name stays.
+-- The first value for a name is kept.
 INSERT INTO semel_step (id, origin, name, position, value)
 SELECT r.id, r.origin, :name, :position, :value FROM semel_record r
 WHERE r.id = :id AND r.token = :token AND r.state = 1
@@ -121,7 +121,7 @@ SELECT id, state, token, attempt, fingerprint, snapshot, {{left}}, takeover, ten
 FROM semel_record WHERE id IN ([[:id]])
 
 -- name: count (reads)
--- A tenant's live records, no more than :most of them are looked at. The collation does not see spaces at the end.
+-- The number of a tenant's live records. It reads at most :most of them. The collation ignores spaces at the end.
 SELECT COUNT(*) FROM (
     SELECT 1 FROM semel_record
     WHERE tenant = :tenant AND LENGTH(tenant) = LENGTH(:tenant)
@@ -130,7 +130,7 @@ SELECT COUNT(*) FROM (
 ) AS live
 
 -- name: inputs (reads)
--- What resumable operations were called with (the step "~input"), page by page; the value of those that were abandoned.
+-- The arguments of resumable operations (the step "~input"), page by page; the value only for abandoned ones.
 SELECT s.id, r.state, r.takeover, r.token, r.attempt, r.fingerprint, {{left}}, r.tenant, r.operation, r.`key`,
        CASE WHEN r.state = 1 AND r.lease_end <= {{now}} THEN s.value END
 FROM (
@@ -141,7 +141,7 @@ LEFT JOIN semel_record AS r ON r.id = s.id AND r.origin = s.origin
 ORDER BY s.id
 
 -- name: forget_inputs (writes)
--- Of a page, those that nobody will ask for: what is done stays done.
+-- Remove from a page what nobody will ask for again: a record that is done stays done.
 DELETE s FROM semel_step AS s FORCE INDEX (semel_step_input)
 LEFT JOIN semel_record AS r ON r.id = s.id AND r.origin = s.origin AND r.state <> 2
 WHERE s.name = x'7e696e707574' AND s.id > :after AND s.id <= :last AND r.id IS NULL
@@ -153,7 +153,7 @@ SET state = 2, token = GREATEST(token + 1, {{token}}), snapshot = :snapshot, lea
 WHERE id = :id AND token = :token AND state IN (1, 3)
 
 -- name: dead (writes)
--- By this index, in its order: sorted otherwise, all that match would be locked before the limit is known.
+-- By this index and in its order. With another order, all matching rows would be locked before the limit applies.
 SELECT id, steps FROM semel_record FORCE INDEX (semel_record_sweep)
 WHERE sweep_after <= {{now}} AND {{expired}}
 ORDER BY sweep_after LIMIT :most FOR UPDATE SKIP LOCKED

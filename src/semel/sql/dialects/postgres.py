@@ -8,7 +8,6 @@ from struct import Struct
 from typing import Any, Final
 
 from semel.core.ops import (
-    Abandoned,
     Claim,
     Claimed,
     Complete,
@@ -16,7 +15,6 @@ from semel.core.ops import (
     Existing,
     Lookup,
     Op,
-    Page,
     Record,
     Release,
     Renew,
@@ -31,6 +29,7 @@ from semel.core.states import State, Takeover
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.core.values import value
 from semel.errors import StoreUnavailable
+from semel.sql.dialects.results import TRIES, add_steps, has_forgettable, resolve_record, resumable_page
 from semel.sql.program import Program, Query, Statement, batch, load_queries
 
 __all__ = ["CHANNEL", "WatchRecord", "keep", "lock", "program", "save_step", "step_saved"]
@@ -45,8 +44,6 @@ _Q: Final = load_queries(
     token="(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
     notify=f"pg_notify('{CHANNEL}', encode(id, 'hex'))::text",
 )
-_TRIES: Final = 10
-"""How often an Op that lost a race looks again before it fails."""
 
 
 def program(ops: Sequence[Op[Any]], answers: list[Any] | None = None) -> Program[list[Any]]:
@@ -57,7 +54,7 @@ def program(ops: Sequence[Op[Any]], answers: list[Any] | None = None) -> Program
 def _claims(ops: list[Claim]) -> Program[list[Any]]:
     answers: dict[bytes, Claimed | Existing] = {}
     left = {op.id: op for op in ops}
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         claims = list(left.values())
         rows = yield _Q["claim"](
             ids=[op.id for op in claims],
@@ -72,40 +69,16 @@ def _claims(ops: list[Claim]) -> Program[list[Any]]:
         )
         silent: list[tuple[Claim, Record, int]] = []
         resumed: list[tuple[bytes, int]] = []
-        for (
-            id,
-            token,
-            stored,
-            takeover,
-            attempt,
-            nonce,
-            origin,
-            steps,
-            fingerprint,
-            snapshot,
-            lease_left,
-            age,
-            expires_in,
-        ) in rows:
+        for row in rows:
+            id, token, stored, takeover, attempt, nonce, origin, steps, fingerprint, snapshot, lease, age, expires = row
             if not stored:
                 answers[id] = Claimed(token, 1)
                 del left[id]
                 continue
             op = left[id]
-            state = state_at(stored, takeover, lease_left, expires_in)
+            state = state_at(stored, takeover, lease, expires)
             record = Record(
-                id,
-                state,
-                token,
-                attempt,
-                fingerprint,
-                snapshot,
-                lease_left,
-                age,
-                expires_in,
-                op.tenant,
-                op.operation,
-                op.key,
+                id, state, token, attempt, fingerprint, snapshot, lease, age, expires, op.tenant, op.operation, op.key
             )
             if state is State.RUNNING and nonce == op.nonce:
                 answers[id] = Claimed(token, attempt)
@@ -120,10 +93,11 @@ def _claims(ops: list[Claim]) -> Program[list[Any]]:
         if silent:
             resumed += yield from _take(silent, left, answers)
         if resumed:
-            yield from _resume(resumed, answers)
+            steps = yield _Q["steps"](ids=[id for id, _ in resumed], origins=[origin for _, origin in resumed])
+            add_steps(answers, steps)
         if not left:
             return [answers[op.id] for op in ops]
-    raise StoreUnavailable(f"a record changed {_TRIES} times while it was being claimed")
+    raise StoreUnavailable(f"a record changed {TRIES} times while it was being claimed")
 
 
 def _take(
@@ -164,19 +138,6 @@ def _take(
             answers[id] = Existing(replace(refused[id], state=State.UNKNOWN))
             del left[id]
     return resumed
-
-
-def _resume(resumed: list[tuple[bytes, int]], answers: dict[bytes, Claimed | Existing]) -> Program[None]:
-    """Add the steps of attempts that were taken over. Only the owner writes steps, and that is this claim now."""
-    steps: dict[bytes, list[tuple[str, bytes]]] = {}
-    for id, name, saved in (
-        yield _Q["steps"](ids=[id for id, _ in resumed], origins=[origin for _, origin in resumed])
-    ):
-        steps.setdefault(id, []).append((name, saved))
-    for id, found in steps.items():
-        answer = answers[id]
-        assert isinstance(answer, Claimed)
-        answers[id] = Claimed(answer.token, answer.attempt, tuple(found))
 
 
 def _held(rows: Sequence[Sequence[Any]], ops: Sequence[Op[Any]]) -> list[bool]:
@@ -236,25 +197,11 @@ def _saved_steps(ops: list[SaveStep]) -> Program[list[Any]]:
 def _lookups(ops: list[Lookup]) -> Program[list[Any]]:
     found: dict[bytes, Record] = {}
     for row in (yield _Q["lookup"](ids=[op.id for op in ops])):
-        (
-            id,
-            stored,
-            token,
-            attempt,
-            fingerprint,
-            snapshot,
-            lease_left,
-            age,
-            expires_in,
-            takeover,
-            tenant,
-            operation,
-            key,
-        ) = row
-        state = state_at(stored, takeover, lease_left, expires_in)
+        id, stored, token, attempt, fingerprint, snapshot, lease, age, expires, takeover, tenant, operation, key = row
+        state = state_at(stored, takeover, lease, expires)
         if state is not State.ABSENT:
             found[id] = Record(
-                id, state, token, attempt, fingerprint, snapshot, lease_left, age, expires_in, tenant, operation, key
+                id, state, token, attempt, fingerprint, snapshot, lease, age, expires, tenant, operation, key
             )
     return [found.get(op.id) for op in ops]
 
@@ -267,20 +214,16 @@ def _resolutions(ops: list[Resolve]) -> Program[list[Any]]:
 
 
 def _resolve(op: Resolve) -> Program[State]:
-    for _ in range(_TRIES):
-        record = (yield from _lookups([Lookup(op.id)]))[0]
-        if record is None:
-            return State.ABSENT
-        state: State = record.state
-        if state is State.DONE or (state is State.RUNNING and not op.force):
-            return state
-        if op.snapshot is None:
-            changed: Sequence[Any] = yield _Q["release"](ids=[op.id], tokens=[record.token])
-        else:
-            changed = yield _Q["resolve_done"](id=op.id, token=record.token, snapshot=op.snapshot, ttl=op.ttl)
-        if changed:
-            return state
-    raise StoreUnavailable(f"the record changed {_TRIES} times while it was being resolved")
+    def lookup() -> Program[Record | None]:
+        return (yield from _lookups([Lookup(op.id)]))[0]  # type: ignore[no-any-return]
+
+    def remove(record: Record) -> Program[bool]:
+        return bool((yield _Q["release"](ids=[op.id], tokens=[record.token])))
+
+    def complete(record: Record) -> Program[bool]:
+        return bool((yield _Q["resolve_done"](id=op.id, token=record.token, snapshot=op.snapshot, ttl=op.ttl)))
+
+    return resolve_record(op, lookup, remove, complete)
 
 
 def _sweeps(ops: list[Sweep]) -> Program[list[Any]]:
@@ -308,17 +251,9 @@ def _inputs(ops: list[Resumable]) -> Program[list[Any]]:
     answers = []
     for op in ops:
         rows = yield _Q["inputs"](after=op.after, most=op.limit)
-        found = []
-        for id, stored, takeover, token, attempt, fingerprint, lease_left, age, expires_in, *names, input in rows:
-            if stored != State.RUNNING or takeover == Takeover.REJECT or input is None or names[1] not in op.operations:
-                continue
-            state = state_at(stored, takeover, lease_left, expires_in)
-            if state is State.ABANDONED:
-                record = Record(id, state, token, attempt, fingerprint, None, lease_left, age, expires_in, *names)
-                found.append(Abandoned(record, input))
-        if any(row[1] in (None, State.DONE) for row in rows):
+        if has_forgettable(rows):
             yield _Q["forget_inputs"](after=op.after, last=rows[-1][0])
-        answers.append(Page(tuple(found), rows[-1][0] if len(rows) == op.limit else None))
+        answers.append(resumable_page(op, rows, lambda *times: times))
     return answers
 
 
@@ -353,15 +288,15 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
 
 # The transactional mode: programs for the caller's connection
 
-_T: Final = load_queries(
+_IN_TRANSACTION: Final = load_queries(
     "semel.sql.dialects",
     "postgres_transaction.sql",
     now="statement_timestamp()",
     token="(extract(epoch FROM statement_timestamp()) * 1000000)::bigint",
     notify=f"pg_notify('{CHANNEL}', encode(id, 'hex'))::text",
 )
-_LOCK: Final = _T["lock"]
-_KEEP: Final = _T["keep"]
+_LOCK: Final = _IN_TRANSACTION["lock"]
+_KEEP: Final = _IN_TRANSACTION["keep"]
 _COLUMN: Final = Struct("!ii").unpack_from
 """What precedes each value of a record in binary form: the oid of its type, and its length, or -1 for NULL."""
 _NUMBERS: Final = {2: Struct("!h"), 4: Struct("!i"), 8: Struct("!q")}
@@ -386,7 +321,7 @@ def lock(op: Lock) -> Program[Row | Occupied | None]:
         _, state, takeover, _, attempt, steps, token, origin, nonce, lease_end, created, expires, _, fingerprint,
         _, _, _, snapshot,
     ) = _columns(packed)[:18]  # fmt: skip
-    saved = (yield _T["steps"](id=op.id, origin=_number(origin))) if _number(steps) else ()
+    saved = (yield _IN_TRANSACTION["steps"](id=op.id, origin=_number(origin))) if _number(steps) else ()
     return Row(
         op.id, State(_number(state)), _number(token), _number(attempt), _number(nonce), Takeover(_number(takeover)),
         fingerprint or b"", _seconds(lease_end, now), _seconds(created, now), _seconds(expires, now), "", "", None,
@@ -426,9 +361,9 @@ def keep(op: Keep) -> Program[bool]:
     if op.instead_of is None:
         yield Statement(_KEEP, values)
     else:
-        yield _T["keep_instead"](**values, attempt=op.attempt, token=op.instead_of.token)
+        yield _IN_TRANSACTION["keep_instead"](**values, attempt=op.attempt, token=op.instead_of.token)
     return True
 
 
 def step_saved(id: bytes, name: str) -> Program[bool]:
-    return bool((yield _T["step_saved"](id=id, name=name)))
+    return bool((yield _IN_TRANSACTION["step_saved"](id=id, name=name)))

@@ -1,10 +1,10 @@
--- What Semel asks of PostgreSQL. Every statement takes arrays, one element an Op, so that concurrent Ops share a round
--- trip; each is one atomic step under READ COMMITTED. States: 1 running, 2 done, 3 unknown. Takeover: 0 retry,
--- 1 reject, 2 recover. Times are the server's: "now" is when the statement began.
+-- The statements for PostgreSQL. Each takes arrays with one element per Op, so that concurrent Ops share a round trip,
+-- and is atomic under READ COMMITTED. States: 1 running, 2 done, 3 unknown. Takeover: 0 retry, 1 reject, 2 recover.
+-- Times are the server's; "now" is when the statement began.
 
 -- name: claim (writes)
--- The insert decides. What stands in its way is read by the same statement, and a replay so writes nothing. A record that
--- is in neither answer came between the statement's snapshot and its insert: the program asks again.
+-- The insert decides. The same statement reads the existing records, so a replay writes nothing. A record that is
+-- neither inserted nor read was created between the statement's snapshot and its insert; the program claims it again.
 WITH given AS (
     SELECT * FROM unnest(
         :ids::bytea[], :nonces::bigint[], :fingerprints::bytea[], :leases::float8[], :ttls::float8[],
@@ -33,7 +33,7 @@ FROM given g JOIN semel_record r ON r.id = g.id
 WHERE g.id NOT IN (SELECT id FROM won) -- one that went after the snapshot was taken is still seen here
 
 -- name: replace (writes)
--- An expired record makes room. The token tells that it is still the record that was read.
+-- Replace an expired record. The token makes sure that it is still the record that was read.
 WITH given AS (
     SELECT * FROM unnest(
         :ids::bytea[], :tokens::bigint[], :nonces::bigint[], :fingerprints::bytea[], :leases::float8[], :ttls::float8[],
@@ -78,13 +78,13 @@ ORDER BY id, position
 
 -- name: renew (writes)
 WITH given AS (SELECT * FROM unnest(:ids::bytea[], :tokens::bigint[], :leases::float8[]) AS g (id, token, lease))
--- Never sooner than it would have ended.
+-- A lease never ends earlier than before.
 UPDATE semel_record r SET lease_end = greatest(r.lease_end, {{now}} + g.lease * interval '1 second')
 FROM given g WHERE r.id = g.id AND r.token = g.token AND r.state = 1
 RETURNING r.id
 
 -- name: complete (writes)
--- Waiters are told only where there are some: a notification in every transaction would serialise all commits.
+-- Notify only if someone waits: a notification in every transaction would serialise all commits.
 WITH given AS (
     SELECT * FROM unnest(:ids::bytea[], :tokens::bigint[], :snapshots::bytea[], :ttls::float8[])
         AS g (id, token, snapshot, ttl)
@@ -98,8 +98,8 @@ WITH given AS (
 SELECT id, CASE WHEN awaited THEN {{notify}} END FROM finished
 
 -- name: completed (reads)
--- Said before by the same owner, whose answer was lost on the way. A statement of its own: the other completion may have
--- been committed after this one's snapshot was taken.
+-- The records that the same owner has completed before, but got no answer. It is a separate statement because the first
+-- completion may have been committed after the snapshot of "complete" was taken.
 SELECT r.id FROM unnest(:ids::bytea[], :tokens::bigint[]) AS g (id, token)
 JOIN semel_record r ON r.id = g.id AND r.token = g.token AND r.state = 2
 
@@ -114,7 +114,7 @@ gone AS (
 SELECT id, CASE WHEN awaited THEN {{notify}} END FROM gone
 
 -- name: yield_lease (writes)
--- A new token, so that a renewal still on its way finds its own stale.
+-- With a new token, so that a renewal that is still under way fails.
 WITH given AS (SELECT * FROM unnest(:ids::bytea[], :tokens::bigint[]) AS g (id, token)),
 yielded AS (
     UPDATE semel_record r SET lease_end = {{now}}, token = greatest(r.token + 1, {{token}})
@@ -133,7 +133,7 @@ given_up AS (
 SELECT id, CASE WHEN awaited THEN {{notify}} END FROM given_up
 
 -- name: save_step (writes)
--- The record's row is locked by the update, so no other owner can take over between the test of the token and the step.
+-- The update locks the row, so no other owner can take over between the check of the token and the insert of the step.
 WITH held AS (
     UPDATE semel_record SET steps = steps + 1 WHERE id = :id AND token = :token AND state = 1 RETURNING id, origin
 ), saved AS (
@@ -151,7 +151,7 @@ SELECT id, state, token, attempt, fingerprint, snapshot,
 FROM semel_record WHERE id = ANY (:ids::bytea[])
 
 -- name: count (reads)
--- A tenant's live records, no more than :most of them are looked at.
+-- The number of a tenant's live records. It reads at most :most of them.
 SELECT count(*)::integer FROM (
     SELECT 1 FROM semel_record
     WHERE tenant = :tenant::text AND tenant <> ''
@@ -160,14 +160,14 @@ SELECT count(*)::integer FROM (
 ) AS live
 
 -- name: count_without_tenant (reads)
--- Those of no tenant are in no index of their own. "sweep_after" is about when a record expires: a few that live longer
--- than their claim asked for are left out.
+-- Records without a tenant have no index of their own. "sweep_after" is roughly when a record expires, so a few records
+-- that live longer than their claim asked for are not counted.
 SELECT count(*)::integer FROM (
     SELECT 1 FROM semel_record WHERE sweep_after > {{now}} AND tenant = '' LIMIT :most::integer
 ) AS live
 
 -- name: inputs (reads)
--- What resumable operations were called with, page by page; the value of those that were abandoned.
+-- The arguments of resumable operations, page by page; the value only for abandoned ones.
 SELECT s.id, r.state, r.takeover, r.token, r.attempt, r.fingerprint,
        extract(epoch FROM r.lease_end - {{now}})::float8,
        extract(epoch FROM {{now}} - r.created)::float8,
@@ -181,7 +181,7 @@ LEFT JOIN semel_record AS r ON r.id = s.id AND r.origin = s.origin
 ORDER BY s.id
 
 -- name: forget_inputs (writes)
--- Of a page, those that nobody will ask for: what is done stays done.
+-- Remove from a page what nobody will ask for again: a record that is done stays done.
 DELETE FROM semel_step AS s
 WHERE s.name = '~input' AND s.id > :after::bytea AND s.id <= :last::bytea AND NOT EXISTS (
     SELECT 1 FROM semel_record AS r WHERE r.id = s.id AND r.origin = s.origin AND r.state <> 2

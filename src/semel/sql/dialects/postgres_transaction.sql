@@ -1,22 +1,23 @@
--- What the transactional mode asks of PostgreSQL, on the caller's connection. Plain values only: a statement may travel as
--- text, in one message with BEGIN or COMMIT, and is then read and planned each time; so those that often do are calls.
--- States: 1 running, 2 done, 3 unknown.
+-- The statements of the transactional mode, for the caller's connection. They have plain values only: a statement may
+-- travel as text, in one message with BEGIN or COMMIT. It is then parsed and planned each time, so the frequent ones
+-- are calls. States: 1 running, 2 done, 3 unknown.
 
 -- name: lock (writes, as text lock)
--- The function is in schema/postgres/0005_transaction_calls.sql, with its reasons.
+-- The function and its reasons are in schema/postgres/0005_transaction_calls.sql.
 SELECT semel_guard(:id, :place)
 
 -- name: steps (reads)
 SELECT name, value FROM semel_step WHERE id = :id AND origin = :origin ORDER BY position
 
 -- name: step_saved (reads)
--- Whether the record has this step: as the caller's transaction sees it, with what it has written itself.
+-- Whether the record has this step, as the caller's transaction sees it, with its own writes.
 SELECT 1 FROM semel_step s JOIN semel_record r ON r.id = s.id AND r.origin = s.origin
 WHERE s.id = :id AND s.name = :name
 
 -- name: keep (writes, as text keep_call)
--- A plain insert: where a record stands by now it fails, and the transaction with it, so that nobody can commit an effect
--- twice by looking away. Nobody owned it under a lease, so it has no token, and no steps that would need an origin.
+-- A plain insert. If there is a record by now, it fails, and the transaction with it, so that nobody can commit an
+-- effect twice by ignoring the error. Nobody owned the record under a lease, so it has no token, and no steps with an
+-- origin.
 INSERT INTO semel_record (
     id, state, takeover, attempt, token, origin, nonce, lease_end, created, expires, sweep_after, fingerprint, tenant,
     operation, key, snapshot
@@ -26,12 +27,13 @@ INSERT INTO semel_record (
 )
 
 -- name: keep_call (writes)
--- The same in few words; the procedure is beside the function.
+-- The same as a short call. The procedure is in the same migration as the function.
 CALL semel_keep(:id, :takeover, :nonce, :ttl, :fingerprint, :tenant, :operation, :key, :snapshot)
 
 -- name: keep_instead (writes)
--- In place of a record that has expired or was abandoned, if it is still the one that was read: the token tells. If it is
--- not, the insert fails, and the transaction with it. An attempt that was taken over keeps its beginning and its steps.
+-- Replace a record that has expired or was abandoned, if it is still the one that was read, as the token shows.
+-- Otherwise the insert fails, and the transaction with it. An attempt that was taken over keeps its time of creation
+-- and its steps.
 WITH gone AS (
     DELETE FROM semel_record r WHERE r.id = :id AND r.token = :token
     RETURNING r.token, r.origin, r.created, r.steps, r.awaited

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from semel.core.ops import (
-    Abandoned,
     Claim,
     Claimed,
     Complete,
@@ -34,13 +33,12 @@ from semel.core.semantics import Row, may_take_over, same_request, state_at
 from semel.core.states import State, Takeover
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
+from semel.sql.dialects.results import TRIES, has_forgettable, resolve_record, resumable_page
 from semel.sql.program import Program, load_queries
 
 __all__ = ["keep", "lock", "program", "save_step", "step_saved"]
 
 _Q: Final = load_queries("semel.sql.dialects", "sqlite.sql")
-_TRIES: Final = 10
-"""How often a claim that lost a race looks again before it fails."""
 
 Clock = Callable[[], int]
 
@@ -50,26 +48,15 @@ def _micros(seconds: float) -> int:
 
 
 def claim(op: Claim, clock: Clock) -> Program[Claimed | Existing]:
-    for _ in range(_TRIES):
+    for _ in range(TRIES):
         rows = yield _Q["find"](id=op.id)
         now = clock()
         if not rows:
             state = State.ABSENT
         else:
-            (
-                stored,
-                token,
-                attempt,
-                fingerprint,
-                snapshot,
-                lease_end,
-                created,
-                expires,
-                nonce,
-                takeover,
-                origin,
-                steps,
-            ) = rows[0]
+            (row,) = rows
+            stored, token, attempt, fingerprint, snapshot, lease_end, created, expires, nonce, *ownership = row
+            takeover, origin, steps = ownership
             state = state_at(stored, takeover, lease_end - now, expires - now)
             if state is State.RUNNING and nonce == op.nonce:
                 return Claimed(token, attempt, (yield from _steps(op.id, origin, steps)))
@@ -96,7 +83,7 @@ def claim(op: Claim, clock: Clock) -> Program[Claimed | Existing]:
                 return Claimed(won[0][0], won[0][1], (yield from _steps(op.id, origin, steps)))
         else:
             yield _Q["refuse"](id=op.id, token=token, now=clock())
-    raise StoreUnavailable(f"the record changed {_TRIES} times while it was being claimed")
+    raise StoreUnavailable(f"the record changed {TRIES} times while it was being claimed")
 
 
 def _steps(id: bytes, origin: int, steps: int) -> Program[tuple[tuple[str, bytes], ...]]:
@@ -139,9 +126,8 @@ def lookup(op: Lookup, clock: Clock) -> Program[Record | None]:
     rows = yield _Q["lookup"](id=op.id)
     if not rows:
         return None
-    stored, token, attempt, fingerprint, snapshot, lease_end, created, expires, takeover, tenant, operation, key = rows[
-        0
-    ]
+    (row,) = rows
+    stored, token, attempt, fingerprint, snapshot, lease_end, created, expires, takeover, tenant, operation, key = row
     now = clock()
     state = state_at(stored, takeover, lease_end - now, expires - now)
     if state is State.ABSENT:
@@ -153,25 +139,18 @@ def lookup(op: Lookup, clock: Clock) -> Program[Record | None]:
 
 
 def resolve(op: Resolve, clock: Clock) -> Program[State]:
-    for _ in range(_TRIES):
-        record = yield from lookup(Lookup(op.id), clock)
-        if record is None:
-            return State.ABSENT
-        if record.state is State.DONE or (record.state is State.RUNNING and not op.force):
-            return record.state
-        if op.snapshot is None:
-            changed = yield from release(Release(op.id, record.token), clock)
-        else:
-            changed = bool(
-                (
-                    yield _Q["resolve_done"](
-                        id=op.id, token=record.token, snapshot=op.snapshot, now=clock(), ttl=_micros(op.ttl)
-                    )
-                )
-            )
-        if changed:
-            return record.state
-    raise StoreUnavailable(f"the record changed {_TRIES} times while it was being resolved")
+    def complete(record: Record) -> Program[bool]:
+        rows = yield _Q["resolve_done"](
+            id=op.id, token=record.token, snapshot=op.snapshot, now=clock(), ttl=_micros(op.ttl)
+        )
+        return bool(rows)
+
+    return resolve_record(
+        op,
+        lambda: lookup(Lookup(op.id), clock),
+        lambda record: release(Release(op.id, record.token), clock),
+        complete,
+    )
 
 
 def sweep(op: Sweep, clock: Clock) -> Program[Swept]:
@@ -196,19 +175,11 @@ def count(op: Count, clock: Clock) -> Program[int]:
 def resumable(op: Resumable, clock: Clock) -> Program[Page]:
     now = clock()
     rows = yield _Q["inputs"](after=op.after, now=now, most=op.limit)
-    found = []
-    for id, stored, takeover, token, attempt, fingerprint, lease_end, created, expires, *names, value in rows:
-        if stored != State.RUNNING or takeover == Takeover.REJECT or value is None or names[1] not in op.operations:
-            continue
-        if state_at(stored, takeover, lease_end - now, expires - now) is State.ABANDONED:
-            record = Record(
-                id, State.ABANDONED, token, attempt, fingerprint, None, (lease_end - now) / 1e6, (now - created) / 1e6,
-                (expires - now) / 1e6, *names,
-            )  # fmt: skip
-            found.append(Abandoned(record, value))
-    if any(row[1] in (None, State.DONE) for row in rows):
+    if has_forgettable(rows):
         yield _Q["forget_inputs"](after=op.after, last=rows[-1][0])
-    return Page(tuple(found), rows[-1][0] if len(rows) == op.limit else None)
+    return resumable_page(
+        op, rows, lambda lease, created, expires: ((lease - now) / 1e6, (now - created) / 1e6, (expires - now) / 1e6)
+    )
 
 
 _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
@@ -238,7 +209,7 @@ def program(op: Op[Any], clock: Clock) -> Program[Any]:
 # The lock of a key is the lock of the file: from the guard on there is one writer. A duplicate waits for the file, as
 # every writer does, up to the connection's busy timeout, and then sees the record.
 
-_T: Final = load_queries("semel.sql.dialects", "sqlite_transaction.sql")
+_IN_TRANSACTION: Final = load_queries("semel.sql.dialects", "sqlite_transaction.sql")
 
 
 def _now() -> int:
@@ -246,11 +217,11 @@ def _now() -> int:
 
 
 def lock(op: Lock) -> Program[Row | Occupied | None]:
-    rows = yield _T["lock"](id=op.id)
+    rows = yield _IN_TRANSACTION["lock"](id=op.id)
     if not rows:
         return None
     state, takeover, attempt, token, nonce, origin, steps, fingerprint, snapshot, lease_end, created, expires = rows[0]
-    saved = (yield _T["steps"](id=op.id, origin=origin)) if steps else ()
+    saved = (yield _IN_TRANSACTION["steps"](id=op.id, origin=origin)) if steps else ()
     now = _now()
     return Row(
         op.id, State(state), token, attempt, nonce, Takeover(takeover), fingerprint, (lease_end - now) / 1e6,
@@ -266,10 +237,10 @@ def keep(op: Keep) -> Program[bool]:
         "key": op.key, "snapshot": op.snapshot, "now": _now(),
     }  # fmt: skip
     if op.instead_of is None:
-        yield _T["keep"](**values)
+        yield _IN_TRANSACTION["keep"](**values)
         return True
-    return bool((yield _T["keep_instead"](**values, token=op.instead_of.token)))
+    return bool((yield _IN_TRANSACTION["keep_instead"](**values, token=op.instead_of.token)))
 
 
 def step_saved(id: bytes, name: str) -> Program[bool]:
-    return bool((yield _T["step_saved"](id=id, name=name)))
+    return bool((yield _IN_TRANSACTION["step_saved"](id=id, name=name)))

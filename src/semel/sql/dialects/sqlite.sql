@@ -1,5 +1,6 @@
--- What Semel asks of SQLite. Times are microseconds; :now is the writer's clock. States: 1 running, 2 done, 3 unknown.
--- Takeover: 0 retry, 1 reject, 2 recover. A record counts as absent when it is past its time and not in doubt.
+-- The statements for SQLite. Times are in microseconds; :now is the writer's clock. States: 1 running, 2 done, 3
+-- unknown. Takeover: 0 retry, 1 reject, 2 recover. A record counts as absent when it has expired and its outcome is
+-- known.
 
 -- name: find (reads)
 SELECT state, token, attempt, fingerprint, snapshot, lease_end, created, expires, nonce, takeover, origin, steps
@@ -37,7 +38,7 @@ UPDATE semel_record SET state = 3 WHERE id = :id AND token = :token AND state = 
 SELECT name, value FROM semel_step WHERE id = :id AND origin = :origin ORDER BY position
 
 -- name: renew (writes)
--- Never sooner than it would have ended.
+-- A lease never ends earlier than before.
 UPDATE semel_record SET lease_end = max(lease_end, :now + :lease)
 WHERE id = :id AND token = :token AND state = 1 RETURNING 1
 
@@ -52,7 +53,7 @@ SELECT 1 FROM semel_record WHERE id = :id AND token = :token AND state = 2
 DELETE FROM semel_record WHERE id = :id AND token = :token AND state IN (1, 3) RETURNING steps
 
 -- name: yield_lease (writes)
--- A new token, so that a renewal still on its way finds its own stale.
+-- With a new token, so that a renewal that is still under way fails.
 UPDATE semel_record SET lease_end = :now, token = max(token + 1, :now)
 WHERE id = :id AND token = :token AND state = 1 RETURNING 1
 
@@ -74,7 +75,7 @@ SELECT state, token, attempt, fingerprint, snapshot, lease_end, created, expires
 FROM semel_record WHERE id = :id
 
 -- name: count (reads)
--- A tenant's live records, no more than :most of them are looked at.
+-- The number of a tenant's live records. It reads at most :most of them.
 SELECT count(*) FROM (
     SELECT 1 FROM semel_record
     WHERE tenant = :tenant AND tenant <> ''
@@ -83,12 +84,12 @@ SELECT count(*) FROM (
 )
 
 -- name: count_without_tenant (reads)
--- Those of no tenant are in no index of their own. "sweep_after" is about when a record expires: a few that live longer
--- than their claim asked for are left out.
+-- Records without a tenant have no index of their own. "sweep_after" is roughly when a record expires, so a few records
+-- that live longer than their claim asked for are not counted.
 SELECT count(*) FROM (SELECT 1 FROM semel_record WHERE sweep_after > :now AND tenant = '' LIMIT :most)
 
 -- name: inputs (reads)
--- What resumable operations were called with, page by page; the value of those that were abandoned.
+-- The arguments of resumable operations, page by page; the value only for abandoned ones.
 SELECT s.id, r.state, r.takeover, r.token, r.attempt, r.fingerprint, r.lease_end, r.created, r.expires, r.tenant,
        r.operation, r.key, CASE WHEN r.state = 1 AND r.lease_end <= :now THEN s.value END
 FROM (
@@ -98,7 +99,7 @@ LEFT JOIN semel_record AS r ON r.id = s.id AND r.origin = s.origin
 ORDER BY s.id
 
 -- name: forget_inputs (writes)
--- Of a page, those that nobody will ask for: what is done stays done.
+-- Remove from a page what nobody will ask for again: a record that is done stays done.
 DELETE FROM semel_step
 WHERE name = '~input' AND id > :after AND id <= :last AND NOT EXISTS (
     SELECT 1 FROM semel_record AS r

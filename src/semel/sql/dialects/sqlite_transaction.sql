@@ -1,9 +1,9 @@
--- What the transactional mode asks of SQLite, on the caller's connection. Times are microseconds; :now is the clock of
--- this machine. States: 1 running, 2 done, 3 unknown.
+-- The statements of the transactional mode, for the caller's connection. Times are in microseconds; :now is the clock
+-- of this machine. States: 1 running, 2 done, 3 unknown.
 
 -- name: lock (writes)
--- Changes nothing. It is an update because an update takes the file's write lock, also where it finds no row: from here
--- to the end of the transaction nobody else can write.
+-- Changes nothing. It is an update because an update takes the file's write lock even if it finds no row. From here to
+-- the end of the transaction nobody else can write.
 UPDATE semel_record SET nonce = nonce WHERE id = :id
 RETURNING state, takeover, attempt, token, nonce, origin, steps, fingerprint, snapshot, lease_end, created, expires
 
@@ -11,7 +11,7 @@ RETURNING state, takeover, attempt, token, nonce, origin, steps, fingerprint, sn
 SELECT name, value FROM semel_step WHERE id = :id AND origin = :origin ORDER BY position
 
 -- name: step_saved (reads)
--- Whether the record has this step: as the caller's transaction sees it, with what it has written itself.
+-- Whether the record has this step, as the caller's transaction sees it, with its own writes.
 SELECT 1 FROM semel_step s JOIN semel_record r ON r.id = s.id AND r.origin = s.origin
 WHERE s.id = :id AND s.name = :name
 
@@ -26,7 +26,7 @@ VALUES (
 )
 
 -- name: keep_instead (writes)
--- In place of a record that has expired or was abandoned. Behind the write lock it is still the one that was read.
+-- Replace a record that has expired or was abandoned. Under the write lock it is still the one that was read.
 UPDATE semel_record SET
     state = 2, takeover = :takeover, attempt = :attempt, token = max(token + 1, :now),
     origin = CASE WHEN :attempt > 1 THEN origin ELSE max(token + 1, :now) END, nonce = :nonce, lease_end = :now,

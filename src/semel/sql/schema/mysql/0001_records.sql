@@ -1,8 +1,8 @@
--- Records and their steps. Times are UTC, of the server. Tables are made only where they are missing, for MySQL commits
--- each of these statements by itself: a migration that broke off is simply run again.
+-- Records and their steps. Times are the server's, in UTC. Tables are created only if they are missing, because MySQL
+-- commits each of these statements by itself: a migration that was interrupted is simply run again.
 --
--- The one unique key is the primary key, so that a claim that finds its place taken locks that row and no gap beside it.
--- "sweep_after" is fixed when a record is claimed: a hint for the sweep; "expires" decides.
+-- The primary key is the only unique key, so that a claim of an existing record locks that row and no gap beside it.
+-- "sweep_after" is set when a record is claimed and never changes. It is a hint for the sweep; "expires" decides.
 CREATE TABLE IF NOT EXISTS semel_record (
     id binary(16) NOT NULL,
     state tinyint NOT NULL,
@@ -26,8 +26,8 @@ CREATE TABLE IF NOT EXISTS semel_record (
     KEY semel_record_tenant (tenant(64))
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- Names of steps are bytes: a collation would take "a" and "a " for one. By "semel_step_input" the recoverer finds what
--- resumable operations were called with.
+-- Names of steps are bytes, because a collation would treat "a" and "a " as equal. With "semel_step_input" the resumer
+-- finds the arguments of resumable operations.
 CREATE TABLE IF NOT EXISTS semel_step (
     id binary(16) NOT NULL,
     origin bigint NOT NULL,

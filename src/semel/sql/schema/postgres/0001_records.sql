@@ -1,7 +1,7 @@
 -- Records and their steps.
 --
--- Nothing that changes is indexed: "id" and "sweep_after" are fixed when a record is claimed, so renewing and completing
--- are HOT updates and touch no index. "sweep_after" is a hint for the sweep; "expires" decides.
+-- No column that changes is indexed: "id" and "sweep_after" are set when a record is claimed, so renewing and
+-- completing are HOT updates and touch no index. "sweep_after" is a hint for the sweep; "expires" decides.
 CREATE TABLE semel_record (
     id bytea NOT NULL PRIMARY KEY,
     state smallint NOT NULL,
@@ -24,7 +24,7 @@ CREATE TABLE semel_record (
     CONSTRAINT semel_record_state CHECK (state IN (1, 2, 3))
 ) WITH (fillfactor = 75);
 
--- Snapshots are compressed before they come here.
+-- Snapshots are compressed before they are stored.
 ALTER TABLE semel_record ALTER COLUMN snapshot SET STORAGE EXTERNAL;
 
 CREATE INDEX semel_record_sweep ON semel_record (sweep_after);

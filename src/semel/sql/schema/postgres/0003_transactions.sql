@@ -1,14 +1,15 @@
--- The guard of the transactional mode: take the key for this transaction, then look its record up.
+-- The guard of the transactional mode: lock the key for this transaction, then look up its record.
 --
--- In this order and in one function, because the look-up must read a snapshot taken after the lock: of a single SELECT
--- that does both, the snapshot is older than the lock, and a record committed in between would not be seen. A volatile
--- function takes a new snapshot for each of its statements (under READ COMMITTED; under the stricter levels the
--- primary key decides). The lock, "place", is 64 bits of the record's identity, and ends with the transaction: two
--- identities that share them only wait for each other.
+-- It does so in this order and in one function, because the look-up must use a snapshot that was taken after the lock.
+-- In a single SELECT that does both, the snapshot is older than the lock, and a record that was committed in between
+-- would not be seen. A volatile function takes a new snapshot for each of its statements (under READ COMMITTED; under
+-- the stricter levels the primary key decides). The lock, "place", is 64 bits of the record's identity and ends with
+-- the transaction. Two identities that share these bits only wait for each other.
 --
--- No row: the key is ours and nothing is stored. An empty value: another transaction has the key now. Else the time, and
--- the record in PostgreSQL's own binary form: as one value, for most of the cost of a row is to describe its columns. A
--- record that is done never changes, so it is shown also while others have the key: they are only replaying it.
+-- It returns no row if the key is ours and there is no record; an empty value if another transaction holds the key;
+-- otherwise the time and the record in PostgreSQL's binary form. That is one value, because most of the cost of a row
+-- is the description of its columns. A finished record never changes, so it is returned even if others hold the key:
+-- they are only replaying it.
 CREATE FUNCTION semel_lock(wanted bytea, place bigint) RETURNS SETOF bytea
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 BEGIN

@@ -1,10 +1,10 @@
--- The transactional mode in two calls. Both travel as text in one message with BEGIN or COMMIT, so that they are read and
--- planned each time they are sent; what stands in a function is planned once per session, and a call is soon read.
+-- The transactional mode in two calls. Both travel as text in one message with BEGIN or COMMIT, so they are parsed and
+-- planned each time. The body of a function is planned once per session, and a call is parsed quickly.
 --
--- semel_guard takes the place of semel_lock, for the same reasons and in the same order (see 0003), and answers with one
--- value: NULL where the key is ours and nothing is stored, an empty one where another transaction has the key now, else
--- the time, and the record in PostgreSQL's own binary form. Whether there is a record is asked first, without its columns:
--- mostly there is none. semel_lock stays for workers of the version before.
+-- semel_guard replaces semel_lock, for the same reasons and in the same order (see 0003). It returns one value: NULL if
+-- the key is ours and there is no record, an empty value if another transaction holds the key, otherwise the time and
+-- the record in PostgreSQL's binary form. It first asks whether there is a record at all, without its columns, because
+-- usually there is none. semel_lock stays for workers of the previous version.
 CREATE FUNCTION semel_guard(wanted bytea, place bigint) RETURNS bytea
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
@@ -25,8 +25,8 @@ BEGIN
 END
 $$;
 
--- The finished record, by a plain insert: where a record stands by now it fails, and the transaction with it. Sessions that
--- have the insert prepared send that instead.
+-- Write the finished record by a plain insert. If there is a record by now, it fails, and the transaction with it.
+-- Sessions that have prepared the insert send that instead.
 CREATE PROCEDURE semel_keep(
     id bytea, takeover integer, nonce bigint, ttl float8, fingerprint bytea, tenant text, operation text, key text,
     snapshot bytea
@@ -44,6 +44,6 @@ BEGIN
 END
 $$;
 
--- PostgreSQL reads the text of a check anew for every statement that writes a row, which costs a claim or a finished
--- record as much as both of its indexes. Only the statements of this library write here.
+-- PostgreSQL parses the text of a check constraint again for every statement that writes a row. For a claim or a
+-- finished record that costs as much as both indexes. Only the statements of this library write here.
 ALTER TABLE semel_record DROP CONSTRAINT semel_record_state;

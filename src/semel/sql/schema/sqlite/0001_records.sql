@@ -1,4 +1,5 @@
--- Records and their steps. Times are microseconds since 1970 of the machine that writes; all writers of a file share it.
+-- Records and their steps. Times are microseconds since 1970, by the clock of the machine; all writers of a file share
+-- it.
 CREATE TABLE semel_record (
     id BLOB NOT NULL PRIMARY KEY,
     state INTEGER NOT NULL CHECK (state IN (1, 2, 3)),

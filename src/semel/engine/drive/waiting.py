@@ -1,4 +1,4 @@
-"""Waiting in an event loop: for a flight to change, for work that must not be cancelled, and for threads."""
+"""Waiting in an event loop: for work that must not be cancelled, for threads, and tasks that start at once."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from contextvars import Context
 from typing import Any, TypeVar
 
 from semel.core.call import Raised, Returned
-from semel.engine.drive.drive import Drive
-from semel.engine.drive.flights import Flight
+from semel.engine.drive.execution import Execution
 
-__all__ = ["Late", "change", "in_thread", "shielded", "started"]
+__all__ = ["LateResult", "run_in_thread", "shielded", "start_task"]
 
 T = TypeVar("T")
 
 
-class Late(BaseException):
-    """A thread was let finish although its caller was cancelled: it cannot be stopped, and it holds the key."""
+class LateResult(BaseException):
+    """Raised when a thread has ended whose caller was cancelled before. A thread cannot be stopped."""
 
-    def __init__(self, outcome: Returned | Raised, cancelled: asyncio.CancelledError) -> None:
+    def __init__(self, ending: Returned | Raised, cancelled: asyncio.CancelledError) -> None:
         super().__init__()
-        self.outcome = outcome
+        self.ending = ending
         self.cancelled = cancelled
 
 
-def started(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> asyncio.Task[T]:
-    """A task that has begun: it runs up to where it first waits, so that work which never does costs no turn of the
-    loop. A loop that makes its tasks itself is left to it.
+def start_task(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> asyncio.Task[T]:
+    """Create a task and run it up to where it first waits: work that never waits then costs no turn of the loop.
+
+    A loop with a task factory creates the task itself, and it starts at the next turn.
     """
     if loop.get_task_factory() is not None:
         return loop.create_task(work)
@@ -40,23 +40,25 @@ def started(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> as
 
 
 def _with_first_step(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> asyncio.Task[T]:
-    """What ``eager_start`` does, for Python 3.11, whose insides no longer change: a new task asks its loop to take the
-    first step soon, and that is heard in the loop's place. A loop that cannot be asked so makes the task as ever.
+    """What ``eager_start`` does, for Python 3.11, whose internals no longer change.
+
+    A new task calls ``loop.call_soon`` with its first step. That method is replaced for a moment, so that the step can
+    be run here. If the loop does not allow that, the task starts at the next turn.
     """
     outer, soon, kind = asyncio.current_task(loop), loop.call_soon, type(loop)
-    if outer is None or soon != kind.call_soon.__get__(loop, kind):  # others listen in on it
+    if outer is None or soon != kind.call_soon.__get__(loop, kind):  # somebody else has replaced it
         return loop.create_task(work)
     steps: list[tuple[Callable[[], object], Context]] = []
 
-    def hear(callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:
+    def catch(callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:
         task = getattr(callback, "__self__", None)
         if context is None or not isinstance(task, asyncio.Task) or task.get_coro() is not work:
-            return soon(callback, *args, context=context)  # of a finalizer, or another thread
+            return soon(callback, *args, context=context)  # a call by a finalizer, or by another thread
         steps.append((callback, context))
         return None
 
     try:
-        loop.call_soon = hear  # type: ignore[method-assign, assignment]
+        loop.call_soon = catch  # type: ignore[method-assign, assignment]
     except AttributeError:
         return loop.create_task(work)
     try:
@@ -72,23 +74,8 @@ def _with_first_step(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLo
     return task
 
 
-async def change(flight: Flight, seconds: float | None = None) -> None:
-    """Wait for the flight's next change."""
-    changed = asyncio.get_running_loop().create_future()
-
-    def wake() -> None:
-        if not changed.done():
-            changed.set_result(None)
-
-    flight.wait(wake)
-    try:
-        await asyncio.wait([changed], timeout=seconds)
-    finally:
-        flight.leave(wake)
-
-
-async def shielded(work: Awaitable[T], drive: Drive) -> T:
-    """Wait for it to the end, whoever cancels us; the cancellation is kept for when the record is settled."""
+async def shielded(work: Awaitable[T], execution: Execution) -> T:
+    """Wait for ``work`` to end even if we are cancelled. The cancellation is noted for when the record is settled."""
     task = asyncio.ensure_future(work)
     while not task.done():
         try:
@@ -96,14 +83,14 @@ async def shielded(work: Awaitable[T], drive: Drive) -> T:
         except asyncio.CancelledError as cancelled:
             if task.cancelled():
                 raise
-            drive.cancelled = cancelled
+            execution.cancelled = cancelled
         except Exception:
             break  # the task's own error: raised below
     return task.result()
 
 
-async def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A plain function, in a thread. A thread cannot be cancelled: it is waited for, and what came of it is kept."""
+async def run_in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a plain function in a thread. A thread cannot be cancelled: if we are, raise LateResult when it has ended."""
     task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -117,6 +104,6 @@ async def in_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
             break  # the function's own error: seen below
     if cancelled is not None:
         failure = task.exception()
-        raise Late(Returned(task.result()) if failure is None else Raised(failure), cancelled)
+        raise LateResult(Returned(task.result()) if failure is None else Raised(failure), cancelled)
     result = task.result()
     return await result if inspect.isawaitable(result) else result

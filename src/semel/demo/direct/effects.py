@@ -1,9 +1,6 @@
-"""A payment provider's ledger, in its own file. Every effect is one line, and no line is ever removed.
+"""Where the storm's effects go: a payment provider's ledger, or rows in the store's own database.
 
-It stands for any system outside of Semel. It does *not* deduplicate: a second charge for a payment is a second line,
-which is how the verdict finds duplicates. It offers what a good provider offers: it refuses a token that is older than
-one it has seen for the key. Otherwise an owner that was only slow could charge after its successor had looked, found
-nothing and charged too. No library can prevent that from the outside.
+Neither deduplicates: a second charge for a payment is a second line, which is how the verdict finds duplicates.
 """
 
 from __future__ import annotations
@@ -13,9 +10,14 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-__all__ = ["Effect", "Fenced", "Ledger"]
+from semel.demo.databases import DIALECTS, connect
+from semel.errors import StoreURLError
+from semel.sql.connections.adopt import adopt
+from semel.sql.program import load_queries
+
+__all__ = ["Effect", "Fenced", "Ledger", "Rows", "refuse_without_transactions"]
 
 BUSY_TIMEOUT: Final = 30.0
 _TABLES: Final = """
@@ -26,6 +28,8 @@ _TABLES: Final = """
     CREATE INDEX IF NOT EXISTS effect_key ON effect (key);
     CREATE TABLE IF NOT EXISTS fence (key TEXT PRIMARY KEY, token INTEGER NOT NULL);
 """
+
+_Q: Final = load_queries("semel.demo.direct", "rows.sql")
 
 
 class Fenced(Exception):
@@ -46,7 +50,12 @@ class Effect(NamedTuple):
 
 
 class Ledger:
-    """Many processes write to it at once. A killed process leaves a whole line or none."""
+    """A payment provider's ledger, in its own file. A process that is killed leaves a whole line or none.
+
+    It stands for any system outside of Semel, and offers what a good provider offers: it refuses a token that is older
+    than one it has seen for the key. Otherwise an owner that was only slow could charge after its successor had looked,
+    found nothing and charged too. No library can prevent that from the outside.
+    """
 
     def __init__(self, path: str) -> None:
         self._lock = threading.Lock()
@@ -109,3 +118,70 @@ class Ledger:
             except BaseException:
                 self._raw.execute("ROLLBACK")
                 raise
+
+
+def refuse_without_transactions(store: str) -> None:
+    """Raise if the store has no transaction in which payments could be written."""
+    scheme = store.partition(":")[0]
+    if scheme not in DIALECTS:
+        raise StoreURLError(
+            "in the transactional mode a payment is a row in the store's own database: "
+            f"give a store of SQLite, PostgreSQL or MySQL, not {scheme}, or another --mode"
+        )
+
+
+class Rows:
+    """The transactional mode: rows written in the transaction of the record. Each thread has its own connection."""
+
+    def __init__(self, store: str, run: str) -> None:
+        refuse_without_transactions(store)
+        self._store = store
+        self._run = run
+        self._dialect = DIALECTS[store.partition(":")[0]]
+        self._mine = threading.local()
+        self._all: list[Any] = []
+
+    def prepare(self) -> None:
+        """Make the table, once, before the workers start."""
+        adopt(self.connection()).execute(_Q[f"table_on_{self._dialect}"]())
+
+    def connection(self) -> Any:
+        """This thread's connection, without an open transaction."""
+        raw = getattr(self._mine, "raw", None)
+        if raw is None:
+            raw = self._mine.raw = connect(self._store).raw
+            self._all.append(raw)
+        return raw
+
+    def insert(self, payment: int, amount: int, attempt: int, token: int) -> int:
+        """Write a row in this thread's transaction and return its receipt."""
+        row = {"run": self._run, "payment": payment, "amount": amount, "attempt": attempt, "token": token}
+        lent = adopt(self.connection())
+        if self._dialect == "mysql":
+            lent.execute(_Q["insert_on_mysql"](**row, pid=os.getpid()))
+            return int(lent.execute(_Q["receipt_on_mysql"]())[0][0])
+        return int(lent.execute(_Q["insert"](**row, pid=os.getpid()))[0][0])
+
+    def tear(self) -> None:
+        """Sabotage: commit the row without the record, and go on in a new transaction."""
+        lent = adopt(self.connection())
+        lent.execute(_Q["commit"]())
+        lent.execute(_Q["begin_on_sqlite" if self._dialect == "sqlite" else "begin"]())
+
+    def drop(self) -> None:
+        """Close this thread's failed connection; the next call opens a new one."""
+        raw = self.connection()
+        self._mine.raw = None
+        self._all.remove(raw)
+        raw.close()
+
+    def effects(self) -> list[Effect]:
+        """All rows, in order."""
+        return [Effect(*row) for row in adopt(self.connection()).execute(_Q["effects"](run=self._run))]
+
+    def count(self) -> int:
+        return int(adopt(self.connection()).execute(_Q["count"](run=self._run))[0][0])
+
+    def close(self) -> None:
+        for raw in self._all:
+            raw.close()

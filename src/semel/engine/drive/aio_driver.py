@@ -1,0 +1,225 @@
+"""``AsyncCallDriver``: drives calls over an async store and runs their handlers in the caller's task.
+
+Written by hand beside ``driver.py``: tasks are cancelled, and a call that is cancelled still settles its record before
+it ends. What both decide is in ``execution.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias, TypeVar
+
+from semel.core.call import Await, Call, Declined, Failed, Outcome, Pause, Raised, Recover, Returned, Run, Stopped
+from semel.core.ops import Claimed, Count, Lookup, Op, Release
+from semel.engine.drive.aio_keeper import AsyncKeeper
+from semel.engine.drive.attempts import AsyncAttempt
+from semel.engine.drive.execution import Changed, Execution, as_handler
+from semel.engine.drive.flights import Flights
+from semel.engine.drive.leases import Lease
+from semel.engine.drive.waiting import LateResult, shielded
+from semel.engine.operation.operation import AsyncOperation, running
+from semel.engine.ports import AsyncStore
+from semel.errors import StoreError
+
+__all__ = ["AsyncCallDriver", "AsyncLeasedAttempt"]
+
+R = TypeVar("R")
+Handler: TypeAlias = Callable[[AsyncOperation], Any]
+
+
+class AsyncCallDriver:
+    """Drives the calls of one guard, in one event loop."""
+
+    def __init__(self, store: AsyncStore, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
+        self.store = store
+        self.flights = Flights()
+        self.keeper = AsyncKeeper(store, sweep_every, on_swept)
+
+    def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Awaitable[Outcome[Any]]:
+        """Run ``handler`` once for this call, or return what is known of it."""
+        return self.end(Execution(call, self.flights, self.store.wakes), None, handler, recover)
+
+    async def begin(self, call: Call) -> AsyncAttempt | Outcome[Any]:
+        """Claim for an adapter: return an outcome, or an attempt that the adapter ends."""
+        execution = Execution(call, self.flights, self.store.wakes)
+        try:
+            step = await self._proceed(execution, None, None, call.policy.recover)
+        except BaseException:
+            execution.finish(self.keeper.leases)
+            raise
+        if isinstance(step, Outcome):
+            if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
+                execution.finish(self.keeper.leases)
+            return step
+        lease = execution.lease
+        if lease is not None:
+            self.keeper.hold(lease)
+        operation = AsyncOperation(call, lease, step.claimed, self.store.execute, self.store)
+        return AsyncLeasedAttempt(self, execution, step.claimed, operation)
+
+    async def end(
+        self,
+        execution: Execution,
+        ending: Returned | Declined | Stopped | Raised | None,
+        handler: Handler | None = None,
+        recover: Callable[[], Any] | None = None,
+    ) -> Outcome[Any]:
+        """Drive a call to its end: a new one, or an attempt that ``begin`` has returned."""
+        try:
+            outcome = await self._proceed(execution, ending, handler, recover)
+        except Exception:
+            if execution.cancelled is not None:  # whatever the flow found, the caller was cancelled
+                raise execution.cancelled from None
+            raise
+        finally:
+            execution.finish(self.keeper.leases)
+        if execution.cancelled is not None:
+            raise execution.cancelled
+        assert isinstance(outcome, Outcome)
+        return outcome
+
+    async def _proceed(
+        self, execution: Execution, answer: Any, handler: Handler | None, recover: Callable[[], Any] | None
+    ) -> Run | Outcome[Any]:
+        """Do what the call asks for until there is an outcome, or until it asks to run a handler that is not here."""
+        steps, store = execution.steps, self.store
+        error: BaseException | None = None
+        try:
+            while True:
+                request = steps.send(answer) if error is None else steps.throw(error)
+                error = None
+                try:
+                    if isinstance(request, Op):
+                        try:
+                            answer = await store.execute(request)
+                        except asyncio.CancelledError as cancelled:
+                            answer = await self._send_again(execution, request, cancelled)
+                    elif isinstance(request, Run):
+                        if handler is None:
+                            return request
+                        answer = await self._work(execution, request.claimed, handler)
+                    elif isinstance(request, Recover):
+                        answer = await self._work(execution, request.claimed, as_handler(recover))
+                    elif isinstance(request, Changed):
+                        await self._wait_for(request)
+                    elif isinstance(request, Await):
+                        await store.wait(request.id, request.seconds)
+                    elif isinstance(request, Pause):
+                        await shielded(asyncio.sleep(request.seconds), execution)
+                    else:
+                        await asyncio.sleep(request.seconds)
+                except (StoreError, asyncio.CancelledError) as failure:
+                    error = failure
+        except StopIteration as stop:
+            outcome: Outcome[Any] | Failed = stop.value
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return outcome
+
+    async def _send_again(self, execution: Execution, op: Op[Any], cancelled: asyncio.CancelledError) -> Any:
+        """Execute an Op whose execution was cancelled, and hold the cancellation back until the record is settled.
+
+        The Op may have reached the store or not. It may be sent twice, so send it again, shielded. A cancelled read is
+        simply cancelled.
+        """
+        if isinstance(op, (Lookup, Count)):
+            raise cancelled
+        execution.cancelled = cancelled
+        answer = await shielded(self.store.execute(op), execution)
+        return True if isinstance(op, Release) else answer  # a record that is gone was released by the first one
+
+    async def _work(self, execution: Execution, claimed: Claimed | None, work: Handler) -> Returned | Raised | Stopped:
+        """Run the handler in this task. Its lease is renewed until the call is finished; losing it cancels the task."""
+        lease = execution.lease
+        op = AsyncOperation(execution.call, lease, claimed, self.store.execute, self.store)
+        task = asyncio.current_task()
+        cancels = task.cancelling() if task is not None else 0
+        outer = running.get()
+        try:
+            running.set(op)
+            if lease is not None:
+                lease.on_lost = task.cancel if task is not None else None
+                self.keeper.hold(lease)
+            result = work(op)
+            # A plain function passed as call= has had its effect by now: what it returned is the result.
+            returned = await result if inspect.isawaitable(result) else result
+            op.leave()
+            return Returned(returned)
+        except LateResult as late:
+            ours = 1 if lease is not None and lease.lost else 0
+            if task is None or task.cancelling() > cancels + ours:
+                execution.cancelled = late.cancelled
+            return late.ending
+        except asyncio.CancelledError as error:
+            if lease is not None and lease.lost and task is not None and task.cancelling() == cancels + 1:
+                return Stopped()  # cancelled by the keeper, and by nobody else
+            return Raised(error)
+        except BaseException as error:
+            return Raised(await op.compensate(error))
+        finally:
+            running.set(outer)  # not by the token of set(): a signal may come before we have it
+            if lease is not None:
+                lease.on_lost = None  # from here on only the record is settled, which must not be cancelled
+                if lease.lost and task is not None:
+                    task.uncancel()
+
+    async def _wait_for(self, change: Changed) -> None:
+        changed = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not changed.done():
+                changed.set_result(None)
+
+        if self.flights.watch(change.flight, change.seen, wake):
+            try:
+                await asyncio.wait([changed], timeout=change.seconds)
+            finally:
+                self.flights.unwatch(change.flight, wake)
+
+
+class AsyncLeasedAttempt:
+    """An attempt under a lease: what ``AsyncSemel.begin`` returns. See ``Attempt`` for the methods."""
+
+    __slots__ = ("_driver", "_execution", "call", "claimed", "lease", "operation")
+
+    def __init__(
+        self, driver: AsyncCallDriver, execution: Execution, claimed: Claimed | None, operation: AsyncOperation
+    ) -> None:
+        self._driver = driver
+        self._execution = execution
+        self.call: Call = execution.call
+        self.lease: Lease | None = execution.lease
+        self.claimed = claimed
+        self.operation = operation
+
+    def __del__(self) -> None:
+        # The adapter dropped the attempt without ending it: let the lease expire, as if the process had died.
+        if not self._execution.finished:
+            self._execution.finish(self._driver.keeper.leases)
+
+    async def execute(self, op: Op[R]) -> R:
+        return await self._driver.store.execute(op)
+
+    def compensate(self, error: BaseException) -> Awaitable[BaseException]:
+        return self.operation.compensate(error)
+
+    def complete(self, value: Any) -> Awaitable[Outcome[Any]]:
+        return self._driver.end(self._execution, Returned(value))
+
+    def decline(self, value: Any) -> Awaitable[Outcome[Any]]:
+        return self._driver.end(self._execution, Declined(value))
+
+    def lost(self) -> Awaitable[Outcome[Any]]:
+        return self._driver.end(self._execution, Stopped())
+
+    def conflicts(self, error: BaseException) -> bool:
+        return False
+
+    async def fail(self, error: BaseException) -> None:
+        try:
+            await self._driver.end(self._execution, Raised(error))
+        except BaseException as raised:
+            if raised is not error:
+                raise

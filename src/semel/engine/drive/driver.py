@@ -1,0 +1,181 @@
+"""``CallDriver``: drives calls over a sync store and runs their handlers in the caller's thread.
+
+Written by hand beside ``aio_driver.py``: threads wait on locks and are interrupted by signals, tasks await and are
+cancelled. What both decide is in ``execution.py``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import CoroutineType
+from typing import Any, TypeAlias, TypeVar
+
+from semel.core.call import Await, Call, Declined, Failed, NotRun, Outcome, Raised, Recover, Returned, Run, Stopped
+from semel.core.ops import Claimed, Op
+from semel.engine.drive.attempts import Attempt
+from semel.engine.drive.execution import Changed, Execution, as_handler
+from semel.engine.drive.flights import Flights
+from semel.engine.drive.keeper import Keeper
+from semel.engine.drive.leases import Lease
+from semel.engine.operation.operation import Operation, running
+from semel.engine.ports import Store
+from semel.errors import PolicyError, StoreError
+
+__all__ = ["CallDriver", "LeasedAttempt"]
+
+R = TypeVar("R")
+Handler: TypeAlias = Callable[[Operation], Any]
+
+
+class CallDriver:
+    """Drives the calls of one guard."""
+
+    def __init__(self, store: Store, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
+        self.store = store
+        self.flights = Flights()
+        self.keeper = Keeper(store, sweep_every, on_swept)
+
+    def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Outcome[Any]:
+        """Run ``handler`` once for this call, or return what is known of it."""
+        execution = Execution(call, self.flights, self.store.wakes)
+        try:
+            outcome = self._proceed(execution, None, handler, recover)
+            assert isinstance(outcome, Outcome)
+            return outcome
+        finally:
+            execution.finish(self.keeper.leases)
+
+    def begin(self, call: Call) -> Attempt | Outcome[Any]:
+        """Claim for an adapter: return an outcome, or an attempt that the adapter ends."""
+        execution = Execution(call, self.flights, self.store.wakes)
+        try:
+            step = self._proceed(execution, None, None, call.policy.recover)
+        except BaseException:
+            execution.finish(self.keeper.leases)
+            raise
+        if isinstance(step, Outcome):
+            if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
+                execution.finish(self.keeper.leases)
+            return step
+        lease = execution.lease
+        if lease is not None:
+            self.keeper.hold(lease)
+        operation = Operation(call, lease, step.claimed, self.store.execute, self.store)
+        return LeasedAttempt(self, execution, step.claimed, operation)
+
+    def end(self, execution: Execution, ending: Returned | Declined | Stopped | Raised) -> Outcome[Any]:
+        """End an attempt that ``begin`` has returned."""
+        try:
+            outcome = self._proceed(execution, ending, None, None)
+            assert isinstance(outcome, Outcome)
+            return outcome
+        finally:
+            execution.finish(self.keeper.leases)
+
+    def _proceed(
+        self, execution: Execution, answer: Any, handler: Handler | None, recover: Callable[[], Any] | None
+    ) -> Run | Outcome[Any]:
+        """Do what the call asks for until there is an outcome, or until it asks to run a handler that is not here."""
+        steps, store = execution.steps, self.store
+        error: StoreError | None = None
+        try:
+            while True:
+                request = steps.send(answer) if error is None else steps.throw(error)
+                error = None
+                try:
+                    if isinstance(request, Op):
+                        answer = store.execute(request)
+                    elif isinstance(request, Run):
+                        if handler is None:
+                            return request
+                        answer = self._work(execution, request.claimed, handler)
+                    elif isinstance(request, Recover):
+                        answer = self._work(execution, request.claimed, as_handler(recover))
+                    elif isinstance(request, Changed):
+                        self._wait_for(request)
+                    elif isinstance(request, Await):
+                        store.wait(request.id, request.seconds)
+                    else:
+                        time.sleep(request.seconds)
+                except StoreError as failure:
+                    error = failure
+        except StopIteration as stop:
+            outcome: Outcome[Any] | Failed = stop.value
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        return outcome
+
+    def _work(self, execution: Execution, claimed: Claimed | None, work: Handler) -> Returned | Raised | NotRun:
+        """Run the handler in this thread. The keeper renews its lease from now until the call is finished."""
+        op = Operation(execution.call, execution.lease, claimed, self.store.execute, self.store)
+        if execution.lease is not None:
+            self.keeper.hold(execution.lease)
+        outer = running.get()
+        try:
+            running.set(op)
+            result = work(op)
+            op.leave()
+        except BaseException as error:
+            return Raised(op.compensate(error))
+        finally:
+            running.set(outer)  # not by the token of set(): a signal may come before we have it
+        if type(result) is CoroutineType:
+            result.close()
+            return NotRun(
+                PolicyError(f"{execution.call}: the handler is async; use AsyncSemel, or decorate the async def")
+            )
+        return Returned(result)
+
+    def _wait_for(self, change: Changed) -> None:
+        gate = threading.Lock()
+        gate.acquire()
+        if not self.flights.watch(change.flight, change.seen, gate.release):
+            return
+        if not gate.acquire(timeout=-1 if change.seconds is None else change.seconds):
+            self.flights.unwatch(change.flight, gate.release)
+
+
+class LeasedAttempt:
+    """An attempt under a lease: what ``Semel.begin`` returns. See ``Attempt`` for the methods."""
+
+    __slots__ = ("_driver", "_execution", "call", "claimed", "lease", "operation")
+
+    def __init__(self, driver: CallDriver, execution: Execution, claimed: Claimed | None, operation: Operation) -> None:
+        self._driver = driver
+        self._execution = execution
+        self.call: Call = execution.call
+        self.lease: Lease | None = execution.lease
+        self.claimed = claimed
+        self.operation = operation
+
+    def __del__(self) -> None:
+        # The adapter dropped the attempt without ending it: let the lease expire, as if the process had died.
+        if not self._execution.finished:
+            self._execution.finish(self._driver.keeper.leases)
+
+    def execute(self, op: Op[R]) -> R:
+        return self._driver.store.execute(op)
+
+    def compensate(self, error: BaseException) -> BaseException:
+        return self.operation.compensate(error)
+
+    def complete(self, value: Any) -> Outcome[Any]:
+        return self._driver.end(self._execution, Returned(value))
+
+    def decline(self, value: Any) -> Outcome[Any]:
+        return self._driver.end(self._execution, Declined(value))
+
+    def lost(self) -> Outcome[Any]:
+        return self._driver.end(self._execution, Stopped())
+
+    def conflicts(self, error: BaseException) -> bool:
+        return False
+
+    def fail(self, error: BaseException) -> None:
+        try:
+            self._driver.end(self._execution, Raised(error))
+        except BaseException as raised:
+            if raised is not error:
+                raise

@@ -1,0 +1,48 @@
+"""The rules of the transactional mode that do not wait: how often a unit of work runs, and where its connection is."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Final
+
+from semel.core.call import Call
+from semel.engine.declare.declaration import Declaration, Pick, Selector, select
+from semel.engine.operation.operation import running
+from semel.errors import InProgress, PolicyError
+
+__all__ = ["TRIES", "check_tries", "connection_parameter", "pick_connection", "refuse_nesting"]
+
+TRIES: Final = 10
+"""How often a unit of work runs at most in transactions that Semel opens; it runs again only after a conflict."""
+
+
+def check_tries(own: bool, tries: int | None) -> int:
+    """Return how often the unit of work may run. Raises PolicyError for an impossible number."""
+    if tries is None:
+        return TRIES
+    if not own:
+        raise PolicyError("tries= is for own_transaction=True: what runs in your transaction only you can run again")
+    if type(tries) is not int or tries < 1:
+        raise PolicyError(f"tries is a whole number from 1, not {tries!r}")
+    return tries
+
+
+def refuse_nesting(call: Call) -> None:
+    """Raise InProgress if the call is made by its own handler: it would wait for itself."""
+    outer = running.get()
+    if outer is not None and outer.id == call.id:
+        raise InProgress(f"{call} is called within itself", retry_after=1.0)
+
+
+def connection_parameter(connection: Selector) -> tuple[str, ...]:
+    """The name of the parameter that holds the connection, if it is one: it is no part of the request."""
+    return (connection,) if isinstance(connection, str) and "." not in connection else ()
+
+
+def pick_connection(declared: Declaration, connection: Selector) -> Pick:
+    """Return a function that gets the connection from a call's arguments."""
+    if declared.inputs is not None:
+        raise PolicyError(f"{declared.operation}: nothing is left of a transaction that died: resumable= is for once()")
+    signature = inspect.signature(declared.function)
+    parameters = [p for name, p in signature.parameters.items() if name != declared.handle]
+    return select("connection", connection, signature.replace(parameters=parameters))
