@@ -48,32 +48,6 @@ MODULES_IN_USE = 200
 """... and the first use of a guard with a store in memory."""
 
 # What is still there and must go: whoever mends one takes its line out, and nobody adds one.
-KNOWN_TWICE = {  # class names
-    "Declined",
-    "AsyncUnit",
-    "Call",
-    "Clock",
-    "Command",
-    "Lane",
-    "LeaseLost",
-    "Listener",
-    "Occupied",
-    "Pause",
-    "Programs",
-    "Recovered",
-    "Refused",
-    "Rules",
-    "Settings",
-    "Stats",
-    "Swept",
-    "Tally",
-    "Trip",
-    "Unit",
-    "Unreachable",
-    "Verdict",
-    "Watch",
-    "_Lane",
-}
 KNOWN_UNIMPLEMENTED = {  # modules with a NotImplementedError
     "semel.testing.conformance.machine",
     "semel.testing.conformance.suite",
@@ -432,7 +406,7 @@ def test_a_class_name_means_one_thing() -> None:
         [
             f"class {name} is defined in {' and '.join(found)}: give each its own name"
             for name, found in sorted(places.items())
-            if len(found) > 1 and name not in KNOWN_TWICE
+            if len(found) > 1
         ]
     )
 

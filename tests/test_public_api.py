@@ -1,5 +1,6 @@
 """The public names: all there, all documented, none imported before it is asked for."""
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -64,6 +65,21 @@ def test_the_page_of_public_names_is_complete() -> None:
         assert [name for name in names if not hasattr(home, name)] == [], module
 
 
+SAME = {"semel.natural.aio": "semel.natural", "semel.http.quart": "semel.http.flask"}
+"""Modules with the names of another one, which the page mentions there."""
+
+
+@pytest.mark.parametrize("module", SAME)
+def test_modules_that_are_said_to_have_the_same_names_do(module: str) -> None:
+    def names(module: str) -> set[str]:  # without importing it: its framework may not be installed
+        path = ROOT / "src" / module.replace(".", "/")
+        tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text("utf-8"))
+        found = [node.value for node in tree.body if isinstance(node, ast.Assign) and "__all__" in ast.unparse(node)]
+        return set(ast.literal_eval(found[0]))
+
+    assert names(module) == names(SAME[module])
+
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.py"))]
 INSIDE = {("semel.stores.mysql.settings", "MySQLSettings")}
 """A page connects with PyMySQL to the database of the test run by it; a reader's own program has its own parameters."""
@@ -73,7 +89,7 @@ INSIDE = {("semel.stores.mysql.settings", "MySQLSettings")}
 def test_pages_and_examples_import_public_names_only(page: Path) -> None:
     public = {module: set(names) for module, names in generator().public_names().items()}
     public["semel"] = set(semel.__all__)
-    public["semel.natural.aio"] = public["semel.natural"]
+    public |= {module: public[same] for module, same in SAME.items()}
     public["semel.observe.events"] |= {event.__name__ for event in events.EVENTS}
     imported = re.findall(
         r"^ *from (semel[\w.]*) import \(?([\w, \n]+?)\)?(?: *#.*)?$", page.read_text("utf-8"), re.MULTILINE

@@ -59,7 +59,7 @@ class AsyncRunner:
     async def count(self) -> AsyncGenerator[int, None]:
         await asyncio.shield(asyncio.sleep(1))  # sync: pass
         yield sum([at async for at in self.numbers()])
-        raise StopAsyncIteration("AsyncRunner")
+        raise StopAsyncIteration("AsyncRunner: `async with runner:`")
 '''
 
 TWIN = '''\
@@ -100,7 +100,7 @@ class Runner:
     def count(self) -> Generator[int, None, None]:
         pass
         yield sum([at for at in self.numbers()])
-        raise StopIteration("Runner")
+        raise StopIteration("Runner: `with runner:`")
 '''
 
 

@@ -11,7 +11,7 @@ An async module asks for a twin in its first line, and may list what is called o
 The path is relative to the module. Each replacement is plain text, applied to the source wherever it stands as a whole
 word; one that matches nothing is an error. Then the module is rewritten:
 
-- ``async`` and ``await`` go, also from comprehensions, docstrings and comments.
+- ``async`` and ``await`` go, also from docstrings and comments; ``async with`` and the like go from messages as well.
 - Names lose their async part: ``AsyncX`` → ``X``, ``x_async`` → ``x``, ``__aenter__`` → ``__enter__``, and the table
   ``NAMES`` below. In imports ``aio`` → ``sync`` and ``aio_x`` → ``x``.
 - ``Awaitable[T]`` and ``Coroutine[Any, Any, T]`` → ``T``; ``AsyncGenerator[Y, S]`` → ``Generator[Y, S, None]``.
@@ -77,7 +77,8 @@ _WORD = re.compile(r"# Twin: (?P<old>.+?) ->(?: (?P<new>.*))?\Z")
 _MARK = re.compile(r"# (?P<kind>async only\Z|sync only:|sync:) ?(?P<code>.*)\Z")
 _LEFT = re.compile(r"# (?:async only$|sync only:|sync:).*", re.MULTILINE)
 _NAME = re.compile(r"(?<!\w)\w+")
-_KEYWORD = re.compile(r"\b(?:async (?=def|for|with)|await (?=[\w(]))")
+_ASYNC = re.compile(r"\basync (?=(?:def|for|with) )")
+_AWAIT = re.compile(r"\bawait (?=[\w(])")
 _ATOMS = (cst.Name, cst.Attribute, cst.Call, cst.Subscript)
 
 
@@ -188,6 +189,7 @@ def _sync_name(name: str) -> str:
 def _sync_text(text: str) -> str:
     """A docstring, comment or message, with the names that things have in the twin."""
     # aio and the other lowercase words of the table are left alone: in prose they may be about the async module.
+    text = _ASYNC.sub("", text)
     return _NAME.sub(lambda match: _sync_name(match[0]) if "sync" in match[0].lower() else match[0], text)
 
 
@@ -281,14 +283,14 @@ class _ToSync(cst.CSTTransformer):
 
     def leave_Expr(self, original_node: cst.Expr, updated_node: cst.Expr) -> cst.Expr:
         value = updated_node.value
-        if isinstance(value, cst.SimpleString):  # a docstring: its examples lose async and await too
-            return updated_node.with_changes(value=value.with_changes(value=_KEYWORD.sub("", value.value)))
+        if isinstance(value, cst.SimpleString):  # a docstring: its examples lose await too
+            return updated_node.with_changes(value=value.with_changes(value=_AWAIT.sub("", value.value)))
         return updated_node
 
     def leave_Comment(self, original_node: cst.Comment, updated_node: cst.Comment) -> cst.Comment:
         if _MARK.match(updated_node.value):
             return updated_node
-        return updated_node.with_changes(value=_KEYWORD.sub("", _sync_text(updated_node.value)))
+        return updated_node.with_changes(value=_AWAIT.sub("", _sync_text(updated_node.value)))
 
 
 def _follow_marks(node: Any) -> Any:

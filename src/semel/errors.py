@@ -1,45 +1,45 @@
-"""The errors of Semel: one tree, and nothing of a driver's own ever leaves the library bare.
+"""The errors of Semel. An error of a database driver is never raised as it is: it is the cause of one of these.
 
 ::
 
     SemelError
-    ├── ConfigurationError          a mistake in the program: fix the code or the set-up
-    │   ├── PolicyError             a wrong duration, an unknown word, a contradiction (also a ValueError)
-    │   ├── StoreURLError           a store URL that cannot be read (also a ValueError)
+    ├── ConfigurationError          a mistake in the program or its set-up: fix it
+    │   ├── PolicyError             a wrong, unknown or contradictory setting (also a ValueError)
+    │   ├── StoreURLError           a store URL that cannot be parsed (also a ValueError)
     │   ├── MissingDependency       an extra is not installed (also an ImportError)
-    │   ├── NotMigrated             the database lacks Semel's tables, or has older ones
-    │   └── SchemaDrift             the database's tables are not the ones the migrations make
-    ├── RequestError                the caller's request is refused; the record is untouched
-    │   ├── KeyMissing        400
-    │   ├── KeyInvalid        400
-    │   ├── KeyReused         422   the same key came with another request
-    │   ├── KeyExpired        422   the answer under this key has expired: use a new key
-    │   ├── BodyTooLarge      413   an HTTP request is longer than its route takes
-    │   ├── DocumentError     400   a JSON document is malformed, or has no canonical form (also a ValueError)
-    │   ├── InProgress        409   the first still runs: retry later
-    │   ├── TooManyKeys       429   the tenant holds as many live keys as its quota allows
+    │   ├── NotMigrated             Semel's tables are missing or outdated: run semel migrate
+    │   └── SchemaDrift             the tables differ from those that the migrations make
+    ├── RequestError                the request is refused; the record is unchanged
+    │   ├── KeyMissing        400   the operation needs a key: send one
+    │   ├── KeyInvalid        400   the key is malformed: send another
+    │   ├── KeyReused         422   the key belongs to a different request: use a new one
+    │   ├── KeyExpired        422   the answer of this key has expired: use a new key
+    │   ├── BodyTooLarge      413   the body of an HTTP request is too long for its route
+    │   ├── DocumentError     400   a JSON document is malformed or has no canonical form (also a ValueError)
+    │   ├── InProgress        409   the first call still runs: retry later
+    │   ├── TooManyKeys       429   the tenant's quota of live keys is used up: retry later
     │   ├── PreconditionError
     │   │   ├── PreconditionInvalid   400   If-Match or If-None-Match is malformed
-    │   │   ├── PreconditionFailed    412   the resource is not what the caller thinks it is
-    │   │   └── PreconditionRequired  428   the route changes nothing unconditionally
-    │   ├── ConditionFailed   409   a condition of the operation's own writes does not hold: none was made
+    │   │   ├── PreconditionFailed    412   the resource has changed: read it again
+    │   │   └── PreconditionRequired  428   the route needs If-Match or If-None-Match
+    │   ├── ConditionFailed   409   a condition of the operation's writes does not hold; nothing was written
     │   └── NotResolvable     409   resolve() or release() of an operation that is not in doubt
     ├── OutcomeError                the operation ran, or may have run
-    │   ├── OutcomeUnknown    500   an attempt ended without a word; someone must resolve it
-    │   ├── LeaseLost         409   this attempt was fenced off: another owner has the operation
-    │   ├── StepMismatch      500   a re-run does not follow the steps of the first run
+    │   ├── OutcomeUnknown    500   an attempt ended without an outcome: resolve it
+    │   ├── LeaseLost         409   another owner took over this attempt
+    │   ├── StepMismatch      500   a re-run takes other steps than the first run
     │   ├── NotUndone         500   the operation failed, and some of its steps could not be undone
-    │   ├── ResultNotStored   500   done and remembered, but the result could not be kept
-    │   ├── SnapshotUnreadable 500  done and stored, but the stored result cannot be turned back into what it was
-    │   └── RememberedFailure 500   the failure of the first run, replayed, of a type that is not rebuilt
-    └── StoreError            503   the store did not do its part
-        ├── StoreUnavailable        definitely not stored: it never reached the store, or was refused
-        │   ├── RecordTooLarge 500  more than the store can hold: sent again, it would be refused again
-        │   └── TransactionConflict the transaction met another: roll it back and run it again
-        └── StoreUncertain          it was sent and no answer came: it may be stored, or not
+    │   ├── ResultNotStored   500   done, but the result could not be stored
+    │   ├── SnapshotUnreadable 500  done and stored, but the stored result cannot be read
+    │   └── RememberedFailure 500   the failure of the first run, whose class is not rebuilt
+    └── StoreError            503   the store failed
+        ├── StoreUnavailable        not stored: the store was not reached, or refused
+        │   ├── RecordTooLarge 500  the record is too large for the store: a retry does not help
+        │   └── TransactionConflict two transactions conflict: roll back and run it again
+        └── StoreUncertain          no answer came: it may be stored or not
 
-Every error knows its HTTP status (``status``), a stable ``code``, and whether the same request may be sent again
-(``retryable``, ``retry_after`` seconds). This module knows nothing of HTTP beyond those hints.
+Every error has an HTTP status (``status``) and a stable ``code``, and says whether the same request may be sent again
+(``retryable``, after ``retry_after`` seconds). This module knows nothing else of HTTP.
 """
 
 from __future__ import annotations
@@ -86,31 +86,31 @@ __all__ = [
 
 
 class SemelError(Exception):
-    """Base of everything this library raises on purpose."""
+    """The base of all errors that Semel raises."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "idempotency_error"
     retryable: ClassVar[bool] = False
     retry_after: float | None = None
-    """Seconds after which the same request may be sent again, where that is known."""
+    """Seconds after which the same request may be sent again; None if that is unknown."""
 
 
 class ConfigurationError(SemelError):
-    """The program or its set-up is wrong; nothing was run and nothing was stored."""
+    """The program or its set-up is wrong. Nothing was run and nothing was stored."""
 
     code = "idempotency_configuration"
 
 
 class PolicyError(ConfigurationError, ValueError):
-    """A policy that cannot be meant: a wrong duration, an unknown word, a contradiction."""
+    """A setting is wrong, unknown, or contradicts another."""
 
 
 class StoreURLError(ConfigurationError, ValueError):
-    """A store URL that names no store, or cannot be read."""
+    """A store URL cannot be parsed or names no store."""
 
 
 class MissingDependency(ConfigurationError, ImportError):
-    """A driver or library is not installed; the message names the extra that brings it."""
+    """A driver or library is not installed. The message names the extra to install."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed: pip install 'semel[{extra}]'")
@@ -119,60 +119,60 @@ class MissingDependency(ConfigurationError, ImportError):
 
 
 class NotMigrated(ConfigurationError):
-    """The database lacks Semel's tables, or has older ones: run ``semel migrate URL``."""
+    """Semel's tables are missing or outdated: run ``semel migrate URL``."""
 
 
 class SchemaDrift(ConfigurationError):
-    """The database's tables are not the ones the migrations make."""
+    """The tables differ from those that the migrations make. The message lists the differences."""
 
 
 class RequestError(SemelError):
-    """The request is refused. The record, if there is one, is untouched."""
+    """The request is refused. Its record, if there is one, is unchanged."""
 
     status = 400
 
 
 class KeyMissing(RequestError):
-    """The operation needs a key and none was given."""
+    """The operation needs a key and the request has none."""
 
     code = "idempotency_key_missing"
 
 
 class KeyInvalid(RequestError):
-    """The key is malformed, too long, or not of the format the operation asks for."""
+    """The key is malformed, too long, or not of the format that the operation requires."""
 
     code = "idempotency_key_invalid"
 
 
 class KeyReused(RequestError):
-    """The same key came with another request; the first one's record is untouched."""
+    """The key belongs to a different request, whose record is unchanged: use a new key."""
 
     status = 422
     code = "idempotency_key_reused"
 
 
 class KeyExpired(RequestError):
-    """The key was used so long ago that its answer is forgotten; it is not run again: use a new key."""
+    """The answer of this key has expired, and the policy does not run it again: use a new key."""
 
     status = 422
     code = "idempotency_key_expired"
 
 
 class BodyTooLarge(RequestError):
-    """The body of an HTTP request is longer than its route takes: nothing was run and nothing was stored."""
+    """The body of an HTTP request is too long for its route. Nothing was run and nothing was stored."""
 
     status = 413
     code = "idempotency_body_too_large"
 
 
 class DocumentError(RequestError, ValueError):
-    """The JSON document is malformed, or has no canonical form."""
+    """The JSON document is malformed or has no canonical form."""
 
     code = "idempotency_document_invalid"
 
 
 class InProgress(RequestError):
-    """The first call with this key still runs."""
+    """The first call with this key still runs: retry after ``retry_after`` seconds."""
 
     status = 409
     code = "idempotency_key_in_use"
@@ -184,7 +184,7 @@ class InProgress(RequestError):
 
 
 class TooManyKeys(RequestError):
-    """The tenant holds as many live keys as its quota allows; keys that exist still work."""
+    """The tenant holds as many live keys as its quota allows. Keys that exist still work; new ones are refused."""
 
     status = 429
     code = "idempotency_too_many_keys"
@@ -196,34 +196,34 @@ class TooManyKeys(RequestError):
 
 
 class PreconditionError(RequestError):
-    """The request's If-Match or If-None-Match is missing, malformed, or does not hold; nothing was changed."""
+    """If-Match or If-None-Match is missing, malformed, or does not hold. Nothing was changed."""
 
     code = "precondition_invalid"
 
 
 class PreconditionInvalid(PreconditionError):
-    """If-Match or If-None-Match is no ``*`` and no list of entity tags."""
+    """If-Match or If-None-Match is neither ``*`` nor a list of entity tags."""
 
 
 class PreconditionFailed(PreconditionError):
-    """The resource is not in the state that the request names: read it again, and decide anew."""
+    """The resource has changed since the caller read it: read it again, then decide."""
 
     status = 412
     code = "precondition_failed"
 
 
 class PreconditionRequired(PreconditionError):
-    """The route makes conditional changes only, and the request names no state."""
+    """The route changes a resource only if the request has If-Match or If-None-Match: send one of them."""
 
     status = 428
     code = "precondition_required"
 
 
 class ConditionFailed(RequestError):
-    """A condition of the operation's own writes does not hold: none of them was made, and the key is free again.
+    """A condition of the operation's own writes does not hold. Nothing was written, and the key is free again.
 
-    ``writes`` are the places of those writes in what the operation asked for, from 0; ``items`` what stood there, for
-    writes that asked to be shown it, and None for the others.
+    ``writes`` are the positions of the failed writes, from 0. ``items`` are the items found there, for writes that
+    asked for them, and None for the others.
     """
 
     status = 409
@@ -236,7 +236,7 @@ class ConditionFailed(RequestError):
 
 
 class NotResolvable(RequestError):
-    """resolve() or release() was asked of an operation that is not in doubt; it is left as it is."""
+    """resolve() or release() was called for an operation that is not in doubt. Nothing was changed."""
 
     status = 409
     code = "idempotency_not_resolvable"
@@ -247,13 +247,13 @@ class OutcomeError(SemelError):
 
 
 class OutcomeUnknown(OutcomeError):
-    """An attempt ended without a word and the policy forbids another: resolve it by hand or by ``resolve``."""
+    """An attempt ended without an outcome, and the policy forbids another: find out what happened and ``resolve()``."""
 
     code = "idempotency_outcome_unknown"
 
 
 class LeaseLost(OutcomeError):
-    """This attempt's lease ended and another owner took the operation; its completion is refused."""
+    """The lease of this attempt ended and another owner took the operation over. Its outcome is refused."""
 
     status = 409
     code = "idempotency_lease_lost"
@@ -261,13 +261,13 @@ class LeaseLost(OutcomeError):
 
 
 class StepMismatch(OutcomeError):
-    """A re-run does not follow the steps that the first run recorded."""
+    """A re-run takes other steps than the first run recorded."""
 
     code = "idempotency_step_mismatch"
 
 
 class NotUndone(OutcomeError):
-    """The operation failed, and the steps it had done could not all be undone: ``steps`` names those that stand."""
+    """The operation failed, and not all of its steps could be undone. ``steps`` names those that remain."""
 
     code = "idempotency_not_undone"
 
@@ -277,9 +277,9 @@ class NotUndone(OutcomeError):
 
 
 class ResultNotStored(OutcomeError):
-    """The operation is done and will not run again, but its result could not be kept.
+    """The operation is done and is not run again, but its result could not be stored.
 
-    ``result`` holds the value for the caller that ran it; a replay has none.
+    ``result`` is the value, for the caller that ran the operation; it is None for a replay.
     """
 
     code = "idempotency_result_not_stored"
@@ -290,16 +290,16 @@ class ResultNotStored(OutcomeError):
 
 
 class SnapshotUnreadable(OutcomeError):
-    """A stored snapshot cannot be turned back into what it was; the message says why and what to do.
+    """A stored result cannot be read. The message says why, and what to do.
 
-    The operation is done and is not run again; only its result cannot be shown.
+    The operation is done and is not run again.
     """
 
     code = "idempotency_snapshot_unreadable"
 
 
 class RememberedFailure(OutcomeError):
-    """The first run failed and that failure is replayed; its type is not one the policy names, so it is not rebuilt."""
+    """The first run failed, and the class of its exception is not one that the policy names, so it is not rebuilt."""
 
     code = "idempotency_remembered_failure"
 
@@ -310,27 +310,27 @@ class RememberedFailure(OutcomeError):
 
 
 class StoreError(SemelError):
-    """The store did not do its part."""
+    """The store failed."""
 
     status = 503
     code = "idempotency_store_unavailable"
     retryable = True
     retry_after: float | None = 1.0
     result: Any = None
-    """What the handler returned, where it had run and only its outcome could not be stored."""
+    """What the handler returned, if it ran and only its outcome could not be stored."""
     answered: bool = False
-    """Whether the store has the answer, and could only not make sure of it: then nothing is run in its place, whatever
-    the policy says of stores that fail."""
+    """Whether the store has the answer but could not confirm it. Then nothing is run in its place, even under
+    ``on_store_error="open"``."""
 
 
 class StoreUnavailable(StoreError):
-    """Definitely not stored: the request never reached the store, or the store refused it."""
+    """Nothing was stored: the request did not reach the store, or the store refused it."""
 
 
 class RecordTooLarge(StoreUnavailable):
-    """The store cannot hold a record of this size. Nothing is stored, and sent again it would not be.
+    """The store cannot hold a record of this size. Nothing was stored, and a retry does not help.
 
-    An outcome that is refused so is remembered as done, without its result: nothing is run again for it.
+    An outcome of this size is remembered as done, without its result: the operation is not run again.
     """
 
     status = 500
@@ -340,10 +340,9 @@ class RecordTooLarge(StoreUnavailable):
 
 
 class TransactionConflict(StoreUnavailable):
-    """The transaction met another one, and only one of them can commit. Nothing is stored.
+    """The transaction conflicts with another one. Nothing was stored.
 
-    Roll the transaction back and run the unit of work again, with the same key. ``own_transaction=True`` does so
-    by itself.
+    Roll it back and run it again with the same key. With ``own_transaction=True`` Semel does so itself.
     """
 
     code = "idempotency_transaction_conflict"
@@ -351,4 +350,4 @@ class TransactionConflict(StoreUnavailable):
 
 
 class StoreUncertain(StoreError):
-    """The request was sent and no answer came: it may be stored, or not."""
+    """The request was sent and no answer came: it may be stored or not."""

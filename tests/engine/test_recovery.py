@@ -250,7 +250,7 @@ def test_the_recover_hook_is_asked_first(engine: Engine) -> None:
     assert ran == ["b"]
 
 
-def test_a_recoverer_begins_nothing(engine: Engine) -> None:
+def test_a_resumer_begins_nothing(engine: Engine) -> None:
     """Between its look and its claim the operation failed and was let go: what its caller was told must stay true."""
     ran: list[str] = []
     engine.once(noting(ran), resumable=True)
@@ -324,7 +324,7 @@ def test_one_that_fails_rests_longer_and_longer_and_is_given_up(engine: Engine) 
     assert "Boom('again')" in str(failures[0])
 
 
-def test_giving_up_is_told_once_by_each_recoverer(engine: Engine) -> None:
+def test_giving_up_is_told_once_by_each_resumer(engine: Engine) -> None:
     failing(engine)
     one = resumer(engine, tries=1)
     for _ in range(3):
@@ -392,7 +392,7 @@ def test_a_quota_does_not_stand_in_the_way(quick_engine: Engine) -> None:
     assert "Count" not in quick_engine.script.kinds, "its key was counted when it was new"
 
 
-def test_a_recoverer_does_not_wait_for_one_that_runs(engine: Engine) -> None:
+def test_a_resumer_does_not_wait_for_one_that_runs(engine: Engine) -> None:
     """It came between the look and the claim: the next one is more useful than waiting."""
     from semel import Wait
 
@@ -466,7 +466,7 @@ def test_stopping_waits_for_the_one_in_hand_and_begins_no_other(quick_engine: En
     assert len(ran) == 1
 
 
-def test_an_async_recoverer_is_a_context_and_stops_what_takes_too_long() -> None:
+def test_an_async_resumer_is_a_context_and_stops_what_takes_too_long() -> None:
     from semel import AsyncMemoryStore
 
     async def main() -> None:
@@ -497,7 +497,7 @@ def test_an_async_recoverer_is_a_context_and_stops_what_takes_too_long() -> None
     asyncio.run(main())
 
 
-def test_several_recoverers_share_the_work() -> None:
+def test_several_resumers_share_the_work() -> None:
     """Each begins at a place of its own, and the claim decides: everything is done once."""
     now = [0.0]
     store = MemoryStore(clock=lambda: now[0])

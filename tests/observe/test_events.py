@@ -294,7 +294,7 @@ def test_events_are_frozen_documented_and_named_after_their_class() -> None:
     for event in EVENTS:
         assert event.__doc__
         assert not event.__doc__.startswith(event.__name__ + "("), f"{event.__name__} has no words of its own"
-        assert event.name == re.sub(r"(?<!^)(?=[A-Z])", "_", event.__name__).lower()
+        assert event.name == re.sub(r"(?<!^)(?=[A-Z])", "_", event.__name__.removesuffix("Event")).lower()
         assert event.level in (10, 20, 30, 40)
     made = events.Waited("op", "t", "k", 1.0)
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from semel import MemoryStore, Semel, log_events
-from semel.observe.events import EVENTS, Event, Replayed, Started, Swept
+from semel.observe.events import EVENTS, Event, Replayed, Started, SweptEvent
 
 
 def example(event: type[Event]) -> Event:
@@ -53,7 +53,7 @@ def test_a_logger_of_ones_own(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_what_is_empty_is_left_out_of_the_words(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "semel")
-    log_events()(Swept("", "", "", 0, 0))
+    log_events()(SweptEvent("", "", "", 0, 0))
     assert caplog.records[0].getMessage() == "swept removed=0 unknown=0"
 
 

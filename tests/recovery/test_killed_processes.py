@@ -86,7 +86,7 @@ def all_done(store: str) -> bool:
     return all(record is not None and record.state is State.DONE for record in found)
 
 
-def finish_with_two_recoverers(module: str, store: str, effects: Path) -> None:
+def finish_with_two_resumers(module: str, store: str, effects: Path) -> None:
     kill_at_work(store, effects)
     command = ("semel", "recover", f"tests.recovery.{module}:guard", "--every", "100ms", "--limit", "3")
     with (
@@ -117,13 +117,13 @@ def finish_with_two_recoverers(module: str, store: str, effects: Path) -> None:
 def test_what_killed_processes_left_is_finished_on_sqlite(module: str, tmp_path: Path, effects: Path) -> None:
     store = f"sqlite:///{tmp_path}/records.db"
     migrate_store(store)
-    finish_with_two_recoverers(module, store, effects)
+    finish_with_two_resumers(module, store, effects)
 
 
 @pytest.mark.parametrize("module", ["orders", "aio_orders"])
 def test_what_killed_processes_left_is_finished_on_postgres(module: str, postgres_url: str, effects: Path) -> None:
     migrate_store(postgres_url)
-    finish_with_two_recoverers(module, postgres_url, effects)
+    finish_with_two_resumers(module, postgres_url, effects)
 
 
 # The command

@@ -338,7 +338,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.errors", "The whole [tree of errors](errors.md).", ()),
     ("semel.http.fastapi", "FastAPI and Starlette.", ()),
     ("semel.http.litestar", "Litestar.", ()),
-    ("semel.http.flask", "Flask.", ()),
+    ("semel.http.flask", "Flask. `semel.http.quart` has the same names, for Quart.", ()),
     ("semel.http.django", "Django and Django REST framework.", ()),
     ("semel.http.asgi", "Any ASGI application.", ()),
     ("semel.http.wsgi", "Any WSGI application.", ()),

@@ -76,7 +76,7 @@ def fail(call: Call, claimed: Claimed, error: BaseException) -> Flow:
         if stored:
             call.tell(events.FailureRemembered, claimed.attempt, describe_error(error))
         elif stored is False:
-            call.tell(events.LeaseLost, claimed.attempt, claimed.token)
+            call.tell(events.LeaseLostEvent, claimed.attempt, claimed.token)
         return Failed(error)
     to = State.ABANDONED if call.has_steps else State.ABSENT
     if policy.interrupted_to is not None and not isinstance(error, Exception):
@@ -100,7 +100,7 @@ def release(call: Call, claimed: Claimed, error: BaseException | None, *, to: St
             events.Released, claimed.attempt, "" if error is None else describe_error(error), to is State.ABANDONED
         )
     else:
-        call.tell(events.LeaseLost, claimed.attempt, claimed.token)
+        call.tell(events.LeaseLostEvent, claimed.attempt, claimed.token)
 
 
 def _send_again(
@@ -172,7 +172,7 @@ def _not_stored(call: Call, result: Any, error: StoreError) -> StoreError:
 
 def lose(call: Call, claimed: Claimed) -> Flow:
     """Another owner has taken over. Return its outcome, or raise LeaseLost if there is none yet."""
-    call.tell(events.LeaseLost, claimed.attempt, claimed.token)
+    call.tell(events.LeaseLostEvent, claimed.attempt, claimed.token)
     record = yield Lookup(call.id)
     if record is not None and record.state is State.DONE:
         return replay(call, record)

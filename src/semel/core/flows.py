@@ -162,7 +162,7 @@ def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[An
         call.writes = ()
         return None
     if isinstance(verdict, Recovered):
-        call.tell(events.Recovered, claimed.attempt)
+        call.tell(events.RecoveredEvent, claimed.attempt)
         return (yield from complete(call, claimed, verdict.value))
     error = no_recovery(call, claimed, verdict)
     yield from release(call, claimed, error, to=State.UNKNOWN if verdict is CANNOT_TELL else State.ABANDONED)

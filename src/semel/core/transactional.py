@@ -276,7 +276,7 @@ def _recover(
     if verdict is NOT_DONE:
         return None
     if isinstance(verdict, Recovered):
-        call.tell(events.Recovered, claimed.attempt)
+        call.tell(events.RecoveredEvent, claimed.attempt)
         return (yield from _complete(call, own, row, claimed, verdict.value))
     if own:
         yield Rollback()

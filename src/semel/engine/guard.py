@@ -231,7 +231,7 @@ class Guard:
 
     def _tell_swept(self, removed: int, unknown: int) -> None:
         if self._hook is not None:
-            self._hook(events.Swept("", "", "", removed, unknown))
+            self._hook(events.SweptEvent("", "", "", removed, unknown))
 
     def _serializer(self, returns: Any) -> ResultSerializer:
         known = self._serializers.get(returns)

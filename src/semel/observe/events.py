@@ -1,8 +1,7 @@
-"""Every step of an operation's life, as frozen events. All of them stand in ``EVENTS``, with what they mean and how
-loud.
+"""The events of an operation's life. ``EVENTS`` lists them all.
 
-An event is handed to the hook of the engine (``Semel(store, on_event=…)``): any callable. With no hook no event is
-made. This module is a leaf: it knows nothing of engines, stores or sinks.
+A guard passes each event to its hook, ``Semel(store, on_event=…)``. Without a hook it makes none. This module is a
+leaf: it knows nothing of engines, stores or sinks.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ ERROR: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Which operation; ``level`` is that of stdlib logging."""
+    """The base of all events: the operation it is about. ``level`` is a level of the standard library's logging."""
 
     name: ClassVar[str] = ""
     level: ClassVar[int] = DEBUG
     operation: str
     tenant: str
     key: str
-    """As the caller gave it. Sinks that leave the process should hash it where keys are secrets."""
+    """The key as the caller passed it. If keys are secrets, hash it before it leaves the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Started(Event):
 
 @dataclass(frozen=True, slots=True)
 class TakenOver(Event):
-    """An abandoned attempt was taken over; the handler, or the recover hook, is about to run."""
+    """An abandoned attempt was taken over. The handler or the recover hook is about to run."""
 
     name = "taken_over"
     level = WARNING
@@ -62,7 +61,7 @@ class Completed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Event):
-    """The handler returned and its result is written in the caller's transaction: stored if and when that commits."""
+    """The handler returned and its result is written in the caller's transaction. It is stored when that commits."""
 
     name = "prepared"
     attempt: int
@@ -72,8 +71,8 @@ class Prepared(Event):
 
 @dataclass(frozen=True, slots=True)
 class Conflicted(Event):
-    """A unit of work met another transaction and was rolled back; it is run again unless the tries are used up, or the
-    guarantee forbids it."""
+    """A transaction conflicted with another one and was rolled back. It is run again, unless its tries are used up or
+    the guarantee forbids it."""
 
     name = "conflicted"
     level = INFO
@@ -84,7 +83,7 @@ class Conflicted(Event):
 
 @dataclass(frozen=True, slots=True)
 class FailureRemembered(Event):
-    """The handler raised an exception that is an answer, and it is stored."""
+    """The handler raised an exception that the policy remembers, and it is stored."""
 
     name = "failure_remembered"
     attempt: int
@@ -92,8 +91,8 @@ class FailureRemembered(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered(Event):
-    """The recover hook found what an abandoned attempt had done."""
+class RecoveredEvent(Event):
+    """The recover hook found out what an abandoned attempt did."""
 
     name = "recovered"
     level = INFO
@@ -102,7 +101,7 @@ class Recovered(Event):
 
 @dataclass(frozen=True, slots=True)
 class Released(Event):
-    """The handler raised and the key is free again; or, with steps, the next try resumes."""
+    """The handler raised. The key is free again; an operation with finished steps resumes after them."""
 
     name = "released"
     level = INFO
@@ -132,7 +131,7 @@ class Waited(Event):
 
 @dataclass(frozen=True, slots=True)
 class TurnedAway(Event):
-    """A duplicate came while the first still runs, and was refused."""
+    """A duplicate was refused because the first call still runs."""
 
     name = "turned_away"
     level = INFO
@@ -141,7 +140,7 @@ class TurnedAway(Event):
 
 @dataclass(frozen=True, slots=True)
 class Mismatched(Event):
-    """The same key came with another request, and was refused."""
+    """A request was refused because its key belongs to a different request."""
 
     name = "mismatched"
     level = WARNING
@@ -149,7 +148,7 @@ class Mismatched(Event):
 
 @dataclass(frozen=True, slots=True)
 class WentUnknown(Event):
-    """A call met an operation whose outcome nobody knows."""
+    """A call found an operation whose outcome is unknown."""
 
     name = "went_unknown"
     level = ERROR
@@ -157,8 +156,8 @@ class WentUnknown(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseLost(Event):
-    """An attempt was fenced off; its outcome was refused."""
+class LeaseLostEvent(Event):
+    """An attempt lost its lease to another owner, and its outcome was refused."""
 
     name = "lease_lost"
     level = ERROR
@@ -168,7 +167,7 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class Renewed(Event):
-    """A lease was renewed while its handler runs."""
+    """The lease of a running handler was renewed."""
 
     name = "renewed"
     attempt: int
@@ -176,7 +175,7 @@ class Renewed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RenewalFailed(Event):
-    """A renewal did not get through; it is tried again before the lease ends."""
+    """A lease could not be renewed. It is tried again before the lease ends."""
 
     name = "renewal_failed"
     level = WARNING
@@ -185,7 +184,7 @@ class RenewalFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepSaved(Event):
-    """A step or captured value is stored."""
+    """A step or a captured value was stored."""
 
     name = "step_saved"
     step: str
@@ -193,7 +192,7 @@ class StepSaved(Event):
 
 @dataclass(frozen=True, slots=True)
 class UndoFailed(Event):
-    """A step of an operation that failed could not be undone at this try."""
+    """A step of a failed operation could not be undone at this try."""
 
     name = "undo_failed"
     level = ERROR
@@ -203,7 +202,7 @@ class UndoFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class ResultDropped(Event):
-    """Done and remembered, but the result could not be kept."""
+    """The operation is remembered as done, but its result could not be stored."""
 
     name = "result_dropped"
     level = ERROR
@@ -212,7 +211,7 @@ class ResultDropped(Event):
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed(Event):
-    """The store failed at this Op; what follows is the policy's choice."""
+    """The store failed at this Op. The policy decides what happens next."""
 
     name = "store_failed"
     level = ERROR
@@ -222,7 +221,7 @@ class StoreFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Unprotected(Event):
-    """The store was down and the policy is open: the handler runs without a record."""
+    """The store was down and the policy is ``on_store_error="open"``: the handler runs without a record."""
 
     name = "unprotected"
     level = ERROR
@@ -230,7 +229,7 @@ class Unprotected(Event):
 
 @dataclass(frozen=True, slots=True)
 class Unkeyed(Event):
-    """A request came without the key that its route leaves optional: the handler runs without a record."""
+    """A request came without its optional key: the handler runs without a record."""
 
     name = "unkeyed"
     level = INFO
@@ -238,7 +237,7 @@ class Unkeyed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Expired(Event):
-    """A key came again after its answer had expired, and was refused."""
+    """A request was refused because the answer of its key has expired."""
 
     name = "expired"
     level = WARNING
@@ -248,17 +247,17 @@ class Expired(Event):
 
 @dataclass(frozen=True, slots=True)
 class OverQuota(Event):
-    """A new key was refused: its tenant holds as many live keys as its quota allows."""
+    """A new key was refused because its tenant holds as many live keys as its quota allows."""
 
     name = "over_quota"
     level = WARNING
     live_keys: int
-    """How many it holds, as far as is known; counted up to the quota."""
+    """How many live keys the tenant holds, counted up to the quota."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved(Event):
-    """Someone said what became of an unknown operation."""
+    """An operation in doubt was settled by ``resolve()`` or ``release()``."""
 
     name = "resolved"
     level = INFO
@@ -266,8 +265,8 @@ class Resolved(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Swept(Event):
-    """Expired records were removed. ``operation``, ``tenant`` and ``key`` are empty: a sweep is over all."""
+class SweptEvent(Event):
+    """A sweep removed expired records. ``operation``, ``tenant`` and ``key`` are empty."""
 
     name = "swept"
     removed: int
@@ -276,8 +275,8 @@ class Swept(Event):
 
 @dataclass(frozen=True, slots=True)
 class CacheLost(Event):
-    """The cache of a tiered store does not answer: all is asked of the store behind it. Told by the store's hook;
-    ``operation``, ``tenant`` and ``key`` are empty.
+    """The cache of a tiered store does not answer, and the primary is asked instead. ``operation``, ``tenant`` and
+    ``key`` are empty. Passed to the store's own hook.
     """
 
     name = "cache_lost"
@@ -295,7 +294,7 @@ class CacheBack(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryFailed(Event):
-    """A resumer tried to resume an abandoned operation, and it failed; it is tried again later."""
+    """A resumer could not resume an abandoned operation. It tries again later."""
 
     name = "recovery_failed"
     level = WARNING
@@ -305,7 +304,7 @@ class RecoveryFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryGivenUp(Event):
-    """An abandoned operation has used up its tries: resumers leave it alone. Told once by each of them."""
+    """An abandoned operation has used up its tries, and resumers leave it alone. Each of them reports it once."""
 
     name = "recovery_given_up"
     level = ERROR
@@ -319,14 +318,14 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     Prepared,
     Conflicted,
     FailureRemembered,
-    Recovered,
+    RecoveredEvent,
     Released,
     Replayed,
     Waited,
     TurnedAway,
     Mismatched,
     WentUnknown,
-    LeaseLost,
+    LeaseLostEvent,
     Renewed,
     RenewalFailed,
     StepSaved,
@@ -338,7 +337,7 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     Expired,
     OverQuota,
     Resolved,
-    Swept,
+    SweptEvent,
     CacheLost,
     CacheBack,
     RecoveryFailed,
@@ -347,4 +346,4 @@ EVENTS: Final[tuple[type[Event], ...]] = (
 """All events. The reference page is generated from this table."""
 
 EventHook: TypeAlias = Callable[[Event], None]
-"""What ``on_event=`` takes: a function of one event. It runs in the call, so it must be quick."""
+"""The type of ``on_event=``: a function that takes an event. It runs in the call that causes the event."""

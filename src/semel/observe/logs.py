@@ -1,4 +1,4 @@
-"""A sink that writes events to stdlib logging: ``Semel(store, on_event=log_events())``."""
+"""``log_events()``: a hook that writes events to the standard library's logging."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ __all__ = ["log_events"]
 
 
 def log_events(logger: logging.Logger | None = None, *, show_keys: bool = True) -> EventHook:
-    """A hook that logs each event at its own level under the logger ``semel``.
+    """Return a hook that logs each event at its own level: ``Semel(store, on_event=log_events())``.
 
-    The event's fields are on the log record as ``semel_event`` (name) and ``semel`` (a dict), for structured handlers.
-    ``show_keys=False`` leaves the keys out, where they are secrets.
+    For structured handlers, the log record carries the event's name as ``semel_event`` and its fields as ``semel``.
+
+    :param logger: defaults to the logger ``semel``.
+    :param show_keys: False leaves the keys out, for services whose keys are secrets.
     """
     target = logger or logging.getLogger("semel")
 

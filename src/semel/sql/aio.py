@@ -1,5 +1,6 @@
 # Twin: sync.py is generated from this file by make twins.
 # Twin: connection.awaited is not True -> connection.awaited is not False
+# Twin: on async connections -> on sync connections
 """Run SQL programs on async connections: alone, as a migration, or as a unit of work in the caller's transaction.
 
 A store that supports transactions hands out a unit of work (``store.adopt(connection)``). It answers the Ops of the

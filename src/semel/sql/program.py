@@ -41,7 +41,7 @@ __all__ = [
 
 R = TypeVar("R")
 Rows: TypeAlias = Sequence[Sequence[Any]]
-Style: TypeAlias = Literal["named", "numeric", "format"]
+Style: TypeAlias = Literal["numeric", "format"]
 
 _PARAMETER: Final = re.compile(r"(?<![:\w]):([a-z_]+)\b")
 _ARRAY: Final = re.compile(r"(?<![:\w]):([a-z_]+)::(\w+)\[\]")
@@ -77,8 +77,7 @@ class Query:
     def rendered(self, style: Style) -> tuple[str, tuple[str, ...]]:
         """The text in a driver's style, and the names of its parameters in order.
 
-        ``named`` keeps ``:id`` (sqlite3), ``numeric`` writes ``$1`` (asyncpg), ``format`` writes ``%s`` (psycopg,
-        PyMySQL).
+        ``numeric`` writes ``$1`` (asyncpg), ``format`` writes ``%s`` (psycopg, PyMySQL). sqlite3 needs no rendering.
         """
         known = self._rendered.get(style)
         if known is None:
@@ -142,8 +141,6 @@ def _render(sql: str, style: Style) -> tuple[str, tuple[str, ...]]:
         names.append(match[1])
         return "%s"
 
-    if style == "named":
-        return sql, tuple(dict.fromkeys(_PARAMETER.findall(sql)))
     if style == "numeric":
         return _PARAMETER.sub(numeric, sql), tuple(names)
     return _PARAMETER.sub(positional, sql.replace("%", "%%")), tuple(names)

@@ -105,7 +105,7 @@ class BodyReader:
 
         Raises BodyTooLarge for a body of more than ``longest`` bytes: before it is read, if its length is announced.
         """
-        if self._size > longest or (not self._complete and self._life.exchange.announced_length() > longest):
+        if self._size > longest or (not self._complete and self._life.exchange.announced_length > longest):
             raise BodyTooLarge
         receive = self._receive
         while not self._complete:

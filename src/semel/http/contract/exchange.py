@@ -112,8 +112,8 @@ class Exchange:
     """What is known about a request, and the answers to it."""
 
     __slots__ = (
-        "_body_size", "_counted", "_echoed", "_hash", "_keys", "_length", "_lines", "_query", "_scripted", "_verbatim",
-        "body", "docs", "key", "method", "path",
+        "_body_size", "_counted", "_echoed", "_hash", "_keys", "_lines", "_query", "_scripted", "_verbatim",
+        "announced_length", "body", "docs", "key", "method", "path",
     )  # fmt: skip
 
     def __init__(
@@ -139,7 +139,8 @@ class Exchange:
         self._query = query
         self._lines = headers
         self._hash = RequestHash(secret)
-        self._length = b""
+        self.announced_length = 0
+        """The Content-Length, or 0 if there is none."""
         self._scripted = False
         """Whether a browser's script sent the request."""
         self._keys: list[bytes] = []
@@ -152,7 +153,7 @@ class Exchange:
             if name == KEY:
                 self._keys.append(value)
             elif name == b"content-length":
-                self._length = self._length or value
+                self.announced_length = self.announced_length or (int(value) if value.isdigit() else 0)
             elif name == b"origin":
                 self._scripted = True
             else:
@@ -162,10 +163,6 @@ class Exchange:
     def headers(self) -> list[tuple[bytes, bytes]]:
         """All header lines of the request, with lower-case names."""
         return [(name.lower(), value) for name, value in self._lines]
-
-    def announced_length(self) -> int:
-        """The Content-Length, or 0 if there is none."""
-        return int(self._length) if self._length.isdigit() else 0
 
     def feed(self, chunk: bytes) -> None:
         """Take the next chunk of the request's body."""

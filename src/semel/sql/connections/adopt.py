@@ -21,7 +21,6 @@ __all__ = [
     "LentConnection",
     "adopt",
     "database_url",
-    "kinds",
     "not_migrated",
 ]
 
@@ -142,11 +141,6 @@ def adopt(raw: object) -> Any:
     if wrapper is None:
         wrapper = _found[cls] = _find(raw)
     return wrapper(raw)
-
-
-def kinds() -> list[str]:
-    """The classes of connections that can be adopted."""
-    return list(_WRAPPERS)
 
 
 def _find(raw: object) -> Any:

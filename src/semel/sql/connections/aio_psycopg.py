@@ -1,5 +1,6 @@
 # Twin: psycopg.py is generated from this file by make twins.
 # Twin: Literal[True] = True -> Literal[False] = False
+# Twin: our own async connection -> our own connection
 """psycopg 3: our own async connection, and connections that belong to the caller.
 
 On a lent connection the calls of our SQL functions are sent as text, past psycopg's cursors: a cursor takes as long for

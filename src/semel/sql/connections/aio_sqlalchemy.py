@@ -4,6 +4,7 @@
 # Twin: sqlalchemy.ext.asyncio.AsyncSession -> sqlalchemy.orm.Session
 # Twin: an async_scoped_session -> a scoped_session
 # Twin: "async_scoped_session" -> "scoped_session"
+# Twin: SQLAlchemy's async connections -> SQLAlchemy's connections
 """SQLAlchemy's async connections and sessions. A statement is sent through ``exec_driver_sql``.
 
 So SQLAlchemy's logging and events see it, and its pool notices a lost connection. What a session has not flushed yet
