@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,11 +157,14 @@ def worldly(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"calls {node.func.id}()"
 
 
-def parsed() -> Iterator[tuple[str, str, Path, ast.Module]]:
+@cache
+def parsed() -> list[tuple[str, str, Path, ast.Module]]:
     """(module, its package, path, tree) of all that is below src/semel."""
+    found = []
     for module, path in modules().items():
         package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        yield module, package, path, ast.parse(path.read_text(encoding="utf-8"), str(path))
+        found.append((module, package, path, ast.parse(path.read_text(encoding="utf-8"), str(path))))
+    return found
 
 
 def where(path: Path, line: int) -> str:
@@ -355,6 +359,7 @@ print(*sorted(set(sys.modules) - before))
 """
 
 
+@cache
 def fresh_import() -> tuple[list[str], list[str]]:
     """Import semel in a new interpreter: the modules that came with it, and with the first use of a guard."""
     # Coverage would bring its own modules along.

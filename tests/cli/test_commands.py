@@ -272,6 +272,7 @@ def test_python_dash_m_and_the_version() -> None:
     assert (run.returncode, run.stdout) == (0, f"semel {semel.__version__}\n")
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_is_no_error() -> None:
     command = f"{sys.executable} -m semel diagram | true; exit ${{PIPESTATUS[0]}}"
     for _ in range(3):

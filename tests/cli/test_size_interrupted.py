@@ -199,12 +199,14 @@ def test_mariadb_has_no_database_left_wherever_it_ends(
     assert databases_in(mariadb) == []
 
 
+@pytest.mark.slow
 @both
 def test_no_temporary_file_is_left(how: signal.Signals, tmp_path: Path) -> None:
     interrupted("sqlite:///mine.db", lambda: any(tmp_path.rglob("sample.db-wal")), how, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_no_temporary_file_is_left_wherever_it_ends(tmp_path: Path) -> None:
     anywhere("--store", "sqlite:///mine.db", folder=tmp_path)
     assert list(tmp_path.iterdir()) == []

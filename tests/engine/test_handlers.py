@@ -182,7 +182,7 @@ def test_a_call_that_asks_for_more_is_refused_before_anything_is_claimed(
     quick_engine: Engine, call: Callable[..., Any]
 ) -> None:
     for method in (quick_engine.guard.run, quick_engine.guard.run_outcome):
-        with pytest.raises(PolicyError, match=r"asks for .*b|asks for order, op"):
+        with pytest.raises(PolicyError, match=r"needs .*b|needs order, op"):
             quick_engine.do(method, "op", key="k", call=call)
     with pytest.raises(PolicyError, match=r"such as lambda: ship\(order\), not 7"):
         quick_engine.do(quick_engine.guard.run, "op", key="k", call=7)

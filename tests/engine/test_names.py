@@ -31,6 +31,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_function_is_one_operation_in_the_script_its_children_and_its_importers(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(PROGRAM)
     # Unmeasured: what coverage does on SIGTERM, with which a pool ends its children, can wait for ever.

@@ -244,6 +244,7 @@ def works_on(store: Any) -> None:
         assert [guard.run("pay", key="k", call=lambda: 5) for _ in range(2)] == [5, 5]
 
 
+@pytest.mark.slow
 def test_migrate_makes_the_tables_that_the_sqlite_store_wants_and_takes_them_away(tmp_path: Path) -> None:
     database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "shop.db")}
     said = manage(
@@ -264,6 +265,7 @@ def test_tables_that_a_store_has_made_are_taken_over(tmp_path: Path) -> None:
     check_sqlite(tmp_path / "shop.db")
 
 
+@pytest.mark.slow
 def test_a_file_that_came_to_a_database_late_is_made_up_for(tmp_path: Path) -> None:
     """Databases have files of the same number at different times; Django knows one number for all."""
     import sqlite3

@@ -312,6 +312,7 @@ def rest_documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[s
     return dict(zip(VARIANTS, map(json.loads, made.stdout.splitlines()), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rest_framework_documents_what_is_declared(variant: str, rest_documents: dict[str, dict[str, Any]]) -> None:
     spec, prefix, version = rest_documents[variant], variant.partition(" ")[0], VARIANTS[variant]["OAS_VERSION"]

@@ -25,8 +25,8 @@ from semel.core.states import State, Takeover
 from semel.errors import RecordTooLarge
 from semel.stores.dynamodb import migrate
 from semel.stores.dynamodb.failures import CallRetry, error_of
-from semel.stores.dynamodb.items import LARGEST_ITEM
 from semel.stores.dynamodb.settings import DynamoDBSettings
+from semel.stores.dynamodb.table import LARGEST_ITEM
 from tests.servers import DynamoDBServer
 
 LARGE = 250_000

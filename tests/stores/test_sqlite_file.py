@@ -193,6 +193,7 @@ store.close()
 """
 
 
+@pytest.mark.slow
 def test_of_many_processes_one_wins_each_record(tmp_path: Path) -> None:
     won = [line.split()[0] for out in processes(CLAIMS, tmp_path / "records.db", number=4) for line in out.splitlines()]
     assert sorted(won, key=int) == [str(i) for i in range(100)]
@@ -239,6 +240,7 @@ print(*migrate(sys.argv[1]))
 MIGRATIONS = [f"{number:04d}_{name}" for number, name, _ in SQLITE.migrations()]
 
 
+@pytest.mark.slow
 def test_many_processes_may_migrate_at_once(tmp_path: Path) -> None:
     printed = processes(MIGRATES, tmp_path / "records.db", number=6)
     assert sorted(printed) == ["", "", "", "", "", " ".join(MIGRATIONS)]

@@ -110,6 +110,7 @@ class TestTieredStoreWithoutRedis(_OnSQLite, conformance.StoreSuite):
         return lambda: TieredStore(SQLiteStore(path, synchronous="normal"), RedisCache(nobody))
 
 
+@pytest.mark.slow
 def test_async_model_without_redis(tmp_path: Path, nobody: str) -> None:
     """The async twin of the class above, by random sequences alone: each of the proofs is shown there."""
 

@@ -1,1 +1,1 @@
-"""The shells that drive the flows: run the handler, keep its lease alive, sleep, cancel, and shield clean-up."""
+"""Runs handlers: drives the flows of the core over a store, renews leases, waits, cancels, and shields clean-up."""

@@ -1,8 +1,8 @@
-"""What must be made anew in a forked child: locks that a thread of the parent held, threads that stayed behind,
-connections that belong to the parent.
+"""What a forked child must replace: locks that a thread of the parent held, threads that stayed behind, connections
+that belong to the parent.
 
-A server that loads the application and then forks its workers (gunicorn's preload) copies guards and stores along.
-Whoever holds such things says so once, and is told in every child before anything else runs there.
+A server that loads the application and then forks its workers (gunicorn's preload) copies guards and stores into them.
+An object that holds such things registers a method, which is called in every child before anything else runs there.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _survivors: weakref.WeakKeyDictionary[Any, list[Callable[[Any], Any]]] = weakref
 
 
 def survive_forks(renew: Callable[[], Any]) -> None:
-    """Have the bound method called in every child of this process, for as long as its object lives."""
+    """Call the bound method in every child of this process, for as long as its object lives."""
     assert isinstance(renew, MethodType)
     _survivors.setdefault(renew.__self__, []).append(renew.__func__)
 
 
-def _tell() -> None:
+def _renew_all() -> None:
     for survivor, renewals in list(_survivors.items()):
         for renew in renewals:
             renew(survivor)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_tell)
+    os.register_at_fork(after_in_child=_renew_all)

@@ -29,7 +29,7 @@ __all__ = ["Guard", "PolicyChanges"]
 STORE_MEMBERS: Final = ("wakes", "counts", "resumes", "adopt", "accept", "execute", "execute_many", "wait", "close")
 ANY: Final = KeyFormat.named("any")
 REMEMBERED: Final = 256
-"""Operation names, changed policies and serializers of result types that a guard keeps ready; each list by itself."""
+"""How many operation names, changed policies and serializers a guard caches, of each."""
 
 
 class PolicyChanges(TypedDict, total=False):
@@ -80,7 +80,7 @@ class Guard:
             raise ConfigurationError(f"on_event= is a function of an event, such as log_events(), not {on_event!r}")
         self._policy = policy or Policy()
         self.tenant = tenant and checked_tenant(tenant)
-        self._hook = None if on_event is None else _harmless(on_event)
+        self._hook = None if on_event is None else _logging_errors(on_event)
         self.codec = codec or Codec()
         self.secret = secret
         self._data = Arguments(lambda fingerprint: None, "all", secret=secret)
@@ -88,7 +88,7 @@ class Guard:
         self.sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
         self._serializers: dict[Any, ResultSerializer] = {}
         self._operations: set[str] = set()
-        """Names that were checked; begun anew when there are many, for a program may make them as it runs."""
+        """Checked names. Cleared when there are many, because a program may invent names as it runs."""
         self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
         if self._policy.resumable:
             raise PolicyError(
@@ -101,13 +101,13 @@ class Guard:
 
     @property
     def policy(self) -> Policy:
-        """The policy of operations that do not say otherwise."""
+        """The default policy of its operations."""
         return self._policy
 
     def add_event_hook(self, hook: EventHook) -> None:
         """Also call ``hook`` with every event, after the hooks that are there already."""
         first = self._hook
-        self._hook = _harmless(hook) if first is None else _both(first, _harmless(hook))
+        self._hook = _logging_errors(hook) if first is None else _both(first, _logging_errors(hook))
         self._settings["on_event"] = self._hook
 
     def _declare(
@@ -178,7 +178,7 @@ class Guard:
         policy: Policy,
         serializer: ResultSerializer = PLAIN,
     ) -> Call:
-        """A call under this guard's settings, for adapters; its parts are checked by whoever asks."""
+        """Return a call with this guard's settings. For adapters, which have checked its parts."""
         return Call(
             identity(tenant, operation, key),
             tenant,
@@ -186,7 +186,7 @@ class Guard:
             key,
             key if self.readable_keys else None,
             fingerprint,
-            # 63 random bits, fresh from the system each time: a forked child must never repeat its parent's.
+            # 63 random bits from the system: a forked child must not repeat those of its parent.
             int.from_bytes(os.urandom(8), "big") >> 1,
             policy,
             serializer,
@@ -204,9 +204,9 @@ class Guard:
                     self._policies.clear()
                 known = self._policies[wanted] = self._policy.replace(**changes)
             if known.resumable:
-                raise PolicyError("resumable= is for functions, whose arguments can be kept: @guard.once(…)")
+                raise PolicyError("resumable= is for functions, whose arguments can be stored: @guard.once(…)")
             return known
-        except TypeError:  # an unhashable value: no policy has one, and but() says which
+        except TypeError:  # an unhashable value: no policy allows one, and replace() says which
             return self._policy.replace(**changes)
 
     def _identity(self, operation: str, key: object, tenant: str | None) -> bytes:
@@ -219,7 +219,7 @@ class Guard:
             raise PolicyError(f"{call}: this result cannot be stored, so nothing is resolved: {error}") from error
 
     def _report(self, call: Call, found: State, *, happened: bool, force: bool = False) -> None:
-        """Say what a resolution met; an operation that was not in doubt is an error."""
+        """Report a resolution. Raises NotResolvable if the operation was not in doubt."""
         if found in (State.UNKNOWN, State.ABANDONED) or (force and found is State.RUNNING):
             call.tell(events.Resolved, happened)
         elif found is State.RUNNING:
@@ -243,14 +243,16 @@ class Guard:
 
 
 def at_least_one(limit: int) -> int:
+    """Return the limit. Raises PolicyError if it is not a positive number."""
     if type(limit) is not int or limit < 1:
         raise PolicyError(f"a limit is a whole number from 1, not {limit!r}")
     return limit
 
 
 def checked_tenant(value: object) -> str:
+    """Return the tenant. Raises PolicyError if there is none, and KeyInvalid if it is malformed."""
     if value is None or value == "":
-        raise PolicyError(f"tenant= gave {value!r}: every call must say whose it is, or leave tenant= out")
+        raise PolicyError(f"tenant= returned {value!r}: every call needs a tenant, or leave tenant= out")
     return normalize_key(value, ANY)
 
 
@@ -281,9 +283,9 @@ def _describe_wrong_store(store: object) -> str:
     return f"{type(store).__name__}, which does not declare {', '.join(missing)}"
 
 
-def _check_kind(name: str, given: object, wanted: type, example: str) -> None:
-    if given is not None and not isinstance(given, wanted):
-        raise ConfigurationError(f"{name}= is {example} or the like, not {type(given).__name__}")
+def _check_kind(name: str, setting: object, expected: type, example: str) -> None:
+    if setting is not None and not isinstance(setting, expected):
+        raise ConfigurationError(f"{name}= is {example} or the like, not {type(setting).__name__}")
 
 
 def _both(first: EventHook, second: EventHook) -> EventHook:
@@ -294,8 +296,8 @@ def _both(first: EventHook, second: EventHook) -> EventHook:
     return call
 
 
-def _harmless(hook: EventHook) -> EventHook:
-    """A sink must never fail the operation it watches."""
+def _logging_errors(hook: EventHook) -> EventHook:
+    """Log errors of the hook: a sink must never fail the operation that it watches."""
 
     def call(event: Event) -> None:
         try:

@@ -1,1 +1,1 @@
-"""How a user's function becomes a call: its name, its key, its fingerprint, its inputs."""
+"""How a program's function becomes a call: its name, its key, its fingerprint, its arguments."""

@@ -1,8 +1,8 @@
-"""What a program gives as ``call=``: a function of the operation's handle, or of nothing.
+"""The function that a program passes as ``call=``: it takes the operation's handle, or nothing.
 
-Which of them is found out before it is called, never by catching TypeError, which the function's own mistakes would set
-off as well. A function is judged by its code object, each time and quickly, for most are lambdas made on the spot; what
-only a signature or annotations can tell is looked at once.
+Which of the two is decided before it is called, not by catching TypeError, which a mistake inside the function raises
+too. Most functions are lambdas, new in each call, so the code object decides, which is fast. Signatures and annotations
+are only read if they must be, and once per function.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ _UNRUN: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _UNPLAIN: Final = _UNRUN | inspect.CO_VARARGS
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _seen: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""What was found out by looking closely; it goes with the function."""
+"""What a signature or annotations have shown, for as long as the function lives."""
 
 
 def with_handle(call: Callable[..., Any]) -> Callable[[Any], Any]:
-    """``call`` as a function of the handle: it may take it, or nothing. Others are refused, and nothing is claimed."""
+    """Return ``call`` as a function of the handle. Raises PolicyError if it takes other arguments."""
     code: CodeType | None = getattr(call, "__code__", None)
     if code is not None and not (code.co_argcount or code.co_kwonlyargcount or code.co_flags & _UNPLAIN):
-        return lambda op: call()  # most are so
-    handler = _no_function(call) if code is None else _function(call, call, code, 0, ())
+        return lambda op: call()  # the usual case
+    handler = _callable_object(call) if code is None else _function(call, call, code, 0, ())
     return (lambda op: call()) if handler is None else handler
 
 
-def _no_function(call: Callable[..., Any]) -> Callable[[Any], Any] | None:
-    """A partial, an object with ``__call__``, a class, something built in. None: it takes nothing."""
+def _callable_object(call: Callable[..., Any]) -> Callable[[Any], Any] | None:
+    """For a partial, an object with ``__call__``, a class or a builtin. Returns None if it takes nothing."""
     if type(call) is partial:
         code = getattr(call.func, "__code__", None)
         if code is not None:
             return _function(call, call.func, code, len(call.args), call.keywords)
     if not callable(call):
         raise PolicyError(
-            f"call= is a function of nothing or of the operation's handle, such as lambda: ship(order), not {call!r}"
+            f"call= takes a function without arguments or of the operation's handle, such as lambda: ship(order), "
+            f"not {call!r}"
         )
     function = type(call).__call__
     code = getattr(function, "__code__", None)
@@ -52,28 +53,28 @@ def _no_function(call: Callable[..., Any]) -> Callable[[Any], Any] | None:
 
 
 def _function(
-    call: Callable[..., Any], function: Any, code: CodeType, given: int, keywords: Collection[str]
+    call: Callable[..., Any], function: Any, code: CodeType, bound: int, keywords: Collection[str]
 ) -> Callable[[Any], Any] | None:
-    """A function or method, of whose parameters so many are given, and those by name."""
+    """For a function or method, whose first ``bound`` parameters and ``keywords`` are set. None if it takes nothing."""
     if code.co_flags & _UNRUN:
         raise PolicyError("call= is a generator: its body runs after the call has returned. Return a list instead")
     if code.co_flags & _UNPLAIN or code.co_kwonlyargcount:
         return _by_signature(call, function if code.co_kwonlyargcount else None)
     if type(function) is MethodType:
-        given += 1
-    if given == code.co_argcount:
+        bound += 1
+    if bound == code.co_argcount:
         return None
     defaults = function.__defaults__ or ()
-    if given < code.co_argcount - len(defaults):
-        names = code.co_varnames[given : code.co_argcount - len(defaults)]
+    if bound < code.co_argcount - len(defaults):
+        names = code.co_varnames[bound : code.co_argcount - len(defaults)]
         left = [name for name in names if name not in keywords]
         if left:
-            return call if len(left) == 1 and left[0] == names[0] else _refused(left)
-    # One with a default is the handle's if its annotation says so: op: Operation = INJECTED, which is None.
+            return call if len(left) == 1 and left[0] == names[0] else _refuse(left)
+    # A parameter with the default None is the handle if its annotation says so: op: Operation = INJECTED.
     for default in defaults:
         if default is None and function.__annotations__:
             name = _once(getattr(function, "__func__", function), handle_of)
-            if name is not None and name not in keywords and name not in code.co_varnames[:given]:
+            if name is not None and name not in keywords and name not in code.co_varnames[:bound]:
                 return partial(_by_name, call, name)
     return None
 
@@ -83,21 +84,21 @@ def _by_name(call: Callable[..., Any], name: str, op: Any) -> Any:
 
 
 def _by_signature(call: Callable[..., Any], function: Any = None) -> Callable[[Any], Any] | None:
-    """What takes anything, is wrapped, or is no function; or a ``function`` that takes something by name only."""
-    left, handle = _once(call, partial(_asked, function))
+    """For what takes any arguments, is wrapped or no function, or for a ``function`` with keyword-only parameters."""
+    left, handle = _once(call, partial(_required, function))
     if handle is not None:
         others = [p.name for p in left if p.name != handle]
-        return _refused(others) if others else partial(_by_name, call, handle)
+        return _refuse(others) if others else partial(_by_name, call, handle)
     if not left:
         return None
-    return call if len(left) == 1 and left[0].kind in _POSITIONAL else _refused([p.name for p in left])
+    return call if len(left) == 1 and left[0].kind in _POSITIONAL else _refuse([p.name for p in left])
 
 
-def _asked(function: Any, call: Callable[..., Any]) -> tuple[list[inspect.Parameter], str | None]:
-    """The parameters that must be given; and the name of the handle's, where an annotation says so."""
+def _required(function: Any, call: Callable[..., Any]) -> tuple[list[inspect.Parameter], str | None]:
+    """The parameters without a default, and the name of the handle if an annotation says which it is."""
     try:
         parameters = inspect.signature(call).parameters
-    except (TypeError, ValueError):  # built in, and does not say
+    except (TypeError, ValueError):  # a builtin without a signature
         return [], None
     left = [p for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     handle = parameters.get(handle_of(function) or "") if function is not None else None
@@ -107,18 +108,18 @@ def _asked(function: Any, call: Callable[..., Any]) -> tuple[list[inspect.Parame
 
 
 def _once(key: Any, look: Callable[[Any], Any]) -> Any:
-    """What ``look`` says of a function, asked once where it can be kept."""
+    """Return ``look(key)``, computed once for each function where possible."""
     try:
         return _seen[key]
-    except (KeyError, TypeError):  # it has no hash, or cannot be referred to weakly: asked each time
+    except (KeyError, TypeError):  # not hashable, or no weak references: computed each time
         found = look(key)
     with contextlib.suppress(TypeError):
         _seen[key] = found
     return found
 
 
-def _refused(left: list[str]) -> Any:
+def _refuse(left: list[str]) -> Any:
     raise PolicyError(
-        f"call= is a function of nothing or of the operation's handle, and this one asks for {', '.join(left)}: "
+        f"call= takes a function without arguments or of the operation's handle, and this one needs {', '.join(left)}: "
         "write lambda: ship(order), or lambda op: ship(order, op)"
     )

@@ -1,1 +1,1 @@
-"""Driving a call: single flight, leases and their keepers, waiting, and attempts that an adapter ends."""
+"""Drives one call: single flight, leases and their keepers, waiting, and the attempts that adapters end."""

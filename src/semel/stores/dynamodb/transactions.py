@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from semel.core.values import value
 from semel.errors import ConditionFailed, ConfigurationError, RecordTooLarge, SemelError, StoreUnavailable
-from semel.stores.dynamodb.items import LARGEST_ITEM, Item
+from semel.stores.dynamodb.table import LARGEST_ITEM, Item
 
 __all__ = [
     "TRANSACT",

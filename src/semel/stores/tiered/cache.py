@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from semel.core.ops import Record
 from semel.core.values import value
@@ -62,6 +62,7 @@ class Write:
     """... after which this says whether to write it at all."""
 
 
+@runtime_checkable
 class Cache(Protocol):
     """A cache for threads."""
 

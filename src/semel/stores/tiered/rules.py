@@ -29,8 +29,9 @@ from typing import Any, Final
 from semel.core.ops import Claim, Claimed, Complete, Existing, Op, Record, Release, Renew, Resolve
 from semel.core.policy import Duration, seconds
 from semel.core.states import DONE, State
+from semel.engine.ports import Store
 from semel.errors import ConfigurationError
-from semel.stores.tiered.cache import CachedRecord, Tally, Write
+from semel.stores.tiered.cache import Cache, CachedRecord, Tally, Write
 from semel.stores.tiered.copies import MARGIN
 
 __all__ = ["IN_PROGRESS_TTL", "KEEP", "MARK_AFTER", "MAX_COPY_BYTES", "TierRules", "TrackedAttempt", "check_parts"]
@@ -261,15 +262,12 @@ def check_parts(primary: Any, cache: Any, *, awaited: bool) -> None:
 
 
 def _is_store(part: Any) -> bool:
-    return _has_methods(part, "execute", "execute_many", "wait")
+    """Whether it has what every store declares; an async store has the same names."""
+    return not inspect.isclass(part) and isinstance(part, Store)
 
 
 def _is_cache(part: Any) -> bool:
-    return _has_methods(part, "get", "write", "settle")
-
-
-def _has_methods(part: Any, *methods: str) -> bool:
-    return not inspect.isclass(part) and all(callable(getattr(part, name, None)) for name in methods)
+    return not inspect.isclass(part) and isinstance(part, Cache)
 
 
 def _shown(part: Any) -> str:

@@ -10,8 +10,8 @@ if confirmed == '' then
 elseif string.byte(head, 2) ~= 2 then
   return 0
 else -- others may have noted a stronger confirmation, which stays true
-  local known, told = string.byte(head, 4), string.byte(confirmed)
-  if known % 128 >= told % 128 and (known >= 128 or told < 128) then confirmed = string.char(known) end
+  local noted, new = string.byte(head, 4), string.byte(confirmed)
+  if noted % 128 >= new % 128 and (noted >= 128 or new < 128) then confirmed = string.char(noted) end
 end
 redis.call('SETRANGE', key, 3, confirmed)
 return 1
