@@ -1,4 +1,4 @@
-"""Recoverers: what a process left half-done is finished without its caller, once, and not for ever."""
+"""Resumers: what a process left half-done is finished without its caller, once, and not for ever."""
 
 import asyncio
 import concurrent.futures

@@ -146,7 +146,7 @@ def test_a_complete_that_never_gets_through_hands_the_result_to_the_caller(engin
     assert record.state is State.RUNNING, "the lease ends by itself; it is not released, for it ran"
 
 
-def test_settle_for_bounds_how_often_the_outcome_is_offered(engine: Engine) -> None:
+def test_completion_timeout_bounds_how_often_the_outcome_is_offered(engine: Engine) -> None:
     engine.script.on(Complete, before=StoreUnavailable("down"), times=100)
     with pytest.raises(StoreUnavailable):
         engine.run(lambda: 1, completion_timeout=0)
