@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from semel.core.quota import Quota as Quota
     from semel.core.resume import ResumeReport as ResumeReport
     from semel.core.states import State as State
-    from semel.engine.operation.operation import INJECTED as INJECTED
-    from semel.engine.operation.operation import AsyncOperation as AsyncOperation
-    from semel.engine.operation.operation import Operation as Operation
-    from semel.engine.operation.operation import current_operation as current_operation
+    from semel.engine.operation import INJECTED as INJECTED
+    from semel.engine.operation import AsyncOperation as AsyncOperation
+    from semel.engine.operation import Operation as Operation
+    from semel.engine.operation import current_operation as current_operation
     from semel.engine.operation.propagation import derive_key as derive_key
     from semel.engine.operation.propagation import in_context as in_context
     from semel.engine.operation.propagation import outgoing_headers as outgoing_headers
@@ -95,7 +95,7 @@ _HOMES = {
     "AsyncDynamoDBStore": "semel.stores.dynamodb",
     "AsyncMemoryStore": "semel.stores.memory",
     "AsyncMySQLStore": "semel.stores.mysql",
-    "AsyncOperation": "semel.engine.operation.operation",
+    "AsyncOperation": "semel.engine.operation",
     "AsyncPostgresStore": "semel.stores.postgres",
     "AsyncRedisCache": "semel.stores.tiered",
     "AsyncRedisStore": "semel.stores.redis",
@@ -107,13 +107,13 @@ _HOMES = {
     "CANNOT_TELL": "semel.core.call",
     "Codec": "semel.codec",
     "DynamoDBStore": "semel.stores.dynamodb",
-    "INJECTED": "semel.engine.operation.operation",
+    "INJECTED": "semel.engine.operation",
     "KeyFormat": "semel.core.keys",
     "KeyRing": "semel.codec",
     "MemoryStore": "semel.stores.memory",
     "MySQLStore": "semel.stores.mysql",
     "NOT_DONE": "semel.core.call",
-    "Operation": "semel.engine.operation.operation",
+    "Operation": "semel.engine.operation",
     "Outcome": "semel.core.call",
     "Policy": "semel.core.policy",
     "PostgresStore": "semel.stores.postgres",
@@ -132,7 +132,7 @@ _HOMES = {
     "Swept": "semel.core.ops",
     "TieredStore": "semel.stores.tiered",
     "Wait": "semel.core.policy",
-    "current_operation": "semel.engine.operation.operation",
+    "current_operation": "semel.engine.operation",
     "derive_key": "semel.engine.operation.propagation",
     "in_context": "semel.engine.operation.propagation",
     "log_events": "semel.observe.logs",

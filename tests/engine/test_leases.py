@@ -12,7 +12,7 @@ from semel import AsyncMemoryStore, AsyncSemel, LeaseLost, MemoryStore, State, S
 from semel.core.keys import identity
 from semel.core.ops import Complete, Renew, Sweep
 from semel.engine.drive.leases import Lease, Leases
-from semel.engine.operation.operation import OperationHandle
+from semel.engine.operation import OperationHandle
 from tests.engine.driving import Engine
 from tests.engine.scripted import AsyncScriptedStore, Gate, Script
 

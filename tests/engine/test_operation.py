@@ -12,7 +12,7 @@ import pytest
 
 from semel import INJECTED, Codec, LeaseLost, Operation, PolicyError, StoreUncertain, current_operation
 from semel.core.ops import SaveStep
-from semel.engine.operation.operation import AsyncOperation, OperationHandle
+from semel.engine.operation import AsyncOperation, OperationHandle
 from tests.engine.driving import Engine
 from tests.engine.scripted import Gate
 

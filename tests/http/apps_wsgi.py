@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from semel import Semel, SQLiteStore, Wait
-from semel.engine.operation.operation import Operation, current_operation, running
+from semel.engine.operation import Operation, current_operation, running
 from semel.errors import StoreUnavailable
 from semel.http.contract.rules import Idempotent, idempotent
 from semel.http.wsgi import WSGIMiddleware

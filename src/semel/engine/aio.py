@@ -31,7 +31,7 @@ from semel.engine.drive.execution import as_handler
 from semel.engine.drive.keeper import SWEEP_LIMIT
 from semel.engine.drive.waiting import run_in_thread
 from semel.engine.guard import Guard, PolicyChanges, at_least_one, check_store
-from semel.engine.operation.operation import AsyncOperation
+from semel.engine.operation import AsyncOperation
 from semel.engine.ports import AsyncStore
 from semel.engine.transaction.aio import AsyncTransactionAttempt
 from semel.engine.transaction.rules import check_tries, connection_parameter, pick_connection, refuse_nesting

@@ -26,7 +26,7 @@ from semel.engine.drive.driver import CallDriver
 from semel.engine.drive.execution import as_handler
 from semel.engine.drive.keeper import SWEEP_LIMIT
 from semel.engine.guard import Guard, PolicyChanges, at_least_one, check_store
-from semel.engine.operation.operation import Operation
+from semel.engine.operation import Operation
 from semel.engine.ports import Store
 from semel.engine.transaction.rules import check_tries, connection_parameter, pick_connection, refuse_nesting
 from semel.engine.transaction.sync import TransactionAttempt

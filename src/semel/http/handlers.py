@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from semel.engine.declare.declaration import handle_parameter
-from semel.engine.operation.operation import AsyncOperation, Operation, running
+from semel.engine.operation import AsyncOperation, Operation, running
 from semel.errors import PolicyError
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
 from semel.http.contract.endpoint import EndpointFlow, Framework, Lifecycle, Request

@@ -21,7 +21,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final, TypeVar, cast
 
-from semel.engine.operation.operation import current_operation
+from semel.engine.operation import current_operation
 from semel.errors import PolicyError, SemelError, StoreUnavailable
 from semel.http.contract.rules import Idempotent, Rule
 

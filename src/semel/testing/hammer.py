@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from semel.core.call import NOT_DONE, Recovered, Verdict
-from semel.engine.operation.operation import INJECTED, Operation, OperationHandle, current_operation
+from semel.engine.operation import INJECTED, Operation, OperationHandle, current_operation
 from semel.engine.ports import Store
 from semel.errors import InProgress, LeaseLost, OutcomeUnknown, StoreError
 from semel.stores.guard import Semel

@@ -19,7 +19,7 @@ from semel.core.call import NOT_DONE, Recovered, Verdict
 from semel.core.policy import Wait
 from semel.demo.direct.effects import Fenced, Ledger, Rows
 from semel.demo.direct.sightings import Sightings
-from semel.engine.operation.operation import INJECTED, Operation, current_operation
+from semel.engine.operation import INJECTED, Operation, current_operation
 from semel.errors import InProgress, LeaseLost, StoreError
 from semel.stores.guard import Semel
 

@@ -32,7 +32,7 @@ from semel.demo.payments.schemas import (
     Stats,
 )
 from semel.demo.payments.simulate import Fate
-from semel.engine.operation.operation import AsyncOperation
+from semel.engine.operation import AsyncOperation
 from semel.errors import PreconditionFailed
 from semel.http.fastapi import check_match, conditional, etag, idempotent, natural
 

@@ -18,7 +18,7 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 
 from semel.demo.payments.schemas import Simulation
-from semel.engine.operation.operation import AsyncOperation
+from semel.engine.operation import AsyncOperation
 
 __all__ = ["MISTAKES", "Fate", "NewKeys"]
 

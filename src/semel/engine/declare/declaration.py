@@ -19,7 +19,7 @@ from semel.core.encoding.fingerprint import Arguments
 from semel.core.encoding.serializers import PLAIN, NotSerializable, Serializer, decode_result, serializer_for
 from semel.core.keys import KeyFormat, check_name
 from semel.core.policy import Policy
-from semel.engine.operation.operation import AsyncOperation, Operation, OperationHandle
+from semel.engine.operation import AsyncOperation, Operation, OperationHandle
 from semel.errors import PolicyError, SnapshotUnreadable
 
 __all__ = [

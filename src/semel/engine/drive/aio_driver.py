@@ -19,7 +19,7 @@ from semel.engine.drive.execution import Changed, Execution, as_handler
 from semel.engine.drive.flights import Flights
 from semel.engine.drive.leases import Lease
 from semel.engine.drive.waiting import LateResult, shielded
-from semel.engine.operation.operation import AsyncOperation, running
+from semel.engine.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore
 from semel.errors import StoreError
 

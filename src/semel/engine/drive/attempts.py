@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from semel.core.call import Call, Outcome
     from semel.core.ops import Claimed, Op
     from semel.engine.drive.leases import Lease
-    from semel.engine.operation.operation import Operation, OperationHandle
+    from semel.engine.operation import Operation, OperationHandle
 
 __all__ = ["AsyncAttempt", "Attempt"]
 

@@ -19,7 +19,7 @@ from semel.engine.drive.execution import Changed, Execution, as_handler
 from semel.engine.drive.flights import Flights
 from semel.engine.drive.keeper import Keeper
 from semel.engine.drive.leases import Lease
-from semel.engine.operation.operation import Operation, running
+from semel.engine.operation import Operation, running
 from semel.engine.ports import Store
 from semel.errors import PolicyError, StoreError
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
 
 from semel.core.keys import check_name, derive, header_value
-from semel.engine.operation.operation import outgoing_scope, running
+from semel.engine.operation.handle import outgoing_scope, running
 from semel.errors import PolicyError
 
 __all__ = ["derive_key", "in_context", "outgoing_headers", "outgoing_key", "outgoing_metadata"]

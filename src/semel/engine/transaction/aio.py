@@ -19,7 +19,7 @@ from semel.core.call import Call, Failed, Outcome, Pause, Raised, Recover, Retur
 from semel.core.ops import Claimed, Op
 from semel.core.transactional import HandlerConflict, Keep, Lock, Rejected, Rollback, transact
 from semel.engine.drive.execution import as_handler
-from semel.engine.operation.operation import AsyncOperation, running
+from semel.engine.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore, AsyncUnit, unit_of
 
 # sync only: from semel.errors import PolicyError

@@ -7,7 +7,7 @@ from typing import Final
 
 from semel.core.call import Call
 from semel.engine.declare.declaration import Declaration, Pick, Selector, select
-from semel.engine.operation.operation import running
+from semel.engine.operation import running
 from semel.errors import InProgress, PolicyError
 
 __all__ = ["TRIES", "check_tries", "connection_parameter", "pick_connection", "refuse_nesting"]

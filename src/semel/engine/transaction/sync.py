@@ -19,7 +19,7 @@ from semel.core.call import Call, Failed, Outcome, Pause, Raised, Recover, Retur
 from semel.core.ops import Claimed, Op
 from semel.core.transactional import HandlerConflict, Keep, Lock, Rejected, Rollback, transact
 from semel.engine.drive.execution import as_handler
-from semel.engine.operation.operation import Operation, running
+from semel.engine.operation import Operation, running
 from semel.engine.ports import Store, Unit, unit_of
 from semel.errors import PolicyError, StoreError
 from semel.observe import events

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from semel.core.ops import Op
 from semel.engine.declare.declaration import refuse_generators
-from semel.engine.operation.operation import Operation
+from semel.engine.operation import Operation
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.asgi.middleware import ASGIResponder, current_responder
 from semel.http.contract.endpoint import Compensate, Framework, Request

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from semel.core.call import Declined, Pause, Raised, Returned
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.drive.waiting import start_task
-from semel.engine.operation.operation import running
+from semel.engine.operation import running
 from semel.errors import PreconditionError
 from semel.http.asgi.body import BodyReader
 from semel.http.asgi.messages import FILES, Message, Receive, Scope, Send, has_key, without_files

@@ -15,7 +15,7 @@ from django.http import Http404, HttpResponse
 
 from semel.core.ops import Op
 from semel.engine.declare.declaration import refuse_generators
-from semel.engine.operation.operation import AsyncOperation, running
+from semel.engine.operation import AsyncOperation, running
 from semel.errors import PolicyError
 from semel.http.asgi.endpoints import async_endpoint, threaded_responder
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions

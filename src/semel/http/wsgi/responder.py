@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from semel.core.call import Declined, Pause, Raised, Returned
 from semel.core.encoding.snapshot import StoredResponse
 from semel.engine.drive.attempts import Attempt
-from semel.engine.operation.operation import Operation, running
+from semel.engine.operation import Operation, running
 from semel.errors import BodyTooLarge, ConfigurationError
 from semel.http.contract.capture import cut_off
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions

@@ -1,0 +1,165 @@
+# Twin: sync.py is generated from this file by make twins.
+# Twin: function: Callable[..., Any], -> function: Callable[..., T],
+# Twin: undo: Callable[[Any], Any] | None = None, -> undo: Callable[[T], Any] | None = None,
+# Twin: Any:  # the result of the step -> T:
+# Twin: self._drive(flow, unit))  # of type T -> self._drive(flow, unit))  # type: ignore[no-any-return]
+# Twin: an ``async def``, or a plain function that does not block. -> called with ``args`` and ``kwargs``.
+"""``AsyncOperation``: the handle under ``AsyncSemel``.
+
+What a step or an undo does is decided in ``core/steps.py``. The handle only drives those flows: it calls functions,
+executes Ops and sleeps.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+# sync only: import threading
+# sync only: import time
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from typing import Any, TypeVar, overload
+
+from semel.core.call import Pause, Raised, Returned
+from semel.core.ops import Op
+from semel.core.steps import FindMark, RunStep, RunUndo, StepFlow, WriteMark
+
+# sync only: from semel.engine.operation.handle import ForkSafeLock
+from semel.engine.operation.handle import OperationHandle, stepping
+
+__all__ = ["AsyncOperation"]
+
+# sync only: _locks = ForkSafeLock()  # held only while a lock is created
+T = TypeVar("T")
+
+
+class AsyncOperation(OperationHandle):
+    """The handle under ``AsyncSemel``."""
+
+    __slots__ = ()
+
+    async def capture(self, name: str, make: Callable[[], T]) -> T:
+        """Return a value that would differ between attempts. It is made once, stored, and then reused."""
+        async with self._one_at_a_time():
+            return self._end_step(await self._drive(self._steps.capture(name, make)))  # type: ignore[no-any-return]
+
+    # async only
+    @overload
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Coroutine[Any, Any, T]],
+        *args: Any,
+        undo: Callable[[T], Any] | None = None,
+        connection: object = None,
+        **kwargs: Any,
+    ) -> T: ...
+
+    # async only
+    @overload
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., T],
+        *args: Any,
+        undo: Callable[[T], Any] | None = None,
+        connection: object = None,
+        **kwargs: Any,
+    ) -> T: ...
+
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        undo: Callable[[Any], Any] | None = None,
+        connection: object = None,
+        **kwargs: Any,
+    ) -> Any:  # the result of the step
+        """Run one part of the work. Its result is stored when it returns, so that a re-run continues after it.
+
+        :param function: an ``async def``, or a plain function that does not block.
+        :param args: for the function; a re-run with other arguments is refused.
+        :param undo: called with the step's result if the operation fails later on.
+        :param connection: the connection or session, in a transaction, that the function writes its rows on. The step
+            is stored in that transaction: a commit keeps both, and a rollback undoes both.
+        """
+        self._refuse_nesting(name)
+        async with self._one_at_a_time():
+            unit = self._unit(connection)
+            flow = self._steps.step(name, function, args, kwargs, undo=undo, in_transaction=connection is not None)
+            return self._end_step(await self._drive(flow, unit))  # of type T
+
+    async def compensate(self, error: BaseException) -> BaseException:
+        """The handler raised ``error``: undo its steps, the last one first. Returns the error to raise."""
+        from asyncio import CancelledError  # async only
+
+        if self._journal is None:
+            return error
+        # sync: return self._drive(self._journal.compensate(error))  # type: ignore[no-any-return]
+        try:
+            return await self._drive(self._journal.compensate(error))  # type: ignore[no-any-return]
+        except CancelledError as cancelled:  # the next attempt undoes the rest
+            return cancelled
+
+    async def _drive(self, flow: StepFlow, unit: Any = None) -> Any:
+        try:
+            request = next(flow)
+            while True:
+                try:
+                    answer = await self._answer(request, unit)
+                except BaseException as error:
+                    request = flow.throw(error)
+                else:
+                    request = flow.send(answer)
+        except StopIteration as stop:
+            return stop.value
+
+    async def _answer(self, request: Any, unit: Any) -> Any:
+        if isinstance(request, Op):
+            return await self._execute(request)
+        if isinstance(request, RunStep):
+            token = stepping.set(self)
+            try:
+                if unit is not None:
+                    unit.require(False)
+                result = request.function(*request.args, **request.kwargs)
+                # async only
+                if inspect.isawaitable(result):
+                    result = await result
+                if unit is not None:
+                    await unit.finish()
+                return Returned(result)
+            except BaseException as error:
+                return Raised(error)
+            finally:
+                stepping.reset(token)
+        if isinstance(request, RunUndo):
+            try:
+                result = request.function(request.value)
+                return Returned(
+                    await result if inspect.isawaitable(result) else result
+                )  # sync: return Returned(result)
+            except BaseException as error:
+                return Raised(error)
+        if isinstance(request, FindMark):
+            return await unit.saved(request.id, request.name)
+        if isinstance(request, WriteMark):
+            return await unit.save(request.op)
+        assert isinstance(request, Pause)
+        from asyncio import sleep  # async only
+
+        return await sleep(request.seconds)  # sync: return time.sleep(request.seconds)
+
+    def _one_at_a_time(self) -> Any:
+        """Return a lock. It is created at the first use. The function of a step holds it already."""
+        from asyncio import Lock  # async only
+
+        if self._stepping:
+            return nullcontext()
+        # sync: with _locks.lock:
+        # sync:     if self._lock is None:
+        # sync:         self._lock = threading.RLock()
+        if self._lock is None:
+            self._lock = Lock()
+        return self._lock
