@@ -140,19 +140,19 @@ def _retry(call: Call, op: Complete, result: Any, error: StoreError) -> Generato
     Returns the store's answer, or None if it was not stored and the policy fails open: the caller gets its result
     all the same.
     """
-    left = call.policy.completion_seconds
+    remaining = call.policy.completion_seconds
     pauses = iter(SETTLE_PAUSES)
     pause = 0.0
     while True:
         call.tell(events.StoreFailed, "complete", str(error))
         pause = next(pauses, pause)
-        if pause > left:
+        if pause > remaining:
             if (
                 call.policy.fails_open and type(op) is Complete
             ):  # CompleteWith: without its writes the operation has had no effect
                 return None
             raise _not_stored(call, result, error) from error
-        left -= pause
+        remaining -= pause
         yield Pause(pause)
         try:
             stored: bool = yield op

@@ -174,13 +174,13 @@ def _save_input(call: Call, claimed: Claimed) -> Generator[Request, Any, NotRun 
     if any(name == INPUT for name, _ in claimed.steps):
         return None
     try:
-        held = yield SaveStep(call.id, claimed.token, INPUT, call.seal_input(), len(claimed.steps))
+        stored = yield SaveStep(call.id, claimed.token, INPUT, call.seal_input(), len(claimed.steps))
     except StoreError as error:
         call.tell(events.StoreFailed, "keep input", str(error))
         return None if call.policy.fails_open else NotRun(error)
     except NotSerializable as error:
         return NotRun(PolicyError(f"{call}: its arguments cannot be sealed, so nothing was run: {error}"))
-    return None if held else Stopped()
+    return None if stored else Stopped()
 
 
 def _unprotected() -> Flow:

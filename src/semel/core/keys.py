@@ -37,7 +37,7 @@ MAX_KEY_LENGTH = 255
 
 HeaderMode = Literal["auto", "strict", "raw"]
 
-_SHOWN = 12
+_ABBREVIATED = 12
 """How many characters of a refused key an error shows: enough to find it in a log, too few to leak it."""
 
 # NUL breaks databases, CR and LF break headers, and lone surrogates cannot be encoded as UTF-8.
@@ -98,13 +98,15 @@ class KeyFormat:
         if not key:
             raise KeyInvalid(f"the key is empty: expected {self.expected}")
         if len(key) > self.max_length:
-            raise KeyInvalid(f"the key {_shown(key)} has {len(key)} characters: at most {self.max_length} are accepted")
+            raise KeyInvalid(
+                f"the key {_abbreviate(key)} has {len(key)} characters: at most {self.max_length} are accepted"
+            )
         if _UNFIT.search(key):
-            raise KeyInvalid(f"the key {_shown(key)} holds a control character or a lone surrogate")
+            raise KeyInvalid(f"the key {_abbreviate(key)} holds a control character or a lone surrogate")
         if key.isspace():
             raise KeyInvalid("the key consists of blanks")
         if self.pattern is not None and self.pattern.fullmatch(key) is None:
-            raise KeyInvalid(f"the key {_shown(key)} is not of the accepted format: expected {self.expected}")
+            raise KeyInvalid(f"the key {_abbreviate(key)} is not of the accepted format: expected {self.expected}")
 
 
 ANY = KeyFormat.named("any")
@@ -127,7 +129,7 @@ def normalize_key(value: object, format: KeyFormat = ANY) -> str:
     ):
         return value
     if value is None or (isinstance(value, str) and not value):
-        raise KeyMissing("no key was given: None and the empty text are no keys")
+        raise KeyMissing("the key is missing: None and the empty text are not keys")
     if isinstance(value, str):
         text = str.__str__(value)  # a StrEnum's or other subclass's characters, not what its __str__ may say
     elif isinstance(value, int) and not isinstance(value, bool):
@@ -185,7 +187,7 @@ def parse_header(value: str, mode: HeaderMode = "auto", format: KeyFormat = ANY)
     if not text:
         raise KeyInvalid("the Idempotency-Key field is empty")
     if not (text.isascii() and text.isprintable()):
-        raise KeyInvalid(f"the Idempotency-Key field {_shown(text)} holds characters other than printable ASCII")
+        raise KeyInvalid(f"the Idempotency-Key field {_abbreviate(text)} holds characters other than printable ASCII")
     if mode not in ("auto", "strict", "raw"):
         raise PolicyError(f"unknown header mode {mode!r}: choose one of auto, strict, raw")
     if mode == "raw":
@@ -193,10 +195,10 @@ def parse_header(value: str, mode: HeaderMode = "auto", format: KeyFormat = ANY)
     elif text[0] == '"':
         key = _structured_string(text)
     elif mode == "strict":
-        raise KeyInvalid(f'the Idempotency-Key field {_shown(text)} must be a quoted string, like "8e03978e"')
+        raise KeyInvalid(f'the Idempotency-Key field {_abbreviate(text)} must be a quoted string, like "8e03978e"')
     elif _BARE.fullmatch(text) is None:
         raise KeyInvalid(
-            f"the Idempotency-Key field {_shown(text)} holds a blank, quote, comma, semicolon or backslash: "
+            f"the Idempotency-Key field {_abbreviate(text)} holds a blank, quote, comma, semicolon or backslash: "
             "send one key, and quote it if it needs these characters"
         )
     else:
@@ -211,12 +213,12 @@ def header_value(key: str, quote: bool = False) -> str:
     """
     ANY.check(key)
     if not (key.isascii() and key.isprintable()):
-        raise KeyInvalid(f"the key {_shown(key)} cannot travel in a header: it holds more than printable ASCII")
+        raise KeyInvalid(f"the key {_abbreviate(key)} cannot travel in a header: it holds more than printable ASCII")
     if quote:
         return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if _BARE.fullmatch(key) is None:
         raise KeyInvalid(
-            f"the key {_shown(key)} cannot travel bare: it holds a blank, quote, comma, semicolon or backslash"
+            f"the key {_abbreviate(key)} cannot travel bare: it holds a blank, quote, comma, semicolon or backslash"
         )
     return key
 
@@ -224,12 +226,12 @@ def header_value(key: str, quote: bool = False) -> str:
 def _structured_string(text: str) -> str:
     string = _STRING.match(text)
     if string is None:
-        raise KeyInvalid(f"the Idempotency-Key field {_shown(text)} has no closing quote, or a wrong escape")
+        raise KeyInvalid(f"the Idempotency-Key field {_abbreviate(text)} has no closing quote, or a wrong escape")
     at = string.end()
     while at < len(text):
         parameter = _PARAMETER.match(text, at)
         if parameter is None or not _is_utf8(parameter["display"]):
-            raise KeyInvalid(f"the Idempotency-Key field {_shown(text)} goes on wrongly after the closing quote")
+            raise KeyInvalid(f"the Idempotency-Key field {_abbreviate(text)} goes on wrongly after the closing quote")
         at = parameter.end()
     inner = string[0][1:-1]
     return _ESCAPED.sub(r"\1", inner) if "\\" in inner else inner
@@ -284,5 +286,5 @@ def derive(root: bytes, step: str) -> str:
     return f"{text[:8]}-{text[8:12]}-8{text[13:16]}-{variant}{text[17:20]}-{text[20:]}"
 
 
-def _shown(text: str) -> str:
-    return ascii(text[:_SHOWN]) + ("…" if len(text) > _SHOWN else "")
+def _abbreviate(text: str) -> str:
+    return ascii(text[:_ABBREVIATED]) + ("…" if len(text) > _ABBREVIATED else "")

@@ -111,16 +111,16 @@ def show(row: Row, now: float) -> Record:
         id, stored, token, attempt, _, takeover, fingerprint, lease_end, created, expires, tenant, operation, key,
         snapshot, _,
     ) = row  # fmt: skip
-    left, expires_in = lease_end - now, expires - now
-    state = state_at(stored, takeover, left, expires_in)
+    lease_left, expires_in = lease_end - now, expires - now
+    state = state_at(stored, takeover, lease_left, expires_in)
     return Record(
-        id, state, token, attempt, fingerprint, snapshot, left, now - created, expires_in, tenant, operation, key
+        id, state, token, attempt, fingerprint, snapshot, lease_left, now - created, expires_in, tenant, operation, key
     )
 
 
-def same_request(stored: bytes, asked: bytes) -> bool:
+def same_request(stored: bytes, claimed: bytes) -> bool:
     """Whether two fingerprints may belong to one request. An empty one matches every other."""
-    return not asked or not stored or stored == asked
+    return not claimed or not stored or stored == claimed
 
 
 def may_take_over(owner: int, claimer: int) -> bool:
@@ -155,7 +155,7 @@ def claim(row: Row | None, op: Claim, now: float) -> tuple[Row | None, Claimed |
     if not may_take_over(row.takeover, op.takeover):
         refused = row._replace(state=TRANSITIONS[state, Move.REFUSE])
         return refused, Existing(show(refused, now))
-    taken = row._replace(
+    successor = row._replace(
         state=TRANSITIONS[state, Move.TAKE_OVER],
         token=next_token(row, now),
         attempt=row.attempt + 1,
@@ -164,7 +164,7 @@ def claim(row: Row | None, op: Claim, now: float) -> tuple[Row | None, Claimed |
         lease_end=now + op.lease,
         expires=now + op.ttl,
     )
-    return taken, Claimed(taken.token, taken.attempt, taken.steps)
+    return successor, Claimed(successor.token, successor.attempt, successor.steps)
 
 
 def renew(row: Row | None, op: Renew, now: float) -> tuple[Row | None, bool]:

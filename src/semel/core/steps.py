@@ -113,10 +113,10 @@ class Journal:
     """What one attempt knows about the steps of its operation."""
 
     __slots__ = (
-        "_asked",
         "_call",
         "_in_transaction",
         "_recorded",
+        "_requested",
         "_results",
         "_saved",
         "_token",
@@ -134,7 +134,7 @@ class Journal:
         self._saved = dict(saved)
         self._recorded = [name.removeprefix(_STEP) for name, _ in saved if name.startswith(_STEP)]
         """Steps of earlier attempts, in the order in which they were done."""
-        self._asked: list[str] = []
+        self._requested: list[str] = []
         """Steps that this attempt has asked for."""
         self._results: dict[tuple[str, str], Any] = {}
         """Values and results of this attempt. If the store's answer to a save was lost, the same one is sent again."""
@@ -194,10 +194,10 @@ class Journal:
                 head = digest + (b"\x01" if undo is not None else b"\x00")
                 result = yield from self._run(RunStep(function, args, kwargs, in_transaction), name, serializer, head)
             except BaseException:
-                self._asked.remove(name)  # it failed, and may be tried again
+                self._requested.remove(name)  # it failed, and may be tried again
                 raise
             if type(result) is Failed:
-                self._asked.remove(name)
+                self._requested.remove(name)
                 return result
         if undo is not None:
             self._undoable.append(_Undoable(name, result, undo))
@@ -218,7 +218,7 @@ class Journal:
             sealed = self._seal(name, result, serializer, head)
             if request.in_transaction:
                 op = self._entry(_STEP + name, sealed)
-                self._stored(op, (yield WriteMark(op)))
+                self._note_stored(op, (yield WriteMark(op)))
             else:
                 yield from self._save(_STEP + name, sealed)
         if request.in_transaction:
@@ -272,10 +272,10 @@ class Journal:
         op = self._entry(name, sealed)
         try:
             try:
-                held = yield op
+                stored = yield op
             except RecordTooLarge as too_large:
                 op = self._without_result(op, too_large)
-                held = yield op
+                stored = yield op
         except StoreError as error:
             if isinstance(error, StoreUncertain):
                 self._call.has_steps = True  # it may be stored: the end of this attempt must not delete it
@@ -286,7 +286,7 @@ class Journal:
                     "commit it before anything else is stored, or give that connection= too"
                 )
             raise
-        self._stored(op, held)
+        self._note_stored(op, stored)
 
     # -- the end of the handler
 
@@ -318,7 +318,7 @@ class Journal:
         """
         if self.failing:
             raise self.failure()
-        missing = self._recorded[len(self._asked) :]
+        missing = self._recorded[len(self._requested) :]
         if missing:
             raise StepMismatch(
                 f"{self._call}: an earlier attempt did {', '.join(map(repr, missing))}, which this one did not ask for"
@@ -342,7 +342,7 @@ class Journal:
         """Return the steps of earlier attempts that this one has not reached, so that their undo is not known here."""
         return [
             name
-            for name in reversed(self._recorded[len(self._asked) :])
+            for name in reversed(self._recorded[len(self._requested) :])
             if _UNDONE + name not in self._saved and self._head(self._saved[_STEP + name])[_DIGEST:] == b"\x01"
         ]
 
@@ -365,10 +365,10 @@ class Journal:
     def _enter(self, name: str, digest: bytes) -> bytes | None:
         """Note that a step is asked for. Returns what is stored of it, or None if it is not done."""
         _check_name(name)
-        if name in self._asked:
+        if name in self._requested:
             raise PolicyError(f"{self._call}: the step {name!r} is asked for twice: each has a name of its own")
-        at = len(self._asked)
-        self._asked.append(name)
+        at = len(self._requested)
+        self._requested.append(name)
         blob = self._saved.get(_STEP + name)
         if at < len(self._recorded) and self._recorded[at] != name:
             raise StepMismatch(
@@ -386,7 +386,7 @@ class Journal:
         """The transaction in which the step was marked was rolled back: the step may be asked for again."""
         self._in_transaction.discard(name)
         self._saved.pop(_STEP + name, None)
-        self._asked = [asked for asked in self._asked if asked != name]
+        self._requested = [step for step in self._requested if step != name]
         self._undoable = [step for step in self._undoable if step.name != name]
 
     def _settle(self, answer: Any) -> None:
@@ -400,8 +400,8 @@ class Journal:
         self._in_transaction.clear()
         self._call.has_steps = bool(self._saved)
 
-    def _stored(self, op: SaveStep, held: bool) -> None:
-        if not held:
+    def _note_stored(self, op: SaveStep, stored: bool) -> None:
+        if not stored:
             raise LeaseLost(f"{self._call}: another owner took over before {_label(op.name)!r} was saved")
         self._saved[op.name] = op.value
         self._call.has_steps = True
@@ -442,7 +442,7 @@ class Journal:
         if snapshot.kind is Kind.EMPTY:
             reason = snapshot.payload[skip:].decode("utf-8", "replace")
             raise StepMismatch(
-                f"{self._call}: step {len(self._asked)} is done, but its result was not stored, and a re-run "
+                f"{self._call}: step {len(self._requested)} is done, but its result was not stored, and a re-run "
                 f"cannot continue without it: {reason}. Find out what is left to do, then resolve() it"
             )
         return decode_result(serializer, snapshot.serializer, snapshot.payload[skip:])
@@ -465,9 +465,9 @@ def _digest(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> byt
 
 def _undo_pauses(policy: Policy) -> Iterator[float]:
     """Yield the pauses between the tries to undo one step, together at most the policy's ``completion_timeout``."""
-    left, pauses, pause = policy.completion_seconds, iter(SETTLE_PAUSES), 0.0
-    while (pause := next(pauses, pause)) <= left and pause > 0:
-        left -= pause
+    remaining, pauses, pause = policy.completion_seconds, iter(SETTLE_PAUSES), 0.0
+    while (pause := next(pauses, pause)) <= remaining and pause > 0:
+        remaining -= pause
         yield pause
 
 

@@ -162,10 +162,10 @@ def transact(call: Call, own: bool, tries: int) -> Flow:
 class _Waiting:
     """How long a duplicate may still wait, over all tries."""
 
-    __slots__ = ("interval", "left", "over")
+    __slots__ = ("interval", "over", "remaining")
 
     def __init__(self, seconds: float) -> None:
-        self.left = seconds
+        self.remaining = seconds
         self.interval = FIRST_POLL
         self.over = False
         """Whether the key was free, so that the handler was started."""
@@ -181,7 +181,7 @@ def pause_after(call: Call, tried: int) -> float:
 
 def _unit(call: Call, own: bool, waiting: _Waiting) -> Flow:
     while True:
-        row = yield Lock(call.id, own, waiting.left > 0)
+        row = yield Lock(call.id, own, waiting.remaining > 0)
         record = _claim(call, row)
         if isinstance(record, Claimed):
             waiting.over = True
@@ -200,15 +200,15 @@ def _unit(call: Call, own: bool, waiting: _Waiting) -> Flow:
         if record.state is State.UNKNOWN:
             raise outcome_unknown(call, record)
         if isinstance(row, Occupied):
-            waiting.left -= row.waited
-        if waiting.left <= 0:
+            waiting.remaining -= row.waited
+        if waiting.remaining <= 0:
             if isinstance(row, Occupied) and row.error is not None:
                 raise row.error
             raise in_progress(call, record)
-        span = min(waiting.left, waiting.interval)
+        span = min(waiting.remaining, waiting.interval)
         yield Pause(span)
         call.tell(events.Waited, span)
-        waiting.left -= span
+        waiting.remaining -= span
         waiting.interval = min(waiting.interval * 2, SLOWEST_POLL)
 
 

@@ -15,7 +15,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar
 
 from semel.core.ops import Op
 from semel.core.policy import Duration, seconds
@@ -187,7 +187,7 @@ class SQLiteStore:
         self._combiner = Combiner([_Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)])
 
     def execute(self, op: Op[R]) -> R:
-        return cast(R, self._combiner.execute(op))
+        return self._combiner.execute(op)
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         return self._combiner.execute_many(ops)
@@ -244,7 +244,7 @@ class AsyncSQLiteStore:
         self._combiner = AsyncCombiner([_SQLiteThread(writer)])
 
     async def execute(self, op: Op[R]) -> R:
-        return cast(R, await self._combiner.execute(op))
+        return await self._combiner.execute(op)
 
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         return await self._combiner.execute_many(ops)

@@ -190,8 +190,8 @@ def select_fields(document: Any, include: Iterable[str] | None = None, exclude: 
     their length, so that two items of which nothing is chosen still differ from three.
     """
     if include is not None:
-        kept = _keep(document, [_tree(_paths("include", include))])
-        document = {} if kept is ABSENT else kept
+        selected = _keep(document, [_tree(_paths("include", include))])
+        document = {} if selected is ABSENT else selected
     if exclude is not None:
         document = _drop(document, [_tree(_paths("exclude", exclude))])
     return document

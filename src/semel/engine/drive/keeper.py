@@ -1,6 +1,8 @@
 """The keeper of a sync engine: one thread that renews the leases of all running handlers, and sweeps at intervals.
 
-It sleeps until the first lease is due. A handler that ends before that causes no wake-up and takes no lock.
+It sleeps on a condition until the first lease is due. A handler that ends before that causes no wake-up and takes no
+lock. Written by hand beside ``aio_keeper.py``, which has a timer and tasks instead. What both count is in
+``leases.py``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from contextvars import Context
 from typing import Any, TypeVar
 
 from semel.core.call import Raised, Returned
@@ -27,51 +26,14 @@ class LateResult(BaseException):
 
 
 def start_task(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> asyncio.Task[T]:
-    """Create a task and run it up to where it first waits: work that never waits then costs no turn of the loop.
+    """Create a task. From Python 3.12 on it runs at once, up to where it first waits: work that never waits then costs
+    no turn of the loop.
 
-    A loop with a task factory creates the task itself, and it starts at the next turn.
+    A loop with a task factory creates the task itself, and it starts at the next turn, as it does in Python 3.11.
     """
-    if loop.get_task_factory() is not None:
-        return loop.create_task(work)
-    if sys.version_info >= (3, 12):
+    if sys.version_info >= (3, 12) and loop.get_task_factory() is None:
         return asyncio.Task(work, loop=loop, eager_start=True)
-    else:  # spelled out for type checkers, which read this for one version at a time
-        return _with_first_step(work, loop)
-
-
-def _with_first_step(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> asyncio.Task[T]:
-    """What ``eager_start`` does, for Python 3.11, whose internals no longer change.
-
-    A new task calls ``loop.call_soon`` with its first step. That method is replaced for a moment, so that the step can
-    be run here. If the loop does not allow that, the task starts at the next turn.
-    """
-    outer, soon, kind = asyncio.current_task(loop), loop.call_soon, type(loop)
-    if outer is None or soon != kind.call_soon.__get__(loop, kind):  # somebody else has replaced it
-        return loop.create_task(work)
-    steps: list[tuple[Callable[[], object], Context]] = []
-
-    def catch(callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:
-        task = getattr(callback, "__self__", None)
-        if context is None or not isinstance(task, asyncio.Task) or task.get_coro() is not work:
-            return soon(callback, *args, context=context)  # a call by a finalizer, or by another thread
-        steps.append((callback, context))
-        return None
-
-    try:
-        loop.call_soon = catch  # type: ignore[method-assign, assignment]
-    except AttributeError:
-        return loop.create_task(work)
-    try:
-        task = loop.create_task(work)
-    finally:
-        del loop.call_soon
-    for step, context in steps:
-        asyncio._leave_task(loop, outer)
-        try:
-            context.run(step)
-        finally:
-            asyncio._enter_task(loop, outer)
-    return task
+    return loop.create_task(work)
 
 
 async def shielded(work: Awaitable[T], execution: Execution) -> T:

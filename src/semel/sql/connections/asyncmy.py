@@ -1,4 +1,7 @@
 # Twin: pymysql.py is generated from this file by make twins.
+# Twin: asyncmy: our own -> PyMySQL: our own
+# Twin: an asyncmy.Connection -> a pymysql.Connection
+# Twin: An asyncmy.Connection -> A pymysql.Connection
 # Twin: asyncmy.errors -> pymysql.err
 # Twin: asyncmy -> pymysql
 # Twin: AsyncmyConnection -> PyMySQLConnection

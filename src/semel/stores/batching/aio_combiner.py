@@ -18,7 +18,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from semel.core.ops import Op
 from semel.errors import ConfigurationError, StoreUnavailable, StoreUncertain
@@ -35,6 +35,8 @@ from semel.stores.batching.limits import (
 )
 
 __all__ = ["AsyncBatchConnection", "AsyncCombiner"]
+
+R = TypeVar("R")
 
 
 class AsyncBatchConnection(Protocol):
@@ -99,11 +101,12 @@ class AsyncCombiner:
             loop.call_soon(self._start_batches)
         return future
 
-    async def execute(self, op: Op[Any]) -> Any:
+    async def execute(self, op: Op[R]) -> R:
         """Run one Op; return its result or raise its error."""
         if len(self._queue) >= self._max_queue:
             await self._wait_for_room([op])
-        return result_of(await self.submit(op))
+        result: R = result_of(await self.submit(op))
+        return result
 
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         """Run several Ops; an Op that failed is answered with its error."""

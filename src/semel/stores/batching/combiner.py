@@ -28,7 +28,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from semel.core.ops import Op
 from semel.engine.forking import survive_forks
@@ -47,6 +47,7 @@ from semel.stores.batching.limits import (
 
 __all__ = ["BatchConnection", "Combiner"]
 
+R = TypeVar("R")
 MAX_YIELDS: Final = 4
 """How often, at most, a new leader lets other callers catch up."""
 
@@ -120,9 +121,10 @@ class Combiner:
         self._outside.clear()
         self._idle = list(self._connections)
 
-    def execute(self, op: Op[Any]) -> Any:
+    def execute(self, op: Op[R]) -> R:
         """Run one Op; return its result or raise its error."""
-        return result_of(self._run([_Entry(op)])[0])
+        result: R = result_of(self._run([_Entry(op)])[0])
+        return result
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         """Run several Ops; an Op that failed is answered with its error."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from semel.core.ops import Op
 from semel.core.policy import Duration
@@ -81,7 +81,7 @@ class AsyncMySQLStore:
         )
 
     async def execute(self, op: Op[R]) -> R:
-        return cast(R, await self._combiner.execute(op))
+        return await self._combiner.execute(op)
 
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         return await self._combiner.execute_many(ops)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from semel.core.ops import Op
 from semel.core.policy import Duration
@@ -78,7 +78,7 @@ class MySQLStore:
         )
 
     def execute(self, op: Op[R]) -> R:
-        return cast(R, self._combiner.execute(op))
+        return self._combiner.execute(op)
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         return self._combiner.execute_many(ops)

@@ -112,12 +112,12 @@ class RedisStore:
 
     def execute(self, op: Op[R]) -> R:
         if type(op) in _ALWAYS_DURABLE:
-            return cast(R, self._durable.execute(op))
-        answer = self._combiner.execute(op)
+            return self._durable.execute(op)
+        answer: R | ResumedOp = self._combiner.execute(op)
         if not isinstance(answer, ResumedOp):
-            return cast(R, answer)
+            return answer
         try:
-            return cast(R, self._durable.execute(answer))
+            return self._durable.execute(answer)  # type: ignore[no-any-return]
         except StoreError as error:
             uncertain = StoreUncertain(str(error))  # a claim has been written by now
             uncertain.answered = error.answered or answer.fail(error).answered

@@ -100,7 +100,7 @@ class RedisCache:
             self._writer.start()
             return None
         try:
-            return self._combiner.execute(_Get(id))  # type: ignore[no-any-return]
+            return self._combiner.execute(_Get(id))
         except StoreError:  # closed, or too many callers
             self.tally.skipped += 1
             return None
