@@ -58,7 +58,7 @@ def recover(engine: Engine, *args: Any, **settings: Any) -> ResumeReport:
 def begun_elsewhere(engine: Engine, *args: Any, key: str = "k", lease: float = 30.0, **kwargs: Any) -> None:
     """Another process has begun it, kept its input, and died."""
     claimed = engine.claim_elsewhere(key, lease=lease)
-    payload = engine.guard._resumable["op"].input(args, kwargs)
+    payload = engine.guard.resumable["op"].input(args, kwargs)
     blob = Codec().seal(Kind.VALUE, PLAIN.name, payload, identity("", "op", key))
     assert engine.execute(SaveStep(identity("", "op", key), claimed.token, INPUT, blob, 0))
     engine.clock.advance(lease + 1)
@@ -233,7 +233,7 @@ def test_it_goes_on_after_the_last_finished_step(engine: Engine) -> None:
 def test_what_still_runs_is_left_alone(engine: Engine) -> None:
     engine.once(lambda key: pytest.fail("it ran twice"), resumable=True)
     claimed = engine.claim_elsewhere()
-    payload = engine.guard._resumable["op"].input(("k",), {})
+    payload = engine.guard.resumable["op"].input(("k",), {})
     blob = Codec().seal(Kind.VALUE, PLAIN.name, payload, identity("", "op", "k"))
     assert engine.execute(SaveStep(identity("", "op", "k"), claimed.token, INPUT, blob, 0))
     assert recover(engine) == ResumeReport()
@@ -485,7 +485,7 @@ def test_an_async_resumer_is_a_context_and_stops_what_takes_too_long() -> None:
         now[0] += 31  # its lease ends without a renewal
         async with AsyncResumer(guard, every=0.02) as one:
             other = AsyncSemel(guard.store, sweep_every=None)
-            other._resumable = guard._resumable
+            other.resumable = guard.resumable
             second = AsyncResumer(other, every=0.02)
             second.start()
             await asyncio.wait_for(begun.wait(), PATIENCE)
@@ -514,7 +514,7 @@ def test_several_resumers_share_the_work() -> None:
         id = identity("", "op", f"k{at}")
         claimed = store.execute(Claim(id, at, b"", 1.0, 1e6, Takeover.RETRY, "", "op", f"k{at}"))
         assert isinstance(claimed, Claimed)
-        payload = first._resumable["op"].input((f"k{at}",), {}) or b""
+        payload = first.resumable["op"].input((f"k{at}",), {}) or b""
         store.execute(SaveStep(id, claimed.token, INPUT, Codec().seal(Kind.VALUE, PLAIN.name, payload, id), 0))
     now[0] = 10.0
 

@@ -46,11 +46,11 @@ def run(args: argparse.Namespace) -> int:
     guard = load(args.guard, args.app_dir)
     if not isinstance(guard, (Semel, AsyncSemel)):
         raise ConfigurationError(f"{args.guard} is a {type(guard).__name__}: name a Semel or an AsyncSemel")
-    if not guard._resumable:
+    if not guard.resumable:
         raise ConfigurationError(f"{args.guard} has no resumable function: decorate one with once(…, resumable=True)")
     settings = {"every": args.every, "limit": args.limit, "tries": args.tries, "pause": args.pause}
     guard.add_event_hook(_print_failure)
-    rounds = _Rounds(args.once, ", ".join(sorted(guard._resumable)))
+    rounds = _Rounds(args.once, ", ".join(sorted(guard.resumable)))
     if isinstance(guard, AsyncSemel):
         import asyncio
 

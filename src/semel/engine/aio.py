@@ -82,7 +82,7 @@ class AsyncGuard(Guard):
         self.store: AsyncStore = self._open_store(store) if isinstance(store, str) else store
         check_store(self.store, quota, awaited=self.AWAITED)
         # sync only: self._loop_guards: LoopGuards | None = None
-        self.driver = AsyncCallDriver(self.store, self.sweep_every, self._tell_swept)
+        self.driver = AsyncCallDriver(self.store, self.sweep_every, self._report_sweep)
         self.begin = self.driver.begin
         """For adapters: claim the key of a call. Returns an outcome, or an attempt to be ended by the adapter."""
 
@@ -317,7 +317,7 @@ class AsyncGuard(Guard):
             async def once(*args: P.args, **kwargs: P.kwargs) -> T:
                 recover = declared.recover
                 outcome: Outcome[T] = await self._transact(
-                    pick(args, kwargs), self._declared_call(declared, args, kwargs),
+                    pick(args, kwargs), self.declared_call(declared, args, kwargs),
                     lambda op: declared.invoke(op, args, kwargs),
                     lambda op: recover and recover(args, kwargs), own_transaction, tries,
                 )  # fmt: skip
@@ -365,7 +365,7 @@ class AsyncGuard(Guard):
     async def sweep(self, limit: int = SWEEP_LIMIT) -> Swept:
         """Remove at most ``limit`` expired records."""
         swept = await self.store.execute(Sweep(at_least_one(limit)))
-        self._tell_swept(swept.removed, swept.unknown)
+        self._report_sweep(swept.removed, swept.unknown)
         return swept
 
     async def close(self) -> None:
@@ -405,7 +405,7 @@ class AsyncGuard(Guard):
         :param call: the call of these arguments, if it is made already.
         """
         if call is None:
-            call = self._declared_call(declared, args, kwargs)
+            call = self.declared_call(declared, args, kwargs)
         recover = declared.recover
 
         def handler(op: AsyncOperation) -> Any:

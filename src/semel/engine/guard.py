@@ -94,7 +94,7 @@ class Guard:
             raise PolicyError(
                 "resumable= is a setting of @guard.once(…): only the arguments of a function can be stored"
             )
-        self._resumable: dict[str, Declaration] = {}
+        self.resumable: dict[str, Declaration] = {}
         """Functions that a resumer may run, by the names of their operations."""
         self.quota = quota
         self._meter = None if quota is None else Meter(quota, time.monotonic)
@@ -137,14 +137,16 @@ class Guard:
             awaited=self.AWAITED,
         )
         if declared.inputs is not None:
-            self._resumable[declared.operation] = declared
+            self.resumable[declared.operation] = declared
         return declared
 
-    def _declared_call(self, what: Declaration, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        key = normalize_key(what.key(args, kwargs), what.key_format)
-        tenant = self.tenant if what.tenant is None else checked_tenant(what.tenant(args, kwargs))
-        call = self.make_call(what.operation, key, tenant, what.digest(args, kwargs), what.policy, what.serializer)
-        call.input = what.input(args, kwargs)
+    def declared_call(self, declared: Declaration, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Return the call of a decorated function with these arguments."""
+        key = normalize_key(declared.key(args, kwargs), declared.key_format)
+        tenant = self.tenant if declared.tenant is None else checked_tenant(declared.tenant(args, kwargs))
+        digest = declared.digest(args, kwargs)
+        call = self.make_call(declared.operation, key, tenant, digest, declared.policy, declared.serializer)
+        call.input = declared.input(args, kwargs)
         return call
 
     def _plain_call(
@@ -229,9 +231,13 @@ class Guard:
         else:
             raise NotResolvable(f"{call}: there is no such record")
 
-    def _tell_swept(self, removed: int, unknown: int) -> None:
+    def emit(self, event: Event) -> None:
+        """Report an event to the hooks."""
         if self._hook is not None:
-            self._hook(events.SweptEvent("", "", "", removed, unknown))
+            self._hook(event)
+
+    def _report_sweep(self, removed: int, unknown: int) -> None:
+        self.emit(events.SweptEvent("", "", "", removed, unknown))
 
     def _serializer(self, returns: Any) -> ResultSerializer:
         known = self._serializers.get(returns)

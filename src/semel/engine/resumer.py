@@ -59,16 +59,16 @@ class _Resuming:
         self._guard = guard
         self._functions = [getattr(function, "__wrapped__", function) for function in functions]
         for function in self._functions:
-            if all(function is not declared.function for declared in guard._resumable.values()):
+            if all(function is not declared.function for declared in guard.resumable.values()):
                 raise PolicyError(f"{function!r} is not resumable: decorate it with @guard.once(…, resumable=True)")
         self.every = seconds(every, "every")
         if self.every <= 0:
             raise PolicyError("every must be longer than 0 s")
-        self.plan = ResumePlan(at_least_one(limit), at_least_one(tries), seconds(pause, "pause"), self._tell)
+        self.plan = ResumePlan(at_least_one(limit), at_least_one(tries), seconds(pause, "pause"), guard.emit)
 
     def declared(self) -> dict[str, Declaration]:
         """Return the functions to resume. Functions may be declared after the resumer was created."""
-        known = self._guard._resumable
+        known = self._guard.resumable
         if not self._functions:
             return dict(known)
         return {name: each for name, each in known.items() if any(each.function is one for one in self._functions)}
@@ -80,7 +80,7 @@ class _Resuming:
         """Return the abandoned call, made again from its stored arguments. Raises SnapshotUnreadable."""
         assert declared.inputs is not None
         args, kwargs = declared.inputs.decode(self._guard.codec.open(abandoned.input, abandoned.record.id).payload)
-        call = self._guard._declared_call(declared, args, kwargs)
+        call = self._guard.declared_call(declared, args, kwargs)
         if call.id != abandoned.record.id:
             raise SnapshotUnreadable(
                 f"{call}: its stored arguments make another key or tenant than it was called with: "
@@ -92,15 +92,11 @@ class _Resuming:
         return call, args, kwargs
 
     def report_failure(self, error: BaseException) -> None:
-        self._tell(events.StoreFailed("", "", "", "recover", describe_error(error)))
+        self._guard.emit(events.StoreFailed("", "", "", "recover", describe_error(error)))
 
     def pause(self) -> float:
         """Return the seconds until the next round, with some jitter so that resumers do not run in step."""
         return self.every * random.uniform(0.75, 1.25)
-
-    def _tell(self, event: events.Event) -> None:
-        if self._guard._hook is not None:
-            self._guard._hook(event)
 
 
 class Resumer:

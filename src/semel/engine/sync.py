@@ -77,7 +77,7 @@ class SyncGuard(Guard):
         self.store: Store = self._open_store(store) if isinstance(store, str) else store
         check_store(self.store, quota, awaited=self.AWAITED)
         self._loop_guards: LoopGuards | None = None
-        self.driver = CallDriver(self.store, self.sweep_every, self._tell_swept)
+        self.driver = CallDriver(self.store, self.sweep_every, self._report_sweep)
         self.begin = self.driver.begin
         """For adapters: claim the key of a call. Returns an outcome, or an attempt to be ended by the adapter."""
 
@@ -311,7 +311,7 @@ class SyncGuard(Guard):
             def once(*args: P.args, **kwargs: P.kwargs) -> T:
                 recover = declared.recover
                 outcome: Outcome[T] = self._transact(
-                    pick(args, kwargs), self._declared_call(declared, args, kwargs),
+                    pick(args, kwargs), self.declared_call(declared, args, kwargs),
                     lambda op: declared.invoke(op, args, kwargs),
                     lambda op: recover and recover(args, kwargs), own_transaction, tries,
                 )  # fmt: skip
@@ -359,7 +359,7 @@ class SyncGuard(Guard):
     def sweep(self, limit: int = SWEEP_LIMIT) -> Swept:
         """Remove at most ``limit`` expired records."""
         swept = self.store.execute(Sweep(at_least_one(limit)))
-        self._tell_swept(swept.removed, swept.unknown)
+        self._report_sweep(swept.removed, swept.unknown)
         return swept
 
     def close(self) -> None:
@@ -398,7 +398,7 @@ class SyncGuard(Guard):
         :param call: the call of these arguments, if it is made already.
         """
         if call is None:
-            call = self._declared_call(declared, args, kwargs)
+            call = self.declared_call(declared, args, kwargs)
         recover = declared.recover
 
         def handler(op: Operation) -> Any:

@@ -55,7 +55,7 @@ class Schema:
     def migrations(self) -> list[tuple[int, str, list[str]]]:
         """(number, name, statements) of every file, in order."""
         found = []
-        for file in resources.files("semel.sql.schema").joinpath(self.folder).iterdir():
+        for file in (resources.files("semel.sql") / "schema" / self.folder).iterdir():
             match = re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name)
             if match:
                 lines = [line for line in file.read_text("utf-8").splitlines() if not line.lstrip().startswith("--")]

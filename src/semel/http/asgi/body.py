@@ -100,11 +100,16 @@ class BodyReader:
             await self._settled.wait()
         return message
 
-    async def read_all(self, longest: int) -> bool:
+    async def read_all(self) -> bool:
         """Read what the application has not read yet and keep it. Returns False if the client left before the end.
 
-        Raises BodyTooLarge for a body of more than ``longest`` bytes: before it is read, if its length is announced.
+        Raises BodyTooLarge for a body above the rule's ``max_request_body``: before it is read, if its length is
+        announced.
         """
+        rule = self._life.rule
+        assert rule is not None
+        longest = rule.max_request_body
+        assert longest is not None  # the middleware's, if the route has none
         if self._size > longest or (not self._complete and self._life.exchange.announced_length > longest):
             raise BodyTooLarge
         receive = self._receive

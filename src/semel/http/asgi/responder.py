@@ -14,10 +14,10 @@ client, and the answer is a series of messages; there it is a call in a thread t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from semel.core.call import Declined, Pause, Raised, Returned
+from semel.core.call import Declined, Pause, Raised, Returned, Stopped
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.drive.waiting import start_task
 from semel.engine.operation import running
@@ -33,6 +33,7 @@ from semel.http.contract.endpoint import (
     Begin,
     Compensate,
     Ending,
+    EndpointFlow,
     Framework,
     Lifecycle,
     OpenTransaction,
@@ -41,12 +42,13 @@ from semel.http.contract.endpoint import (
 from semel.http.contract.exchange import SETTLED, Exchange
 from semel.http.contract.rerun import Rerun, RunAgain
 from semel.http.contract.rules import Rule
-from semel.http.handlers import drive_async
 
 if TYPE_CHECKING:
     from semel.http.asgi.middleware import ASGIMiddleware
 
 __all__ = ["ASGIResponder"]
+
+T = TypeVar("T")
 
 
 class ASGIResponder:
@@ -86,7 +88,7 @@ class ASGIResponder:
         if rule is not None:
             claimed = False
             try:
-                claimed = await drive_async(self.life.claim(rule), self.perform)
+                claimed = await self._drive(self.life.claim(rule))
             finally:
                 if not claimed:
                     self._body.close()
@@ -118,11 +120,7 @@ class ASGIResponder:
         try:
             await self._middleware.app(self._scope, self._receive, self.send)
         except PreconditionError as error:
-            if (
-                rule is None
-                or await drive_async(self.life.application_raised(error, sent=self._begun), self.perform)
-                is Ending.RAISE
-            ):
+            if rule is None or await self._drive(self.life.application_raised(error, sent=self._begun)) is Ending.RAISE:
                 raise
             await self._send_answer()
         finally:
@@ -176,7 +174,7 @@ class ASGIResponder:
         if attempt is not None and attempt.lease is not None:
             attempt.lease.on_lost = None  # from here on only the record is settled, which must not be cancelled
             superseded = isinstance(error, asyncio.CancelledError) and self._superseded(asyncio.current_task(self.loop))
-        return await drive_async(self.life.application_raised(error, superseded=superseded, sent=True), self.perform)
+        return await self._drive(self.life.application_raised(error, superseded=superseded, sent=True))
 
     async def _start_over(self, rule: Rule | None, body: BodyReader) -> bool:
         """Make the request what it was. Returns whether the application is to be run."""
@@ -189,9 +187,9 @@ class ASGIResponder:
 
     # -- the handler of a decorated endpoint
 
-    async def claim(self, declared: Rule) -> bool:
+    def claim(self, declared: Rule) -> Coroutine[Any, Any, bool]:
         """Claim the request's key. Returns whether the handler is to run; if not, the answer is known."""
-        return await drive_async(self.life.claim(declared), self.perform)
+        return self._drive(self.life.claim(declared))
 
     async def run(
         self,
@@ -221,7 +219,7 @@ class ASGIResponder:
             superseded = isinstance(error, asyncio.CancelledError)
             if superseded and not self._superseded(task):
                 raise
-            left = await drive_async(life.handler_raised(error, framework, superseded=superseded), self.perform)
+            left = await self._drive(life.handler_raised(error, framework, superseded=superseded))
             if left is None:
                 return framework.blank()
             if left is error:
@@ -247,38 +245,62 @@ class ASGIResponder:
     # -- driving flows
 
     async def perform(self, request: Request) -> Any:
-        """Do what a flow asks for."""
-        life = self.life
-        if request is READ_BODY:
-            assert self._body is not None
-            assert life.rule is not None
-            assert life.rule.max_request_body is not None  # the middleware's, if the route has none
-            complete = await self._body.read_all(life.rule.max_request_body)
-            self._client_left = not complete
-            return complete
-        if isinstance(request, Begin):
-            return await self._middleware.guard.begin(request.call)
-        if request is FIND_TENANT:
-            tenant = self._middleware.tenant_of(self._scope)
-            return tenant if isinstance(tenant, str) or tenant is None else await tenant
-        if isinstance(request, OpenTransaction):
-            return await open_transaction_async(self._middleware.guard, request.connect, request.call)
-        if isinstance(request, Pause):
-            return await asyncio.sleep(request.seconds)
-        attempt = life.attempt
+        """Do what a flow that is driven elsewhere asks for, as a handler in a thread does."""
+
+        def flow() -> EndpointFlow[Any]:
+            return (yield request)
+
+        return await self._drive(flow())
+
+    async def _drive(self, flow: EndpointFlow[T]) -> T:
+        """Do what the flow asks for and send it the result, until the flow returns."""
+        try:
+            request = next(flow)
+            result: Any
+            while True:
+                try:
+                    if request is READ_BODY:
+                        assert self._body is not None
+                        result = await self._body.read_all()
+                        self._client_left = not result
+                    elif isinstance(request, Begin):
+                        result = await self._middleware.guard.begin(request.call)
+                    elif request is FIND_TENANT:
+                        result = self._middleware.tenant_of(self._scope)
+                        if result is not None and not isinstance(result, str):
+                            result = await result
+                    elif isinstance(request, OpenTransaction):
+                        result = await open_transaction_async(self._middleware.guard, request.connect, request.call)
+                    elif isinstance(request, Pause):
+                        await asyncio.sleep(request.seconds)
+                        result = None
+                    elif isinstance(request, Compensate):
+                        assert self.life.attempt is not None
+                        result = await self.life.attempt.compensate(request.error)
+                    else:
+                        assert isinstance(request, (Returned, Declined, Raised, Stopped))
+                        result = await self._end_attempt(request)
+                except BaseException as error:
+                    request = flow.throw(error)
+                else:
+                    request = flow.send(result)
+        except StopIteration as end:
+            returned: T = end.value
+            return returned
+
+    async def _end_attempt(self, how: Returned | Declined | Stopped | Raised) -> Any:
+        attempt = self.life.attempt
         assert attempt is not None
-        if isinstance(request, Compensate):
-            return await attempt.compensate(request.error)
         assert self._body is not None
         if attempt.lease is not None:
             attempt.lease.on_lost = None  # the record is settled, which must not be cancelled
         try:
-            if isinstance(request, Returned):
-                return await attempt.complete(request.value)
-            if isinstance(request, Declined):
-                return await attempt.decline(request.value)
-            if isinstance(request, Raised):
-                return await attempt.fail(request.error)
+            if isinstance(how, Returned):
+                return await attempt.complete(how.value)
+            if isinstance(how, Declined):
+                return await attempt.decline(how.value)
+            if isinstance(how, Raised):
+                return await attempt.fail(how.error)
             return await attempt.lost()
         finally:
             self._body.settle()
@@ -329,7 +351,7 @@ class ASGIResponder:
     async def _finish(self, capture: Capture, last: Message, begun: bool = False) -> None:
         """The answer is whole: store it, and only then send it, or the end of it."""
         life = self.life
-        await drive_async(life.answered(), self.perform)
+        await self._drive(life.answered())
         if life.runs_again:
             raise RunAgain
         if life.answer is None:

@@ -54,7 +54,7 @@ class _Bridge:
         return self._runner.run(self._store.execute_many(ops))
 
     def wait(self, id: bytes, seconds: float) -> None:
-        raise NotImplementedError
+        self._runner.run(self._store.wait(id, seconds))
 
     def close(self) -> None:
         self._runner.run(self._store.close())

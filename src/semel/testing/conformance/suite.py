@@ -115,19 +115,18 @@ class _Suite:
     """Whether the store removes expired records by itself (a server-side TTL), so that there is nothing to sweep."""
     examples: ClassVar[int] = 40
     """How many random sequences ``test_model`` plays; each has up to 30 steps."""
+    _player: ClassVar[Callable[..., None]]
+    """``play`` or ``play_async``."""
 
     @pytest.fixture
     def open_store(self) -> Callable[[], Any]:
         """Override: a function without arguments that opens the store. The suite closes what it opened."""
-        raise NotImplementedError(f"{type(self).__name__} needs a fixture open_store that returns a function")
+        pytest.fail(f"{type(self).__name__} needs a fixture open_store that returns a function", pytrace=False)
 
     @pytest.fixture
     def clock(self) -> MovableClock | None:
         """Override where the suite can move the store's clock, which then need not sleep: see ``ManualClock``."""
         return None
-
-    def _play(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        raise NotImplementedError
 
     def _prove(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         if proof.second and not self.shared:
@@ -140,7 +139,7 @@ class _Suite:
             pytest.skip("the store does not declare that it lists what can be resumed")
         if proof.keeps_expired and self.forgets_expired:
             pytest.skip("the store removes expired records by itself")
-        self._play(proof, open_store, clock)
+        self._player(proof, open_store, shared=self.shared, clock=clock)
 
     @_each("claim")
     def test_claim(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
@@ -202,8 +201,7 @@ class _Suite:
 class StoreSuite(_Suite):
     """For a sync store: derive, and override ``open_store``."""
 
-    def _play(self, proof: Proof, open_store: Callable[[], Store], clock: MovableClock | None) -> None:
-        play(proof, open_store, shared=self.shared, clock=clock)
+    _player = staticmethod(play)
 
     def test_declares_what_it_can_do(self, open_store: Callable[[], Store]) -> None:
         store = open_store()
@@ -221,8 +219,7 @@ class StoreSuite(_Suite):
 class AsyncStoreSuite(_Suite):
     """For an async store: derive, and override ``open_store``; it is called inside the event loop."""
 
-    def _play(self, proof: Proof, open_store: Callable[[], AsyncStore], clock: MovableClock | None) -> None:
-        play_async(proof, open_store, shared=self.shared, clock=clock)
+    _player = staticmethod(play_async)
 
     def test_declares_what_it_can_do(self, open_store: Callable[[], AsyncStore]) -> None:
         async def ask() -> tuple[bool, bool, bool]:
