@@ -69,21 +69,29 @@ def test_a_child_forked_in_a_handler_asks_the_store_about_its_parents_call(tmp_p
     owner.start()
     inside.wait()
     read, write = os.pipe()
+    refused, refuse = os.pipe()
 
     def child() -> None:
         with pytest.raises(InProgress):
             guard.run("op", key="k", call=lambda: "child's")
+        os.write(refuse, b"x")
         os.read(read, 1)  # the parent has finished
         assert guard.run("op", key="k", call=lambda: "child's") == "parent's"
 
     def let_finish() -> None:
+        os.read(refused, 1)
         finish.open()
         owner.join()
         os.write(write, b"x")
 
-    threading.Timer(0.1, let_finish).start()
-    in_child(child)
-    guard.close()
+    finishing = threading.Thread(target=let_finish)
+    finishing.start()
+    try:
+        in_child(child)
+    finally:
+        os.write(refuse, b"x")  # whatever became of the child
+        finishing.join()
+        guard.close()
 
 
 def test_a_store_is_closed_in_a_child_whatever_its_parents_threads_held() -> None:

@@ -316,11 +316,12 @@ def test_a_forked_child_can_use_an_async_sqlite_store(tmp_path: Any) -> None:
     if pid == 0:
         code = 1
         try:
-            asyncio.run(asyncio.wait_for(_look(store), 3))
+            asyncio.run(asyncio.wait_for(_look(store), 30))
             code = 0
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    asyncio.run(store.close())
 
 
 async def _look(store: Any) -> None:
@@ -336,7 +337,8 @@ def test_a_store_whose_loop_was_closed_in_mid_air_works_in_the_next(tmp_path: An
     assert not task.done()
     loop.close()
     task._log_destroy_pending = False  # type: ignore[attr-defined]
-    asyncio.run(asyncio.wait_for(_look(store), 3))
+    asyncio.run(asyncio.wait_for(_look(store), 30))
+    asyncio.run(store.close())
 
 
 def test_one_async_guard_in_two_living_loops_says_so() -> None:
