@@ -119,7 +119,7 @@ class Engine:
         return claimed
 
     def take_over(self, key: str = "k", **claim: Any) -> Claimed:
-        """Another process claims the key once its lease has ended. A renewal may come in between: then it ends again."""
+        """Another process claims the key once its lease has ended; again where a renewal came in between."""
         for _ in range(1000):
             self.clock.advance(31)
             with suppress(AssertionError):
