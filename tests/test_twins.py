@@ -123,6 +123,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_no_twin_has_drifted_from_its_source() -> None:
     run = subprocess.run([sys.executable, TOOL, "--check"], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr

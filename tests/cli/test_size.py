@@ -85,6 +85,7 @@ def test_keys_and_bytes_follow_from_what_was_measured(capsys: pytest.CaptureFixt
     assert list(tmp_path.iterdir()) == [], "the user's file is neither made nor touched"
 
 
+@pytest.mark.slow
 def test_larger_answers_take_more_and_a_sample_is_compressed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -324,6 +324,7 @@ def test_migrate_makes_the_tables_that_the_mysql_store_wants(tmp_path: Path, mar
 # -- the example
 
 
+@pytest.mark.slow
 def test_the_example_pays_once(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(ROOT / "examples" / "django" / "shop.py")],

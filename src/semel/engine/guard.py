@@ -237,7 +237,8 @@ class Guard:
             self._hook(event)
 
     def _report_sweep(self, removed: int, unknown: int) -> None:
-        self.emit(events.SweptEvent("", "", "", removed, unknown))
+        if self._hook is not None:
+            self._hook(events.SweptEvent("", "", "", removed, unknown))
 
     def _serializer(self, returns: Any) -> ResultSerializer:
         known = self._serializers.get(returns)

@@ -1,9 +1,9 @@
 """The table of partial failures: what happens in each mode if a call fails at a given moment.
 
-A *moment* is the point at which the first call fails: its process is killed, the store does not answer, or the effect
+A *moment* is the point at which the first call fails: its process is killed, the store does not respond, or the effect
 itself fails. A *cell* says what the first caller gets, what a retry does, how often the effect has happened in the end,
-and the final state of the record. The tests run every cell on every store that it applies to, and kill real processes.
-The runbook page is generated from the same table.
+and the final state of the record. The tests carry out every cell on every store that supports it, and kill real
+processes. The runbook page is generated from the same table.
 
 This module is only data. It uses no store and runs nothing.
 """
@@ -19,15 +19,15 @@ __all__ = ["CELLS", "Cell", "First", "Mode", "Moment", "Retry", "cells_of"]
 
 
 class Mode(Enum):
-    """How an operation is protected. The value is the description in the runbook."""
+    """How an operation is protected; the value describes it in the docs."""
 
-    LEASED = "leased; the effect is external and takes no key"
-    DERIVED_KEY = "leased; the effect is external and takes the key from `op.derive()`"
+    LEASED = "leased; the effect is in another system, which does not know the key"
+    DERIVED_KEY = "leased; the effect is in another system, which gets the key from `op.derive()`"
     AT_MOST_ONCE = '`guarantee="at_most_once"`'
     RECOVER_HOOK = "leased, with a `recover=` hook that can find the effect"
-    STEPS = "steps: the effect is the first of two steps, and takes no key"
-    OWN_TRANSACTION = "a transaction that Semel opens (`own_transaction=True`); the effect is part of it"
-    CALLERS_TRANSACTION = "a transaction that the caller opens; the effect is part of it"
+    STEPS = "two steps; the effect is the first, in another system that does not know the key"
+    OWN_TRANSACTION = "the effect is in a transaction that Semel opens (`own_transaction=True`)"
+    CALLERS_TRANSACTION = "the effect is in a transaction that the caller opens"
 
 
 class Moment(Enum):
@@ -35,27 +35,27 @@ class Moment(Enum):
 
     KILLED_BEFORE_CLAIM = "killed before the claim"
     CLAIM_NOT_STORED = "the claim cannot be stored"
-    CLAIM_ANSWER_LOST = "the claim is stored, but the store's answer is lost"
+    CLAIM_ANSWER_LOST = "the claim is stored, but the store's response is lost"
     KILLED_BEFORE_EFFECT = "killed after the claim, before the effect"
     EFFECT_FAILED = "the effect fails and has not happened"
-    FAILURE_KILLED = "the effect fails, then the process is killed"
-    FAILURE_NOT_STORED = "the effect fails, then the store is unreachable"
-    FAILURE_ANSWER_LOST = "the effect fails; the failure is stored, but the store's answer is lost"
-    EFFECT_ANSWER_LOST = "the effect happens, but its answer is lost and the handler raises"
+    FAILURE_KILLED = "the effect fails, then killed"
+    FAILURE_NOT_STORED = "the effect fails, and the store is unreachable"
+    FAILURE_ANSWER_LOST = "the effect fails; the failure is stored, but the store's response is lost"
+    EFFECT_ANSWER_LOST = "the effect happens, but its response is lost, so the handler raises"
     KILLED_AFTER_EFFECT = "killed after the effect"
-    STEP_NOT_STORED = "the step's mark cannot be stored"
-    STEP_ANSWER_LOST = "the step's mark is stored, but the store's answer is lost"
-    KILLED_AFTER_STEP = "killed after the step's mark, before the next step"
+    STEP_NOT_STORED = "the step cannot be stored"
+    STEP_ANSWER_LOST = "the step is stored, but the store's response is lost"
+    KILLED_AFTER_STEP = "killed after the step is stored, before the next step"
     LATER_STEP_FAILED = "a later step fails"
     CONFLICT = "the transaction conflicts with another one"
-    OUTCOME_NOT_STORED = "the effect happens, then the store is unreachable"
+    OUTCOME_NOT_STORED = "the effect happens, and the store is unreachable"
     OUTCOME_LATE = "the outcome cannot be stored at first"
-    OUTCOME_ANSWER_LOST = "the outcome is stored, but the store's answer is lost"
+    OUTCOME_ANSWER_LOST = "the outcome is stored, but the store's response is lost"
     KILLED_BEFORE_COMMIT = "killed after the record is written, before the commit"
     ROLLED_BACK = "the caller rolls back"
-    COMMIT_ANSWER_LOST = "committed, but the database's answer is lost"
+    COMMIT_ANSWER_LOST = "committed, but the database's response is lost"
     KILLED_AFTER_OUTCOME = "killed after the outcome is stored"
-    ANSWER_LOST = "the call succeeds, but its answer does not reach the caller"
+    ANSWER_LOST = "the call succeeds, but the answer is lost on its way to the caller"
 
 
 class First(Enum):
@@ -71,25 +71,25 @@ class First(Enum):
 
 
 class Retry(Enum):
-    """What a retry with the same key does."""
+    """What a retry of the same call does."""
 
     RUNS = "runs"
     RESUMES = "continues after the first step"
-    RECOVERS = "returns the answer that the hook finds"
+    RECOVERS = "the hook finds the effect and returns its answer"
     REPLAYS = "replays the answer"
     REPLAYS_FAILURE = "replays the failure"
     REFUSED = "`OutcomeUnknown`: find out what happened, then resolve it"
 
 
 class Cell(NamedTuple):
-    """One mode that fails at one moment."""
+    """One mode, and one moment at which the first call fails."""
 
     mode: Mode
     moment: Moment
     first: First
     retry: Retry
     waits: bool
-    """Whether a retry raises InProgress until the lease of the first call has ended."""
+    """Whether a retry is refused (InProgress) until the lease of the first call has ended."""
     effects: int
     """How often the effect has happened in the end."""
     state: State
@@ -135,8 +135,8 @@ _AT_MOST_ONCE: Final = {
 
 _RECOVER: Final = {
     **_LEASED,
-    # The hook is called only after a crash. A handler that raises says that nothing happened, so it must not raise
-    # if it is in doubt.
+    # The hook runs only after a silent owner. A handler that raises says that nothing happened; if it is not sure, it
+    # must not raise.
     Moment.EFFECT_ANSWER_LOST: (First.ERROR, Retry.RUNS, False, 2, State.DONE),
     Moment.KILLED_AFTER_EFFECT: (First.NOTHING, Retry.RECOVERS, True, 1, State.DONE),
     Moment.OUTCOME_NOT_STORED: (First.UNAVAILABLE, Retry.RECOVERS, True, 1, State.DONE),
@@ -191,11 +191,11 @@ _TABLE: Final = {
     Mode.CALLERS_TRANSACTION: _CALLERS,
 }
 
-_ORDER: Final = {moment: position for position, moment in enumerate(Moment)}
+_ORDER: Final = {moment: at for at, moment in enumerate(Moment)}
 
 
 def cells_of(mode: Mode) -> list[Cell]:
-    """Return the cells of a mode in the order of their moments."""
+    """Return the cells of a mode, in chronological order."""
     return [Cell(mode, moment, *_TABLE[mode][moment]) for moment in sorted(_TABLE[mode], key=_ORDER.__getitem__)]
 
 
