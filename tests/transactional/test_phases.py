@@ -240,7 +240,7 @@ def test_what_waits_for_the_open_transaction_says_so(tmp_path: Path) -> None:
                     op.capture("id", lambda: "value")
             return str(refused.value.__notes__)
 
-        assert "commit it before anything else is stored" in guard.run("ship", key="k", call=work)
+        assert "commit it before you store anything else" in guard.run("ship", key="k", call=work)
         conn.close()
 
 
