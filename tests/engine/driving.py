@@ -10,6 +10,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,14 @@ class Engine:
         claimed = self.execute(Claim(id, nonce, fingerprint, lease, ttl, takeover, tenant, operation, key))
         assert isinstance(claimed, Claimed), f"the key is not free: {claimed}"
         return claimed
+
+    def take_over(self, key: str = "k", **claim: Any) -> Claimed:
+        """Another process claims the key once its lease has ended; again where a renewal came in between."""
+        for _ in range(1000):
+            self.clock.advance(31)
+            with suppress(AssertionError):
+                return self.claim_elsewhere(key, **claim)
+        raise AssertionError("the lease was renewed each time")
 
     def abandon(self, key: str = "k", **claim: Any) -> Claimed:
         """Another process claims the key, and dies."""

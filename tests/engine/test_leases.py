@@ -142,8 +142,7 @@ def test_a_lost_lease_is_seen_by_the_handler(engine: Engine) -> None:
     ship = engine.once(body, lease=SHORT)
     call = engine.start(ship, "k")
     inside.wait()
-    engine.clock.advance(31)
-    claimed = engine.claim_elsewhere(nonce=2, fingerprint=fingerprint_of(engine))
+    claimed = engine.take_over(nonce=2, fingerprint=fingerprint_of(engine))
     with pytest.raises(LeaseLost):
         call.result(20)
     assert stopped == ["cancelled" if engine.is_async else "saw"]

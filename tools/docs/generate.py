@@ -322,7 +322,7 @@ def partial_failures() -> str:
             effects = str(cell.effects) if cell.effects == 1 else f"**{cell.effects}**"
             rows.append(f"| {cell.moment.value} | {cell.first.value} | {again} | {effects} | {cell.state.name} |")
         words = mode.value[0].upper() + mode.value[1:]
-        head = "struck at | the first caller gets | the same call again | effects | record"
+        head = "failure | the first caller gets | the same call again | effects | record"
         parts.append(f"## {mode.name.replace('_', ' ').capitalize()}\n\n{words}.\n\n{_table(head, rows)}")
     return "\n\n".join(parts)
 
