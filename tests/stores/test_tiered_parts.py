@@ -10,13 +10,17 @@ import pytest
 from semel import (
     AsyncMemoryStore,
     AsyncRedisCache,
+    AsyncSemel,
     AsyncTieredStore,
     ConfigurationError,
     MemoryStore,
     RedisCache,
+    Semel,
     TieredStore,
 )
+from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store
 from semel.stores.redis import RedisStore
+from semel.stores.tiered.cache import CACHE_MEMBERS, AsyncCache, Cache
 
 NOBODY = "redis://:secret@127.0.0.1:1"
 """Nothing is opened before a first call."""
@@ -74,3 +78,34 @@ def test_a_part_of_the_other_kind_is_named_with_what_to_write(kind: Any, primary
         kind(primary(), cache(NOBODY))
     assert str(refused.value).startswith(named)
     assert all(words in str(refused.value) for words in MADE.values())
+
+
+class PassedOn:
+    """A part of the caller's own, such as one that measures. It passes on what it does not have itself."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize(("kind", "parts"), [(TieredStore, sync_parts), (AsyncTieredStore, async_parts)])
+def test_parts_may_pass_on_what_they_do_not_have_themselves(kind: Any, parts: Callable[[], Any]) -> None:
+    primary, cache = parts()
+    store = kind(PassedOn(primary), PassedOn(cache))
+    assert (store.wakes, store.counts, store.resumes, store.adopt) == (True, True, True, None)
+
+
+@pytest.mark.parametrize(("guard", "store"), [(Semel, MemoryStore), (AsyncSemel, AsyncMemoryStore)])
+def test_so_may_the_store_of_a_guard(guard: Any, store: Any) -> None:
+    passed_on = PassedOn(store())
+    assert guard(passed_on).store is passed_on
+
+
+def test_what_a_store_and_a_cache_declare_is_what_their_protocols_have() -> None:
+    def members(protocol: type) -> set[str]:
+        return {name for name in {*protocol.__annotations__, *vars(protocol)} if not name.startswith("_")}
+
+    assert members(Store) == members(AsyncStore) == set(STORE_MEMBERS)
+    assert members(Cache) == members(AsyncCache) == set(CACHE_MEMBERS)

@@ -19,7 +19,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -169,14 +169,17 @@ SAID_TWICE: Final = ("once", "capture")
 WITHOUT_MEMBERS: Final = {name for _, names in GROUPS[1:2] for name in names if name not in ("Store", "AsyncStore")}
 """The stores: what they do is described at Store."""
 MADE_BY_US: Final = {"Operation", "AsyncOperation"}
-FOR_ADAPTERS: Final = {"begin", "compensate", "journal", "leave", "make_call", "undoes"}
+FOR_ADAPTERS: Final = {
+    "begin", "compensate", "declared_call", "emit", "in_this_loop",
+    "journal", "leave", "make_call", "perform", "undoes",
+}  # fmt: skip
 """Members of guards and handles that our own adapters use, and programs have no use for."""
 
 
 def _described(name: str) -> str:
     thing = getattr(semel, name)
     if not isinstance(thing, (type, types.FunctionType)):
-        return f"### {name}\n\n{_constant(name)}"
+        return f"### {name}\n\n{_prose(_constant_doc('semel', name))}"
     signature = "" if name in MADE_BY_US else _signature(name, thing)
     parts = [f"### {name}", signature, _prose(thing.__doc__ or "")]
     if isinstance(thing, type):
@@ -205,14 +208,15 @@ def _members(cls: type) -> list[tuple[str, Any]]:
 
 
 def _attributes(cls: type) -> str:
-    """The texts that stand below a class's attributes, as a list."""
+    """The texts below a class's attributes, as a list. Without fields of a dataclass that callers cannot set."""
+    computed = {field.name for field in fields(cls) if not field.init} if is_dataclass(cls) else set()
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
     found = []
     for field, text in pairwise(body):
         match field, text:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(doc))):
                 words = " ".join(_ticks(doc).split())
-                if not name.startswith("_"):
+                if not name.startswith("_") and name not in computed:
                     found.append(f"- `{name}`: {words}")
     return "\n".join(found)
 
@@ -222,11 +226,15 @@ def _own_doc(cls: type, name: str) -> str:
     return (getattr(function, "__doc__", None) or "") if isinstance(function, types.FunctionType) else ""
 
 
-def _constant(name: str) -> str:
-    """The text that follows the constant's assignment."""
-    home = sys.modules[semel._HOMES[name]]
-    match = re.search(rf'^{name}\b[^\n]*\n"""(.*?)"""', inspect.getsource(home), re.MULTILINE | re.DOTALL)
-    return _prose(match[1] if match else "")
+def _constant_doc(package: str, name: str) -> str:
+    """Return the text below the assignment of a constant, from whichever module of the package defines it."""
+    pattern = re.compile(rf'^{name}\b(?:(?!\n\n).)*?\n"""(.*?)"""', re.MULTILINE | re.DOTALL)
+    for module, loaded in sorted(sys.modules.items()):
+        # A folder of SQL files is a module without a file, if something has read its files as resources.
+        ours = f"{module}.".startswith(f"{package}.") and getattr(loaded, "__file__", None)
+        if ours and (match := pattern.search(inspect.getsource(loaded))):
+            return match[1]
+    return ""
 
 
 def _signature(name: str, thing: Any) -> str:
@@ -314,7 +322,7 @@ def partial_failures() -> str:
             effects = str(cell.effects) if cell.effects == 1 else f"**{cell.effects}**"
             rows.append(f"| {cell.moment.value} | {cell.first.value} | {again} | {effects} | {cell.state.name} |")
         words = mode.value[0].upper() + mode.value[1:]
-        head = "struck at | the first caller gets | the same call again | effects | record"
+        head = "failure | the first caller gets | the same call again | effects | record"
         parts.append(f"## {mode.name.replace('_', ' ').capitalize()}\n\n{words}.\n\n{_table(head, rows)}")
     return "\n\n".join(parts)
 
@@ -389,18 +397,12 @@ def public_table() -> str:
     return "\n\n".join(parts)
 
 
-def _is_ours(home: types.ModuleType, module: str) -> bool:
-    return home.__name__ == module or home.__name__.startswith(f"{module}.")
-
-
 def _first_sentence(module: str, name: str) -> str:
     """Of a docstring, or of the text below a constant."""
     thing = inspect.unwrap(getattr(import_module(module), name))
     doc = thing.__doc__ if isinstance(thing, (type, types.FunctionType, types.MethodType)) else None
     if doc is None:
-        pattern = re.compile(rf'^{name}\b(?:(?!\n\n).)*?\n"""(.*?)"""', re.MULTILINE | re.DOTALL)
-        sources = [inspect.getsource(home) for home in list(sys.modules.values()) if _is_ours(home, module)]
-        doc = next((match[1] for source in sources if (match := pattern.search(source))), "")
+        doc = _constant_doc(module, name)
     text = " ".join(_ticks(inspect.cleandoc(doc).partition("\n\n")[0]).split())
     if not text:
         raise KeyError(f"{module}.{name} is public and says nothing: give it a docstring")

@@ -89,7 +89,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The promises of one operation. See the table above; ``None`` means the guarantee's default."""
+    """The settings of one operation. ``None`` means the default of its guarantee."""
 
     guarantee: Guarantee = "effectively_once"
     lease: Duration = 30.0

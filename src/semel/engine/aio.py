@@ -1,5 +1,7 @@
 # Twin: sync.py is generated from this file by make twins.
 # Twin: AsyncGuard -> SyncGuard
+# Twin: over an async store -> over a sync store
+# Twin: runs a plain ``def`` in a thread; calls are awaited -> also takes coroutine functions; its store runs in threads
 # Twin: AWAITED: ClassVar[bool] = True -> AWAITED: ClassVar[bool] = False
 """``AsyncGuard``: everything that ``AsyncSemel`` does, over an async store.
 
@@ -107,7 +109,7 @@ class AsyncGuard(Guard):
     ) -> AsyncOnce:
         """Decorate a function: calls with the same key run it once, and the others get the same result.
 
-        ``AsyncSemel`` runs a plain ``def`` in a thread, and its calls are awaited.
+        ``AsyncSemel`` runs a plain ``def`` in a thread; calls are awaited.
 
         :param key: a parameter's name (``"order_id"``, ``"order.id"``) or a function of some of the arguments.
         :param operation: the name that scopes the key; defaults to the function's qualified name.

@@ -19,14 +19,13 @@ from semel.core.policy import Duration, Guarantee, OnAbandoned, OnInterrupted, O
 from semel.core.quota import Meter, Quota
 from semel.core.states import State
 from semel.engine.declare.declaration import Declaration, Selector
-from semel.engine.ports import AsyncStore, Store
+from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store, has_members
 from semel.errors import ConfigurationError, NotResolvable, PolicyError
 from semel.observe import events
 from semel.observe.events import Event, EventHook
 
 __all__ = ["Guard", "PolicyChanges"]
 
-STORE_MEMBERS: Final = ("wakes", "counts", "resumes", "adopt", "accept", "execute", "execute_many", "wait", "close")
 ANY: Final = KeyFormat.named("any")
 REMEMBERED: Final = 256
 """How many operation names, changed policies and serializers a guard caches, of each."""
@@ -265,7 +264,7 @@ def checked_tenant(value: object) -> str:
 
 def check_store(store: Any, quota: Quota | None, *, awaited: bool) -> Any:
     """Return the store. Raises ConfigurationError if a guard cannot use it: it would fail only at the first call."""
-    if not isinstance(store, Store):  # both protocols have the same members
+    if not has_members(store, STORE_MEMBERS):
         raise ConfigurationError(
             "a guard takes a store, such as SQLiteStore('app.db'), or its URL, 'sqlite:///app.db', "
             f"not {_describe_wrong_store(store)}"

@@ -7,20 +7,21 @@ store against these protocols.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from semel.core.ops import Op, SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import ConfigurationError
 
-__all__ = ["AsyncStore", "AsyncUnit", "Store", "Unit", "unit_of"]
+__all__ = ["STORE_MEMBERS", "AsyncStore", "AsyncUnit", "Store", "Unit", "has_members", "unit_of"]
 
 R = TypeVar("R")
 Accept: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
+STORE_MEMBERS: Final = ("wakes", "counts", "resumes", "adopt", "accept", "execute", "execute_many", "wait", "close")
+"""What a store declares, sync or async."""
 
 
-@runtime_checkable
 class Store(Protocol):
     """Executes Ops, from any thread. Every Op is one atomic step; one that fails raises a StoreError."""
 
@@ -64,7 +65,6 @@ class Store(Protocol):
         ...
 
 
-@runtime_checkable
 class AsyncStore(Protocol):
     """Executes Ops in one event loop. See ``Store`` for the members.
 
@@ -144,6 +144,14 @@ class AsyncUnit(Protocol):
     async def finish(self) -> None: ...
 
     async def undo(self) -> None: ...
+
+
+def has_members(value: object, names: Sequence[str]) -> bool:
+    """Whether it declares all of these, also by a ``__getattr__`` that passes them on.
+
+    ``isinstance`` with a protocol does not see those from Python 3.12 on.
+    """
+    return all(hasattr(value, name) for name in names)
 
 
 def unit_of(store: Any, connection: object) -> Any:

@@ -1,11 +1,11 @@
-"""What happens when something fails half-way, in every mode and at every moment, as one table.
+"""The table of partial failures: what happens in each mode if a call fails at a given moment.
 
-A *moment* is where the first call is struck: its process is killed, the store does not answer, or the effect itself
-fails. A *cell* says what the first caller gets, what the same call does when it comes again, how often the effect has
-happened when all is over, and the state the record is left in. The tests carry out every cell, with processes that are
-killed, on every store it is about; the page of the runbook is written from the same table.
+A *moment* is the point at which the first call fails: its process is killed, the store does not respond, or the effect
+itself fails. A *cell* says what the first caller gets, what a retry does, how often the effect has happened in the end,
+and the final state of the record. The tests carry out every cell on every store that supports it, and kill real
+processes. The runbook page is generated from the same table.
 
-This module is data: it knows no store and runs nothing.
+This module is only data. It uses no store and runs nothing.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ __all__ = ["CELLS", "Cell", "First", "Mode", "Moment", "Retry", "cells_of"]
 
 
 class Mode(Enum):
-    """How an operation is protected; the value says it in words."""
+    """How an operation is protected; the value describes it in the docs."""
 
-    LEASED = "leased; the effect is outside, and knows no key"
-    DERIVED_KEY = "leased; the effect is outside, and `op.derive()` is sent along"
+    LEASED = "leased; the effect is in another system, which does not know the key"
+    DERIVED_KEY = "leased; the effect is in another system, which gets the key from `op.derive()`"
     AT_MOST_ONCE = '`guarantee="at_most_once"`'
     RECOVER_HOOK = "leased, with a `recover=` hook that can find the effect"
-    STEPS = "steps: the effect is the first of two, and knows no key"
-    OWN_TRANSACTION = "transaction of Semel's (`own_transaction=True`); the effect is in it"
-    CALLERS_TRANSACTION = "transaction of the caller's; the effect is in it"
+    STEPS = "two steps; the effect is the first, in another system that does not know the key"
+    OWN_TRANSACTION = "the effect is in a transaction that Semel opens (`own_transaction=True`)"
+    CALLERS_TRANSACTION = "the effect is in a transaction that the caller opens"
 
 
 class Moment(Enum):
-    """Where the first call is struck."""
+    """The point at which the first call fails."""
 
     KILLED_BEFORE_CLAIM = "killed before the claim"
     CLAIM_NOT_STORED = "the claim cannot be stored"
-    CLAIM_ANSWER_LOST = "the claim is stored, the store's answer lost"
+    CLAIM_ANSWER_LOST = "the claim is stored, but the store's response is lost"
     KILLED_BEFORE_EFFECT = "killed after the claim, before the effect"
-    EFFECT_FAILED = "the effect fails: it has not happened"
+    EFFECT_FAILED = "the effect fails and has not happened"
     FAILURE_KILLED = "the effect fails, then killed"
-    FAILURE_NOT_STORED = "the effect fails, and the store is gone"
-    FAILURE_ANSWER_LOST = "the effect fails; that is stored, the store's answer lost"
-    EFFECT_ANSWER_LOST = "the effect happens, its answer is lost: the handler raises"
+    FAILURE_NOT_STORED = "the effect fails, and the store is unreachable"
+    FAILURE_ANSWER_LOST = "the effect fails; the failure is stored, but the store's response is lost"
+    EFFECT_ANSWER_LOST = "the effect happens, but its response is lost, so the handler raises"
     KILLED_AFTER_EFFECT = "killed after the effect"
-    STEP_NOT_STORED = "the step's mark cannot be stored"
-    STEP_ANSWER_LOST = "the step's mark is stored, the store's answer lost"
-    KILLED_AFTER_STEP = "killed after the step's mark, before the next step"
+    STEP_NOT_STORED = "the step cannot be stored"
+    STEP_ANSWER_LOST = "the step is stored, but the store's response is lost"
+    KILLED_AFTER_STEP = "killed after the step is stored, before the next step"
     LATER_STEP_FAILED = "a later step fails"
-    CONFLICT = "another transaction stands in the way"
-    OUTCOME_NOT_STORED = "the effect happens, and the store is gone"
+    CONFLICT = "the transaction conflicts with another one"
+    OUTCOME_NOT_STORED = "the effect happens, and the store is unreachable"
     OUTCOME_LATE = "the outcome cannot be stored at first"
-    OUTCOME_ANSWER_LOST = "the outcome is stored, the store's answer lost"
+    OUTCOME_ANSWER_LOST = "the outcome is stored, but the store's response is lost"
     KILLED_BEFORE_COMMIT = "killed after the record is written, before the commit"
     ROLLED_BACK = "the caller rolls back"
-    COMMIT_ANSWER_LOST = "committed, the database's answer lost"
+    COMMIT_ANSWER_LOST = "committed, but the database's response is lost"
     KILLED_AFTER_OUTCOME = "killed after the outcome is stored"
-    ANSWER_LOST = "all is well, and the answer is lost on its way to the caller"
+    ANSWER_LOST = "the call succeeds, but the answer is lost on its way to the caller"
 
 
 class First(Enum):
@@ -71,29 +71,29 @@ class First(Enum):
 
 
 class Retry(Enum):
-    """What the same call does when it comes again."""
+    """What a retry of the same call does."""
 
     RUNS = "runs"
-    RESUMES = "goes on after the first step"
-    RECOVERS = "the hook finds the effect: its answer"
+    RESUMES = "continues after the first step"
+    RECOVERS = "the hook finds the effect and returns its answer"
     REPLAYS = "replays the answer"
     REPLAYS_FAILURE = "replays the failure"
-    REFUSED = "`OutcomeUnknown`: find out, then resolve it"
+    REFUSED = "`OutcomeUnknown`: find out what happened, then resolve it"
 
 
 class Cell(NamedTuple):
-    """One mode, struck at one moment."""
+    """One mode, and one moment at which the first call fails."""
 
     mode: Mode
     moment: Moment
     first: First
     retry: Retry
     waits: bool
-    """Whether a retry is turned away (InProgress) until the lease of the first call has ended."""
+    """Whether a retry is refused (InProgress) until the lease of the first call has ended."""
     effects: int
     """How often the effect has happened in the end."""
     state: State
-    """The record's, in the end."""
+    """The final state of the record."""
 
 
 _LEASED: Final = {
@@ -135,7 +135,8 @@ _AT_MOST_ONCE: Final = {
 
 _RECOVER: Final = {
     **_LEASED,
-    # The hook is asked about silence. A handler that raises has said that nothing happened: it must not, in doubt.
+    # The hook runs only after a silent owner. A handler that raises says that nothing happened; if it is not sure, it
+    # must not raise.
     Moment.EFFECT_ANSWER_LOST: (First.ERROR, Retry.RUNS, False, 2, State.DONE),
     Moment.KILLED_AFTER_EFFECT: (First.NOTHING, Retry.RECOVERS, True, 1, State.DONE),
     Moment.OUTCOME_NOT_STORED: (First.UNAVAILABLE, Retry.RECOVERS, True, 1, State.DONE),
@@ -194,9 +195,9 @@ _ORDER: Final = {moment: at for at, moment in enumerate(Moment)}
 
 
 def cells_of(mode: Mode) -> list[Cell]:
-    """The cells of a mode, in the order of time."""
+    """Return the cells of a mode, in chronological order."""
     return [Cell(mode, moment, *_TABLE[mode][moment]) for moment in sorted(_TABLE[mode], key=_ORDER.__getitem__)]
 
 
 CELLS: Final = tuple(cell for mode in Mode for cell in cells_of(mode))
-"""All of them."""
+"""The cells of all modes."""

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol
 
 from semel.core.ops import Record
 from semel.core.values import value
 
-__all__ = ["AsyncCache", "Cache", "CachedRecord", "Tally", "Write"]
+__all__ = ["CACHE_MEMBERS", "AsyncCache", "Cache", "CachedRecord", "Tally", "Write"]
+
+CACHE_MEMBERS: Final = ("tally", "on_change", "get", "write", "settle", "connect", "close")
+"""What a cache declares, sync or async."""
 
 
 @dataclass(slots=True)
@@ -62,7 +65,6 @@ class Write:
     """... after which this says whether to write it at all."""
 
 
-@runtime_checkable
 class Cache(Protocol):
     """A cache for threads."""
 

@@ -29,9 +29,9 @@ from typing import Any, Final
 from semel.core.ops import Claim, Claimed, Complete, Existing, Op, Record, Release, Renew, Resolve
 from semel.core.policy import Duration, seconds
 from semel.core.states import DONE, State
-from semel.engine.ports import Store
+from semel.engine.ports import STORE_MEMBERS, has_members
 from semel.errors import ConfigurationError
-from semel.stores.tiered.cache import Cache, CachedRecord, Tally, Write
+from semel.stores.tiered.cache import CACHE_MEMBERS, CachedRecord, Tally, Write
 from semel.stores.tiered.copies import MARGIN
 
 __all__ = ["IN_PROGRESS_TTL", "KEEP", "MARK_AFTER", "MAX_COPY_BYTES", "TierRules", "TrackedAttempt", "check_parts"]
@@ -263,11 +263,11 @@ def check_parts(primary: Any, cache: Any, *, awaited: bool) -> None:
 
 def _is_store(part: Any) -> bool:
     """Whether it has what every store declares; an async store has the same names."""
-    return not inspect.isclass(part) and isinstance(part, Store)
+    return not inspect.isclass(part) and has_members(part, STORE_MEMBERS)
 
 
 def _is_cache(part: Any) -> bool:
-    return not inspect.isclass(part) and isinstance(part, Cache)
+    return not inspect.isclass(part) and has_members(part, CACHE_MEMBERS)
 
 
 def _shown(part: Any) -> str:
