@@ -31,7 +31,7 @@
     │   ├── NotUndone         500   the operation failed, and some of its steps could not be undone
     │   ├── ResultNotStored   500   done, but the result could not be stored
     │   ├── SnapshotUnreadable 500  done and stored, but the stored result cannot be read
-    │   └── RememberedFailure 500   the failure of the first run, whose class is not rebuilt
+    │   └── RememberedFailure 500   the failure of the first run, as text: its class is not rebuilt
     └── StoreError            503   the store failed
         ├── StoreUnavailable        not stored: the store was not reached, or refused
         │   ├── RecordTooLarge 500  the record is too large for the store: a retry does not help
@@ -299,7 +299,7 @@ class SnapshotUnreadable(OutcomeError):
 
 
 class RememberedFailure(OutcomeError):
-    """The first run failed, and the class of its exception is not one that the policy names, so it is not rebuilt."""
+    """The first run failed with an exception whose class the policy does not name, so the exception is not rebuilt."""
 
     code = "idempotency_remembered_failure"
 
@@ -319,7 +319,7 @@ class StoreError(SemelError):
     result: Any = None
     """What the handler returned, if it ran and only its outcome could not be stored."""
     answered: bool = False
-    """Whether the store has the answer but could not confirm it. Then nothing is run in its place, even under
+    """Whether the store knows the answer but could not confirm it. If so, the handler is not run, even under
     ``on_store_error="open"``."""
 
 

@@ -67,7 +67,7 @@ def test_natural_routes_pass(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "words"), [("put /grow/x", "changed what is observed"), ("delete /strict/here", "was answered 404")]
+    ("path", "words"), [("put /grow/x", "changed the observed state"), ("delete /strict/here", "got status 404")]
 )
 def test_routes_that_only_say_so_fail(path: str, words: str) -> None:
     client, rows = service()

@@ -718,7 +718,7 @@ def test_steps_that_can_be_undone_and_writes_do_not_mix(shop: Shop, store: Dynam
             op.write(shop.add("anna", 1))
             op.step("charge", lambda: "c-1", undo=undone.append)
 
-        with pytest.raises(PolicyError, match="a step of its own"):
+        with pytest.raises(PolicyError, match="a step of their own"):
             transfer("1")
         assert guard.lookup("transfer", "1") is None
     assert (undone, shop.balance("anna")) == (["c-1"], None)

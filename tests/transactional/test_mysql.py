@@ -297,7 +297,7 @@ def test_a_step_is_remembered_in_the_transaction_that_its_rows_are_in(
             ends()
             counted.append(asked(other, "SELECT (SELECT count(*) FROM payment), (SELECT count(*) FROM semel_step)")[0])
         with pytest.raises(
-            PolicyError, match="asked for twice"
+            PolicyError, match="is used twice: each step needs its own name"
         ):  # after the commit it is known, after the rollback not
             op.step("reserve", never, connection=conn)
         return "done"

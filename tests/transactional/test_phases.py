@@ -108,7 +108,7 @@ def test_what_is_rolled_back_may_be_asked_for_again_in_the_same_run(open_till: C
                 raise Boom
         async with transaction(till):
             got = await answer(op.step("reserve", reserve, connection=till.conn))
-        with pytest.raises(PolicyError, match="asked for twice"):  # this time it is done
+        with pytest.raises(PolicyError, match="is used twice: each step needs its own name"):  # this time it is done
             async with transaction(till):
                 await answer(op.step("reserve", reserve, connection=till.conn))
         return got
@@ -127,7 +127,7 @@ def test_twice_in_one_transaction_is_refused_before_it_runs(open_till: Callable[
         async with transaction(till):
             await answer(op.step("reserve", reserve, connection=till.conn))
             await answer(op.step("book", reserving(till, "k2", runs), connection=till.conn))
-            with pytest.raises(PolicyError, match="asked for twice"):
+            with pytest.raises(PolicyError, match="is used twice: each step needs its own name"):
                 await answer(op.step("reserve", reserve, connection=till.conn))
 
     ship(till, "k1", body)
@@ -240,7 +240,7 @@ def test_what_waits_for_the_open_transaction_says_so(tmp_path: Path) -> None:
                     op.capture("id", lambda: "value")
             return str(refused.value.__notes__)
 
-        assert "commit it before anything else is stored" in guard.run("ship", key="k", call=work)
+        assert "commit it before you store anything else" in guard.run("ship", key="k", call=work)
         conn.close()
 
 

@@ -213,7 +213,7 @@ def test_a_result_that_cannot_be_kept_is_done_all_the_same(till: Till, own_trans
         with pytest.raises(ResultNotStored, match="will not run again"):
             till.pay("k1", call=lambda op: object(), own_transaction=True)
     else:
-        with till.transaction(), pytest.raises(ResultNotStored, match="once you commit"):
+        with till.transaction(), pytest.raises(ResultNotStored, match="is done if you commit"):
             till.guard.run_in_transaction(till.conn, "pay", key="k1", call=object)
     with pytest.raises(ResultNotStored):
         till.pay("k1")

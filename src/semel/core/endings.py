@@ -1,4 +1,4 @@
-"""How an attempt under a lease ends. These are the last parts of ``core/flows.py``.
+"""How an attempt under a lease ends. ``core/flows.py`` continues here when the handler has ended.
 
 - The handler returned: Complete.
 - It raised an exception that the policy remembers: Complete, with the exception.
@@ -6,7 +6,7 @@
 - It was interrupted by a cancellation, Ctrl-C or a shutdown, which says nothing about the effect. If an abandoned
   attempt may be run again anyway, this is like an exception. Otherwise it is like a crash: Release to ABANDONED, so
   that the recover hook can look, or to UNKNOWN if nobody may run it again.
-- Another owner took over: its outcome is the answer.
+- Another owner took over: the caller gets the outcome of that owner.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SETTLE_PAUSES: Final = (0.02, 0.05, 0.1, 0.25, 0.5)
 
 
 def complete(call: Call, claimed: Claimed, result: Any) -> Flow:
-    """Store the result. Raises ResultNotStored if only that it is done could be stored."""
+    """Store the result. Raises ResultNotStored if the record is done but the result itself could not be stored."""
     loss: NotSerializable | None = None
     try:
         snapshot = call.seal_value(result)
@@ -60,7 +60,7 @@ def complete(call: Call, claimed: Claimed, result: Any) -> Flow:
 def fail(call: Call, claimed: Claimed, error: BaseException) -> Flow:
     """The handler raised. Store an exception that the policy remembers; for any other one, release the key."""
     policy = call.policy
-    if isinstance(error, NotUndone):  # half of its steps stand: nobody may run it again before someone has looked
+    if isinstance(error, NotUndone):  # some steps are not undone: it must not run again before someone has looked
         yield from release(call, claimed, error, to=State.UNKNOWN)
         return Failed(error)
     if isinstance(error, policy.remembered):
@@ -106,8 +106,8 @@ def release(call: Call, claimed: Claimed, error: BaseException | None, *, to: St
 def _send_again(
     call: Call, op: Complete, result: Any, error: StoreError, about: str = ""
 ) -> Generator[Request, Any, tuple[Complete, Any, NotSerializable | None]]:
-    """Send a completion again that the store has not stored. If it is too large, send smaller ones: the effect has
-    happened and must not happen again.
+    """Retry a completion that the store has not stored. If it is too large, send smaller ones: the effect has happened
+    and must not happen again.
 
     Returns the Op that was stored, its answer, and the error to raise if the result is lost.
     """
@@ -147,9 +147,8 @@ def _retry(call: Call, op: Complete, result: Any, error: StoreError) -> Generato
         call.tell(events.StoreFailed, "complete", str(error))
         pause = next(pauses, pause)
         if pause > remaining:
-            if (
-                call.policy.fails_open and type(op) is Complete
-            ):  # CompleteWith: without its writes the operation has had no effect
+            # Not for CompleteWith: without its writes the operation has had no effect.
+            if call.policy.fails_open and type(op) is Complete:
                 return None
             raise _not_stored(call, result, error) from error
         remaining -= pause
@@ -164,7 +163,7 @@ def _retry(call: Call, op: Complete, result: Any, error: StoreError) -> Generato
 
 
 def _not_stored(call: Call, result: Any, error: StoreError) -> StoreError:
-    """Return the error to raise. The store's own message is about the last Op; this one says that the handler ran."""
+    """Return the error to raise. The store's own message does not say that the handler ran, so this one does."""
     failure = type(error)(f"{call} ran, but its outcome could not be stored: {error}")
     failure.result = result
     return failure

@@ -60,7 +60,7 @@ SLOWEST_POLL: Final = 0.5
 
 
 def perform(call: Call) -> Flow:
-    """One call under a lease."""
+    """Perform one call under a lease. Returns its outcome, or Failed with the error of the handler."""
     policy = call.policy
     remaining = policy.wait_seconds
     interval = FIRST_POLL
@@ -74,8 +74,8 @@ def perform(call: Call) -> Flow:
             except StoreUncertain as error:
                 if error.answered:
                     raise
-                # The claim may have been won, and nobody would know. The same claim, sent again, finds out: the store
-                # recognises its nonce.
+                # The claim may have been won although its answer is lost. Send the same claim again to find out: the
+                # store recognises its nonce.
                 call.tell(events.StoreFailed, "claim", str(error))
                 answer = yield claim
         except StoreError as error:
@@ -106,7 +106,7 @@ def perform(call: Call) -> Flow:
 
 
 def make_claim(call: Call) -> Claim:
-    """Return the claim of a call. It is always the same, so that a store recognises a repeated one by its nonce."""
+    """Return the claim of a call. A call always makes the same claim, so that the store recognises a repeated one."""
     policy = call.policy
     return Claim(
         call.id, call.nonce, call.fingerprint, policy.lease_seconds, policy.retention_seconds, policy.takeover,
@@ -116,7 +116,7 @@ def make_claim(call: Call) -> Claim:
 
 def _execute(call: Call, claimed: Claimed) -> Flow:
     if claimed.attempt == 1:
-        if call.resumption:  # the abandoned record is gone by now, and a resumer starts nothing new
+        if call.resumption:  # the abandoned record is gone, and a resumer must not start a new operation
             yield from release(call, claimed, None, to=State.ABSENT)
             return Outcome(None, False, 0)
         if call.quota is not None:
@@ -179,7 +179,7 @@ def _save_input(call: Call, claimed: Claimed) -> Generator[Request, Any, NotRun 
         call.tell(events.StoreFailed, "keep input", str(error))
         return None if call.policy.fails_open else NotRun(error)
     except NotSerializable as error:
-        return NotRun(PolicyError(f"{call}: its arguments cannot be sealed, so nothing was run: {error}"))
+        return NotRun(PolicyError(f"{call}: its arguments cannot be stored, so it was not run: {error}"))
     return None if stored else Stopped()
 
 
@@ -191,10 +191,10 @@ def _unprotected() -> Flow:
 
 
 def check_same_request(call: Call, record: Record) -> None:
-    """Raise KeyReused if the record's fingerprint is that of another request. An empty one matches every other."""
+    """Raise KeyReused if the record belongs to another request. An empty fingerprint matches every other."""
     if call.fingerprint and record.fingerprint and call.fingerprint != record.fingerprint:
         call.tell(events.Mismatched)
-        raise KeyReused(f"{call}: this key came before with another request; use a new key for a new request")
+        raise KeyReused(f"{call}: this key was used for another request; use a new key for a new request")
 
 
 def key_expired(call: Call, record: Record) -> KeyExpired:
@@ -205,7 +205,7 @@ def key_expired(call: Call, record: Record) -> KeyExpired:
 def in_progress(call: Call, record: Record) -> InProgress:
     retry_after = max(1.0, min(record.lease_left, 5.0))
     call.tell(events.TurnedAway, retry_after)
-    return InProgress(f"{call}: the first call still runs; retry in {retry_after:.0f} s", retry_after=retry_after)
+    return InProgress(f"{call}: the first call is still running; retry in {retry_after:.0f} s", retry_after=retry_after)
 
 
 def outcome_unknown(call: Call, record: Record) -> OutcomeUnknown:
@@ -217,8 +217,8 @@ def outcome_unknown(call: Call, record: Record) -> OutcomeUnknown:
 
 
 def no_recovery(call: Call, claimed: Claimed, verdict: object) -> SemelError:
-    """Return the error for a recover hook that found no result: CANNOT_TELL, or something it must not return."""
+    """Return the error to raise if a recover hook returned CANNOT_TELL, or a value that it must not return."""
     if verdict is CANNOT_TELL:
         call.tell(events.WentUnknown, claimed.attempt)
         return OutcomeUnknown(f"{call}: the recover hook could not tell what attempt {claimed.attempt - 1} did")
-    return PolicyError(f"recover returns Recovered(value), NOT_DONE or CANNOT_TELL, not {type(verdict).__name__}")
+    return PolicyError(f"recover must return Recovered(value), NOT_DONE or CANNOT_TELL, not {type(verdict).__name__}")

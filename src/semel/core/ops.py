@@ -1,4 +1,4 @@
-"""The Ops: everything that a flow can ask of a store, and the store's answers.
+"""The Ops, which are all the requests that a flow can send to a store, and the store's answers.
 
 Every Op is one atomic step. An Op carries durations, never instants: the clock of the store's server decides when a
 lease or a record ends, so the clocks of workers do not matter. Every Op but Resolve may be sent again if its answer was
@@ -61,7 +61,7 @@ class Claimed:
 
 @value
 class Existing:
-    """The claim was not won: there is this record."""
+    """The claim was not won, because this record exists."""
 
     record: Record
 
@@ -72,7 +72,7 @@ class Claim(Op["Claimed | Existing"]):
 
     id: bytes
     nonce: int
-    """A random number for each call: the same claim sent twice gets the same answer twice."""
+    """A random number for each call. By its nonce a repeated claim is recognised and gets the same answer."""
     fingerprint: bytes
     """The fingerprint of the request. An empty one matches every other."""
     lease: float
@@ -85,7 +85,10 @@ class Claim(Op["Claimed | Existing"]):
 
 @value
 class Renew(Op[bool]):
-    """Extend the lease, counted from now; it never ends sooner than before. Answered with False for a stale token."""
+    """Extend the lease to ``lease`` seconds from now. The answer is False if the token is stale.
+
+    A renewal never shortens the lease.
+    """
 
     id: bytes
     token: int
@@ -94,8 +97,9 @@ class Renew(Op[bool]):
 
 @value
 class Complete(Op[bool]):
-    """Store the result for ``ttl`` seconds. Sent twice with one token, it gets the same answer twice. Answered with
-    False if the token is stale.
+    """Store the result for ``ttl`` seconds. The answer is False if the token is stale.
+
+    A repeated completion with the same token gets the same answer.
     """
 
     id: bytes
@@ -106,8 +110,9 @@ class Complete(Op[bool]):
 
 @value
 class CompleteWith(Complete):
-    """Complete, and make the handler's own writes in the same step: all of it happens, or nothing. Only for stores that
-    accept writes. May also be answered with NotWritten.
+    """Complete, and make the handler's own writes in the same atomic step. Only for stores that accept writes.
+
+    The answer may also be NotWritten.
     """
 
     writes: tuple[Any, ...]
@@ -115,14 +120,14 @@ class CompleteWith(Complete):
 
 @value
 class NotWritten:
-    """Nothing was written, and sending it again would not help: a condition does not hold, or a write is impossible."""
+    """Nothing was written, because a condition does not hold or a write is impossible. A retry would not help."""
 
     error: SemelError
 
 
 @value
 class Release(Op[bool]):
-    """End the attempt without a result. Answered with False if the token is stale.
+    """End the attempt without a result. The answer is False if the token is stale.
 
     ``to`` is ABSENT (nothing happened), ABANDONED (the steps stay; the next attempt continues after them) or UNKNOWN
     (nobody can tell what happened). After a release to ABANDONED the token is stale, so that a renewal that is still on
@@ -136,8 +141,8 @@ class Release(Op[bool]):
 
 @value
 class SaveStep(Op[bool]):
-    """Store the value of one named step of a running attempt. The first value of a name stays. Answered with False if
-    the token is stale.
+    """Store the value of one named step of a running attempt. The first value stored under a name stays. The answer is
+    False if the token is stale.
     """
 
     id: bytes
@@ -156,7 +161,7 @@ class Lookup(Op["Record | None"]):
 
 @value
 class Resolve(Op[State]):
-    """Settle an unknown or abandoned record: it is done with this snapshot, or (None) it never happened.
+    """Settle an unknown or abandoned record: it is done with this snapshot, or it never happened (None).
 
     The answer is the state that the record was in. An absent or finished record stays as it is, and so does a running
     one unless ``force`` is set.
@@ -225,8 +230,8 @@ class Resumable(Op[Page]):
     """List abandoned operations of these names that have stored their arguments and may be run again. Only for stores
     that declare ``resumes``.
 
-    The store looks at ``limit`` stored arguments in the order of their ids, starting after ``after``. It deletes those
-    of finished operations on the way.
+    The store looks at ``limit`` stored arguments in the order of their ids, starting after ``after``. It deletes the
+    arguments of finished operations that it finds.
     """
 
     operations: tuple[str, ...]

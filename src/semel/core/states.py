@@ -44,7 +44,7 @@ class State(IntEnum):
     ABANDONED = 4
 
 
-# Short names, for code that runs in every call: looking up a member of an Enum class is slow on Python 3.11.
+# Aliases for code that runs in every call: looking up a member of an Enum class is slow on Python 3.11.
 ABSENT: Final = State.ABSENT
 RUNNING: Final = State.RUNNING
 DONE: Final = State.DONE
@@ -109,16 +109,16 @@ TRANSITIONS: Final[Mapping[tuple[State, Move], State]] = MappingProxyType(
         (State.UNKNOWN, Move.COMPLETE): State.DONE,
         (State.UNKNOWN, Move.RELEASE): State.ABSENT,
         (State.UNKNOWN, Move.GIVE_UP): State.UNKNOWN,
-        # Someone, or a program, has found out what happened.
+        # A person or a program has found out what happened.
         (State.ABANDONED, Move.RESOLVE_DONE): State.DONE,
         (State.ABANDONED, Move.RESOLVE_ABSENT): State.ABSENT,
         (State.UNKNOWN, Move.RESOLVE_DONE): State.DONE,
         (State.UNKNOWN, Move.RESOLVE_ABSENT): State.ABSENT,
-        # The record has served its time.
+        # The ttl has ended.
         (State.DONE, Move.EXPIRE): State.ABSENT,
     }
 )
-"""Where each move leads from each state. What is not in the table does not happen."""
+"""The state that each move leads to from each state. A move that is not in the table does not happen."""
 
 OWNER_MOVES: Final = frozenset({Move.RENEW, Move.SAVE_STEP, Move.COMPLETE, Move.RELEASE, Move.YIELD, Move.GIVE_UP})
 """Moves that carry a token. They are refused if it is not the newest."""

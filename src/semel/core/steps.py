@@ -1,8 +1,8 @@
 """The steps of one operation over all of its attempts: capture a value, run a step, undo the steps of a failed one.
 
 A step is stored when it has returned, so an attempt that takes over knows which steps are done and continues after
-them. It must ask for the same steps in the same order with the same arguments. Anything else is another program, and
-continuing would mix the two.
+them. It must request the same steps in the same order with the same arguments. Otherwise the program has changed, and
+continuing would mix the old one with the new one.
 
 ``Journal`` holds the flows, written once for sync and async as in ``core/flows.py``: generators that yield Ops for the
 store and, for the engine, ``RunStep``, ``RunUndo``, ``FindMark``, ``WriteMark`` and ``Pause``. Each flow returns its
@@ -62,7 +62,7 @@ _DIGEST: Final = 16
 _HEAD: Final = _DIGEST + 1  # the digest of a step's arguments, and whether it can be undone; then comes its result
 
 _SAYS_NOTHING: Final = (LeaseLost, StepMismatch, StoreError)
-"""Errors that say nothing about the work itself: the steps stay as they are, for the attempt that continues."""
+"""Errors that do not mean that the work has failed. The steps stay as they are for the next attempt."""
 
 
 @value
@@ -85,7 +85,7 @@ class RunUndo:
 
 @value
 class FindMark:
-    """Say whether the caller's transaction contains the mark of a step."""
+    """Look for the mark of a step in the caller's transaction. The answer is whether it is there."""
 
     id: bytes
     name: str
@@ -135,9 +135,9 @@ class Journal:
         self._recorded = [name.removeprefix(_STEP) for name, _ in saved if name.startswith(_STEP)]
         """Steps of earlier attempts, in the order in which they were done."""
         self._requested: list[str] = []
-        """Steps that this attempt has asked for."""
+        """Steps that this attempt has requested."""
         self._results: dict[tuple[str, str], Any] = {}
-        """Values and results of this attempt. If the store's answer to a save was lost, the same one is sent again."""
+        """Values and results of this attempt, so that a retry after a failed save stores the same one."""
         self._undoable: list[_Undoable] = []
         self._in_transaction: set[str] = set()
         """Steps whose marks are in a transaction of the caller, which may since have been rolled back."""
@@ -283,7 +283,7 @@ class Journal:
                 names = ", ".join(map(repr, sorted(self._in_transaction)))
                 error.add_note(
                     f"The transaction in which {names} was marked may still be open, and then it holds the record: "
-                    "commit it before anything else is stored, or give that connection= too"
+                    "commit it before you store anything else, or pass the same connection= there too"
                 )
             raise
         self._note_stored(op, stored)
@@ -321,12 +321,12 @@ class Journal:
         missing = self._recorded[len(self._requested) :]
         if missing:
             raise StepMismatch(
-                f"{self._call}: an earlier attempt did {', '.join(map(repr, missing))}, which this one did not ask for"
+                f"{self._call}: an earlier attempt did {', '.join(map(repr, missing))}, which this one did not request"
             )
         if self._call.writes and self._to_undo():
             raise PolicyError(
-                f"{self._call}: op.write() and undo= do not go together: writes are made when the handler is over, "
-                "too late to undo a step if they are refused. Let a step of its own send them instead"
+                f"{self._call}: op.write() cannot be combined with undo=: the writes are made after the handler has "
+                "returned, too late to undo a step if they are refused. Send them in a step of their own instead"
             )
 
     def _must_undo(self, error: BaseException) -> bool:
@@ -354,7 +354,7 @@ class Journal:
         names = ", ".join(f"{name!r} ({reason})" for name, reason in remaining)
         not_undone = NotUndone(
             f"{self._call} failed with {describe_error(error)}, and could not be undone: {names}. "
-            "See to these by hand, then release() it",
+            "Undo these by hand, then release() it",
             tuple(name for name, _ in remaining),
         )
         not_undone.__cause__ = error
@@ -363,10 +363,10 @@ class Journal:
     # -- entries
 
     def _enter(self, name: str, digest: bytes) -> bytes | None:
-        """Note that a step is asked for. Returns what is stored of it, or None if it is not done."""
+        """Note that a step was requested. Returns its stored entry, or None if it is not done."""
         _check_name(name)
         if name in self._requested:
-            raise PolicyError(f"{self._call}: the step {name!r} is asked for twice: each has a name of its own")
+            raise PolicyError(f"{self._call}: the step {name!r} is used twice: each step needs its own name")
         at = len(self._requested)
         self._requested.append(name)
         blob = self._saved.get(_STEP + name)
@@ -383,7 +383,7 @@ class Journal:
         return blob
 
     def _forget(self, name: str) -> None:
-        """The transaction in which the step was marked was rolled back: the step may be asked for again."""
+        """Forget a step whose transaction was rolled back, so that it may be requested again."""
         self._in_transaction.discard(name)
         self._saved.pop(_STEP + name, None)
         self._requested = [step for step in self._requested if step != name]
@@ -412,8 +412,8 @@ class Journal:
         return SaveStep(self._call.id, self._token, name, sealed, len(self._saved))
 
     def _without_result(self, op: SaveStep, error: RecordTooLarge) -> SaveStep:
-        """Return an entry that says that the step is done, without its result: it has happened and must not happen
-        again. A captured value is nothing but its value, so for that the error is raised.
+        """Return an entry that marks the step as done, without its result: it has happened and must not happen again.
+        Raises the error for a captured value, which cannot be stored without its value.
         """
         if not op.name.startswith(_STEP):
             raise error
@@ -454,7 +454,7 @@ def _is_failure(error: BaseException) -> bool:
 
 
 def _digest(call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-    """Return the digest of a step's arguments. An argument that is not plain data, such as a session, is a blank."""
+    """Return the digest of a step's arguments. The value of an argument that is not plain data is left out."""
     hash = blake2b(digest_size=_DIGEST, key=call.id, person=b"semel.step.1")
     for name, argument in [*((str(at), arg) for at, arg in enumerate(args)), *sorted(kwargs.items())]:
         encoded = encode_value(argument, strict=False).encode("utf-8", "surrogatepass")
@@ -485,7 +485,7 @@ _cached_serializer = lru_cache(maxsize=256)(serializer_for)
 
 
 def _label(name: str) -> str:
-    """Return the name of an entry in a form for people."""
+    """Return the readable name of an entry."""
     return name.removeprefix(_STEP).replace(_UNDONE, "undo of ").replace(_FAILED, "failed")
 
 
@@ -496,4 +496,4 @@ def _check_name(name: object) -> None:
             return
     except RequestError:
         pass
-    raise PolicyError(f"a step has a name of 1 to 240 printable characters, without ~ in front, not {str(name)[:40]!r}")
+    raise PolicyError(f"a step name has 1 to 240 printable characters and does not start with ~: {str(name)[:40]!r}")

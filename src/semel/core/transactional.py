@@ -83,13 +83,13 @@ class Occupied:
 
 @value
 class Lock(Op["Row | Occupied | None"]):
-    """Lock the key for the transaction, and return what is stored: a row whose times count from now, or None."""
+    """Lock the key for the transaction. The answer is the stored row, with times relative to now, or None."""
 
     id: bytes
     own: bool
     """Open the transaction first."""
     waits: bool = False
-    """The flow asks again until the key is free, so the store must not keep a lock that the key's holder needs."""
+    """Whether the flow polls until the key is free. Then the store must not keep a lock that the key's holder needs."""
 
 
 @value
@@ -141,7 +141,7 @@ Flow: TypeAlias = Generator["Op[Any] | Run | Recover | Pause | Rollback", Any, "
 
 
 def transact(call: Call, own: bool, tries: int) -> Flow:
-    """One call in a transaction. With ``own``, open and end it here, and run it again after a conflict."""
+    """Perform one call in a transaction. With ``own``, open and end it here, and run it again after a conflict."""
     if call.quota is not None:
         yield from admit(call, call.quota)
     waiting = _Waiting(call.policy.wait_seconds)
@@ -213,7 +213,7 @@ def _unit(call: Call, own: bool, waiting: _Waiting) -> Flow:
 
 
 def _claim(call: Call, row: Row | Occupied | None) -> Claimed | Record:
-    """Return the right to run, or the record that stands in the way, by the same rules as for a claim."""
+    """Return Claimed if the call may run, otherwise the record that prevents it. The rules are those of a claim."""
     if isinstance(row, Occupied):
         return _TAKEN
     if row is None or state_of(row, 0.0) is State.ABSENT:
@@ -227,7 +227,7 @@ def _claim(call: Call, row: Row | Occupied | None) -> Claimed | Record:
 
 
 _TAKEN: Final = Record(b"", State.RUNNING, 0, 1, b"", None, 1.0, 0.0, 1.0)
-"""Stands for a record that another transaction is about to write."""
+"""A placeholder for a record that another transaction is about to write."""
 
 
 def _execute(call: Call, own: bool, row: Row | None, claimed: Claimed) -> Flow:
@@ -305,7 +305,7 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
         raise
     if loss is not None:
         call.tell(events.ResultDropped, str(loss))
-        done = "is done and will not run again" if own else "is done once you commit (roll back, and it never was)"
+        done = "is done and will not run again" if own else "is done if you commit (not if you roll back)"
         raise ResultNotStored(f"{call} {done}, but its result is lost: {loss}", result=result) from loss
     # A transaction of the caller is not committed yet, and perhaps never will be.
     call.tell(events.Completed if own else events.Prepared, claimed.attempt, len(snapshot))
@@ -327,7 +327,7 @@ def _fail(call: Call, own: bool, row: Row | None, claimed: Claimed, error: BaseE
         if own:
             found = yield Lock(call.id, True)
             if isinstance(found, Occupied) or (found and found.token) != (row and row.token):
-                yield Rollback()  # another call came in between: its result is the answer for all that follow
+                yield Rollback()  # another call used the key in the meantime: later calls get its result
                 _free_quota(call, claimed)
                 return Failed(error)
         yield _keep(call, own, row, claimed, call.seal_error(error))
@@ -355,7 +355,7 @@ def _reject(call: Call, row: Row | None, claimed: Claimed, answer: Any) -> Flow:
     yield Rollback()
     found = yield Lock(call.id, True)
     if isinstance(found, Occupied) or (found and found.token) != (row and row.token):
-        raise TransactionConflict(f"{call}: another call came in between; nothing was stored")
+        raise TransactionConflict(f"{call}: another call used the key in the meantime; nothing was stored")
     return (yield from _complete(call, True, row, claimed, answer))
 
 

@@ -1,18 +1,18 @@
-"""Kill an operation at every point where a crash could hurt, try it again, and see whether your invariant holds.
+"""Kill an operation at every point where a crash matters, retry it, and check that your invariant holds.
 
 ::
 
-    def setup():        return make_a_database()            # a fresh world; what it returns must be picklable
+    def setup():        return make_a_database()            # a new state to work on; must be picklable
     def operation(db):  guard(db).run("pay", key="k1", call=lambda: charge(db))
     def check(db):      assert charges(db) == 1
 
     report = crash_everywhere(setup, operation, check)
 
-A point is the moment just before, or just after, a call that reaches a database or a store: ``execute``, ``commit`` and
-their like, of the drivers and of the stores. The operation runs in a process of its own, which is killed (SIGKILL) at
-the first point; it is tried again, as a client would, until it gets an answer; then ``check`` looks at the world. Then
-the same with the second point, in a fresh world, and so on until a run comes to its end. The functions must be
-importable, for they are called in other processes. ``break_everywhere`` does the same with a store that fails.
+A point is just before or just after a call that reaches a database or a store, such as ``execute`` or ``commit`` of a
+driver. The operation runs in a process of its own, which is killed (SIGKILL) at the first point. Then it is retried, as
+a client would do, until it returns, and ``check`` is called. The same follows for the second point with a new
+``setup()``, and so on, until a run ends before it reaches its point. The functions are called in other processes, so
+they must be importable. ``break_everywhere`` does the same with failures of the store instead of crashes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ How = Literal["kill", "before", "after"]
 
 MOST_POINTS: Final = 2000
 PATIENCE: Final = 30.0
-"""Seconds that one try, and all tries after a crash, may take."""
+"""Seconds allowed for one run, and for all retries after a crash."""
 
 MODULES: Final = (
     "psycopg.", "asyncpg.", "pymysql.", "asyncmy.", "aiosqlite.", "redis.", "botocore.client", "semel.stores.",
@@ -51,12 +51,12 @@ NAMES: Final = frozenset(
         *("fetch", "fetchrow", "fetchval", "start", "execute_command", "_make_api_call"),
     }
 )
-"""Python functions of these modules, and sqlite3's own, that reach a database."""
+"""The names of functions in ``MODULES`` that reach a database. Those of sqlite3 are in ``_SQLITE``."""
 _SQLITE: Final = frozenset({"execute", "executemany", "executescript", "commit", "rollback", "__exit__"})
 
 
 class CrashFailure(AssertionError):
-    """The invariant does not hold, or the operation never got an answer, after a crash at ``point``."""
+    """After a crash at ``point`` the invariant does not hold, or the operation never returned."""
 
     def __init__(self, point: str, why: str) -> None:
         super().__init__(f"after {point}: {why}")
@@ -65,10 +65,10 @@ class CrashFailure(AssertionError):
 
 @dataclass
 class Report:
-    """What was tried."""
+    """The result of a successful run over all points."""
 
     points: list[str] = field(default_factory=list)
-    """In words, such as ``killed before Connection.commit (call 7)``."""
+    """Descriptions of the points, such as ``killed before sqlite3.Connection.commit (point 7)``."""
 
 
 def crash_everywhere(
@@ -80,7 +80,16 @@ def crash_everywhere(
     patience: float = PATIENCE,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
-    """Kill the operation before and after every call to a database, one after the other."""
+    """Kill the operation before and after each of its calls to a database, one point per run.
+
+    Returns the points that were tried. Raises CrashFailure at the first one that breaks the invariant.
+
+    :param setup: returns the state to work on, such as a path. It is passed to the other functions.
+    :param check: raises AssertionError if the invariant does not hold.
+    :param teardown: removes what ``setup`` made.
+    :param patience: seconds allowed for one run, and for all retries after a crash.
+    :param progress: called with the description of each point.
+    """
     return _everywhere("kill", setup, operation, check, teardown, patience, progress)
 
 
@@ -93,9 +102,10 @@ def break_everywhere(
     patience: float = PATIENCE,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
-    """Let the store fail before (not done) and after (done, and nobody knows) every Op, one after the other.
+    """Make the store fail before each Op (not stored) and after each Op (stored, but the answer is lost), one per run.
 
-    The operation opens its store as ``faulty.store(SQLiteStore(…))`` (``faulty.async_store`` for an async one).
+    The operation must open its store as ``faulty.store(SQLiteStore(…))``, or with ``faulty.async_store``. Same
+    parameters as ``crash_everywhere``.
     """
     report = Report()
     for how in ("before", "after"):
@@ -121,7 +131,7 @@ def _everywhere(
             report.points.append(point)
             if progress is not None:
                 progress(point)
-    raise CrashFailure(f"{MOST_POINTS} points", "the operation has more points than that: make it smaller")
+    raise CrashFailure(f"{MOST_POINTS} points", "the operation has more points than this limit: use a smaller one")
 
 
 def _at(
@@ -133,7 +143,7 @@ def _at(
     teardown: Callable[[W], None] | None,
     patience: float,
 ) -> str | None:
-    """One crash, in a world of its own; None when the operation came to its end before it."""
+    """Crash at one point, in a world of its own. Returns None if the operation ended before that point."""
     world = setup()
     try:
         point = nursery.attempt(world, patience, how, target)
@@ -155,33 +165,35 @@ def _at(
 
 
 class _Nursery:
-    """A process that has imported the operation and forks a fresh one for every try."""
+    """A process that has imported the operation and forks a child for each run."""
 
     def __init__(self, operation: Callable[[Any], Any]) -> None:
         try:
             pickle.dumps(operation)
         except Exception as error:
-            raise TypeError(f"the operation must be picklable, a function of a module: {error}") from error
+            raise TypeError(
+                f"the operation must be picklable, such as a function defined in a module: {error}"
+            ) from error
         context = multiprocessing.get_context("forkserver")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_nurse, args=(operation, theirs), daemon=True)
+        self._pipe, other_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(operation, other_end), daemon=True)
         self._process.start()
-        theirs.close()
+        other_end.close()
 
     def attempt(self, world: Any, patience: float, how: How | None = None, target: int = 0) -> str | None:
-        """Run the operation in a process; the point it was stopped at, or None: it came to its end."""
+        """Run the operation in a process. Returns the point at which it was stopped, or None if it ended."""
         try:
             self._pipe.send((world, how, target, patience))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise TypeError(f"what setup() returns must be picklable: {error}") from error
         if not self._pipe.poll(patience * 2):
             raise TimeoutError(f"the operation did not end within {patience * 2:g} s")
-        code, said = self._pipe.recv()
-        if code == -signal.SIGKILL and said:
-            return str(said)
+        code, report = self._pipe.recv()
+        if code == -signal.SIGKILL and report:
+            return str(report)
         if code != 0:
-            raise RuntimeError(said or f"the operation's process ended with {code}")
-        return said or None
+            raise RuntimeError(report or f"the operation's process ended with {code}")
+        return report or None
 
     def close(self) -> None:
         self._process.kill()
@@ -189,7 +201,8 @@ class _Nursery:
         self._pipe.close()
 
 
-def _nurse(operation: Callable[[Any], Any], pipe: Any) -> None:
+def _serve(operation: Callable[[Any], Any], pipe: Any) -> None:
+    """Fork a child for each request, and send back its exit code and the last thing it reported."""
     with contextlib.suppress(EOFError):
         while True:
             world, how, target, patience = pipe.recv()
@@ -200,9 +213,9 @@ def _nurse(operation: Callable[[Any], Any], pipe: Any) -> None:
                 os.close(reading)
                 _child(operation, world, how, target, patience, writing)
             os.close(writing)
-            with open(reading, "rb") as told:
-                said = told.read().rstrip(b"\0").rpartition(b"\0")[2].decode()
-            pipe.send((os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said))
+            with open(reading, "rb") as reports:
+                report = reports.read().rstrip(b"\0").rpartition(b"\0")[2].decode()
+            pipe.send((os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), report))
 
 
 def _child(
@@ -213,31 +226,31 @@ def _child(
     patience: float,
     writing: int,
 ) -> None:
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         os.write(writing, text.encode() + b"\0")
 
     code = 0
     try:
         if how is None:
-            _until_answered(operation, world, patience)
+            _retry(operation, world, patience)
         elif how == "kill":
-            _killed_at(target, tell, operation, world)
+            _kill_at(target, report, operation, world)
         else:
-            faulty.break_at(target, how, tell)
+            faulty.break_at(target, how, report)
             try:
                 operation(world)
             except SemelError:
                 if not faulty.broken():
                     raise
     except BaseException:
-        tell(traceback.format_exc())
+        report(traceback.format_exc())
         code = 1
     finally:
         os._exit(code)
 
 
-def _until_answered(operation: Callable[[Any], Any], world: Any, patience: float) -> None:
-    """As a client would: the same again, while the error says that it may be."""
+def _retry(operation: Callable[[Any], Any], world: Any, patience: float) -> None:
+    """Run the operation until it returns, as a client would: again after every error that is retryable."""
     end = time.monotonic() + patience
     while True:
         try:
@@ -249,20 +262,21 @@ def _until_answered(operation: Callable[[Any], Any], world: Any, patience: float
             time.sleep(0.02)
 
 
-def _killed_at(target: int, tell: Callable[[str], Any], operation: Callable[[Any], Any], world: Any) -> None:
+def _kill_at(target: int, report: Callable[[str], Any], operation: Callable[[Any], Any], world: Any) -> None:
+    """Run the operation, and kill this process at the given point."""
     passed = 0
 
     def watch(frame: FrameType, event: str, arg: Any) -> None:
         nonlocal passed
-        name = _named(frame, event, arg)
+        name = _database_call(frame, event, arg)
         if name is None:
             return
         passed += 1
         if passed == target:
             moment = "before" if event in ("call", "c_call") else "after"
-            tell(f"killed {moment} {name} (point {target})")
+            report(f"killed {moment} {name} (point {target})")
             os.kill(os.getpid(), signal.SIGKILL)
-            signal.pause()  # it comes in a moment, and nothing else may happen until then
+            signal.pause()  # the signal arrives in a moment; nothing else may run until then
 
     sys.setprofile(watch)
     try:
@@ -271,12 +285,12 @@ def _killed_at(target: int, tell: Callable[[str], Any], operation: Callable[[Any
         sys.setprofile(None)
 
 
-def _named(frame: FrameType, event: str, arg: Any) -> str | None:
-    """The function that reaches a database here, or None."""
+def _database_call(frame: FrameType, event: str, arg: Any) -> str | None:
+    """Return the name of the function if the event is a call that reaches a database, otherwise None."""
     if event.startswith("c_"):
         if event == "c_exception" or getattr(arg, "__name__", "") not in _SQLITE:
             return None
-        # By the class it derives from: Django has a cursor of its own.
+        # Look at the base classes too: Django derives its own cursor from sqlite3's.
         kinds = (each for each in type(getattr(arg, "__self__", None)).__mro__ if each.__module__ == "sqlite3")
         kind = next(kinds, None)
         return None if kind is None else f"sqlite3.{kind.__name__}.{arg.__name__}"
@@ -288,7 +302,7 @@ def _named(frame: FrameType, event: str, arg: Any) -> str | None:
 
 
 def run_async(operation: Callable[[W], Awaitable[Any]], world: W) -> Any:
-    """For an async operation: ``def operation(db): return run_async(pay, db)``."""
+    """Run an async operation: ``def operation(db): return run_async(pay, db)``."""
     import asyncio
 
     async def main() -> Any:

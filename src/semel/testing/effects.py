@@ -1,8 +1,8 @@
-"""The effect log: what worker processes did and saw, in a plain file that Semel never reads, and verdicts over it.
+"""The effect log: a plain file in which worker processes record what they did, and checks of that file.
 
-Every line is one ``write`` to a file opened for appending, so a process that is killed leaves whole lines. Times are
-those of the machine's monotonic clock, which all its processes share. A verdict is a list of what is wrong; empty is
-good.
+Semel never reads the file. Every line is one ``write`` to a file opened for appending, so a process that is killed
+leaves only whole lines. Times are those of the monotonic clock, which all processes of a machine share. Each check
+returns a list of violations, which is empty if all is well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["EffectLog", "Line", "answered_twice", "effects", "overlapping", "une
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that happened.
+    """One event.
 
     ``what`` is ``begin`` (a handler began), ``recover`` (a recover hook began), ``effect``, ``end`` (the handler is
     about to return), ``answer``, ``lost`` (LeaseLost), ``unknown`` (OutcomeUnknown), ``refused`` (InProgress) or
@@ -34,21 +34,21 @@ class Line:
     pid: int
     at: float
     token: int = 0
-    """Of the attempt; 0 where the line is about no attempt of this process."""
+    """The token of the attempt; 0 if the line is not about an attempt of this process."""
     attempt: int = 0
     lease_end: float = 0.0
-    """Until when this attempt knew its lease to be held, when the line was written."""
+    """The end of the attempt's lease, as far as the attempt knew when it wrote the line."""
     note: str = ""
-    """The answer, as JSON; or an error's text."""
+    """The answer as JSON, or the text of an error."""
 
     @property
     def alive(self) -> bool:
-        """Whether the attempt's lease was certainly held at that moment."""
+        """Whether the attempt certainly held its lease at that moment."""
         return self.at < self.lease_end
 
 
 class EffectLog:
-    """A file of lines, written by many processes."""
+    """A file of lines that many processes write."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,12 +58,12 @@ class EffectLog:
         os.write(self._file, json.dumps(asdict(line), separators=(",", ":")).encode() + b"\n")
 
     def read(self) -> list[Line]:
-        """All whole lines so far."""
+        """Return all whole lines so far."""
         text = self.path.read_bytes()
         return [Line(**json.loads(line)) for line in text[: text.rfind(b"\n") + 1].splitlines()]
 
     def write_effect(self, line: Line) -> bool:
-        """Write, unless an owner with a newer token has looked already (``look``): an effect behind a fence."""
+        """Write an effect, unless an owner with a newer token has called ``look``. Returns whether it was written."""
         with self._alone():
             if any(seen.what == "recover" and seen.token > line.token for seen in self._of(line.key)):
                 return False
@@ -71,7 +71,7 @@ class EffectLog:
             return True
 
     def look(self, line: Line) -> Line | None:
-        """For a recover hook: the effect of this key, if any; from here on, owners with an older token are refused."""
+        """Return the effect of this key, or None. From now on, refuse owners with an older token. For recover hooks."""
         with self._alone():
             self.write(line)
             return next((seen for seen in self._of(line.key) if seen.what == "effect"), None)
@@ -87,7 +87,7 @@ class EffectLog:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        # A lock of its own open file: flock belongs to it, and two threads of a process must exclude each other too.
+        # flock belongs to the open file, so open it again: otherwise two threads of one process would share the lock.
         file = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -97,7 +97,7 @@ class EffectLog:
 
 
 def effects(lines: Iterable[Line]) -> Mapping[str, list[Line]]:
-    """The effects of each key."""
+    """Return the effects of each key."""
     found: dict[str, list[Line]] = defaultdict(list)
     for line in lines:
         if line.what == "effect":
@@ -106,32 +106,32 @@ def effects(lines: Iterable[Line]) -> Mapping[str, list[Line]]:
 
 
 def answered_twice(lines: Iterable[Line]) -> list[str]:
-    """Keys whose callers were given different answers: a finished record has changed."""
+    """Return the keys whose callers got different answers, which means that a finished record has changed."""
     answers: dict[str, set[str]] = defaultdict(set)
     for line in lines:
         if line.what == "answer":
             answers[line.key].add(line.note)
-    return [f"{key}: {sorted(given)}" for key, given in answers.items() if len(given) > 1]
+    return [f"{key}: {sorted(notes)}" for key, notes in answers.items() if len(notes) > 1]
 
 
 def overlapping(lines: Iterable[Line]) -> list[str]:
-    """Attempts that ran at once under leases that were both held, or under one token."""
+    """Return the attempts that ran at the same time while both held a lease, or with the same token."""
     wrong = []
     for key, attempts in _attempts(lines).items():
         tokens = sorted(attempts)
         for token in tokens:
             if len({line.pid for line in attempts[token]}) > 1:
-                wrong.append(f"{key}: token {token} was given to two processes")
+                wrong.append(f"{key}: two processes got token {token}")
         for older, newer in pairwise(tokens):
-            held = max((line.at for line in attempts[older] if line.alive), default=0.0)
-            taken = min(line.at for line in attempts[newer])
-            if taken < held:
-                wrong.append(f"{key}: {newer} began {held - taken:.3f} s before the lease of {older} had ended")
+            last_held = max((line.at for line in attempts[older] if line.alive), default=0.0)
+            start = min(line.at for line in attempts[newer])
+            if start < last_held:
+                wrong.append(f"{key}: {newer} began {last_held - start:.3f} s before the lease of {older} had ended")
     return wrong
 
 
 def unexcused(lines: Iterable[Line], hurt: Collection[int]) -> list[str]:
-    """Keys with several effects although every attempt before the last was neither hurt nor late.
+    """Return the keys with several effects although an earlier attempt was neither killed, paused nor late.
 
     :param hurt: the processes that were killed or paused.
     """
@@ -143,12 +143,14 @@ def unexcused(lines: Iterable[Line], hurt: Collection[int]) -> list[str]:
             of_it = attempts[key][effect.token]
             late = max(line.at for line in of_it) >= max(line.lease_end for line in of_it)
             if effect.pid not in hurt and not late:
-                wrong.append(f"{key}: done again after {effect.token}, which nothing had happened to")
+                wrong.append(
+                    f"{key}: done again after attempt {effect.token}, which was neither killed, paused nor late"
+                )
     return wrong
 
 
 def verdicts(lines: Iterable[Line]) -> list[str]:
-    """What must never be, under any policy and any fault."""
+    """Return what must never happen, under any policy and any fault: overlapping attempts and differing answers."""
     lines = list(lines)
     return overlapping(lines) + answered_twice(lines)
 

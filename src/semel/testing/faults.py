@@ -1,4 +1,4 @@
-"""Faults, for real: worker processes on a store, killed, paused past their lease and woken, and what is true after.
+"""Fault tests with real processes: workers on one store are killed, or paused past their lease and resumed.
 
 ::
 
@@ -9,8 +9,8 @@
         lines = workers.finish()
     assert not verdicts(lines)
 
-The store is a URL, or ``package.module:function`` that makes one, so a third party can put its own store through this.
-The evidence is the effect log (``semel.testing.effects``), which the workers write beside Semel. Needs POSIX signals.
+The store is a URL, or ``package.module:function`` that returns a store, so a third party can test its own. The evidence
+is the effect log (``semel.testing.effects``), which the workers write without Semel. Needs POSIX signals.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ __all__ = [
 ]
 
 STOP_SECONDS: Final = 60.0
-"""How long workers may take to end by themselves before they are killed."""
+"""Seconds that workers have to end by themselves before they are killed."""
 
 
 def until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Wait for a condition; TimeoutError names what did not come."""
+    """Wait until a condition holds. Raises TimeoutError with ``what`` after ``seconds``."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -62,7 +62,7 @@ def until(condition: Callable[[], object], seconds: float, what: str) -> None:
 
 
 class Worker:
-    """One process."""
+    """One worker process."""
 
     def __init__(self, job: Job, errors: Path) -> None:
         command = [sys.executable, "-m", "semel.testing.hammer", as_argument(job)]
@@ -82,12 +82,13 @@ class Worker:
             os.kill(self.pid, number)
 
     def tell_to_stop(self) -> None:
+        """Ask the worker to finish its calls and to exit."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(b"stop\n")
 
     def wait(self, seconds: float) -> int:
-        """Its exit code; killed when it takes longer."""
+        """Wait for the process and return its exit code. Kills it if it takes longer."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -115,10 +116,11 @@ class Workers:
         seed: int | None = None,
     ) -> None:
         """
-        :param folder: where the effect log and the workers' error output go.
-        :param policy: ``retry``, ``recover`` (a hook looks into the effect log), or ``at_most_once``.
+        :param folder: the directory for the effect log and the workers' error output.
+        :param policy: ``retry``, ``recover`` (with a hook that looks into the effect log) or ``at_most_once``.
         :param work: seconds that a handler takes.
-        :param rate: new keys each second; ``hot`` of them are asked for at a time.
+        :param rate: new keys per second.
+        :param hot: how many keys are in use at a time.
         """
         self.seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
         self.log = EffectLog(folder / "effects.jsonl")
@@ -143,43 +145,47 @@ class Workers:
         self.guard.close()
         self.log.close()
         if error is not None:
-            said = self.errors.read_text(errors="replace")[-4000:] if self.errors.exists() else ""
-            error.add_note(f"seed of the workers: {self.seed}\n{said}")
+            output = self.errors.read_text(errors="replace")[-4000:] if self.errors.exists() else ""
+            error.add_note(f"seed of the workers: {self.seed}\n{output}")
 
     # -- processes -------------------------------------------------------------------------------------------------
 
     def spawn(self, count: int = 1, *, only: str = "", work: float | None = None) -> list[Worker]:
-        """Start processes. ``only``: one key, asked for once by each; ``work``: how long their handlers take."""
-        made = []
+        """Start processes.
+
+        :param only: let each process call this one key once, and end.
+        :param work: seconds that their handlers take, if other than those of the group.
+        """
+        started = []
         for _ in range(count):
             self._number += 1
             job = replace(
                 self._job, seed=self.seed + self._number, only=only, work=self._job.work if work is None else work
             )
-            made.append(Worker(job, self.errors))
-        self.running += made
-        return made
+            started.append(Worker(job, self.errors))
+        self.running += started
+        return started
 
     def kill(self, worker: Worker) -> None:
-        """SIGKILL: it ends where it stands."""
+        """Kill the process with SIGKILL."""
         self.hurt.add(worker.pid)
         worker.send(signal.SIGKILL)
         self.running.remove(worker)
         self._check({worker.pid: worker.wait(STOP_SECONDS)})
 
     def pause(self, worker: Worker) -> None:
-        """SIGSTOP: all its threads stand still, the one that renews leases too."""
+        """Stop the process with SIGSTOP. All its threads stop, including the one that renews leases."""
         self.hurt.add(worker.pid)
         worker.paused = True
         worker.send(signal.SIGSTOP)
 
     def resume(self, worker: Worker) -> None:
-        """SIGCONT: it goes on as if nothing had happened."""
+        """Continue a paused process with SIGCONT."""
         worker.paused = False
         worker.send(signal.SIGCONT)
 
     def stop(self) -> None:
-        """All end what they are doing, and then themselves. One that fails is an error."""
+        """Let all processes finish their calls and exit. Raises RuntimeError if one has failed."""
         for worker in self.running:
             self.resume(worker)
             worker.tell_to_stop()
@@ -188,30 +194,31 @@ class Workers:
         self._check(codes)
 
     def _check(self, codes: dict[int, int]) -> None:
-        """A worker ends with 0 or by our signal; anything else is an error that its callers should not have met."""
+        """A worker exits with 0, or by our signal. Any other code means that a caller met an unexpected error."""
         if any(code > 0 for code in codes.values()):
             raise RuntimeError(f"workers ended with {codes}: {self.errors.read_text(errors='replace')[-2000:]}")
 
     # -- afterwards ------------------------------------------------------------------------------------------------
 
     def finish(self) -> list[Line]:
-        """When the last owner is gone: every key that was begun is asked for once more, here. Answers the whole log.
+        """Call every key once more, in this process, after the last worker is gone. Returns the whole log.
 
-        Within one lease of the end nothing may be held any more, and every call gets through at once.
+        Within one lease of the end no record may be running any more, and every call must return at once. Raises
+        TimeoutError or AssertionError otherwise.
         """
         keys = sorted({line.key for line in self.log.read()})
         until(lambda: not any(map(self._is_held, keys)), self._job.lease + 1.0, "keys are stuck in progress")
         hammer = Hammer(replace(self._job, work=0.0), self.guard, self.log)
         stuck = [key for key in keys if hammer.ask(key) not in ("answer", "unknown")]
         if stuck:
-            raise AssertionError(f"keys that cannot be asked for one lease after the end: {stuck}")
+            raise AssertionError(f"keys that cannot be called one lease after the end: {stuck}")
         return self.log.read()
 
     def lookup(self, key: str) -> Record | None:
         return self.guard.lookup(OPERATION, key)
 
     def overwritten(self, lines: list[Line]) -> list[str]:
-        """Finished records that were not written by their newest owner."""
+        """Return the finished records that were not written by their newest owner."""
         newest: dict[str, int] = {}
         for line in lines:
             newest[line.key] = max(newest.get(line.key, 0), line.token)
@@ -228,7 +235,7 @@ class Workers:
         return wrong
 
     def _writer(self, key: str) -> int | None:
-        """The token in the stored answer: who wrote it."""
+        """Return the token in the stored answer, which is that of its writer."""
         try:
             answer = self.guard.run(OPERATION, key=key, call=lambda: {"writer": None})
         except SemelError:

@@ -1,4 +1,4 @@
-"""A store that fails at one Op: before it is done, or after, when nobody knows. For ``break_everywhere``."""
+"""A store that fails at one Op, before or after it is stored. For ``break_everywhere``."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ class _Fault:
         self.target = 0
         self.how: Literal["before", "after"] = "before"
         self.passed = 0
-        self.tell: Callable[[str], None] = lambda point: None
+        self.report: Callable[[str], None] = lambda point: None
 
     def here(self, op: Any) -> bool:
-        """Whether this is the one."""
+        """Whether this is the Op that fails."""
         if not self.target:
             return False
         self.passed += 1
         if self.passed != self.target:
             return False
-        self.tell(f"the store failed {self.how} {type(op).__name__} (Op {self.target})")
+        self.report(f"the store failed {self.how} {type(op).__name__} (Op {self.target})")
         return True
 
 
 _fault = _Fault()
 
 
-def break_at(target: int, how: Literal["before", "after"], tell: Callable[[str], None]) -> None:
-    """Arm this process."""
-    _fault.target, _fault.how, _fault.tell, _fault.passed = target, how, tell, 0
+def break_at(target: int, how: Literal["before", "after"], report: Callable[[str], None]) -> None:
+    """Let the Op number ``target`` of this process fail. ``report`` is called with a description when it does."""
+    _fault.target, _fault.how, _fault.report, _fault.passed = target, how, report, 0
 
 
 def broken() -> bool:
-    """Whether the failure has come."""
+    """Whether the failure has happened."""
     return bool(_fault.target) and _fault.passed >= _fault.target
 
 
 def store(inner: Store) -> Store:
-    """The store, failing where this process was told to; as it is, in every other."""
+    """Wrap a store so that it fails where ``break_at`` says. Without ``break_at`` it works as usual."""
     return _Faulty(inner)
 
 
 def async_store(inner: AsyncStore) -> AsyncStore:
-    """The same, awaited."""
+    """Async version of ``store``."""
     return _AsyncFaulty(inner)
 
 
 def _raise() -> None:
     if _fault.how == "before":
-        raise StoreUnavailable("broken on purpose: not done")
-    raise StoreUncertain("broken on purpose: done, and the answer is lost")
+        raise StoreUnavailable("broken on purpose: not stored")
+    raise StoreUncertain("broken on purpose: stored, but the answer is lost")
 
 
 class _Faulty:

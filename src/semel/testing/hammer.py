@@ -1,8 +1,8 @@
-"""What the worker processes of ``semel.testing.faults`` run: a few threads that call one operation on shared keys.
+"""The program of the worker processes of ``semel.testing.faults``: threads that call one operation on shared keys.
 
-``python -m semel.testing.hammer '{…}'`` runs until its standard input says a word, or closes because the parent died.
-Every step goes to the effect log, which Semel never sees. The same class finishes, in the test's own process, what the
-storm has left.
+``python -m semel.testing.hammer '{…}'`` runs until it reads a line from its standard input, or until that closes
+because the parent died. Everything it does is written to the effect log, which Semel never reads. The test's own
+process uses the same class to finish the keys that the workers left behind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["OPERATION", "Hammer", "HammerPolicy", "Job", "open_job_store"]
 
 OPERATION: Final = "hammer"
 CRASHED: Final = 70
-"""The exit code of a worker in which a caller met an error that is none of ours."""
+"""The exit code of a worker in which a caller met an unexpected error."""
 HammerPolicy: TypeAlias = Literal["retry", "recover", "at_most_once"]
 _POLICIES: Final[dict[str, dict[str, Any]]] = {
     "retry": {"on_abandoned": "retry"},
@@ -42,15 +42,15 @@ _POLICIES: Final[dict[str, dict[str, Any]]] = {
 
 
 class TooLate(Exception):
-    """The effect was refused: a newer owner had looked before."""
+    """The effect was refused, because a newer owner has already looked for it."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker does; travels as JSON."""
+    """The task of a worker. It is passed as JSON on the command line."""
 
     store: str
-    """A store URL, or ``package.module:function`` that makes a store."""
+    """A store URL, or ``package.module:function`` that returns a store."""
     log: str
     policy: HammerPolicy
     lease: float
@@ -58,21 +58,21 @@ class Job:
     """Seconds that a handler takes, half of them before its effect and half after."""
     threads: int
     began: float
-    """The wall clock when the storm began: all workers ask for the same keys at the same time."""
+    """The start on the wall clock. All workers derive the current keys from it, so they use the same ones."""
     rate: float
-    """New keys each second."""
+    """New keys per second."""
     hot: int
-    """How many keys are asked for at a time."""
+    """How many keys are in use at a time."""
     seed: int
     only: str = ""
-    """Ask for this one key, once, and end."""
+    """Call this one key once, and end."""
 
 
 def open_job_store(where: str) -> Store:
     module, colon, function = where.partition(":")
     if colon and "/" not in function and "." in module:
-        made: Store = getattr(import_module(module), function)()
-        return made
+        store: Store = getattr(import_module(module), function)()
+        return store
     return open_store(where)
 
 
@@ -85,10 +85,10 @@ class Hammer:
         self._mine = threading.local()
         recover: dict[str, Any] = {"recover": self.recover} if job.policy == "recover" else {}
         settings: dict[str, Any] = {"operation": OPERATION, "key": "key", "lease": job.lease, **_POLICIES[job.policy]}
-        self._call = guard.once(**settings, **recover)(self.handle)
+        self._operation = guard.once(**settings, **recover)(self.handle)
 
     def handle(self, key: str, op: Operation = INJECTED) -> dict[str, Any]:
-        """Half of the work, the effect, the other half; the answer carries the token of its writer."""
+        """Do half of the work, the effect, and the other half. The answer contains the token of its writer."""
         self._note("begin", key, op)
         time.sleep(self._job.work / 2)
         if self._job.policy == "recover":
@@ -108,11 +108,11 @@ class Hammer:
         return NOT_DONE if found is None else Recovered({"key": key, "writer": op.token})
 
     def ask(self, key: str) -> str:
-        """One call; answers what came of it, as the ``what`` of its line in the log."""
+        """Call the operation once. Returns the result as the ``what`` of its line in the log."""
         self._mine.op = None
         what, note = "answer", ""
         try:
-            note = json.dumps(self._call(key), sort_keys=True)
+            note = json.dumps(self._operation(key), sort_keys=True)
         except InProgress:
             what = "refused"
         except OutcomeUnknown as error:
@@ -125,7 +125,7 @@ class Hammer:
         return what
 
     def storm(self, stopping: threading.Event, dice: random.Random) -> None:
-        """Ask for what is hot now, and for what killed and paused workers have left, until told to stop."""
+        """Call the current keys, and older ones that killed or paused workers left, until ``stopping`` is set."""
         old = self._job.hot + int(self._job.rate * self._job.lease * 3)
         while not stopping.is_set():
             newest = int((time.time() - self._job.began) * self._job.rate)
@@ -167,7 +167,7 @@ def main(argv: list[str]) -> int:
 
 
 def _crash(args: threading.ExceptHookArgs) -> None:
-    """An error that no caller should see: say so by the exit code, or it would pass for a quiet worker."""
+    """Report an unexpected error of a thread by the exit code. Otherwise the worker would only seem idle."""
     traceback.print_exception(args.exc_value)
     os._exit(CRASHED)
 

@@ -1,11 +1,11 @@
-"""What happens when something fails half-way, in every mode and at every moment, as one table.
+"""The table of partial failures: what happens in each mode if a call fails at a given moment.
 
 A *moment* is the point at which the first call fails: its process is killed, the store does not respond, or the effect
 itself fails. A *cell* says what the first caller gets, what a retry does, how often the effect has happened in the end,
 and the final state of the record. The tests carry out every cell on every store that supports it, and kill real
 processes. The runbook page is generated from the same table.
 
-This module is data: it knows no store and runs nothing.
+This module is only data. It uses no store and runs nothing.
 """
 
 from __future__ import annotations

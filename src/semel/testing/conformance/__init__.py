@@ -1,4 +1,4 @@
-"""Prove a store: derive a test class from ``StoreSuite`` or ``AsyncStoreSuite`` and say how the store is opened.
+"""The conformance suite for stores: derive a test class from ``StoreSuite`` or ``AsyncStoreSuite``.
 
 ::
 
@@ -7,7 +7,7 @@
         def open_store(self, tmp_path):
             return lambda: MyStore(tmp_path / "records.db")
 
-Needs pytest; the comparison with the model also needs Hypothesis, and is skipped without it.
+Needs pytest. The comparison with the model also needs Hypothesis, and is skipped without it.
 """
 
 from __future__ import annotations

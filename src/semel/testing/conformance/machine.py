@@ -1,7 +1,8 @@
-"""Random sequences of Ops, played on a store and on the model beside it: a Hypothesis state machine.
+"""A Hypothesis state machine that plays random sequences of Ops on a store and compares its answers with the model.
 
-A lease or ttl is either a thousand seconds, and never ends, or a moment, and is waited for within the same step: so
-there is never a doubt about what the clock has made of a record, and no step depends on how fast the machine is.
+A lease or ttl is either long (1000 seconds, so that it never ends during a test) or short. The step that sets a short
+one also waits until it has ended. So the state of a record is never in doubt, and no test depends on the speed of the
+machine.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ moves = st.sampled_from(["claim", "renew", "save", "complete", "release", "looku
 
 
 class _Bridge:
-    """An async store as a sync one, in an event loop of its own."""
+    """A sync store that runs an async one in an event loop of its own."""
 
     def __init__(self, open_store: Callable[[], AsyncStore]) -> None:
         self._runner = asyncio.Runner()
-        self._store = self._runner.run(_opened(open_store))
+        self._store = self._runner.run(_open(open_store))
         self.wakes = False
         self.counts = self._store.counts
         self.resumes = self._store.resumes
@@ -61,12 +62,12 @@ class _Bridge:
         self._runner.close()
 
 
-async def _opened(open_store: Callable[[], AsyncStore]) -> AsyncStore:
+async def _open(open_store: Callable[[], AsyncStore]) -> AsyncStore:
     return open_store()
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """A few records, a few fingerprints, all rules of take-over, and tokens that are current, stale or made up."""
+    """Ops on three records, with several fingerprints, all takeover rules, and current, stale and invented tokens."""
 
     open_store: Callable[[], Store]
     clock: MovableClock | None
@@ -82,7 +83,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.nonce = 0
         self.positions = 0
         self._pause()
-        self._sweep_all(1000)  # what other sequences have left behind
+        self._sweep_all(1000)  # remove what other sequences left behind
 
     def teardown(self) -> None:
         try:
@@ -134,11 +135,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(plan=st.lists(st.tuples(st.integers(0, 1), moves, tokens, answers), min_size=2, max_size=7))
     def batch(self, plan: list[tuple[int, str, str, bytes]]) -> None:
-        """Several Ops on two records in one call, answered in order. Nothing in it is short: it could end half way."""
+        """Play several Ops on two records in one call. All times are long: a short one could end during the call."""
         ops: list[Op[Any]] = [self._planned(*part) for part in plan]
-        given = self.store.execute_many(ops)
-        assert len(given) == len(ops)
-        for op, answer in zip(ops, given, strict=True):
+        answers = self.store.execute_many(ops)
+        assert len(answers) == len(ops)
+        for op, answer in zip(ops, answers, strict=True):
             self.model.play(op, answer)
         for id in self.ids[:2]:
             self._play(Lookup(id))
@@ -146,7 +147,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.sweep_is_certain())
     @rule(limit=st.sampled_from([1, 2, 100]))
     def sweep(self, limit: int) -> None:
-        """Which records a bounded sweep takes first is the store's affair: sweep until nothing is left."""
+        """Sweep until nothing is left, because a store may choose which records a bounded sweep takes first."""
         expected = self.model.sweep()
         removed, unknown = self._sweep_all(limit)
         assert unknown == expected.unknown
@@ -163,7 +164,7 @@ class StoreMachine(RuleBasedStateMachine):
                 return removed, unknown
             removed += swept.removed
             unknown += swept.unknown
-        raise AssertionError("the sweep always finds something: it does not remove what it counts")
+        raise AssertionError("the sweep never ends: it does not remove what it counts")
 
     # -- how -------------------------------------------------------------------------------------------------------
 
@@ -186,8 +187,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _token(self, i: int, kind: str) -> int:
         known = self.model.tokens(self.ids[i]) or [0]
-        made = {"newest": known[-1], "older": known[-2:][0], "oldest": known[0], "next": known[-1] + 1, "made up": 1}
-        return made[kind]
+        tokens = {"newest": known[-1], "older": known[-2:][0], "oldest": known[0], "next": known[-1] + 1, "made up": 1}
+        return tokens[kind]
 
     def _claim(self, i: int, lease: str, ttl: str, takeover: Takeover, again: bool, fingerprint: bytes) -> Claim:
         if not again:
@@ -228,14 +229,15 @@ def machine_for(
     tick: float = 0.002,
     forgets_expired: bool = False,
 ) -> type[StoreMachine]:
-    """A state machine over a store that ``open_store`` opens, once for each sequence, on the same records or on others.
+    """Return a state machine for a store.
 
-    :param clock: moves the store's time, where it can be moved; otherwise short times are slept.
-    :param tick: how long a short lease lasts; a store that counts in seconds needs more.
-    :param forgets_expired: the store removes expired records by itself.
+    :param open_store: opens the store, once for each sequence. It may return the same records each time, or new ones.
+    :param clock: the store's clock, if the suite can move it. Otherwise the machine sleeps until short times end.
+    :param tick: seconds that a short lease lasts. A store that counts in whole seconds needs more than the default.
+    :param forgets_expired: whether the store removes expired records by itself.
     """
-    made = {"open_store": staticmethod(open_store), "clock": clock, "tick": tick, "forgets_expired": forgets_expired}
-    return type("StoreMachine", (StoreMachine,), made)
+    members = {"open_store": staticmethod(open_store), "clock": clock, "tick": tick, "forgets_expired": forgets_expired}
+    return type("StoreMachine", (StoreMachine,), members)
 
 
 def async_machine_for(
@@ -245,12 +247,12 @@ def async_machine_for(
     tick: float = 0.002,
     forgets_expired: bool = False,
 ) -> type[StoreMachine]:
-    """The same over an async store; ``open_store`` is called inside an event loop."""
+    """Return a state machine for an async store. ``open_store`` is called inside an event loop."""
     return machine_for(lambda: _Bridge(open_store), clock=clock, tick=tick, forgets_expired=forgets_expired)
 
 
 def check(machine: type[StoreMachine], examples: int = 40, steps: int = 30) -> None:
-    """Play so many random sequences; the smallest one that differs from the model is shown."""
+    """Play ``examples`` random sequences. Fails with the smallest one whose answers differ from the model."""
     run_state_machine_as_test(
         machine,
         settings=settings(

@@ -1,9 +1,9 @@
 """The model that a store is compared with: ``core/semantics.apply`` over a dict, with a clock of its own.
 
-Only what clocks make ambiguous is set aside: tokens are matched by their order, and durations are compared coarsely.
-Two freedoms of a store are named here as well: the record that a claim is shown may carry the claimer's own tenant,
-operation and key, which its identity says are the same; and a sweep may leave a record until the ttl of its claim is
-over, even if its answer was to live shorter.
+The model ignores what depends on real clocks: tokens are matched by their order, and durations are compared coarsely. A
+store may also differ from it in two ways. The record in the answer to a claim may carry the claim's own tenant,
+operation and key, because the same id implies the same values. And a sweep may leave a record until the ttl of its
+claim has ended, even if the ttl of its result was shorter.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from semel.core.states import State
 __all__ = ["Model"]
 
 COARSE: Final = 300.0
-"""Seconds by which times may differ: what is meant to be long is longer, what is short is over."""
+"""Seconds by which times may differ. Long times are longer than this, and short ones have already ended."""
 STEP: Final = 0.001
 """Model time between two Ops."""
 
 
 class Model:
-    """Plays Ops as the table says, and compares the answers of a store."""
+    """Applies Ops by the table of transitions, and compares the store's answers with its own."""
 
     def __init__(self, *, forgets_expired: bool = False) -> None:
         self.now = 1_000_000.0
@@ -36,21 +36,21 @@ class Model:
     # -- tokens ----------------------------------------------------------------------------------------------------
 
     def tokens(self, id: bytes) -> list[int]:
-        """Every token the store has given out for this record, oldest first: all but the last are stale."""
+        """Return every token that the store issued for this record, oldest first. All but the last are stale."""
         return sorted(token for other, token in self._ours if other == id)
 
     def _same_token(self, id: bytes, ours: int, theirs: int) -> None:
-        """The n-th token of ours is the n-th of the store's, which must grow."""
+        """Check that the store's tokens grow, and that its n-th token stands for the model's n-th."""
         known = self._theirs.get((id, ours))
         if known is not None:
-            assert theirs == known, f"token {theirs}, where {known} was given out before"
+            assert theirs == known, f"token {theirs}, but the store issued {known} before"
             return
         assert theirs > max(self.tokens(id), default=0), f"token {theirs} does not grow: {self.tokens(id)}"
         self._theirs[id, ours] = theirs
         self._ours[id, theirs] = ours
 
-    def _in_our_words(self, op: Any) -> Any:
-        """The Op with the model's token in place of the store's; one that was made up fits nothing here either."""
+    def _with_our_token(self, op: Any) -> Any:
+        """Return the Op with the model's token instead of the store's. An invented token becomes -1, which is stale."""
         if isinstance(op, (Renew, Complete, Release, SaveStep)):
             fields = {name: getattr(op, name) for name in type(op).__dataclass_fields__}
             return type(op)(**{**fields, "token": self._ours.get((op.id, op.token), -1)})
@@ -59,13 +59,13 @@ class Model:
     # -- Ops -------------------------------------------------------------------------------------------------------
 
     def play(self, op: Op[Any], answer: Any) -> None:
-        """The store answered ``op`` so: play it, and compare."""
+        """Apply ``op`` to the model, and compare its answer with the store's."""
         self.now += STEP
         row = self.rows.get(op.id)
         if self.forgets_expired and row is not None and is_expired(row, self.now):
             del self.rows[op.id]
             row = None
-        changed, expected = apply(row, self._in_our_words(op), self.now)
+        changed, expected = apply(row, self._with_our_token(op), self.now)
         if changed is None:
             self.rows.pop(op.id, None)
         else:
@@ -75,11 +75,11 @@ class Model:
         self._compare(op, expected, answer)
 
     def sweep_is_certain(self) -> bool:
-        """Whether every record that may go must go."""
+        """Whether the store must remove every record that it may remove."""
         return all(sweepable(row, self.now) is None or self._promised[id] <= self.now for id, row in self.rows.items())
 
     def sweep(self) -> Swept:
-        """Sweep everything."""
+        """Sweep all records, without a limit."""
         self.now += STEP
         verdicts = {id: sweepable(row, self.now) for id, row in self.rows.items()}
         for id, verdict in verdicts.items():
@@ -93,7 +93,7 @@ class Model:
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def _compare(self, op: Op[Any], expected: Any, answer: Any) -> None:
-        assert type(answer) is type(expected), f"{op} is answered {answer}, not {expected}"
+        assert type(answer) is type(expected), f"the answer to {op} is {answer}, not {expected}"
         if type(expected) is Claimed:
             assert (answer.attempt, answer.steps) == (expected.attempt, expected.steps)
             self._same_token(op.id, expected.token, answer.token)
@@ -103,7 +103,7 @@ class Model:
             self._same_record(op.id, expected, answer)
             assert (answer.tenant, answer.operation, answer.key) == (expected.tenant, expected.operation, expected.key)
         else:
-            assert answer == expected, f"{op} is answered {answer!r}, not {expected!r}"
+            assert answer == expected, f"the answer to {op} is {answer!r}, not {expected!r}"
 
     def _same_record(self, id: bytes, ours: Record, theirs: Record) -> None:
         assert theirs.id == id

@@ -1,4 +1,4 @@
-"""Phrases that the scripts share: claims with sensible defaults, records brought into a state, records compared."""
+"""Parts that the scripts share: claims with defaults, records in a given state, and comparisons of records."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ def claim(
     operation: str = "conformance",
     key: str | None = "key",
 ) -> Claim:
-    """A Claim, with a nonce of its own unless one is given."""
+    """Return a Claim. The nonce defaults to a new one."""
     nonce = new_nonce() if nonce is None else nonce
     return Claim(id, nonce, fingerprint, lease, ttl, takeover, tenant, operation, key)
 
 
 def won(request: Claim | Elsewhere) -> Generator[Request, Any, Claimed]:
-    """The claim must be won."""
+    """Send a claim that must be won. Returns the answer."""
     answer = yield request
     assert type(answer) is Claimed, answer
     return answer
 
 
 def shown(request: Claim | Elsewhere, state: State) -> Generator[Request, Any, Record]:
-    """The claim must be answered with a record in this state."""
+    """Send a claim that must be answered with a record in this state. Returns the record."""
     answer = yield request
     assert type(answer) is Existing, answer
     record: Record = answer.record
@@ -68,7 +68,7 @@ def shown(request: Claim | Elsewhere, state: State) -> Generator[Request, Any, R
 
 
 def running(*, ttl: float = TTL, takeover: Takeover = Takeover.RETRY) -> Generator[Request, Any, tuple[bytes, Claimed]]:
-    """A new record under a live lease."""
+    """Make a record with a live lease. Returns its id and the answer to the claim."""
     id = new_id()
     return id, (yield from won(claim(id, ttl=ttl, takeover=takeover)))
 
@@ -76,7 +76,7 @@ def running(*, ttl: float = TTL, takeover: Takeover = Takeover.RETRY) -> Generat
 def abandoned(
     *, ttl: float = TTL, takeover: Takeover = Takeover.RETRY, fingerprint: bytes = b""
 ) -> Generator[Request, Any, tuple[bytes, Claimed]]:
-    """A new record whose lease has ended (and its ttl, if that is SHORT)."""
+    """Make a record whose lease has ended, and its ttl too if that is SHORT."""
     id = new_id()
     claimed = yield from won(claim(id, lease=SHORT, ttl=ttl, takeover=takeover, fingerprint=fingerprint))
     yield PAST_SHORT
@@ -94,21 +94,24 @@ def abandoned_many(
 
 
 def done(snapshot: bytes = b"answer", *, ttl: float = TTL) -> Generator[Request, Any, tuple[bytes, Claimed]]:
-    """A new record that is done."""
+    """Make a finished record."""
     id, claimed = yield from running(ttl=ttl)
     assert (yield Complete(id, claimed.token, snapshot, ttl)) is True
     return id, claimed
 
 
 def unknown() -> Generator[Request, Any, tuple[bytes, Claimed]]:
-    """A new record that its owner gave up."""
+    """Make a record that its owner released to UNKNOWN."""
     id, claimed = yield from running()
     assert (yield Release(id, claimed.token, State.UNKNOWN)) is True
     return id, claimed
 
 
 def assert_unchanged(id: bytes, before: Record | None) -> Script:
-    """The record is as it was; its times have only run on. (What must not change it carries far longer times.)"""
+    """Check that the record is the same, except for the time that has passed.
+
+    An Op that must not change the record carries far longer times, so a change of the times would show.
+    """
     after = yield Lookup(id)
     if before is None:
         assert after is None
@@ -123,7 +126,7 @@ def assert_unchanged(id: bytes, before: Record | None) -> Script:
 
 
 def owner_moves(id: bytes, token: int) -> list[Op[bool]]:
-    """Everything an owner can ask, with times that would show."""
+    """Return every Op of an owner, with times so long that a change would show."""
     return [
         Renew(id, token, 50 * TTL),
         SaveStep(id, token, "stale", b"stale", 99),
@@ -135,19 +138,19 @@ def owner_moves(id: bytes, token: int) -> list[Op[bool]]:
 
 
 def assert_owner_is_refused(id: bytes, token: int, *, elsewhere: bool = False) -> Script:
-    """Whoever holds ``token`` can do nothing to the record, and is told so."""
+    """Check that every Op with this token is answered with False and changes nothing."""
     before = yield Lookup(id)
     for move in owner_moves(id, token):
         answer = yield Elsewhere(move) if elsewhere else move
-        assert answer is False, f"{type(move).__name__} of a stale token was not refused"
+        assert answer is False, f"{type(move).__name__} with a stale token was not refused"
         yield from assert_unchanged(id, before)
 
 
 def drained() -> Script:
-    """Nothing is left to sweep, of other proofs either: from here on counts can be trusted."""
+    """Sweep until nothing is left, also of other proofs, so that later counts are exact."""
     yield PAST_SHORT
     for _ in range(1000):
         swept = yield Sweep(1000)
         if not swept.removed + swept.unknown:
             return
-    raise AssertionError("the sweep always finds something: it does not remove what it counts")
+    raise AssertionError("the sweep never ends: it does not remove what it counts")

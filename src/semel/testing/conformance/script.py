@@ -1,11 +1,11 @@
-"""The language of the suite: a *script* is a generator that yields requests and is sent their answers.
+"""Scripts, the language of the suite. A *script* is a generator that yields requests and receives their answers.
 
-Scripts are written once; ``stages.py`` plays them on sync and on async stores. A script says what it expects by
-``assert`` and knows neither threads nor event loops nor any store. An Op is answered with its result, or the StoreError
-is thrown in at the yield; the other requests are the classes below.
+Scripts are written once, and ``stages.py`` plays them on sync and async stores. A script states what it expects with
+``assert``. It knows no threads, no event loops and no particular store. The answer to an Op is its result; a StoreError
+is thrown in at the yield. The other requests are the classes below.
 
-A store with a real clock cannot be asked what holds "just before" a lease ends. So what must still be alive lasts
-``LIVE`` seconds, far longer than any proof; what must have ended lasts ``SHORT``, and a ``Elapse`` follows.
+With a real clock nobody can test what holds "just before" a lease ends. So a lease that must still be live lasts
+``LIVE`` seconds, far longer than any proof. One that must have ended lasts ``SHORT`` seconds, and ``Elapse`` follows.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ F = TypeVar("F", bound="Callable[[], Script]")
 
 @value
 class Elapse:
-    """So many seconds pass for the store: its clock is moved where the suite can do that, otherwise we sleep."""
+    """Let seconds pass for the store: move its clock if the suite can do that, otherwise sleep."""
 
     seconds: float
 
 
 @value
 class Linger:
-    """So many seconds really pass, whatever the store's clock: the others of a ``Together`` get on with their work."""
+    """Sleep, whatever the store's clock, so that the other parts of a ``Together`` can proceed."""
 
     seconds: float
 
 
 @value
 class Batch:
-    """Ops for one ``execute_many``; answered with its list, in which a failed Op is its StoreError."""
+    """Send Ops with one ``execute_many``. The answer is its list, with a StoreError for each failed Op."""
 
     ops: Sequence[Op[Any]]
 
 
 @value
 class WaitForChange:
-    """The store's ``wait``; answered with the seconds that really passed."""
+    """Call the store's ``wait``. The answer is the number of seconds that it really took."""
 
     id: bytes
     seconds: float
@@ -71,16 +71,16 @@ class WaitForChange:
 
 @value
 class Elsewhere:
-    """The same through a second instance of the store on the same records; where there is none, through the first."""
+    """Send a request to a second instance of the store on the same records, or to the first if there is no second."""
 
     request: Op[Any] | Batch | WaitForChange
 
 
 @value
 class Together:
-    """Requests or scripts at the same time: threads that start at one barrier, or tasks. Answered with the list.
+    """Run requests or scripts at the same time, in threads that start at one barrier, or in tasks.
 
-    When some fail, all are awaited and the first error is raised.
+    The answer is the list of their answers. If some fail, the first error is raised after all have ended.
     """
 
     parts: Sequence[Request | Script]
@@ -88,40 +88,40 @@ class Together:
 
 Request: TypeAlias = "Op[Any] | Elapse | Linger | Batch | WaitForChange | Elsewhere | Together"
 Script: TypeAlias = Generator[Request, Any, Any]
-"""A proof: a generator that yields requests and asserts what it expects of the answers."""
+"""A generator that yields requests and asserts what it expects of the answers."""
 
 LIVE: Final = 30.0
-"""A lease that does not end while a proof runs."""
+"""Seconds of a lease that does not end while a proof runs."""
 TTL: Final = 3600.0
 SHORT: Final = 0.01
-"""A lease or ttl that is over after the next ``PAST_SHORT``. Nothing may be expected of it before."""
+"""Seconds of a lease or ttl that has ended after the next ``PAST_SHORT``. Before that it may or may not have ended."""
 PAST_SHORT: Final = Elapse(0.025)
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """One script, and what a store must have for it."""
+    """One script, and what a store must support to be tested with it."""
 
     family: str
     name: str
     script: Callable[[], Script]
     second: bool
-    """Pointless without a second instance."""
+    """Whether it needs a second instance of the store."""
     wakes: bool
-    """Only for stores that declare a wake-up."""
+    """Whether it applies only to stores that declare ``wakes``."""
     keeps_expired: bool
-    """Not for stores that remove expired records by themselves."""
+    """Whether it does not apply to stores that remove expired records by themselves."""
     counts: bool
-    """Only for stores that declare that they count."""
+    """Whether it applies only to stores that declare ``counts``."""
     resumes: bool
-    """Only for stores that declare that they list what can be resumed."""
+    """Whether it applies only to stores that declare ``resumes``."""
 
     def __str__(self) -> str:
         return self.name
 
 
 class Family:
-    """The proofs of one module. It is a decorator that adds a script; the function's name says what it proves."""
+    """The proofs of one module. Used as a decorator, it adds a script; the name of the function says what it proves."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -145,7 +145,7 @@ class Family:
 
 
 def new_id() -> bytes:
-    """An identity that no other proof uses."""
+    """Return an identity that no other proof uses."""
     return os.urandom(16)
 
 

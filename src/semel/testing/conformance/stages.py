@@ -1,4 +1,8 @@
-"""Where scripts are played: a sync store with threads, an async one with tasks. The same names in the same order."""
+"""Stages play scripts on a store: ``Stage`` on a sync one with threads, ``AsyncStage`` on an async one with tasks.
+
+Both are written by hand, with the same methods in the same order, because threads and tasks are started and joined
+differently.
+"""
 
 from __future__ import annotations
 
@@ -15,24 +19,24 @@ from semel.testing.conformance.script import Batch, Elapse, Elsewhere, Linger, R
 __all__ = ["AsyncStage", "ManualClock", "MovableClock", "Stage"]
 
 PATIENCE: Final = 90.0
-"""Seconds after which a thread that does not come back is given up, and the proof fails."""
+"""Seconds after which the proof fails if the store has not answered."""
 
 
 class MovableClock(Protocol):
-    """The clock of a store, where the suite can move it."""
+    """A clock of a store that the suite can move."""
 
     def advance(self, seconds: float) -> None: ...
 
 
 class ManualClock:
-    """A clock that stands still until it is moved: hand it to the store as its idea of now."""
+    """A clock that moves only when told to. Pass it to the store as its source of the time."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._now = start
         self._lock = threading.Lock()
 
     def __call__(self) -> float:
-        """Each look is a microsecond later, as on a real clock."""
+        """Return the time. Each call returns one that is a microsecond later, as on a real clock."""
         with self._lock:
             self._now += 0.000_001
             return self._now
@@ -51,7 +55,7 @@ class Stage:
         self._clock = clock
 
     def play(self, script: Script) -> Any:
-        """Run the script to its end; what it returns, or its AssertionError."""
+        """Run the script to its end. Returns what the script returns, or raises its AssertionError."""
         try:
             request = next(script)
             while True:
@@ -119,7 +123,7 @@ class AsyncStage:
         self._clock = clock
 
     async def play(self, script: Script) -> Any:
-        """Run the script to its end; what it returns, or its AssertionError."""
+        """Run the script to its end. Returns what the script returns, or raises its AssertionError."""
         try:
             request = next(script)
             while True:

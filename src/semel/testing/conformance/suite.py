@@ -1,7 +1,7 @@
-"""The suite as pytest classes: a store's test file derives from one of them and says how the store is opened.
+"""The suite as pytest classes. The test file of a store derives from one of them and overrides ``open_store``.
 
-Every proof of every family is a test of its own, ``test_claim[an_absent_record_is_won]``; ``test_model`` plays random
-Ops against the pure model of ``core/semantics.py``.
+Every proof of every family is one test, such as ``test_claim[an_absent_record_is_won]``. ``test_model`` plays random
+Ops and compares the answers with the pure model of ``core/semantics.py``.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ FAMILIES = tuple(
         resume,
     )
 )
-"""All proofs, grouped by the operation they are about."""
+"""All proofs, grouped by the operation that they test."""
 
 
 def play(
     proof: Proof, open_store: Callable[[], Store], *, shared: bool = True, clock: MovableClock | None = None
 ) -> None:
-    """Play one proof on a store that is opened for it, and closed (twice, as the contract allows)."""
+    """Play one proof on a store that is opened for it. The store is closed twice afterwards, as the contract allows."""
     store = open_store()
     second = open_store() if shared else None
     try:
@@ -75,7 +75,7 @@ def play(
 def play_async(
     proof: Proof, open_store: Callable[[], AsyncStore], *, shared: bool = True, clock: MovableClock | None = None
 ) -> None:
-    """The same on an async store, in an event loop of its own."""
+    """Play one proof on an async store, in an event loop of its own."""
 
     async def main() -> None:
         store = open_store()
@@ -101,42 +101,42 @@ def _each(family: str) -> Callable[[F], F]:
 
 
 class _Suite:
-    """What the sync and the async suite share: the families, and what a store declares."""
+    """The tests of both suites, and the settings that say what the store supports."""
 
     shared: ClassVar[bool] = True
     """Whether two stores opened by ``open_store`` see the same records, as two processes would."""
     wakes: ClassVar[bool] = False
-    """Whether the store is to be woken by changes: must say the same as the store's own ``wakes``."""
+    """Whether the store wakes waiters when a record changes. Must equal the store's own ``wakes``."""
     counts: ClassVar[bool] = False
-    """Whether the store counts a tenant's live records: must say the same as the store's own ``counts``."""
+    """Whether the store counts a tenant's live records. Must equal the store's own ``counts``."""
     resumes: ClassVar[bool] = False
-    """Whether the store lists what can be resumed: must say the same as the store's own ``resumes``."""
+    """Whether the store lists resumable operations. Must equal the store's own ``resumes``."""
     forgets_expired: ClassVar[bool] = False
-    """Whether the store removes expired records by itself (a server-side TTL), so that there is nothing to sweep."""
+    """Whether the store removes expired records by itself, such as with a server-side TTL, so that none are swept."""
     examples: ClassVar[int] = 40
-    """How many random sequences ``test_model`` plays; each has up to 30 steps."""
+    """How many random sequences ``test_model`` plays. Each has up to 30 steps."""
     _player: ClassVar[Callable[..., None]]
     """``play`` or ``play_async``."""
 
     @pytest.fixture
     def open_store(self) -> Callable[[], Any]:
-        """Override: a function without arguments that opens the store. The suite closes what it opened."""
+        """Override this: return a function without arguments that opens the store. The suite closes it."""
         pytest.fail(f"{type(self).__name__} needs a fixture open_store that returns a function", pytrace=False)
 
     @pytest.fixture
     def clock(self) -> MovableClock | None:
-        """Override where the suite can move the store's clock, which then need not sleep: see ``ManualClock``."""
+        """Override this if the suite can move the store's clock, so that it need not sleep. See ``ManualClock``."""
         return None
 
     def _prove(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
         if proof.second and not self.shared:
             pytest.skip("the store is not shared between instances")
         if proof.wakes and not self.wakes:
-            pytest.skip("the store declares no wake-up")
+            pytest.skip("the store does not declare wakes")
         if proof.counts and not self.counts:
-            pytest.skip("the store does not declare that it counts")
+            pytest.skip("the store does not declare counts")
         if proof.resumes and not self.resumes:
-            pytest.skip("the store does not declare that it lists what can be resumed")
+            pytest.skip("the store does not declare resumes")
         if proof.keeps_expired and self.forgets_expired:
             pytest.skip("the store removes expired records by itself")
         self._player(proof, open_store, shared=self.shared, clock=clock)
@@ -199,7 +199,7 @@ class _Suite:
 
 
 class StoreSuite(_Suite):
-    """For a sync store: derive, and override ``open_store``."""
+    """The suite for a sync store. Derive from it and override ``open_store``."""
 
     _player = staticmethod(play)
 
@@ -207,7 +207,7 @@ class StoreSuite(_Suite):
         store = open_store()
         declared = _declared(store)
         store.close()
-        assert declared == (self.wakes, self.counts, self.resumes), "the suite must say what the store says"
+        assert declared == (self.wakes, self.counts, self.resumes), "the suite and the store must declare the same"
 
     def test_model(self, open_store: Callable[[], Store], clock: MovableClock | None) -> None:
         pytest.importorskip("hypothesis")
@@ -217,7 +217,7 @@ class StoreSuite(_Suite):
 
 
 class AsyncStoreSuite(_Suite):
-    """For an async store: derive, and override ``open_store``; it is called inside the event loop."""
+    """The suite for an async store. Derive from it and override ``open_store``. It is called inside the event loop."""
 
     _player = staticmethod(play_async)
 
@@ -228,7 +228,8 @@ class AsyncStoreSuite(_Suite):
             await store.close()
             return declared
 
-        assert asyncio.run(ask()) == (self.wakes, self.counts, self.resumes), "the suite must say what the store says"
+        declared = asyncio.run(ask())
+        assert declared == (self.wakes, self.counts, self.resumes), "the suite and the store must declare the same"
 
     def test_model(self, open_store: Callable[[], AsyncStore], clock: MovableClock | None) -> None:
         pytest.importorskip("hypothesis")

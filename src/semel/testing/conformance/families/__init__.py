@@ -1,1 +1,1 @@
-"""The proofs, one module for each family of behaviour; ``suite.py`` lists them."""
+"""The proofs, in one module for each family of behaviour. ``suite.py`` lists the families."""

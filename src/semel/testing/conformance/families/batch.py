@@ -1,4 +1,4 @@
-"""Batch: many Ops in one ``execute_many`` are answered one by one, in order, each as if it had come alone."""
+"""Batch: ``execute_many`` answers its Ops in order, each as if it had been sent alone."""
 
 from __future__ import annotations
 

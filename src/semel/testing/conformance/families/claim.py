@@ -1,4 +1,4 @@
-"""Claim: who may run, who is shown what stands there, and who may take over from a silent owner."""
+"""Claim: which caller may run, which one gets the existing record, and which one may take over an abandoned attempt."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def a_record_is_shown_to_every_instance() -> Script:
 
 @FAMILY()
 def the_same_claim_sent_again_is_answered_alike() -> Script:
-    """The answer may have been lost on the way; the owner must not find itself shut out."""
+    """The first answer may have been lost. The owner must not be locked out by its own claim."""
     id = new_id()
     first = claim(id, fingerprint=b"f" * 16)
     claimed = yield from won(first)
@@ -103,7 +103,7 @@ def identities_are_told_apart_to_the_last_bit() -> Script:
 
 @FAMILY()
 def another_fingerprint_never_changes_a_record() -> Script:
-    """Whatever its state, also an abandoned one: a mismatching request must not take over, nor make it unknown."""
+    """This holds in every state. A different request must neither take over an abandoned record nor make it unknown."""
     for takeover in Takeover:
         silent = new_id()
         yield from won(claim(silent, fingerprint=b"f" * 16, lease=SHORT, takeover=takeover))
@@ -151,7 +151,7 @@ def an_abandoned_record_is_taken_over() -> Script:
 
 @FAMILY()
 def both_sides_must_allow_a_takeover() -> Script:
-    """A plain re-run needs RETRY on both sides; who recovers may always look; otherwise it is unknown, for good."""
+    """A re-run needs RETRY on both sides. A claim with RECOVER always takes over. Otherwise the record is unknown."""
     cases = []
     for stored, given in product(Takeover, Takeover):
         id = new_id()

@@ -1,6 +1,6 @@
-"""Count: how many live records a tenant has, no further than asked. For stores that declare it.
+"""Count: how many live records a tenant has, up to a limit. For stores that declare ``counts``.
 
-Every proof has a tenant of its own, so that the records of others do not matter.
+Every proof has a tenant of its own, so that the records of other proofs do not count.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def a_tenant_without_records_has_none() -> Script:
 def every_live_record_is_counted_whatever_its_state() -> Script:
     tenant = new_tenant()
     yield from held(tenant)
-    yield from held(tenant, ttl=SHORT)  # its owner runs on past the ttl
+    yield from held(tenant, ttl=SHORT)  # its owner is still running after the ttl
     done, claimed = yield from held(tenant)
     assert (yield Complete(done, claimed.token, b"answer", TTL)) is True
     lost, claimed = yield from held(tenant)
     assert (yield Release(lost, claimed.token, State.UNKNOWN)) is True
     yield from held(tenant, lease=SHORT)
-    yield from held(tenant, lease=SHORT, ttl=SHORT, takeover=Takeover.REJECT)  # in doubt: it does not go by itself
+    yield from held(tenant, lease=SHORT, ttl=SHORT, takeover=Takeover.REJECT)  # in doubt, so it does not expire
     yield PAST_SHORT
     assert (yield Count(tenant, MANY)) == 6
     assert (yield Elsewhere(Count(tenant, MANY))) == 6
@@ -76,7 +76,7 @@ def what_has_expired_or_was_let_go_is_not_counted() -> Script:
 
 @FAMILY(counts=True)
 def a_sweep_changes_no_count() -> Script:
-    """What it removes was not counted before, and what it makes unknown still is."""
+    """The records that it removes were not counted before, and those that it makes unknown still count."""
     tenant = new_tenant()
     yield from held(tenant)
     yield from held(tenant, lease=SHORT, ttl=SHORT)

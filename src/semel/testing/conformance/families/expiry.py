@@ -1,4 +1,4 @@
-"""Expiry: past its ttl a record counts as absent at once, unless something about it is in doubt."""
+"""Expiry: after its ttl a record is absent, even before it is swept, unless its outcome is in doubt."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def an_abandoned_attempt_past_its_ttl_is_never_absent_when_it_may_not_be_run_aga
 
 @FAMILY()
 def a_mismatching_claim_past_the_ttl_is_a_first_claim() -> Script:
-    """What has expired is forgotten, its fingerprint too."""
+    """Nothing of an expired record remains, not even its fingerprint."""
     for finished in (True, False):
         id = new_id()
         old = yield from won(claim(id, fingerprint=b"f" * 16, lease=SHORT, ttl=SHORT, key="old"))
@@ -88,7 +88,7 @@ def nothing_of_an_expired_record_is_left_in_the_next() -> Script:
     assert record.age < LIVE
     assert LIVE < record.expires_in <= TTL
     assert (yield Release(id, new.token, State.ABANDONED)) is True
-    yield from shown(claim(id), State.UNKNOWN)  # the rule is the new one's
+    yield from shown(claim(id), State.UNKNOWN)  # the takeover rule is that of the new record
 
 
 @FAMILY()
@@ -153,7 +153,7 @@ def a_takeover_starts_a_new_ttl() -> Script:
 
 @FAMILY(keeps_expired=True)
 def a_late_owner_of_an_expired_attempt_may_still_complete() -> Script:
-    """While nobody has taken its place, its word still counts."""
+    """Its result counts as long as no other owner has replaced it."""
     id, claimed = yield from abandoned(ttl=SHORT)
     assert (yield Lookup(id)) is None
     assert (yield Complete(id, claimed.token, b"late", TTL)) is True

@@ -1,4 +1,4 @@
-"""Fencing: an owner that was replaced while it was away finds its token stale and can change nothing."""
+"""Fencing: an owner that was replaced holds a stale token and can change nothing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def a_replaced_owner_is_refused_after_the_new_one_gave_up() -> Script:
 
 @FAMILY()
 def a_replaced_owner_is_refused_after_the_new_one_let_go() -> Script:
-    """The record is gone: its old owner must not be told that it stored something."""
+    """The record is gone, so the store must not answer the old owner that something was stored."""
     id, old = yield from abandoned()
     new = yield from won(claim(id))
     assert (yield Release(id, new.token)) is True

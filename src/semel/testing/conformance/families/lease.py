@@ -1,4 +1,4 @@
-"""Lease: how long an owner is believed, what it may still say when it was only late, and how it lets go."""
+"""Lease: how long an owner counts as alive, what a late owner may still do, and how an owner releases the key."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def a_renewed_lease_outlives_its_first_end() -> Script:
 
 @FAMILY()
 def a_renewal_never_makes_it_shorter() -> Script:
-    """One that was late on its way, or asks for less, must not end what is held."""
+    """A renewal that arrives late, or asks for less time, must not shorten the lease."""
     id, claimed = yield from running()
     assert (yield Renew(id, claimed.token, SHORT)) is True
     yield PAST_SHORT
@@ -52,7 +52,7 @@ def a_renewal_never_makes_it_shorter() -> Script:
 
 @FAMILY()
 def a_late_renewal_cannot_revive_what_was_let_go() -> Script:
-    """A keeper's renewal may arrive after the release: the key must be free at once, not after another lease."""
+    """A renewal may arrive after the release. The key must be free at once, not after another lease."""
     for to in (State.ABANDONED, State.UNKNOWN, State.ABSENT):
         id, first = yield from running()
         assert (yield SaveStep(id, first.token, "charge", b"1", 0)) is True
@@ -96,7 +96,7 @@ def a_late_owner_whom_nobody_replaced_may_complete() -> Script:
 
 @FAMILY()
 def a_late_owner_whom_nobody_replaced_may_save_a_step() -> Script:
-    """It stays abandoned: a saved step is no sign of life."""
+    """The record stays abandoned: saving a step does not renew the lease."""
     id, claimed = yield from abandoned()
     assert (yield SaveStep(id, claimed.token, "charge", b"1", 0)) is True
     assert (yield Lookup(id)).state is State.ABANDONED
@@ -131,7 +131,7 @@ def a_lost_owner_may_still_say_that_it_did_not_happen() -> Script:
 
 @FAMILY()
 def a_lost_owner_may_not_carry_on() -> Script:
-    """What is unknown is not run further: no renewal, no step, no handing on."""
+    """An unknown operation does not continue: no renewal, no step, no release to ABANDONED."""
     id, claimed = yield from unknown()
     before = yield Lookup(id)
     for move in (

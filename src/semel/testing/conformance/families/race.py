@@ -1,6 +1,6 @@
-"""Race: of rivals at the same moment one wins, the others see it, and nobody meets an error.
+"""Race: of several callers at the same moment one wins, the others see its record, and none gets an error.
 
-Odd rivals come through the second instance where there is one. Each race is run a few times over.
+Every second caller uses the second instance of the store, if there is one. Each race is run several times.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rivals(ops: Sequence[Op[Any]]) -> Together:
 
 
 def one_winner(answers: Sequence[Claimed | Existing], attempt: int) -> Claimed:
-    """Exactly one claim was won, and the others were shown it."""
+    """Check that exactly one claim was won and that the others got its record. Returns the winner's answer."""
     winners = [answer for answer in answers if type(answer) is Claimed]
     assert len(winners) == 1, winners
     assert winners[0].attempt == attempt
@@ -219,7 +219,7 @@ def of_many_values_for_a_step_one_stays() -> Script:
 
 @FAMILY()
 def batches_over_the_same_records_do_not_stand_in_each_others_way() -> Script:
-    """They come in opposite orders: a store that locks row by row must sort them, or try again."""
+    """The batches have opposite orders. A store that locks row by row must sort them or retry, or it would deadlock."""
     attempts = []
     for _ in range(RIVALS):
         attempts.append((yield from running()))

@@ -1,4 +1,4 @@
-"""Replay: a finished record is answered byte for byte, for as long as it lives, and never changes."""
+"""Replay: a finished record returns its snapshot byte for byte until it expires, and never changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def the_age_counts_from_the_first_claim() -> Script:
 
 @FAMILY()
 def a_completion_sent_again_is_answered_alike() -> Script:
-    """Its answer may have been lost on the way; the record stays as the first one left it."""
+    """The first answer may have been lost. The record stays as the first completion left it."""
     id, claimed = yield from running()
     assert (yield Complete(id, claimed.token, b"first", TTL)) is True
     before = yield Lookup(id)

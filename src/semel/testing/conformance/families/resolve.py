@@ -1,4 +1,4 @@
-"""Resolve: someone found out what happened, and says so; only what is in doubt can be resolved."""
+"""Resolve: someone has found out what happened. Only a record in doubt can be resolved."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Resumable: abandoned operations that keep their input are found, page by page; nothing else is.
+"""Resumable: the store lists abandoned operations that have stored their input, page by page, and nothing else.
 
-For stores that declare it. Every proof has an operation of its own, so that the records of others do not matter; their
-inputs may stand between, so all pages are looked through.
+For stores that declare ``resumes``. Every proof has an operation of its own, so the records of other proofs are not
+listed. Their inputs may still fill pages, so every proof reads all pages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def began(
     takeover: Takeover = Takeover.RETRY,
     input: bytes | None = b"input",
 ) -> Generator[Request, Any, tuple[bytes, Claimed]]:
-    """An attempt that has kept its input."""
+    """Start an attempt, and store its input if there is one. Returns its id and the answer to the claim."""
     id = new_id()
     claimed = yield from won(claim(id, operation=operation, lease=lease, ttl=ttl, takeover=takeover))
     if input is not None:
@@ -63,7 +63,7 @@ def all_pages(
             found[each.record.id] = each
         if page.last is None:
             return found
-        assert page.last > after, "the pages go in circles"
+        assert page.last > after, "the pages do not advance"
         after = page.last
     raise AssertionError("the pages never end")
 
@@ -190,7 +190,7 @@ def one_that_was_taken_over_is_found_again_when_that_attempt_is_silent_too() -> 
 
 @FAMILY(resumes=True)
 def looking_forgets_nothing_that_is_still_needed() -> Script:
-    """Done ones are cleared away in the same look; their neighbours keep their input, and their other steps."""
+    """Listing deletes the input of finished operations. The others keep their input and their steps."""
     operation = new_operation()
     kept, claimed = yield from began(operation)
     assert (yield SaveStep(kept, claimed.token, "~step:a", b"a", 1)) is True

@@ -1,4 +1,4 @@
-"""Steps: what a running attempt has saved comes back to the next one, in order, and to no other record."""
+"""Steps: the next attempt gets the steps that a running one has saved, in order. No other record gets them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Sweep: expired records go, in bounded batches; what is in doubt becomes unknown and stays; the rest is not touched.
+"""Sweep: expired records are removed in bounded batches, those in doubt become unknown, and others are unchanged.
 
-Counts are compared, so nobody else may sweep the same records meanwhile.
+The proofs compare counts, so no other process may sweep the same records at the same time.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def sweeps_at_the_same_time_count_each_record_once() -> Script:
     yield from abandoned_many(20, ttl=SHORT)
     doubtful = yield from abandoned_many(10, ttl=SHORT, takeover=Takeover.REJECT)
     removed = unknown = 0
-    for _ in range(10):  # a sweep may pass over what another one has in hand
+    for _ in range(10):  # a sweep may skip records that another one has locked
         answers = yield Together([Sweep(7), Elsewhere(Sweep(7)), Sweep(7), Elsewhere(Sweep(7))])
         assert all(swept.removed + swept.unknown <= 7 for swept in answers)
         removed += sum(swept.removed for swept in answers)

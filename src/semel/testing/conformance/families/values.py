@@ -1,4 +1,4 @@
-"""Values: any byte, any text, any size and any duration that the library allows comes back as it was."""
+"""Values: all bytes, texts, sizes and durations that the library allows are stored and returned unchanged."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def any_snapshot_comes_back() -> Script:
 
 @FAMILY()
 def a_large_snapshot_comes_back_or_is_refused_as_such() -> Script:
-    """A store that has a limit says so with RecordTooLarge: the attempt is still its owner's, and may end with less."""
+    """A store with a limit raises RecordTooLarge. The owner keeps its attempt, and may store something smaller."""
     id, claimed = yield from running()
-    kept = LARGE
+    snapshot = LARGE
     try:
         assert (yield Complete(id, claimed.token, LARGE, TTL)) is True
     except RecordTooLarge:
         yield from shown(claim(id), State.RUNNING)
-        kept = b"done"
-        assert (yield Complete(id, claimed.token, kept, TTL)) is True
-    assert (yield from shown(claim(id), State.DONE)).snapshot == kept
-    assert (yield Elsewhere(Lookup(id))).snapshot == kept
+        snapshot = b"done"
+        assert (yield Complete(id, claimed.token, snapshot, TTL)) is True
+    assert (yield from shown(claim(id), State.DONE)).snapshot == snapshot
+    assert (yield Elsewhere(Lookup(id))).snapshot == snapshot
 
 
 @FAMILY()
@@ -107,7 +107,7 @@ def any_nonce_is_remembered() -> Script:
 
 @FAMILY()
 def tokens_are_exact() -> Script:
-    """A store that keeps numbers as doubles would let a neighbour's token pass."""
+    """A store that stores numbers as doubles would accept a token that differs by one."""
     id, claimed = yield from running()
     for token in (claimed.token - 1, claimed.token + 1):
         assert (yield Renew(id, token, TTL)) is False

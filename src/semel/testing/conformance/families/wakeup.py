@@ -1,7 +1,7 @@
-"""Wake-up: a waiter is told when the record is no longer running, by whichever instance that was ended.
+"""Wake-up: the store wakes a waiter when the record is no longer running, whichever instance ended the attempt.
 
-Only for stores that declare ``wakes``. What should be "soon" is given a bound so generous that load cannot break it,
-and a wait so long that only being woken keeps it.
+Only for stores that declare ``wakes``. ``SOON`` is so generous that a loaded machine still meets it, and ``LONG`` is so
+long that a waiter meets ``SOON`` only if it is woken.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENDINGS: tuple[Callable[[bytes, int], Op[Any]], ...] = (
 
 
 def _after_a_while(request: Op[Any] | Elsewhere) -> Script:
-    """Most likely the waiters wait by then; if not, they must not begin to."""
+    """Send the request when the others are probably waiting. One that comes later must not wait at all."""
     yield Linger(0.1)
     return (yield request)
 
@@ -88,7 +88,7 @@ def an_attempt_ended_elsewhere_wakes_its_waiters() -> Script:
 
 @FAMILY(wakes=True)
 def an_attempt_that_carries_on_does_not_lose_its_waiters() -> Script:
-    """Renewals and steps may wake nobody for good: whoever waits on must still be woken by the end."""
+    """A waiter that a renewal or a step wakes early, and that waits again, must still be woken at the end."""
     id, claimed = yield from running()
 
     def carries_on() -> Script:
