@@ -50,3 +50,21 @@ def test_one_that_was_ended_leaves_its_successor_alone() -> None:
         assert guard.driver.flights.by_id
         assert len(guard.driver.keeper.leases) == 1
         assert second.complete("paid").value == "paid"
+
+
+def test_an_attempt_lives_until_its_ending_is_awaited() -> None:
+    """An adapter may leave the ending to a task and forget the attempt: that is no lost one."""
+
+    async def run() -> None:
+        async with AsyncSemel(AsyncMemoryStore(), sweep_every=None) as guard:
+            attempt = await guard.begin(guard.make_call("pay", "k", "", b"", Policy()))
+            assert isinstance(attempt, AsyncLeasedAttempt)
+            ending = attempt.complete("paid")
+            del attempt
+            gc.collect()
+            assert len(guard.driver.keeper.leases) == 1
+            assert (await ending).value == "paid"
+            assert not guard.driver.flights.by_id
+            assert len(guard.driver.keeper.leases) == 0
+
+    asyncio.run(run())

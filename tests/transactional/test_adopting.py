@@ -23,7 +23,9 @@ from semel import (
     PostgresStore,
     Semel,
     SQLiteStore,
+    StoreUnavailable,
 )
+from semel.observe import events
 from semel.sql.program import Query
 
 
@@ -208,6 +210,24 @@ def test_asyncpg_outside_of_a_transaction_is_refused(database: str) -> None:
     with pytest.raises(ConfigurationError, match=r"Open one: `async with conn\.transaction"):
         till.run(lambda: till.guard.run_in_transaction(till.conn, "pay", key="1", call=never))
     till.close()
+
+
+def test_a_sqlite3_connection_that_the_handler_closed_is_rolled_back_in_words_of_ours(tmp_path: Path) -> None:
+    conn = sqlite3.connect(tmp_path / "shop.db")
+    seen: list[events.Event] = []
+
+    def closes() -> None:
+        conn.close()
+        raise RuntimeError("declined")
+
+    store = SQLiteStore(tmp_path / "shop.db")
+    with Semel(store, sweep_every=None, on_event=seen.append) as guard:
+        with pytest.raises(RuntimeError, match="declined"):
+            guard.run_in_transaction(conn, "pay", key="k1", call=closes, own_transaction=True)
+        with pytest.raises(StoreUnavailable, match="the database connection is closed"):
+            store.adopt(conn).undo()
+    told = [event.error for event in seen if isinstance(event, events.StoreFailed)]
+    assert told == ["the database connection is closed or misused: Cannot operate on a closed database."]
 
 
 # The connection is left as it was.

@@ -202,17 +202,19 @@ class AsyncLeasedAttempt:
     async def execute(self, op: Op[R]) -> R:
         return await self._driver.store.execute(op)
 
-    def compensate(self, error: BaseException) -> Awaitable[BaseException]:
-        return self.operation.compensate(error)
+    # Coroutines, so that each keeps the attempt alive until it is done: nobody else may, and see __del__.
 
-    def complete(self, value: Any) -> Awaitable[Outcome[Any]]:
-        return self._driver.end(self._execution, Returned(value))
+    async def compensate(self, error: BaseException) -> BaseException:
+        return await self.operation.compensate(error)
 
-    def decline(self, value: Any) -> Awaitable[Outcome[Any]]:
-        return self._driver.end(self._execution, Declined(value))
+    async def complete(self, value: Any) -> Outcome[Any]:
+        return await self._driver.end(self._execution, Returned(value))
 
-    def lost(self) -> Awaitable[Outcome[Any]]:
-        return self._driver.end(self._execution, Stopped())
+    async def decline(self, value: Any) -> Outcome[Any]:
+        return await self._driver.end(self._execution, Declined(value))
+
+    async def lost(self) -> Outcome[Any]:
+        return await self._driver.end(self._execution, Stopped())
 
     def conflicts(self, error: BaseException) -> bool:
         return False

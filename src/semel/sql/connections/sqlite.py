@@ -95,8 +95,11 @@ class LentSQLite:
         self._send("COMMIT")  # not commit(), which does nothing on a connection in autocommit
 
     def rollback(self) -> None:
-        if self.raw.in_transaction:
-            self._send("ROLLBACK")
+        try:
+            if self.raw.in_transaction:
+                self.raw.execute("ROLLBACK")
+        except sqlite3.Error as error:  # raised by the attribute, too, if the caller has closed the connection
+            raise sqlite_error(error) from error
 
     def _send(self, text: str) -> None:
         try:
