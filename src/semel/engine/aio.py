@@ -5,8 +5,8 @@
 # Twin: AWAITED: ClassVar[bool] = True -> AWAITED: ClassVar[bool] = False
 """``AsyncGuard``: everything that ``AsyncSemel`` does, over an async store.
 
-A guard turns what a program asks into a call, and hands it to its driver (``engine/drive``) or to a transaction
-(``engine/transaction``).
+A guard makes a ``Call`` for each call of the program, and passes it to its driver (``engine/drive``) or to a
+transaction (``engine/transaction``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class AsyncGuard(Guard):
-    """Makes functions happen once, however often they are called with the same key."""
+    """Runs functions once per key, however often they are called."""
 
     AWAITED: ClassVar[bool] = True
 
@@ -67,14 +67,14 @@ class AsyncGuard(Guard):
         quota: Quota | None = None,
     ) -> None:
         """
-        :param store: where records are kept, or its URL, ``"sqlite:///app.db"``. It is closed with the guard.
-        :param policy: the default for every operation; each may change it by keywords.
-        :param tenant: whose keys these are, if a call does not say.
+        :param store: the store, or its URL, such as ``"sqlite:///app.db"``. It is closed with the guard.
+        :param policy: the default policy. An operation can change it with keywords.
+        :param tenant: the tenant of calls that name none.
         :param on_event: called with every event of ``semel.observe.events``.
-        :param codec: compression and encryption of what is stored.
+        :param codec: compression and encryption of the stored results.
         :param secret: makes fingerprints unguessable (a MAC instead of a hash).
         :param readable_keys: False stores only hashes of keys.
-        :param sweep_every: how often expired records are removed in the background; None never.
+        :param sweep_every: how often expired records are removed in the background; None to never do so.
         :param quota: how many live keys each tenant may have.
         """
         super().__init__(
@@ -86,7 +86,7 @@ class AsyncGuard(Guard):
         # sync only: self._loop_guards: LoopGuards | None = None
         self.driver = AsyncCallDriver(self.store, self.sweep_every, self._report_sweep)
         self.begin = self.driver.begin
-        """For adapters: claim the key of a call. Returns an outcome, or an attempt to be ended by the adapter."""
+        """For adapters: claim the key of a call. Returns an outcome, or an attempt that the adapter must end."""
 
     def _open_store(self, url: str) -> AsyncStore:
         """Open a store by its URL. The engine knows no stores; ``AsyncSemel`` does."""
@@ -107,14 +107,14 @@ class AsyncGuard(Guard):
         serializer: Serializer | None = None,
         **changes: Unpack[PolicyChanges],
     ) -> AsyncOnce:
-        """Decorate a function: calls with the same key run it once, and the others get the same result.
+        """Decorate a function so that it runs once per key. Further calls with the same key get the stored result.
 
         ``AsyncSemel`` runs a plain ``def`` in a thread; calls are awaited.
 
         :param key: a parameter's name (``"order_id"``, ``"order.id"``) or a function of some of the arguments.
         :param operation: the name that scopes the key; defaults to the function's qualified name.
         :param tenant: like ``key``; defaults to the guard's own tenant.
-        :param fingerprint: which arguments make it the same request: ``"auto"`` (all that are plain data), ``"all"``,
+        :param fingerprint: the arguments that a retry must repeat: ``"auto"`` (all that are plain data), ``"all"``,
             names, a function, or None.
         :param exclude: parameters that may differ between retries.
         :param serializer: how the result is stored; defaults to one for the return annotation.
@@ -179,7 +179,7 @@ class AsyncGuard(Guard):
 
         :param call: a function without arguments, or one that takes the operation's handle: ``lambda op: ship(order,
             op)``.
-        :param fingerprint: plain data that makes it the same request; KeyReused is raised for another one.
+        :param fingerprint: plain data that a retry must repeat. Other data with the same key raises KeyReused.
         :param returns: the type of the result, if it is a dataclass or model.
         """
         handler = with_handle(call)
@@ -250,8 +250,8 @@ class AsyncGuard(Guard):
         :param connection: the connection or session that ``call`` uses, to the database of the guard's store. Its
             transaction is open, and you commit it.
         :param call: a function without arguments, or one that takes the operation's handle.
-        :param own_transaction: open and commit the transaction here; run ``call`` again after a conflict with another.
-        :param tries: how often ``call`` runs at most, with ``own_transaction``; defaults to 10.
+        :param own_transaction: open and commit the transaction here, and run ``call`` again after a conflict.
+        :param tries: the maximum number of runs of ``call`` with ``own_transaction``; defaults to 10.
         """
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
         outcome: Outcome[T] = await self._transact(
@@ -299,7 +299,7 @@ class AsyncGuard(Guard):
 
         The other parameters are those of ``once`` and ``run_in_transaction``.
 
-        :param connection: the parameter that is the connection, by name or as a function of the arguments.
+        :param connection: the name of the connection's parameter, or a function of the arguments that returns it.
         """
 
         def decorate(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -358,7 +358,7 @@ class AsyncGuard(Guard):
     async def release(self, operation: str, key: object, *, tenant: str | None = None, force: bool = False) -> None:
         """Declare that an unknown or abandoned operation did not happen: the next call is a first call.
 
-        :param force: also if its handler still runs. That handler's result will not be stored.
+        :param force: release it even if its handler is still running. That handler's result will not be stored.
         """
         call = self._plain_call(operation, key, tenant, None, None, {})
         found = await self.store.execute(Resolve(call.id, None, call.policy.retention_seconds, force))
@@ -404,7 +404,7 @@ class AsyncGuard(Guard):
     ) -> Awaitable[Outcome[Any]]:
         """Call a decorated function once.
 
-        :param call: the call of these arguments, if it is made already.
+        :param call: the call for these arguments, if the caller has already made it.
         """
         if call is None:
             call = self.declared_call(declared, args, kwargs)

@@ -1,4 +1,4 @@
-"""What the sync and the async guard share: their settings, and how a program's call becomes a ``Call`` of the core."""
+"""The base of the sync and the async guard: it checks the settings and makes the ``Call`` objects of the core."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Guard", "PolicyChanges"]
 
 ANY: Final = KeyFormat.named("any")
 REMEMBERED: Final = 256
-"""How many operation names, changed policies and serializers a guard caches, of each."""
+"""The size of each of a guard's caches: operation names, changed policies and serializers."""
 
 
 class PolicyChanges(TypedDict, total=False):
@@ -49,7 +49,7 @@ class PolicyChanges(TypedDict, total=False):
 
 
 class Guard:
-    """Base of ``SyncGuard`` and ``AsyncGuard``, of which ``Semel`` and ``AsyncSemel`` are made."""
+    """The base of ``SyncGuard`` and ``AsyncGuard``, from which ``Semel`` and ``AsyncSemel`` derive."""
 
     AWAITED: ClassVar[bool]
     """Whether its methods are awaited."""
@@ -87,7 +87,7 @@ class Guard:
         self.sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
         self._serializers: dict[Any, ResultSerializer] = {}
         self._operations: set[str] = set()
-        """Checked names. Cleared when there are many, because a program may invent names as it runs."""
+        """Names that have been checked. Cleared when there are many, because a program may make up names as it runs."""
         self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
         if self._policy.resumable:
             raise PolicyError(
@@ -104,7 +104,7 @@ class Guard:
         return self._policy
 
     def add_event_hook(self, hook: EventHook) -> None:
-        """Also call ``hook`` with every event, after the hooks that are there already."""
+        """Add a hook that is called with every event, after the existing ones."""
         first = self._hook
         self._hook = _logging_errors(hook) if first is None else _both(first, _logging_errors(hook))
         self._settings["on_event"] = self._hook
@@ -179,7 +179,7 @@ class Guard:
         policy: Policy,
         serializer: ResultSerializer = PLAIN,
     ) -> Call:
-        """Return a call with this guard's settings. For adapters, which have checked its parts."""
+        """Return a call with this guard's settings. For adapters, which must have checked the arguments."""
         return Call(
             identity(tenant, operation, key),
             tenant,
@@ -198,16 +198,16 @@ class Guard:
 
     def _changed_policy(self, changes: Mapping[str, Any]) -> Policy:
         try:
-            wanted = tuple(changes.items())
-            known = self._policies.get(wanted)
+            cache_key = tuple(changes.items())
+            known = self._policies.get(cache_key)
             if known is None:
                 if len(self._policies) >= REMEMBERED:
                     self._policies.clear()
-                known = self._policies[wanted] = self._policy.replace(**changes)
+                known = self._policies[cache_key] = self._policy.replace(**changes)
             if known.resumable:
                 raise PolicyError("resumable= is for functions, whose arguments can be stored: @guard.once(…)")
             return known
-        except TypeError:  # an unhashable value: no policy allows one, and replace() says which
+        except TypeError:  # an unhashable value, which no policy allows: replace() raises and names it
             return self._policy.replace(**changes)
 
     def _identity(self, operation: str, key: object, tenant: str | None) -> bytes:
@@ -263,7 +263,7 @@ def checked_tenant(value: object) -> str:
 
 
 def check_store(store: Any, quota: Quota | None, *, awaited: bool) -> Any:
-    """Return the store. Raises ConfigurationError if a guard cannot use it: it would fail only at the first call."""
+    """Return the store. Raises ConfigurationError if a guard cannot use it, instead of failing at the first call."""
     if not has_members(store, STORE_MEMBERS):
         raise ConfigurationError(
             "a guard takes a store, such as SQLiteStore('app.db'), or its URL, 'sqlite:///app.db', "
@@ -303,7 +303,7 @@ def _both(first: EventHook, second: EventHook) -> EventHook:
 
 
 def _logging_errors(hook: EventHook) -> EventHook:
-    """Log errors of the hook: a sink must never fail the operation that it watches."""
+    """Wrap a hook so that its errors are logged: a hook must never fail the operation that it observes."""
 
     def call(event: Event) -> None:
         try:

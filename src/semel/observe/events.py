@@ -1,7 +1,7 @@
 """The events of an operation's life. ``EVENTS`` lists them all.
 
-A guard passes each event to its hook, ``Semel(store, on_event=…)``. Without a hook it makes none. This module is a
-leaf: it knows nothing of engines, stores or sinks.
+A guard passes each event to its hook, ``Semel(store, on_event=…)``. Without a hook it creates no events. This module
+imports nothing from engines, stores or sinks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ERROR: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The base of all events: the operation it is about. ``level`` is a level of the standard library's logging."""
+    """The base of all events. ``level`` is a level of the standard library's logging."""
 
     name: ClassVar[str] = ""
     level: ClassVar[int] = DEBUG
@@ -175,7 +175,7 @@ class Renewed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RenewalFailed(Event):
-    """A lease could not be renewed. It is tried again before the lease ends."""
+    """A lease could not be renewed. The renewal is retried before the lease ends."""
 
     name = "renewal_failed"
     level = WARNING
@@ -229,7 +229,7 @@ class Unprotected(Event):
 
 @dataclass(frozen=True, slots=True)
 class Unkeyed(Event):
-    """A request came without its optional key: the handler runs without a record."""
+    """A request was sent without its optional key: the handler runs without a record."""
 
     name = "unkeyed"
     level = INFO
@@ -275,7 +275,7 @@ class SweptEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class CacheLost(Event):
-    """The cache of a tiered store does not answer, and the primary is asked instead. ``operation``, ``tenant`` and
+    """The cache of a tiered store does not answer, so the primary is used instead. ``operation``, ``tenant`` and
     ``key`` are empty. Passed to the store's own hook.
     """
 
@@ -304,7 +304,7 @@ class RecoveryFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class RecoveryGivenUp(Event):
-    """An abandoned operation has used up its tries, and resumers leave it alone. Each of them reports it once."""
+    """An abandoned operation has used up its tries, so resumers ignore it. Each resumer reports it once."""
 
     name = "recovery_given_up"
     level = ERROR

@@ -1,4 +1,4 @@
-"""SQL programs: generators that yield Statements and are sent their rows. They run on any connection.
+"""SQL programs: generators that yield Statements and receive their rows. They run on any connection.
 
 A program knows neither driver nor event loop. ``sync.py`` and ``aio.py`` run it: they execute each statement and send
 the rows back, or throw the error into the program when the statement was refused.
@@ -8,9 +8,9 @@ driver's own style when first used there.
 
 For databases without arrays (MySQL) a statement repeats a part of its text for each Op of a batch. In the .sql file
 that part stands in double brackets: ``VALUES [[(:id, :nonce)]]``, ``CASE id [[WHEN :id THEN :token]] END``. A *packet*
-is one or more such statements that are sent together. It is answered by the rows of the last statement that has rows,
-or else by the number of rows that the first one touched. A packet that ``begins`` and ``ends`` is a transaction of its
-own. On a connection whose transaction is the caller's these two words are left out.
+is one or more such statements that are sent together. Its result is the rows of the last statement that returns rows,
+otherwise the number of rows that the first one changed. A packet that ``begins`` and ``ends`` is a transaction of its
+own. In a transaction of the caller, BEGIN and COMMIT are left out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _GROUP: Final = re.compile(r"\[\[(.*?)\]\]")
 _SEPARATORS: Final = {"WHEN": " ", "SELECT": " UNION ALL "}
 """What separates the repetitions of a group, by its first word; by default a comma."""
 _CACHED_TEXTS: Final = 1024
-"""Repeated texts that are cached: one for each statement and size of batch."""
+"""The size of the cache of repeated texts: one for each statement and batch size."""
 
 
 class Query:
@@ -63,8 +63,8 @@ class Query:
         self.sql = sql
         self.writes = writes
         self.as_text: Query | None = None
-        """The entry to send instead where the statement travels as text with its values: shorter, so that the server
-        parses and plans it faster."""
+        """The entry to send instead if the driver sends statements as text that includes the values. It is shorter, so
+        the server parses and plans it faster."""
         self.arrays: Mapping[str, str] = dict(_ARRAY.findall(sql))
         """The parameters that are arrays, with the type of their elements."""
         self.fragments: Sequence[str] = _PARAMETER.split(sql)
@@ -75,7 +75,7 @@ class Query:
         return f"<Query {self.name}>"
 
     def rendered(self, style: Style) -> tuple[str, tuple[str, ...]]:
-        """The text in a driver's style, and the names of its parameters in order.
+        """Return the text in a driver's style, and the names of its parameters in order.
 
         ``numeric`` writes ``$1`` (asyncpg), ``format`` writes ``%s`` (psycopg, PyMySQL). sqlite3 needs no rendering.
         """
@@ -89,7 +89,7 @@ class Query:
 
 
 class Statement:
-    """A query and its parameters: what a program yields."""
+    """A query and its parameters. Programs yield these."""
 
     __slots__ = ("params", "query")
 
@@ -101,7 +101,7 @@ class Statement:
         return f"<Statement {self.query.name}>"
 
     def values(self, style: Style) -> tuple[str, list[Any]]:
-        """Text and positional values for a driver of this style."""
+        """Return the text and the positional values for a driver of this style."""
         text, names = self.query.rendered(style)
         return text, [self.params[name] for name in names]
 
@@ -110,18 +110,18 @@ Program: TypeAlias = Generator[Statement, Rows, R]
 
 
 class TransactionPrograms(Protocol):
-    """What the module of a dialect has for the transactional mode: programs for the caller's connection."""
+    """The programs of a dialect for the transactional mode. They run on the caller's connection."""
 
     def lock(self, op: Lock) -> Program[Row | Occupied | None]:
-        """Lock the key for the rest of the transaction; return the record, if there is one."""
+        """Lock the key for the rest of the transaction. Returns the record, if there is one."""
         ...
 
     def keep(self, op: Keep) -> Program[bool]:
-        """Write the finished record, by one statement; False if the record has changed meanwhile."""
+        """Write the finished record with one statement. Returns False if the record has changed in the meantime."""
         ...
 
     def save_step(self, op: SaveStep) -> Program[bool]:
-        """Save a step; False if another attempt owns the record by now."""
+        """Save a step. Returns False if another attempt owns the record by now."""
         ...
 
     def step_saved(self, id: bytes, name: str) -> Program[bool]:
@@ -147,9 +147,9 @@ def _render(sql: str, style: Style) -> tuple[str, tuple[str, ...]]:
 
 
 def load_queries(package: str, file: str, **replacements: str) -> dict[str, Query]:
-    """The entries of a .sql file. ``-- name: claim (writes)`` begins one; ``{{word}}`` is replaced.
+    """Return the entries of a .sql file. ``-- name: claim (writes)`` starts one; ``{{word}}`` is replaced.
 
-    ``(writes, as text other)``: where the statement travels as text, the entry ``other`` is sent instead.
+    ``(writes, as text other)``: if the driver sends text with values, the entry ``other`` is sent instead.
     """
     text = resources.files(package).joinpath(file).read_text("utf-8")
     for word, replacement in replacements.items():
@@ -158,7 +158,7 @@ def load_queries(package: str, file: str, **replacements: str) -> dict[str, Quer
     entries: dict[str, Query] = {}
     for name, kind, body in zip(parts[::4], parts[1::4], parts[3::4], strict=True):
         lines = [line for line in body.splitlines() if not line.lstrip().startswith("--")]
-        # Drivers cache prepared statements by their text, and some only up to a length: so no blanks to spare.
+        # Drivers cache prepared statements by their text, some only up to a certain length: remove spare blanks.
         sql = " ".join(" ".join(lines).split()).rstrip(";")
         entries[name] = Query(name, sql, kind != "reads")
     for name, other in zip(parts[::4], parts[2::4], strict=True):
@@ -170,7 +170,7 @@ def load_queries(package: str, file: str, **replacements: str) -> dict[str, Quer
 
 
 class Piece:
-    """One statement of a packet: a query, a row of parameters for each Op, and parameters that all of them share."""
+    """One statement of a packet: a query, a row of parameters for each Op, and shared parameters."""
 
     __slots__ = ("params", "query", "rows")
 
@@ -183,7 +183,7 @@ class Piece:
         return f"<Piece {self.query.name} of {len(self.rows)}>"
 
     def values(self) -> tuple[str, list[Any]]:
-        """The text with ``%s`` for each value, and the values in order."""
+        """Return the text with ``%s`` for each value, and the values in order."""
         text, order = _repeated(self.query, len(self.rows))
         rows, shared = self.rows, self.params
         return text, [shared[name] if at < 0 else rows[at][name] for at, name in order]
@@ -202,14 +202,14 @@ class Packet(Statement):
 
     @classmethod
     def transaction(cls, *pieces: Piece) -> Packet:
-        """A packet that is a transaction: all of its statements take effect, or none."""
+        """Return a packet that is a transaction."""
         return cls(*pieces, begins=True, ends=True)
 
     def __repr__(self) -> str:
         return f"<Packet {', '.join(piece.query.name for piece in self.pieces)}>"
 
     def values(self, style: Style) -> tuple[str, list[Any]]:
-        """Text and values for a driver that accepts several statements at once, without BEGIN and COMMIT."""
+        """Return the text and values for a driver that accepts several statements at once, without BEGIN and COMMIT."""
         assert style == "format", "all drivers of databases without arrays have this style"
         parts = [piece.values() for piece in self.pieces]
         return "; ".join(text for text, _ in parts), [value for _, values in parts for value in values]
@@ -220,12 +220,12 @@ _NOTHING: Final = Query("nothing", "", False)
 
 @lru_cache(maxsize=_CACHED_TEXTS)
 def _repeated(query: Query, size: int) -> tuple[str, list[tuple[int, str]]]:
-    """The text for so many rows, and where each value comes from: (number of the row, or -1 if shared; name)."""
+    """Return the text for ``size`` rows, and the source of each value: its row, or -1 if shared, and its name."""
     texts: list[str] = []
     order: list[tuple[int, str]] = []
     for at, part in enumerate(_GROUP.split(query.sql)):
         text, names = _render(part, "format")
-        if at % 2:  # every other part stood in brackets
+        if at % 2:  # every second part was in brackets
             texts.append(_SEPARATORS.get(part.partition(" ")[0], ", ").join([text] * size))
             order += [(row, name) for row in range(size) for name in names]
         else:
@@ -237,7 +237,7 @@ def _repeated(query: Query, size: int) -> tuple[str, list[tuple[int, str]]]:
 # Batches of Ops
 
 PENDING: Final = object()
-"""The answer of an Op that has none yet."""
+"""A placeholder for an answer that has not arrived."""
 
 
 def batch(
@@ -245,9 +245,9 @@ def batch(
     answers: list[Any] | None,
     programs: Mapping[type[Op[Any]], Callable[[Any], Program[list[Any]]]],
 ) -> Program[list[Any]]:
-    """A batch of Ops as one program. Ops of one kind share a statement; Ops of one record keep their order.
+    """Run a batch of Ops as one program. Ops of one kind share a statement; Ops on one record keep their order.
 
-    :param answers: filled in as they arrive, so that when the program fails the answers in it are the committed ones.
+    :param answers: filled in as the answers arrive, so that if the program fails, it holds those that are committed.
     :param programs: for each kind of Op, the program for a list of them.
     """
     if answers is None:
@@ -262,7 +262,7 @@ def batch(
 
 
 def _groups(ops: Sequence[Op[Any]]) -> list[list[int]]:
-    """Positions of Ops of one kind. No id occurs twice in a group: a statement can touch a row only once."""
+    """Group the positions of Ops of one kind. No id occurs twice in a group: a statement changes a row only once."""
     groups: list[list[int]] = []
     open_group: dict[type[Op[Any]], int] = {}
     last_seen: dict[bytes, int] = {}

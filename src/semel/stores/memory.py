@@ -1,8 +1,7 @@
-"""Records in this process's memory: for tests, for tools, and for services that may forget them at a restart.
+"""Stores in memory, for tests, for tools, and for services that may lose their records at a restart.
 
-The store is a dict and the rules of ``core/semantics.py``, so the other stores are compared with it. It is bounded:
-when it is full of live records, it refuses new claims. It never drops a record to make room, because that would run
-an operation twice.
+A store is a dict with the rules of ``core/semantics.py``. Its size is limited: if it is full of live records, it
+refuses new claims. It never drops a live record to make room, because that could run an operation twice.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _ON_MANY_RECORDS: Final = frozenset({Sweep, Count, Resumable})
 
 
 class _Records:
-    """The records and the rules, for one caller at a time."""
+    """The records and the rules. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float], max_records: int) -> None:
         self.clock = clock
@@ -74,7 +73,7 @@ class _Records:
     def make_room(self, now: float) -> None:
         if now < self.full_until or not self.sweep(self.max_records // 10 + 1, now).removed:
             if now >= self.full_until:
-                self.full_until = now + 1.0  # a sweep for every claim would stop the process
+                self.full_until = now + 1.0  # a sweep for every claim would use up the CPU
             raise StoreUnavailable(f"the memory store is full: {self.max_records} live records")
 
     def sweep(self, limit: int, now: float) -> Swept:
@@ -162,7 +161,7 @@ class MemoryStore:
                 self._records.unwatch(id, wake)
 
     def close(self) -> None:
-        """Nothing to close. The records stay, for those who still hold the store."""
+        """Do nothing. The records stay available to other users of the store."""
 
 
 class AsyncMemoryStore:
@@ -198,11 +197,11 @@ class AsyncMemoryStore:
                 self._records.unwatch(id, wake)
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 def _result_of(execute: Callable[[Op[Any]], Any], op: Op[Any]) -> Any:
-    """Return the result of an Op, or its error as a value."""
+    """Return the result of an Op, or the error that it raised."""
     try:
         return execute(op)
     except StoreError as error:

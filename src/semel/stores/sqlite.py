@@ -1,4 +1,4 @@
-"""Records in a SQLite file, safe with many threads, tasks and processes on it.
+"""Stores in a SQLite file, which many threads, tasks and processes may use at the same time.
 
 There is one writer at a time. Concurrent Ops of a process are committed together, so 32 callers share one fsync.
 Replays read without the write lock. Several processes may use one file (WAL); each waits for the others up to the busy
@@ -37,7 +37,7 @@ BUSY_TIMEOUT: Final = 10.0
 
 
 def migrate(path: str | os.PathLike[str]) -> list[str]:
-    """Make or update the tables of a file; return the names of the migrations that were applied."""
+    """Create or update the tables of a file. Returns the names of the migrations that were applied."""
     try:
         raw = sqlite3.connect(os.fspath(path), timeout=BUSY_TIMEOUT, isolation_level=None)
     except sqlite3.Error as error:
@@ -53,7 +53,7 @@ def _now() -> int:
 
 
 def _at(now: int, statement: Statement) -> Statement:
-    """The statement with another time. It was made before we had the lock; a lease counts from when it is written."""
+    """Return the statement with a new time. It was made before we held the lock, but a lease counts from the write."""
     if "now" not in statement.params:
         return statement
     return Statement(statement.query, {**statement.params, "now": now})
@@ -107,8 +107,8 @@ class _Writer:
             if len(ops) == 1:
                 return [error]
             if isinstance(error, DatabaseBusy):
-                return [type(error)(str(error)) for _ in ops]  # all of them have waited long enough
-            # One of them is wrong, or the disk is full: run each by itself.
+                return [type(error)(str(error)) for _ in ops]  # all of them have waited for the whole timeout
+            # One of them failed, or the disk is full. Run each alone, so that the others succeed if possible.
             return [self.run([op])[0] for op in ops]
 
     def _run(self, connection: SQLiteConnection, ops: Sequence[Op[Any]]) -> list[Any]:
@@ -128,7 +128,7 @@ class _Writer:
                 changing.add(op.id)
             except StopIteration as stop:
                 answers[i] = stop.value
-        self.gathers = bool(writing)  # a commit is worth sharing; reads are faster alone
+        self.gathers = bool(writing)  # sharing pays off for commits only
         if writing:
             self._write(connection, writing, answers)
         return answers
@@ -182,7 +182,7 @@ class SQLiteStore:
         :param path: the file; it is created if it does not exist.
         :param synchronous: with ``"full"`` every answered write survives a power cut; with ``"normal"`` only a crash.
         :param busy_timeout: how long another process may hold the file before an Op fails.
-        :param migrate: make or update the tables when opening.
+        :param migrate: create or update the tables when the store is opened.
         """
         self._combiner = Combiner([_Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)])
 
@@ -197,7 +197,7 @@ class SQLiteStore:
         time.sleep(min(seconds, 0.05))
 
     def adopt(self, connection: object) -> sync.SQLUnit:
-        """The caller's connection as a unit of work: it writes records in the caller's transaction."""
+        """Wrap the caller's connection, to write records in the caller's transaction."""
         return sync.adopt_unit(connection, "sqlite")
 
     def close(self) -> None:
@@ -254,7 +254,7 @@ class AsyncSQLiteStore:
         await asyncio.sleep(min(seconds, 0.05))
 
     def adopt(self, connection: object) -> aio.AsyncSQLUnit:
-        """The caller's connection as a unit of work: it writes records in the caller's transaction."""
+        """Wrap the caller's connection, to write records in the caller's transaction."""
         return aio.adopt_unit_async(connection, "sqlite")
 
     async def close(self) -> None:

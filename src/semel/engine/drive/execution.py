@@ -1,10 +1,10 @@
-"""One call on its way through an engine: which request of its flow leads to what, and what the call holds meanwhile.
+"""The execution of one call: it passes the requests of the core's flow to a driver, and tracks what the call holds.
 
-``Execution.steps`` runs the core's flow and adds what all calls of a guard share: single flight, leases, and how errors
-get back into the flow. It is a generator that never waits. A driver does what it yields:
+``Execution.steps`` runs the core's flow and adds single flight, leases, and the way errors get back into the flow. It
+is a generator that never waits. A driver carries out what it yields:
 
 - an ``Op``: execute it on the store;
-- ``Run``, ``Recover``: run the handler or the recover hook, and send what came of it;
+- ``Run``, ``Recover``: run the handler or the recover hook, and send the result;
 - ``Await``: call ``store.wait``; ``Poll``, ``Pause``: sleep;
 - ``Changed``: wait until a flight changes.
 
@@ -49,19 +49,19 @@ Step: TypeAlias = "Op[Any] | Run | Recover | Await | Poll | Pause | Changed"
 
 
 class Execution:
-    """Made for each call. The driver sends answers to ``steps``, and calls ``finish`` at the end in any case."""
+    """The state of one call. The driver sends answers to ``steps``, and always calls ``finish`` at the end."""
 
     __slots__ = ("_flights", "_wakes", "began", "call", "cancelled", "finished", "flight", "lease", "steps")
 
     def __init__(self, call: Call, flights: Flights, wakes: bool) -> None:
         self.call = call
         self.began = 0.0
-        """When the claim was sent: the lease counts from then, not from the answer."""
+        """When the claim was sent. The lease counts from then, not from the answer."""
         self.flight: Flight | None = None
         self.lease: Lease | None = None
-        """The lease of the attempt, once the claim is won: the same for the recover hook and the handler."""
+        """The lease of the attempt, once the claim is won. The recover hook and the handler share it."""
         self.finished = False
-        """Whether everything that it held was given back."""
+        """Whether ``finish`` has released the lease and the flight."""
         self.cancelled: BaseException | None = None
         """The caller's cancellation, held back until the record is settled."""
         self._flights = flights
@@ -69,7 +69,7 @@ class Execution:
         self.steps: Generator[Step, Any, Outcome[Any] | Failed] = self._proceed()
 
     def finish(self, leases: Leases) -> None:
-        """Give back what the call holds. Safe to call again."""
+        """Release the lease and the flight of the call. May be called again."""
         try:
             if self.lease is not None:
                 leases.drop(self.lease)
@@ -78,7 +78,7 @@ class Execution:
                 self._flights.land(self.flight)
                 self.flight = None
             self.finished = True
-            self.steps.close()  # it refers to us, so without this an unfinished one would be left to the collector
+            self.steps.close()  # breaks the reference cycle of an unfinished call
 
     def _proceed(self) -> Generator[Step, Any, Outcome[Any] | Failed]:
         flow = perform(self.call)
@@ -107,48 +107,48 @@ class Execution:
                 error = failure
 
     def _claim(self, claim: Claim) -> Generator[Step, Any, Claimed | Existing]:
-        """Ask the store, unless another call of this process is asking or running: then learn from that one."""
+        """Send the claim. If another call of this process has the same key, wait for its result instead."""
         flights = self._flights
         while True:
-            # Noted before it is entered: if an exception from a signal handler comes between, finish() takes it out.
-            self.flight = mine = Flight(claim)
-            flight = flights.by_id.setdefault(claim.id, mine)
-            if flight is mine:
+            # Set before the flight is registered: if a signal handler raises in between, finish() removes it.
+            self.flight = own = Flight(claim)
+            flight = flights.by_id.setdefault(claim.id, own)
+            if flight is own:
                 break
             self.flight = None
-            if flight.landed:  # its caller was interrupted before it could take it out
+            if flight.landed:  # its caller was interrupted before it could remove it
                 flights.by_id.pop(claim.id, None)
                 continue
             existing = yield from self._learn(flight)
             if existing is not None:
                 return existing
-        self.began = mine.began = self.began or monotonic()
+        self.began = own.began = self.began or monotonic()
         try:
             answer: Claimed | Existing = yield claim
         except BaseException as error:
-            mine.error = error if isinstance(error, StoreError) and self.cancelled is None else None
-            flights.land(mine)
+            own.error = error if isinstance(error, StoreError) and self.cancelled is None else None
+            flights.land(own)
             raise
         if isinstance(answer, Existing):
             self.began = 0.0  # not won, so the next claim is a new one
-            mine.record = answer.record
-            flights.land(mine)
+            own.record = answer.record
+            flights.land(own)
             self.flight = None
             return answer
         self.call.has_steps = bool(answer.steps)
         self.lease = Lease(self.call, answer.token, answer.attempt, self.began)
         if self.cancelled is None:  # otherwise the claim is released at once, and others should wait for that
             with flights.lock:
-                mine.running = answer
-                mine.changes += 1
-                if mine.waiters is not None:
-                    mine.wake()
+                own.running = answer
+                own.changes += 1
+                if own.waiters is not None:
+                    own.wake()
         return answer
 
     def _learn(self, flight: Flight) -> Generator[Step, Any, Existing | None]:
-        """Wait until the other call knows something; None if it left the key free."""
+        """Wait for the result of the other call. Returns None if that call has left the key free."""
         while True:
-            # The counter is read first: a change that comes after that is not missed.
+            # Read the counter first, so that no later change is missed.
             seen, landed = flight.changes, flight.landed
             answer = flight.answer(monotonic())
             if answer is not None or landed:
@@ -156,7 +156,7 @@ class Execution:
             yield Changed(flight, seen)
 
     def _await(self, request: Await) -> Generator[Step, Any, float]:
-        """Wait for a change: of a flight of this process, by the store's wake-up, or until the next look."""
+        """Wait for another call of this process, for the store's wake-up, or for the next poll. Returns the seconds."""
         if self.cancelled is not None:
             raise self.cancelled
         began = monotonic()
@@ -176,5 +176,5 @@ class Execution:
 
 
 def as_handler(hook: Callable[[], Any] | None) -> Callable[[Any], Any]:
-    """A recover hook in the place of a handler: it does not take the operation's handle."""
+    """Return a recover hook in the form of a handler. The hook itself does not take the operation's handle."""
     return lambda op: hook() if hook is not None else None

@@ -39,7 +39,10 @@ class AsyncOperation(OperationHandle):
     __slots__ = ()
 
     async def capture(self, name: str, make: Callable[[], T]) -> T:
-        """Return a value that would differ between attempts. It is made once, stored, and then reused."""
+        """Return a value that would differ between attempts, such as a random id.
+
+        ``make`` is called once. Its result is stored and reused.
+        """
         async with self._one_at_a_time():
             return self._end_step(await self._drive(self._steps.capture(name, make)))  # type: ignore[no-any-return]
 
@@ -79,10 +82,10 @@ class AsyncOperation(OperationHandle):
         """Run one part of the work. Its result is stored when it returns, so that a re-run continues after it.
 
         :param function: an ``async def``, or a plain function that does not block.
-        :param args: for the function; a re-run with other arguments is refused.
+        :param args: arguments for the function. A re-run with other arguments raises StepMismatch.
         :param undo: called with the step's result if the operation fails later on.
-        :param connection: the connection or session, in a transaction, that the function writes its rows on. The step
-            is stored in that transaction: a commit keeps both, and a rollback undoes both.
+        :param connection: the connection or session on which the function writes its rows, in a transaction. The step
+            is stored in that transaction, so both are committed or rolled back together.
         """
         self._refuse_nesting(name)
         async with self._one_at_a_time():
@@ -91,7 +94,7 @@ class AsyncOperation(OperationHandle):
             return self._end_step(await self._drive(flow, unit))  # of type T
 
     async def compensate(self, error: BaseException) -> BaseException:
-        """The handler raised ``error``: undo its steps, the last one first. Returns the error to raise."""
+        """Undo the steps of a handler that raised ``error``, the last one first. Returns the error to raise."""
         from asyncio import CancelledError  # async only
 
         if self._journal is None:
@@ -152,7 +155,7 @@ class AsyncOperation(OperationHandle):
         return await sleep(request.seconds)  # sync: return time.sleep(request.seconds)
 
     def _one_at_a_time(self) -> Any:
-        """Return a lock. It is created at the first use. The function of a step holds it already."""
+        """Return the lock for steps, which is created at the first use. A step's own function already holds it."""
         from asyncio import Lock  # async only
 
         if self._stepping:

@@ -1,8 +1,8 @@
-"""What the sync and the async handle have in common: what an operation says about itself, and how it is found.
+"""The base of the sync and the async handle of a running operation, and the way a handler finds it.
 
 A handler gets its handle through a parameter annotated ``Operation`` (``AsyncOperation`` under AsyncSemel), as the
-argument of ``call=``, or from ``current_operation()`` anywhere below it: the context variable follows tasks, and
-threads that copy the context.
+argument of ``call=``, or from ``current_operation()`` in any code that it calls. The context variable is visible in
+tasks, and in threads that copy the context.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ INJECTED: Any = None
 
 
 class HeldLease(Protocol):
-    """What a handle needs to know of its attempt's lease."""
+    """The part of a lease that a handle uses."""
 
     token: int
     lost: bool
@@ -50,7 +50,7 @@ class HeldLease(Protocol):
 
 
 class OperationHandle:
-    """What ``Operation`` and ``AsyncOperation`` have in common."""
+    """The base of ``Operation`` and ``AsyncOperation``."""
 
     __slots__ = ("_call", "_execute", "_journal", "_lease", "_lock", "_store", "attempt", "connection")
 
@@ -63,7 +63,7 @@ class OperationHandle:
         store: Any = None,
     ) -> None:
         """
-        :param lease: None when the handler runs unprotected, or in a transaction.
+        :param lease: None if the handler runs unprotected or in a transaction.
         :param execute: executes an Op on the guard's store.
         :param store: the guard's store; None if the handler is bridged to a guard of the other kind.
         """
@@ -121,7 +121,7 @@ class OperationHandle:
         return self._journal is not None and self._journal.compensated
 
     def derive(self, step: str) -> str:
-        """Return the key to send on for this step: UUID-shaped, the same in every attempt, and unique to the step."""
+        """Return the key for a downstream call of this step. It looks like a UUID and is the same in every attempt."""
         return derive(self._call.id, step)
 
     @contextmanager
@@ -142,11 +142,11 @@ class OperationHandle:
             outgoing_scope.set(outer)
 
     def write(self, *writes: Mapping[str, Any]) -> None:
-        """Make these writes together with the completion, in one transaction: all of it happens, or nothing does.
+        """Make these writes together with the completion, in one transaction.
 
         For DynamoDB: each is an element of ``TransactItems`` as boto3 takes it, such as ``{"Put": {"TableName":
         "orders", "Item": {"id": {"S": "o-1"}}}}``. Nothing is sent before the handler has returned, and nothing at all
-        when it raises. If a condition of yours does not hold, the operation fails with ConditionFailed.
+        if it raises. If one of your conditions does not hold, the operation fails with ConditionFailed.
         """
         call = self._call
         if call.accept is None:
@@ -179,7 +179,7 @@ class OperationHandle:
         return self._journal
 
     def _unit(self, connection: object) -> Any:
-        """Return the step's connection as a unit of work; None without a lease, when there is no mark to write."""
+        """Return the step's connection as a unit of work, or None without a lease, because no mark is written then."""
         if connection is None or self._lease is None:
             return None
         if self._store is None:
@@ -226,7 +226,7 @@ def current_operation() -> OperationHandle | None:
 
 
 class ForkSafeLock:
-    """A lock for all operations, which is held only for a moment. A forked child gets a new one."""
+    """A lock that all operations share and hold only briefly. A forked child gets a new one."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -1,11 +1,10 @@
-"""Keys on the way out: the key that the running operation sends with a call or message, and how it follows threads.
+"""Outgoing keys: the key that the running operation sends with a call or a message, also from other threads.
 
 ``with op.propagate("charge"):`` opens a scope, and ``outgoing_headers()`` anywhere below it returns the header to send.
-A scope with a name has one key for all that is sent in it: a retry inside it is the same call. A scope without a name
-has one key per target: the same for a retry, another for another target, whatever the order of the calls. Two different
-calls to one target need names.
+A scope with a name has one key for everything that is sent in it, so a retry inside it is the same call. A scope
+without a name has one key per target, whatever the order of the calls. Two different calls to one target need names.
 
-This module knows no HTTP client and no broker; it returns plain dicts of texts.
+This module knows no HTTP client and no broker. It returns plain dicts of strings.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ HEADER: Final = "Idempotency-Key"
 METADATA: Final = "idempotency-key"
 """In lower case, as most clients write it: the headers of most brokers are case-sensitive."""
 _TO: Final = "~to:"
-"""Stands before a target, so that it is never the name of a step."""
+"""The prefix of targets, so that a target is never equal to the name of a step."""
 
 
 def derive_key(step: str) -> str | None:
-    """Return the key to send on for a step of the running operation, like ``op.derive(step)``; None outside of one."""
+    """Return the key for a step of the running operation, like ``op.derive(step)``, or None outside an operation."""
     op = running.get()
     return None if op is None else op.derive(check_name("a step", step))
 
@@ -60,7 +59,7 @@ def outgoing_key(target: str = "") -> str | None:
 
 
 def outgoing_headers(target: str = "", *, header: str = HEADER, quote: bool = False) -> dict[str, str]:
-    """Return the header to send with an HTTP request, ``{"Idempotency-Key": …}``, or nothing outside of a scope.
+    """Return the header to send with an HTTP request, ``{"Idempotency-Key": …}``, or an empty dict outside a scope.
 
     :param target: as for ``outgoing_key``.
     :param header: the name that the receiver knows, such as ``"PayPal-Request-Id"``.
@@ -77,7 +76,7 @@ def outgoing_metadata(target: str = "") -> dict[str, str]:
 
 
 def in_context(function: Callable[P, T]) -> Callable[P, T]:
-    """Wrap a function so that it runs in the context of this call: for threads and executors, which do not copy it.
+    """Wrap a function so that it runs in the current context. For threads and executors, which do not copy it.
 
     ``pool.submit(in_context(send), parcel)``. Tasks and ``asyncio.to_thread`` need no help: they copy the context.
     """

@@ -30,7 +30,10 @@ class Operation(OperationHandle):
     __slots__ = ()
 
     def capture(self, name: str, make: Callable[[], T]) -> T:
-        """Return a value that would differ between attempts. It is made once, stored, and then reused."""
+        """Return a value that would differ between attempts, such as a random id.
+
+        ``make`` is called once. Its result is stored and reused.
+        """
         with self._one_at_a_time():
             return self._end_step(self._drive(self._steps.capture(name, make)))  # type: ignore[no-any-return]
 
@@ -46,10 +49,10 @@ class Operation(OperationHandle):
         """Run one part of the work. Its result is stored when it returns, so that a re-run continues after it.
 
         :param function: called with ``args`` and ``kwargs``.
-        :param args: for the function; a re-run with other arguments is refused.
+        :param args: arguments for the function. A re-run with other arguments raises StepMismatch.
         :param undo: called with the step's result if the operation fails later on.
-        :param connection: the connection or session, in a transaction, that the function writes its rows on. The step
-            is stored in that transaction: a commit keeps both, and a rollback undoes both.
+        :param connection: the connection or session on which the function writes its rows, in a transaction. The step
+            is stored in that transaction, so both are committed or rolled back together.
         """
         self._refuse_nesting(name)
         with self._one_at_a_time():
@@ -58,7 +61,7 @@ class Operation(OperationHandle):
             return self._end_step(self._drive(flow, unit))  # type: ignore[no-any-return]
 
     def compensate(self, error: BaseException) -> BaseException:
-        """The handler raised ``error``: undo its steps, the last one first. Returns the error to raise."""
+        """Undo the steps of a handler that raised ``error``, the last one first. Returns the error to raise."""
 
         if self._journal is None:
             return error
@@ -108,7 +111,7 @@ class Operation(OperationHandle):
         return time.sleep(request.seconds)
 
     def _one_at_a_time(self) -> Any:
-        """Return a lock. It is created at the first use. The function of a step holds it already."""
+        """Return the lock for steps, which is created at the first use. A step's own function already holds it."""
 
         if self._stepping:
             return nullcontext()

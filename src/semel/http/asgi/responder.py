@@ -1,14 +1,15 @@
-"""One ASGI request under the contract.
+"""The responder: one ASGI request from its claim to its answer.
 
 The responder drives the flows of ``semel.http.contract.endpoint``: it reads the body, makes the claim, runs the
-application, holds its answer back until it is stored, and sends it or another one in its place. The claim is asked for
-by whoever knows the rule: the middleware at the edge, or a decorated endpoint.
+application, holds its answer back until it is stored, and then sends it or the one that replaces it. The claim is made
+by the part that knows the rule: the middleware at the edge, or a decorated endpoint.
 
-The answer is stored within the application's own ``send``. What an application does after its answer, such as a
-background task, may take long or end the process, so it must find the answer stored and sent.
+The answer is stored inside the application's own call of ``send``. Work that follows the answer, such as a background
+task, may take long or end the process, so the answer must be stored and sent before it.
 
-The WSGI responder is written apart, not generated: here the handler is a task that can be cancelled and can outlive its
-client, and the answer is a series of messages; there it is a call in a thread that returns an iterable.
+The WSGI responder is written separately, not generated. Here the handler is a task that can be cancelled and can
+outlive its client, and the answer is a series of messages. There the handler is a call in a thread that returns an
+iterable.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ T = TypeVar("T")
 
 
 class ASGIResponder:
-    """One request: its body on the way in, its answer on the way out, and the attempt between."""
+    """Handles one request: reads its body, runs the application under an attempt, and sends the answer."""
 
     def __init__(self, middleware: ASGIMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
         self.loop = asyncio.get_running_loop()
@@ -64,10 +65,10 @@ class ASGIResponder:
         self._body: BodyReader | None = None
         """None for a request without a key, which goes straight to the application."""
         self._over: asyncio.Future[None] | None = None
-        """What our caller waits for while the application's task runs."""
+        """The future that ``respond`` waits for while the application's task runs."""
         self._start: Message | None = None
         self._begun = False
-        """Whether an answer that is not captured, or not held back, has gone out."""
+        """Whether a part of an answer has been sent that is not captured or not held back."""
         self._answered = False
         """Whether ``life.answer`` has been sent."""
         self._client_left = False
@@ -76,7 +77,7 @@ class ASGIResponder:
     # -- running the application
 
     async def respond(self, rule: Rule | None) -> None:
-        """Run the application; ``rule`` is the one to claim here, at the edge."""
+        """Run the application. ``rule`` is the rule to claim here, at the edge, if there is one."""
         if not has_key(self._scope):
             await self._respond_unkeyed(rule)
             return
@@ -95,8 +96,8 @@ class ASGIResponder:
             if not claimed:
                 await self._send_answer()
                 return
-        # A task of its own: when the client hangs up and the server cancels us, the handler still finishes, and its
-        # answer is stored for the retry. A bare future is half the price of asyncio.shield().
+        # Run it in a task of its own: if the client disconnects and the server cancels us, the handler still finishes,
+        # and its answer is stored for the retry. A bare future is cheaper than asyncio.shield().
         task = start_task(self._run(rule, self._body), self.loop)
         if task.done():  # it never waited
             task.result()
@@ -128,7 +129,7 @@ class ASGIResponder:
                 unbind_preconditions(bound)
 
     async def _run(self, rule: Rule | None, body: BodyReader) -> None:
-        """The application, in a task of its own; again if a transaction conflicted."""
+        """Run the application, in a task of its own, and again if a transaction conflicted."""
         life = self.life
         try:
             while True:
@@ -161,7 +162,7 @@ class ASGIResponder:
                 self._over.cancel()
             raise
         except BaseException as error:
-            if self._over is None or self._over.done():  # nobody waits yet, or any more
+            if self._over is None or self._over.done():  # nobody is waiting
                 raise
             self._over.set_exception(error)
         else:
@@ -177,7 +178,7 @@ class ASGIResponder:
         return await self._drive(self.life.application_raised(error, superseded=superseded, sent=True))
 
     async def _start_over(self, rule: Rule | None, body: BodyReader) -> bool:
-        """Make the request what it was. Returns whether the application is to be run."""
+        """Restore the original request. Returns whether the application is to be run again."""
         rerun = self.life.rerun
         assert rerun is not None
         assert rerun.pause is not None
@@ -215,7 +216,7 @@ class ASGIResponder:
                 operation.leave()
             return result
         except (Exception, asyncio.CancelledError) as error:
-            # A cancellation is handled here, where it arrives: a framework's task group would make another error of it.
+            # Handle a cancellation here: a framework's task group would turn it into another error.
             superseded = isinstance(error, asyncio.CancelledError)
             if superseded and not self._superseded(task):
                 raise
@@ -238,14 +239,14 @@ class ASGIResponder:
             return False
         if task is not None:
             if task.cancelling() > 1:
-                return False  # someone else wants it stopped as well
+                return False  # someone else has cancelled it too
             task.uncancel()
         return True
 
     # -- driving flows
 
     async def perform(self, request: Request) -> Any:
-        """Do what a flow that is driven elsewhere asks for, as a handler in a thread does."""
+        """Carry out one request of a flow that is driven elsewhere, such as in the thread of a handler."""
 
         def flow() -> EndpointFlow[Any]:
             return (yield request)
@@ -253,7 +254,7 @@ class ASGIResponder:
         return await self._drive(flow())
 
     async def _drive(self, flow: EndpointFlow[T]) -> T:
-        """Do what the flow asks for and send it the result, until the flow returns."""
+        """Carry out the requests of a flow and send it the results, until it returns."""
         try:
             request = next(flow)
             result: Any
@@ -308,7 +309,7 @@ class ASGIResponder:
     # -- the answer
 
     async def send(self, message: Message) -> None:
-        """The ``send`` that the application is called with."""
+        """Take a message of the application's answer. This is the ``send`` that the application is called with."""
         life, kind = self.life, message["type"]
         if life.runs_again or self._client_left:
             return
@@ -349,7 +350,7 @@ class ASGIResponder:
             await self._pass_on(message)
 
     async def _finish(self, capture: Capture, last: Message, begun: bool = False) -> None:
-        """The answer is whole: store it, and only then send it, or the end of it."""
+        """Store the complete answer, and then send it, or its last part if the rest was sent before."""
         life = self.life
         await self._drive(life.answered())
         if life.runs_again:
@@ -365,14 +366,14 @@ class ASGIResponder:
             await self._send_answer()
 
     def _first_start(self, capture: Capture) -> Message:
-        """The message that a first answer begins with."""
+        """Return the first message of a first answer."""
         assert self._start is not None
         exchange = self.life.exchange
         headers = exchange.expose(exchange.with_key(capture.headers), self.life.rule)
         return {**self._start, "headers": headers}
 
     async def _pass_on(self, message: Message) -> None:
-        """Send a part of an answer. A server may raise that the client has gone; that must not stop the handler."""
+        """Send a part of an answer. If the server raises because the client is gone, the handler continues."""
         try:
             await self._send(message)
         except OSError:
@@ -380,7 +381,7 @@ class ASGIResponder:
                 raise
 
     async def _send_answer(self, carrier: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """Send ``life.answer``. The ``carrier`` holds the header lines of the answer whose place it takes."""
+        """Send ``life.answer``. ``carrier`` holds the header lines of the answer that it replaces."""
         answer, rule = self.life.answer, self.life.rule
         if answer is None or self._answered:
             return

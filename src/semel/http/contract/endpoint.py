@@ -1,4 +1,4 @@
-"""How a protected request is claimed and how it ends, written once for every framework.
+"""The life of a protected request, from the claim to the answer, written once for every framework.
 
 ``Lifecycle`` holds what is known about one request. Its methods ``claim``, ``handler_raised``, ``application_raised``
 and ``answered`` are flows: generators that yield requests and are sent the results, as in ``semel.core.flows``. They do
@@ -87,7 +87,7 @@ class ReadBody:
 
 
 class FindTenant:
-    """Ask ``tenant=`` whose request this is."""
+    """Call ``tenant=`` to find the tenant of the request."""
 
 
 READ_BODY: Final = ReadBody()
@@ -104,7 +104,7 @@ class Begin:
 
 @value
 class OpenTransaction:
-    """Open the connection of a ``connection=`` route and lock the key in it. Answered like ``Begin``."""
+    """Open the connection of a ``connection=`` route and lock the key in it. The answer is that of ``Begin``."""
 
     call: Call
     connect: Callable[[], Any]
@@ -112,7 +112,7 @@ class OpenTransaction:
 
 @value
 class Compensate:
-    """Undo the handler's steps, where the handler ran. The answer is the error to report."""
+    """Undo the handler's steps, in the thread or task of the handler. The answer is the error to report."""
 
     error: BaseException
 
@@ -136,16 +136,16 @@ class Framework(NamedTuple):
     Again the middleware sends the real answer.
     """
     run_again: Callable[[], BaseException]
-    """Make the exception that leaves an endpoint that is about to be run again."""
+    """Make the exception that an endpoint raises when it is about to be run again."""
 
 
 class Ending(Enum):
-    """What the responder does about an error that left the application."""
+    """What the responder does with an error that the application raised."""
 
     RAISE = auto()
-    """Raise it: the server answers."""
+    """Raise it, so that the server answers."""
     ANSWER = auto()
-    """Send ``Lifecycle.answer`` in its place."""
+    """Send ``Lifecycle.answer`` instead."""
     ANSWER_AND_RAISE = auto()
     """Send ``Lifecycle.answer``, then raise the error, for the server's log."""
     RUN_AGAIN = auto()
@@ -153,7 +153,7 @@ class Ending(Enum):
 
 
 _ABANDONED: Final = (Exception, BaseExceptionGroup, RunAgain)
-"""Errors of an application that is about to be run again. Task groups wrap what passes through them."""
+"""Errors that are expected of an application that is about to be run again. Task groups may wrap them."""
 
 
 class Lifecycle(Generic[A]):
@@ -183,7 +183,7 @@ class Lifecycle(Generic[A]):
         self.answer: StoredResponse | None = None
         """The answer to send in place of the application's."""
         self.rerun: Rerun | None = None
-        """The request as it came; None if it cannot be run again."""
+        """The original request; None if it cannot be run again."""
         self.runs_again = False
         """Whether the application is about to be run again, so that what it answers now is dropped."""
 
@@ -227,7 +227,7 @@ class Lifecycle(Generic[A]):
             else:
                 begun = yield from self._open_transaction(call, rule.connection)
         except ConfigurationError:
-            raise  # a mistake of the service: it belongs into its logs, and is no answer to a client
+            raise  # a mistake of the service: it belongs in the logs, not in an answer to a client
         except SemelError as error:
             self.answer = exchange.refusal(error, rule)
             return False
@@ -242,7 +242,7 @@ class Lifecycle(Generic[A]):
         return True
 
     def _open_transaction(self, call: Call, connect: Callable[[], Any]) -> EndpointFlow[Any]:
-        """A conflict here comes before the handler has run, so only this is tried again."""
+        """Open the transaction, and retry it after a conflict. The handler has not run yet, so it is not repeated."""
         if self.rerun is not None:
             self.rerun.body = self.exchange.body
         while True:
@@ -257,7 +257,7 @@ class Lifecycle(Generic[A]):
     # -- how it ends
 
     def answered(self) -> EndpointFlow[None]:
-        """The application's answer is whole. If ``answer`` is set afterwards, it is to be sent instead."""
+        """Store the application's complete answer. If ``answer`` is set afterwards, send that one instead."""
         rule, capture = self.rule, self.capture
         assert rule is not None
         assert capture is not None
@@ -269,7 +269,9 @@ class Lifecycle(Generic[A]):
     def handler_raised(
         self, error: BaseException, framework: Framework, *, superseded: bool = False
     ) -> EndpointFlow[BaseException | None]:
-        """A decorated handler raised. Returns what its endpoint is to raise; None if it is to return ``blank()``.
+        """End the attempt of a decorated handler that raised.
+
+        Returns the error that its endpoint must raise, or None if the endpoint must return ``blank()``.
 
         :param superseded: the handler was cancelled because its lease was lost.
         """
@@ -283,9 +285,9 @@ class Lifecycle(Generic[A]):
     def application_raised(
         self, error: BaseException, *, superseded: bool = False, sent: bool = False
     ) -> EndpointFlow[Ending]:
-        """An error left the application.
+        """End the attempt of an application that raised. Returns what the responder must do.
 
-        :param superseded: the lease is lost, and the error is a consequence of that, as far as one can tell.
+        :param superseded: the lease is lost, and the error is probably a consequence of that.
         :param sent: a part of an answer that was not captured has been sent.
         """
         if self.runs_again:
@@ -337,9 +339,9 @@ class Lifecycle(Generic[A]):
         return error
 
     def _end(self, how: Returned | Declined | Stopped | Raised, *, refuse: bool = True) -> EndpointFlow[None]:
-        """End the attempt. The answer is another one if somebody else took over, or nothing could be stored.
+        """End the attempt. Sets ``answer`` if another owner took over, or if the outcome could not be stored.
 
-        :param refuse: answer with an error of the store; if not, it is raised.
+        :param refuse: turn an error of the store into the answer; otherwise raise it.
         """
         attempt, rule, capture = self.attempt, self.rule, self.capture
         assert attempt is not None
@@ -364,7 +366,7 @@ class Lifecycle(Generic[A]):
     # -- running again
 
     def start_over(self) -> bytes:
-        """Restore the request as it came, for the next run of the application. Returns its body."""
+        """Restore the original request for the next run of the application. Returns its body."""
         assert self.rerun is not None
         body = self.rerun.restore(self._environment)
         self.exchange.body = self.rerun.body

@@ -1,4 +1,4 @@
-"""One request and its answers under the contract, for ASGI and WSGI alike.
+"""One HTTP request and its possible answers, for ASGI and WSGI.
 
 ``Exchange`` reads the key, computes the fingerprint while the body arrives, and builds the answers: replays, refusals,
 and the header lines of first answers. It makes no claim and knows neither sockets nor event loops.
@@ -55,7 +55,7 @@ _READ: Final = _PRECONDITIONS | {KEY, b"content-length", b"origin"}
 """Header lines of a request that are read for every rule."""
 _EXPOSED: Final = ("Idempotency-Key", "Retry-After", "Link")
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"content-type", b"trailer", KEY})
-"""Header lines that belong to one body. They are dropped from an answer whose place another one takes."""
+"""Header lines that describe one body. They are dropped from an answer that is replaced by another."""
 _LONGEST_PATH: Final = 200
 _log = logging.getLogger("semel.http")
 _name = itemgetter(0)
@@ -109,7 +109,7 @@ RESPONSES: Final = ResponseSerializer()
 
 
 class Exchange:
-    """What is known about a request, and the answers to it."""
+    """A request, and the answers to it."""
 
     __slots__ = (
         "_body_size", "_counted", "_echoed", "_hash", "_keys", "_lines", "_query", "_scripted", "_verbatim",
@@ -142,7 +142,7 @@ class Exchange:
         self.announced_length = 0
         """The Content-Length, or 0 if there is none."""
         self._scripted = False
-        """Whether a browser's script sent the request."""
+        """Whether a script in a browser sent the request."""
         self._keys: list[bytes] = []
         self._counted: list[tuple[bytes, bytes]] = []
         """Header lines that are part of every fingerprint."""
@@ -202,7 +202,7 @@ class Exchange:
         return f"{self.method} {path}"
 
     def fingerprint(self, rule: Idempotent) -> bytes:
-        """Return the hash by which a retry is told from another request. Call it once the body has arrived."""
+        """Return the hash that distinguishes a retry from another request. Call it once the body has arrived."""
         lines = self._counted
         if rule.fingerprint_headers:
             wanted = _PRECONDITIONS.union(name.lower().encode() for name in rule.fingerprint_headers)
@@ -289,7 +289,7 @@ class Exchange:
     def with_carrier(
         self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Idempotent | None = None
     ) -> list[tuple[bytes, bytes]]:
-        """Return the header lines of an answer, with those of the answer whose place it takes, such as CORS's.
+        """Return the header lines of an answer, plus those of the answer that it replaces, such as CORS headers.
 
         Lines that describe the other answer's body are left out.
         """
@@ -301,9 +301,9 @@ class Exchange:
         return answer + [line for line in lines if line[0] not in left_out and line[0] not in present]
 
     def expose(self, headers: list[tuple[bytes, bytes]], rule: Idempotent | None = None) -> list[tuple[bytes, bytes]]:
-        """Return the header lines; if a browser's script may read the answer (CORS), let it read ours too.
+        """Return the header lines. If a script in a browser may read the answer (CORS), let it read our headers too.
 
-        The header that allows it is often added by a middleware outside of us, so an Origin in the request is enough.
+        The CORS header is often added later, by an outer middleware, so an Origin in the request is enough.
         """
         if not self._scripted:
             for line in headers:
@@ -324,7 +324,7 @@ class Exchange:
         return [*rest, (name, ", ".join([*named, *missing]).encode("latin-1"))]
 
     def _echo(self) -> list[tuple[bytes, bytes]]:
-        """The header line that repeats the key, if there is one."""
+        """Return the header line that repeats the key, or nothing without a key."""
         if self._echoed is None:
             self._echoed = [] if self.key is None else [(KEY, self._quoted(self.key).encode())]
         return self._echoed
@@ -377,7 +377,7 @@ class RequestHash:
 
 @lru_cache(maxsize=16)
 def _new_hashes(secret: bytes | None) -> tuple[blake2b, blake2b]:
-    """Empty hashes for a request and for its body, to be copied, which is cheaper than making them."""
+    """Return empty hashes for a request and its body. They are copied, which is cheaper than creating new ones."""
     key = hash_key(secret)
     return (
         blake2b(digest_size=DIGEST_SIZE, key=key, person=b"semel.request.2"),

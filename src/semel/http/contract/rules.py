@@ -1,10 +1,11 @@
 """The rules that a route can be declared with, and the decorators that declare them.
 
-``idempotent()`` needs a key and happens once for it. ``conditional()`` changes only the version that the caller has
-read. ``natural()`` has the same effect however often it is repeated. ``exempt("why")`` is left unprotected on purpose.
+An ``idempotent()`` route needs a key and runs once per key. A ``conditional()`` one changes only the version that the
+caller has read. A ``natural()`` one has the same effect however often it is called. An ``exempt("why")`` one is
+unprotected on purpose.
 
-Each returns a rule. A rule stands in the ``routes=`` of a middleware, and decorates an endpoint when it comes from the
-module of a framework, such as ``semel.http.fastapi``. This module knows no framework: see ``Decorators``.
+Each function returns a rule. A rule goes into the ``routes=`` of a middleware. A rule from the module of a framework,
+such as ``semel.http.fastapi``, also decorates endpoints. This module knows no framework: see ``Decorators``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ REPLAY_HEADERS: Final = frozenset(
         "link",
     }
 )
-"""Headers that belong to the answer; all others belong to the exchange that carried it."""
+"""Headers that are part of the answer. All others belong to the single HTTP exchange, and are not replayed."""
 
 _NEVER: Final = frozenset({"set-cookie", "www-authenticate", "date"})
 MAX_STORED_BODY: Final = 1024 * 1024
@@ -106,10 +107,10 @@ def _no_framework(endpoint: Any, rule: Any) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class _Declaration:
-    """What all rules share: called with an endpoint, a rule is a decorator."""
+    """The base of all rules. A rule is a decorator: it is called with an endpoint."""
 
     kind: ClassVar[str]
-    """The name of the class of routes in documents."""
+    """The name of this kind of route in reports."""
     decorator: ClassVar[str]
     """The name of the function that declares it."""
 
@@ -123,7 +124,7 @@ class _Declaration:
 
 @dataclass(frozen=True, kw_only=True)
 class Idempotent(_Declaration):
-    """A route that needs a key and happens once for it."""
+    """A route that needs a key and runs once per key."""
 
     kind: ClassVar[str] = "action"
     decorator: ClassVar[str] = "idempotent"
@@ -139,16 +140,16 @@ class Idempotent(_Declaration):
     reused_status: Literal[422, 409, 400] = 422
     """The status of "same key, different payload"."""
     scope: Literal["operation", "tenant"] = "operation"
-    """``"tenant"``: a key is good for one request in the whole service, whatever its path."""
+    """``"tenant"``: a key belongs to one request in the whole service, whatever its path."""
     external_effects: bool = False
-    """The handler changes things outside the database. A 5xx answer is stored then, and the handler not run again."""
+    """Whether the handler changes things outside the database. If so, a 5xx answer is stored and replayed."""
     released: frozenset[int] = RELEASED
     replay_headers: frozenset[str] = REPLAY_HEADERS
     """Names of the headers that are stored with an answer and replayed; their case does not matter."""
     replay_marker: str = "idempotent-replayed"
     """The name of the header that marks a replay."""
     fingerprint_headers: tuple[str, ...] = ()
-    """Headers that make it a different request, besides Content-Type and the preconditions."""
+    """Headers that are part of the fingerprint, besides Content-Type and the preconditions."""
     canonical_json: bool = False
     """Compare JSON bodies by their content (RFC 8785), not by their bytes."""
     include: tuple[str, ...] = ()
@@ -165,7 +166,7 @@ class Idempotent(_Declaration):
     """Opens the connection or session (a context manager) that the handler writes its rows to. They are committed
     together with the answer, before it is sent. See ``semel.http.in_transaction``."""
     connection_parameter: str | None = None
-    """The handler's parameter for this connection, which is ``op.connection`` too."""
+    """The handler's parameter for this connection, which is also available as ``op.connection``."""
 
     def __post_init__(self) -> None:
         if self.reused_status not in (422, 409, 400):
@@ -202,12 +203,12 @@ class Idempotent(_Declaration):
 
     @cached_property
     def replay_header_names(self) -> frozenset[bytes]:
-        """``replay_headers`` as they stand on the wire: encoded once, not per request."""
+        """``replay_headers`` as bytes, encoded once and not per request."""
         return frozenset(name.encode("latin-1") for name in self.replay_headers)
 
     @cached_property
     def replay_marker_name(self) -> bytes:
-        """``replay_marker`` as it stands on the wire."""
+        """``replay_marker`` as bytes."""
         return self.replay_marker.encode("latin-1")
 
     @cached_property
@@ -300,22 +301,22 @@ class Exempt(_Declaration):
 
 
 Rule: TypeAlias = Idempotent | Natural | Exempt
-"""What a route can be declared to be."""
+"""Any rule that a route can be declared with."""
 
 
 class Decorators:
     """``idempotent``, ``conditional``, ``natural`` and ``exempt`` of one framework.
 
-    The settings are typed here, once; the module of a framework binds these methods as its functions.
+    The settings are typed once, here. The module of each framework exports these methods as functions.
     """
 
     def __init__(self, protect: Protect) -> None:
         self._protect = protect
 
     def idempotent(self, base: Idempotent | None = None, /, **settings: Unpack[IdempotentSettings]) -> Idempotent:
-        """Declare an endpoint that needs a key and happens once for it.
+        """Declare an endpoint that needs a key and runs once per key.
 
-        Decorates an endpoint, below the decorator of its route, or stands in ``routes=``. GET, HEAD and OPTIONS of the
+        Use it in ``routes=``, or to decorate an endpoint, below its route's decorator. GET, HEAD and OPTIONS of the
         same endpoint are not affected. A parameter annotated ``Operation`` (``AsyncOperation`` in an ``async def``)
         receives the handle of the operation, or None when no key was sent to a route where it is optional.
 
@@ -363,7 +364,7 @@ R = TypeVar("R", Idempotent, Conditional, Natural)
 
 
 def _base(cls: type[R], base: object, protect: Protect) -> R:
-    """The rule to start from; PolicyError if it is of another class, or the endpoint itself."""
+    """Return the rule to start from. Raises PolicyError if it is of another class, or is the endpoint itself."""
     if base is None:
         return cls(protect=protect)
     if isinstance(base, cls):

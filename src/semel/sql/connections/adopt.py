@@ -1,4 +1,4 @@
-"""Adopt a connection that belongs to the caller: it runs our programs inside the transaction that it has.
+"""Adopt a connection of the caller, to run our programs inside its transaction.
 
 ``adopt(raw)`` recognises a connection by its class and imports only the module for that kind, so it loads no package
 that the caller has not loaded. The wrapper changes nothing about the connection: no setting, no row factory, no session
@@ -28,7 +28,7 @@ Dialect: TypeAlias = Literal["sqlite", "postgresql", "mysql"]
 
 
 class DatabaseAddress(NamedTuple):
-    """Which database a connection is connected to, as its driver knows it."""
+    """The database that a connection is connected to, as its driver reports it."""
 
     user: Any
     host: Any
@@ -46,16 +46,17 @@ class LentConnection(Protocol):
     """How the caller opens a transaction on this kind of connection, for error messages."""
 
     def address(self) -> DatabaseAddress | None:
-        """The database it is connected to, without asking the server: a failed transaction answers no question.
-        None for SQLite, and where the driver does not tell.
+        """Return the database that it is connected to, or None for SQLite and if the driver does not know.
+
+        Sends no query, because none works in a failed transaction.
         """
         ...
 
     def execute(self, statement: Statement) -> Rows: ...
 
     def finish(self) -> None:
-        """Send what the caller's layer still holds back, such as new rows of a session. Its errors are the caller's
-        own and are raised as they are.
+        """Send what the caller's session still holds back, such as new rows. Its errors are the caller's own, and are
+        raised unchanged.
         """
         ...
 
@@ -131,7 +132,7 @@ _WRAPPERS: Final = {
 """The module and wrapper for each kind of connection, by the name of its class or of a base class."""
 
 _found: Final[dict[type, Any]] = {}
-"""The wrapper for each class that was adopted. A program has as many as it has kinds of connections."""
+"""The wrapper for each class that was adopted. It stays small: a program has few kinds of connections."""
 
 
 def adopt(raw: object) -> Any:
@@ -156,9 +157,9 @@ def _find(raw: object) -> Any:
 
 
 def database_url(connection: LentConnection | AsyncLentConnection) -> str:
-    """The database as a URL without the password, such as ``postgresql://app@localhost:5432/shop``.
+    """Return the database as a URL without the password, such as ``postgresql://app@localhost:5432/shop``.
 
-    Empty for SQLite, and where the driver does not tell.
+    Empty for SQLite, and if the driver does not know the database.
     """
     if connection.dialect == "sqlite":
         return ""
@@ -183,10 +184,10 @@ _FILES: Final = Query("files", "PRAGMA database_list", False)
 
 
 def not_migrated(connection: LentConnection | AsyncLentConnection, error: NotMigrated) -> Program[NotMigrated]:
-    """The error, completed by the database that the connection looks at. It may not be the one that was migrated."""
+    """Return the error with the URL of the connection's database, which may not be the one that was migrated."""
     what = str(error).partition(": run ")[0]
     url = database_url(connection)
-    if connection.dialect == "sqlite":  # a library, so it can be asked even in a failed transaction
+    if connection.dialect == "sqlite":  # a query works here even in a failed transaction
         rows = yield _FILES()
         file = next((row[2] for row in rows if row[1] == "main"), "")
         if not file:

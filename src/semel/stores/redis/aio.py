@@ -1,4 +1,4 @@
-"""The Redis store for one event loop: all its tasks share one connection to each server.
+"""The Redis store for one event loop. All tasks share one connection to each server.
 
 ``sync.py`` is the store for threads, and says why both are written by hand.
 """
@@ -155,9 +155,9 @@ class AsyncRedisStore:
 
     async def wait(self, id: bytes, seconds: float) -> None:
         if not await self._listener.listen(min(seconds, LISTEN_AGAIN)):
-            return  # not connected: that took some time, and the caller looks for itself
+            return  # not connected: return, and let the caller poll
         key = self._programs.key(id)
-        gate = self._listener.enter(key)  # before we ask to be notified, so that no message is missed in between
+        gate = self._listener.enter(key)  # before the request to be notified, so that no message is missed
         try:
             lease_left = await self.execute(WatchAttempt(id))
             if lease_left is not None:
@@ -207,8 +207,8 @@ class AsyncRedisStore:
 class AsyncRedisListener:
     """A task that subscribes to the store's channel and wakes callers whose attempt has ended.
 
-    It has one connection: in a cluster every node receives what any other publishes. The twin for threads,
-    ``RedisListener``, is a thread.
+    One connection is enough: in a cluster every node receives what any other publishes. ``RedisListener`` does the same
+    in a thread.
     """
 
     def __init__(self, settings: RedisSettings, channel: bytes, servers: AsyncServers) -> None:
@@ -220,7 +220,7 @@ class AsyncRedisListener:
         self._task: asyncio.Task[None] | None = None
 
     async def listen(self, seconds: float) -> bool:
-        """Start if need be. Returns whether the channel is subscribed to within so many seconds."""
+        """Start the task if necessary. Returns whether the subscription was made within ``seconds``."""
         if self._task is None or self._task.done():
             self._subscribed = asyncio.Event()
             self._task = asyncio.get_running_loop().create_task(self._run(), name="semel-listener")
@@ -264,7 +264,7 @@ class AsyncRedisListener:
                 await connection.ended.wait()
             except asyncio.CancelledError:
                 raise
-            except Exception:  # whatever broke: connect again; meanwhile waiters look for themselves
+            except Exception:  # whatever failed: connect again; the waiters poll until then
                 pass
             finally:
                 self._subscribed.clear()

@@ -1,11 +1,11 @@
-"""Each Op as a generator that yields commands and is sent the replies: written once for the sync and the async store.
+"""The programs of the Ops: generators that yield commands and receive replies, for the sync and the async store.
 
 A first claim is one plain command, and so is a claim that finds a result. Everything else is one call of a script.
-Nothing here does I/O. Of the error replies only NoMemory is thrown into a program, and only the reply to a
-``DurableCommand`` may be an error as a value; the stores handle all others.
+Nothing here does I/O. The stores handle error replies, with two exceptions: NoMemory is thrown into the program, and
+the reply to a ``DurableCommand`` may be an error.
 
-A store that waits for replicas or the disk returns no result that they do not have. So an owner notes in its record
-that the result is confirmed. A replay that finds no such note asks for it: it touches the record, and waits.
+A store that waits for replicas or the disk returns only results that they have. So an owner notes in its record that
+the result is confirmed. A replay that finds no such note writes to the record, and waits for the confirmation.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SweepProgram: TypeAlias = Generator[tuple[Address, list[RedisCommand]], list[Any
 
 SCAN_COUNT: Final = 50
 MAX_SCANS: Final = 400
-"""Calls of SCAN in one sweep of one server: about 20,000 keys, whoever they belong to."""
+"""The most calls of SCAN in one sweep of one server. They cover about 20,000 keys, including those of others."""
 
 
 @value
@@ -97,7 +97,7 @@ class RedisPrograms:
         return self.prefix + id.hex().encode()
 
     def start(self, op: Op[Any], key: bytes, clock: ServerClock) -> OpProgram:
-        """Return the program of an Op on one record. ``clock`` is that of the server that has the key."""
+        """Return the program of an Op on one record. ``clock`` is the clock of the server that holds the key."""
         return self._start[type(op)](op, key, clock)
 
     def _claim(self, op: Claim, key: bytes, clock: ServerClock) -> OpProgram:
@@ -176,7 +176,7 @@ class RedisPrograms:
         return None if left < 0 else left / 1000
 
     def _confirmed_record(self, id: bytes, key: bytes, reply: Any, clock: ServerClock) -> OpProgram:
-        """Return the record that a script has read; a result must be confirmed first."""
+        """Return the record that a script has read, once its result is confirmed."""
         value, left, lease_left = reply
         if self.durable and not is_confirmed(value, self._by):
             yield from self._confirm_result(key, value)
@@ -230,8 +230,8 @@ class RedisPrograms:
         """Mark abandoned records as unknown, on one server after the other; yields commands with their server.
 
         Records that are done, or may be run again, expire by themselves, so ``Swept.removed`` is always 0. A record
-        that was abandoned past its time and must not be run again stays, and a sweep writes down that it is unknown.
-        Claims and look-ups judge such a record the same, swept or not.
+        that was abandoned past its ttl and must not be run again stays, and a sweep marks it as unknown. Claims and
+        lookups treat such a record the same way before and after the sweep.
 
         To find them, the keys are walked with SCAN: a bounded part in each sweep, and ``cursors`` holds where the next
         one continues. The pages are small, because calls share the connection and must not wait long for a page. Only

@@ -1,20 +1,20 @@
-"""What the cache may answer, and what is written to it: decided in one place, for threads and event loops alike.
+"""The rules of a tiered store: what the cache may answer, and what is written to it. For sync and async stores.
 
-The primary store decides. The cache may give two answers; everything else is asked of the primary.
+The primary store decides. The cache may give two answers; everything else goes to the primary.
 
 *The operation is done, and this is its result.* A copy is only made of a record that the primary has shown, or
 confirmed, to be DONE. In the table of states (``core/states.py``) only EXPIRE leads out of DONE: nobody can release,
-resolve or overwrite a finished record, not even by force. So a copy never has to be taken back, and one that cannot be
-reached any more does no harm. It only has to end before its record does (``copies.py``).
+resolve or overwrite a finished record, not even by force. So a copy never has to be deleted, and one that cannot be
+reached any more does no harm. It only has to expire before its record does (``copies.py``).
 
 *The operation was claimed a moment ago and is still running.* This can become untrue, so such a mark lives only for
-seconds: at most ``in_progress_ttl``, and always shorter than the lease, so that whoever may take over an abandoned
-attempt finds no mark in the way. It is only made for attempts that take longer than ``mark_after``. It is removed
-before the owner learns that its attempt is over, and when a person resolves or releases the operation. If it cannot be
-removed because the cache is down, or if a person overrules an attempt of another process just before it is marked, a
-duplicate may be told for ``in_progress_ttl`` to come back later; the running attempt is not affected. A mark answers a
-claim once: if the same call asks again, because its policy waits, it asks the primary. And a mark never answers the
-claim that it stands for, which is sent again if its answer was lost.
+seconds: at most ``in_progress_ttl``, and always shorter than the lease, so that no mark hides an abandoned attempt from
+a caller that may take it over. It is only made for attempts that take longer than ``mark_after``. It is removed before
+the owner learns that its attempt has ended, and when a person resolves or releases the operation. There are two ways in
+which a mark can outlive its attempt: the cache is down when the mark should be removed, or a person overrules an
+attempt of another process just before it is marked. Then a duplicate may get InProgress for up to ``in_progress_ttl``;
+the running attempt is not affected. A mark answers a call only once: if the call waits and claims again, the claim goes
+to the primary. And a mark never answers the claim that it was made for, which is sent again if its answer was lost.
 
 Nothing here does I/O.
 """
@@ -41,9 +41,9 @@ IN_PROGRESS_TTL: Final = "5s"
 MARK_AFTER: Final = "50ms"
 MAX_COPY_BYTES: Final = 256 * 1024
 MAX_ATTEMPTS: Final = 10_000
-"""Attempts under way that are tracked. Beyond that, the oldest ones get no mark and no copy until somebody asks."""
+"""The most running attempts that are tracked. Beyond that, the oldest get no mark, and no copy until the next claim."""
 MAX_NONCES: Final = 4096
-"""Claims that are remembered because a mark has answered them, and they may come again."""
+"""The most claims that are remembered because a mark has answered them and they may be sent again."""
 SHARE_OF_LEASE: Final = 0.8
 """A mark ends when this share of the lease is over."""
 
@@ -58,7 +58,7 @@ _URL_EXAMPLES: Final = {
 
 
 class TrackedAttempt:
-    """An attempt that was claimed through this store, with what its copy will need."""
+    """An attempt that was claimed through this store, with the data for its copy."""
 
     __slots__ = ("_lock", "at", "claim", "ends", "marked", "token")
 
@@ -68,22 +68,22 @@ class TrackedAttempt:
         self.at = at
         self.marked = False
         self.ends = 0
-        """How often its owner has said that it is over."""
+        """How often its owner has reported its end."""
         self._lock = lock
 
     def mark(self) -> bool:
-        """Whether the mark may be written; called immediately before."""
+        """Return whether the mark may be written. Called immediately before the write."""
         with self._lock:
             self.marked = self.marked or not self.ends
             return not self.ends
 
     def end(self) -> None:
-        """The owner says that it is over. No mark is written from now on; ``marked`` says whether one was."""
+        """The owner reports the end. No mark is written from now on; ``marked`` says whether one was."""
         with self._lock:
             self.ends += 1
 
     def stop_tracking(self) -> None:
-        """No mark is written from now on, although the owner has not said that it is over."""
+        """Write no mark from now on, although the owner has not reported the end."""
         with self._lock:
             self.ends = max(1, self.ends)
 
@@ -104,7 +104,7 @@ class TierRules:
         self.reset()
 
     def reset(self) -> None:
-        """Start empty: in a forked child the attempts are the parent's."""
+        """Forget all attempts: in a forked child they belong to the parent."""
         self._lock = threading.Lock()
         self._attempts: dict[bytes, TrackedAttempt] = {}
         self._nonces: dict[int, None] = {}
@@ -149,7 +149,7 @@ class TierRules:
     ) -> tuple[list[Write], bool]:
         """Return what to write now that the primary has answered, and whether the caller waits until it is written.
 
-        :param at: when the primary was asked.
+        :param at: when the Op was sent to the primary.
         :param attempt: what ``before`` returned.
         """
         if isinstance(op, Claim):
@@ -184,11 +184,11 @@ class TierRules:
         self, op: Complete | Release, answer: Any, at: float, now: float, attempt: TrackedAttempt | None
     ) -> tuple[list[Write], bool]:
         if attempt is None:
-            # Claimed elsewhere, or taken over: whoever claimed it may have marked it.
+            # It was claimed by another process, or taken over, so another process may have marked it.
             return ([_delete(op.id, now)], True) if answer is True else ([], False)
         self._forget(attempt)
-        # Only True means done; NotWritten means that it is not. And if several completions were under way at once,
-        # nobody knows which of them the primary has stored.
+        # Only True means done; NotWritten does not. And if several completions were sent at once, it is unknown which
+        # of them the primary has stored.
         if answer is True and isinstance(op, Complete) and attempt.ends == 1:
             copy = self._copy(_finished_record(attempt, op, at), at, now)
             if copy is not None:
@@ -262,7 +262,7 @@ def check_parts(primary: Any, cache: Any, *, awaited: bool) -> None:
 
 
 def _is_store(part: Any) -> bool:
-    """Whether it has what every store declares; an async store has the same names."""
+    """Whether it has the members of a store. Those of an async store have the same names."""
     return not inspect.isclass(part) and has_members(part, STORE_MEMBERS)
 
 
@@ -271,7 +271,7 @@ def _is_cache(part: Any) -> bool:
 
 
 def _shown(part: Any) -> str:
-    """Return what kind of thing it is. A text is not quoted: it may be a URL with a password."""
+    """Describe it for an error message. A string is not quoted, because it may be a URL with a password."""
     if isinstance(part, str):
         return "a text"
     return f"the class {part.__name__}" if inspect.isclass(part) else type(part).__name__
