@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from semel import AsyncMemoryStore, AsyncSemel, Policy, State
 from semel.http.asgi import ASGIMiddleware
+from semel.http.asgi.endpoints import protect
+from semel.http.contract.endpoint import Framework
+from semel.http.contract.rerun import RunAgain
 from semel.http.contract.rules import Idempotent
 from semel.http.fastapi import idempotent
 from tests.http.asking import Counting, ask, at_the_edge, header, whose
@@ -117,3 +121,60 @@ def test_a_loop_that_shuts_down_frees_the_key_only_where_nothing_can_have_happen
         assert (record and record.state) == state
 
     asyncio.run(later())
+
+
+class Held(AsyncMemoryStore):
+    """Answers a claim once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came, self.open = asyncio.Event(), asyncio.Event()
+
+    async def execute(self, op: Any) -> Any:
+        self.came.set()
+        await self.open.wait()
+        return await super().execute(op)
+
+
+@pytest.mark.parametrize("claiming", [False, True], ids=["before the claim", "while it is made"])
+def test_a_thread_whose_request_was_cancelled_before_its_claim_runs_no_handler(claiming: bool) -> None:
+    """A thread cannot be cancelled, and nobody would store its answer: the key would be in use, and then run again."""
+    runs: list[str] = []
+    ended = threading.Event()
+
+    async def run() -> None:
+        store, came, gate = Held(), asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+        handler = protect(lambda: runs.append("ran"), Idempotent(), Framework(lambda: None, KeyError, RunAgain))
+
+        def view() -> None:
+            loop.call_soon_threadsafe(came.set)
+            assert gate.wait(10)
+            try:
+                handler()
+            finally:
+                ended.set()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await asyncio.to_thread(view)
+            await Counting()(scope, receive, send)
+
+        guarded = ASGIMiddleware(app, guard=AsyncSemel(store), tenant=whose)
+        request = asyncio.ensure_future(ask(guarded))
+        await came.wait()
+        if claiming:
+            gate.set()
+            await store.came.wait()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        gate.set()
+        store.open.set()
+        assert await asyncio.to_thread(ended.wait, 10)
+        assert runs == []
+        sent = await ask(guarded)
+        assert sent[0]["status"] == 200
+        assert header(sent, b"idempotent-replayed") == []
+        assert runs == ["ran"]
+
+    asyncio.run(run())

@@ -299,9 +299,10 @@ def test_an_error_after_the_attempt_has_ended_is_raised(guard: Semel) -> None:
 
 
 @pytest.mark.parametrize("sent", [False, True])
-def test_a_precondition_of_a_request_without_a_key(guard: Semel, sent: bool) -> None:
+@pytest.mark.parametrize("rule", [conditional(), natural()], ids=["conditional", "natural"])
+def test_a_precondition_of_a_request_without_a_key(guard: Semel, rule: Any, sent: bool) -> None:
     life = life_of(guard, (b"if-match", b'"7"'), key=None)
-    assert Played(life.claim(conditional())).result is True
+    assert Played(life.claim(rule)).result is True
     played = Played(life.application_raised(PreconditionFailed("changed"), sent=sent))
     assert played.result is (Ending.RAISE if sent else Ending.ANSWER)
     assert (life.answer and life.answer.status) == (None if sent else 412)

@@ -73,6 +73,8 @@ class ASGIResponder:
         """Whether ``life.answer`` has been sent."""
         self._client_left = False
         """Whether the client left before its request was complete."""
+        self._over_for_app = False
+        """Whether the application has ended, or was cancelled before a claim: an attempt would never be ended."""
 
     # -- running the application
 
@@ -108,6 +110,7 @@ class ASGIResponder:
         except asyncio.CancelledError:
             if not task.done():
                 if self.life.attempt is None and not self.life.runs_again:
+                    self._over_for_app = True
                     task.cancel()
                 self._middleware.leave(task)
             raise
@@ -168,6 +171,8 @@ class ASGIResponder:
         else:
             if self._over is not None and not self._over.done():
                 self._over.set_result(None)
+        finally:
+            self._over_for_app = True
 
     async def _application_raised(self, error: BaseException) -> Ending:
         attempt = self.life.attempt
@@ -191,6 +196,17 @@ class ASGIResponder:
     def claim(self, declared: Rule) -> Coroutine[Any, Any, bool]:
         """Claim the request's key. Returns whether the handler is to run; if not, the answer is known."""
         return self._drive(self.life.claim(declared))
+
+    async def claim_for_thread(self, declared: Rule) -> bool:
+        """Like ``claim``, for a handler in a thread, which goes on when the task that waits for it is cancelled.
+
+        Its answer would reach nobody then, and never be stored. So the handler does not run, and the key stays free.
+        """
+        claimed = not self._over_for_app and await self.claim(declared)
+        if self._over_for_app and self.life.attempt is not None:
+            await self._drive(self.life.withdraw())
+            return False
+        return claimed
 
     async def run(
         self,

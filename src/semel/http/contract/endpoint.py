@@ -256,6 +256,10 @@ class Lifecycle(Generic[A]):
 
     # -- how it ends
 
+    def withdraw(self) -> EndpointFlow[None]:
+        """End the attempt before the handler has run: the key is free again."""
+        return self._end(Declined(None))
+
     def answered(self) -> EndpointFlow[None]:
         """Store the application's complete answer. If ``answer`` is set afterwards, send that one instead."""
         rule, capture = self.rule, self.capture
@@ -294,7 +298,8 @@ class Lifecycle(Generic[A]):
             return Ending.RUN_AGAIN if isinstance(error, _ABANDONED) else Ending.RAISE
         rule = self.rule
         if self.attempt is None or rule is None:
-            if isinstance(error, PreconditionError) and rule is not None and not sent:  # the key was left out
+            declared = rule is not None or self.natural is not None
+            if isinstance(error, PreconditionError) and declared and not sent:  # the key was left out
                 self.answer = self.answer or self.exchange.refusal(error, rule)
                 return Ending.ANSWER
             return Ending.RAISE
