@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 
+import pytest
+
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Policy, Semel
 from semel.engine.drive.aio_driver import AsyncLeasedAttempt
 from semel.engine.drive.driver import LeasedAttempt
+from semel.engine.drive.leases import Lease
 
 
 def test_its_lease_is_kept_no_longer_and_its_key_is_no_longer_in_the_air() -> None:
@@ -68,3 +71,20 @@ def test_an_attempt_lives_until_its_ending_is_awaited() -> None:
             assert len(guard.driver.keeper.leases) == 0
 
     asyncio.run(run())
+
+
+def test_an_interruption_before_the_adapter_has_the_attempt_leaves_no_lease_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Semel(MemoryStore(), sweep_every=None) as guard:
+        hold = guard.driver.keeper.hold
+
+        def interrupted(lease: Lease) -> None:
+            hold(lease)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(guard.driver.keeper, "hold", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            guard.begin(guard.make_call("pay", "k", "", b"", Policy()))
+        assert not guard.driver.flights.by_id
+        assert len(guard.driver.keeper.leases) == 0

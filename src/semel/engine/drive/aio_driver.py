@@ -46,18 +46,18 @@ class AsyncCallDriver:
         execution = Execution(call, self.flights, self.store.wakes)
         try:
             step = await self._proceed(execution, None, None, call.policy.recover)
+            if isinstance(step, Outcome):
+                if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
+                    execution.finish(self.keeper.leases)
+                return step
+            lease = execution.lease
+            if lease is not None:
+                self.keeper.hold(lease)
+            operation = AsyncOperation(call, lease, step.claimed, self.store.execute, self.store)
+            return AsyncLeasedAttempt(self, execution, step.claimed, operation)
         except BaseException:
             execution.finish(self.keeper.leases)
             raise
-        if isinstance(step, Outcome):
-            if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
-                execution.finish(self.keeper.leases)
-            return step
-        lease = execution.lease
-        if lease is not None:
-            self.keeper.hold(lease)
-        operation = AsyncOperation(call, lease, step.claimed, self.store.execute, self.store)
-        return AsyncLeasedAttempt(self, execution, step.claimed, operation)
 
     async def end(
         self,

@@ -52,18 +52,18 @@ class CallDriver:
         execution = Execution(call, self.flights, self.store.wakes)
         try:
             step = self._proceed(execution, None, None, call.policy.recover)
+            if isinstance(step, Outcome):
+                if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
+                    execution.finish(self.keeper.leases)
+                return step
+            lease = execution.lease
+            if lease is not None:
+                self.keeper.hold(lease)
+            operation = Operation(call, lease, step.claimed, self.store.execute, self.store)
+            return LeasedAttempt(self, execution, step.claimed, operation)
         except BaseException:
             execution.finish(self.keeper.leases)
             raise
-        if isinstance(step, Outcome):
-            if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
-                execution.finish(self.keeper.leases)
-            return step
-        lease = execution.lease
-        if lease is not None:
-            self.keeper.hold(lease)
-        operation = Operation(call, lease, step.claimed, self.store.execute, self.store)
-        return LeasedAttempt(self, execution, step.claimed, operation)
 
     def end(self, execution: Execution, ending: Returned | Declined | Stopped | Raised) -> Outcome[Any]:
         """End an attempt that ``begin`` has returned."""
