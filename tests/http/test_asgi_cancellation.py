@@ -145,7 +145,11 @@ def test_a_thread_whose_request_was_cancelled_before_its_claim_runs_no_handler(c
     async def run() -> None:
         store, came, gate = Held(), asyncio.Event(), threading.Event()
         loop = asyncio.get_running_loop()
-        handler = protect(lambda: runs.append("ran"), Idempotent(), Framework(lambda: None, KeyError, RunAgain))
+
+        def pay() -> None:
+            runs.append("ran")
+
+        handler = protect(pay, Idempotent(), Framework(lambda: None, KeyError, RunAgain))
 
         def view() -> None:
             loop.call_soon_threadsafe(came.set)

@@ -45,7 +45,7 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 def seconds(duration: Duration, name: str = "duration") -> float:
     """Return a duration in seconds: ``30``, ``0.5``, ``"250ms"``, ``"24h"``, ``"1h30m"``, or a timedelta.
 
-    Raises PolicyError; ``name`` is the setting that it names.
+    Raises PolicyError if it is not a duration. ``name`` is the name of the setting in the message.
     """
     if isinstance(duration, timedelta):
         result = duration.total_seconds()
@@ -97,11 +97,10 @@ class Policy:
     shorter than the work.
     """
     ttl: Duration | None = 86400.0
-    """How long a result is stored; None for ever."""
+    """How long a result is stored; None means forever."""
     reject_expired_for: Duration | None = None
-    """For how long after the ttl a key is rejected with KeyExpired instead of being run again as a new one. The record
-    is stored that much longer. A record that was written before this was set counts as expired in the last part of its
-    time.
+    """How long after the ttl a key is rejected with KeyExpired instead of being run again as a new one. The record is
+    stored that much longer. A record that was written before this was set is rejected in the last part of its ttl.
     """
     on_duplicate: Literal["raise"] | Wait = "raise"
     on_abandoned: OnAbandoned | None = None
@@ -135,7 +134,7 @@ class Policy:
     completion_seconds: float = field(init=False, repr=False, compare=False)
     takeover: Takeover = field(init=False, repr=False, compare=False)
     interrupted_to: State | None = field(init=False, repr=False, compare=False)
-    """The state to which an interrupted attempt is released; None: the same as for one that raised."""
+    """The state to which an interrupted attempt is released; None means the same as for one that raised."""
     fails_open: bool = field(init=False, repr=False, compare=False)
     remembered: tuple[type[BaseException], ...] = field(init=False, repr=False, compare=False)
 

@@ -58,7 +58,7 @@ _ALWAYS_DURABLE: Final = frozenset({Complete, SaveStep, Resolve})
 _NEVER_DURABLE: Final = frozenset({Renew, Release})
 _PENDING: Final = object()
 _Outcome: TypeAlias = tuple[int, "Address | None", Any]
-"""What came of one try: the Op's position, the server, and the answer or an error."""
+"""The result of one try: the Op's position, the server, and the answer or an error."""
 
 
 class RedisStore:
@@ -129,9 +129,9 @@ class RedisStore:
 
     def wait(self, id: bytes, seconds: float) -> None:
         if not self._listener.listen(min(seconds, LISTEN_AGAIN)):
-            return  # not connected: that took some time, and the caller looks for itself
+            return  # not connected: return, and let the caller poll
         key = self._programs.key(id)
-        gate = self._listener.enter(key)  # before we ask to be notified, so that no message is missed in between
+        gate = self._listener.enter(key)  # before the request to be notified, so that no message is missed
         try:
             lease_left = self.execute(WatchAttempt(id))
             if lease_left is not None:
@@ -190,7 +190,7 @@ class ResumedOp(Op[Any]):
         self.asking = running.asking
 
     def resume(self, at: int, connection: RedisConnection) -> _RunningOp | None:
-        """Continue where it stopped: once, and only on the same server. None: it must start again."""
+        """Continue where it stopped, once and only on the same server. Returns None if it must start again."""
         program, self.program = self.program, None
         if program is None or connection.address != self.connection.address:
             return None
@@ -404,7 +404,7 @@ class RedisListener:
         self._started = False
 
     def listen(self, seconds: float) -> bool:
-        """Start if need be. Returns whether the channel is subscribed to within so many seconds."""
+        """Start the thread if necessary. Returns whether the subscription was made within ``seconds``."""
         with self._lock:
             if not self._started:
                 self._started = True
@@ -446,7 +446,7 @@ class RedisListener:
                         message = raw.read_response(disable_decoding=True)
                         if message[0] == b"message":
                             self._wake([message[2]])
-            except Exception:  # whatever broke: connect again; meanwhile waiters look for themselves
+            except Exception:  # whatever failed: connect again; the waiters poll until then
                 tries += 1
                 self._subscribed.clear()
                 self._wake(list(self._gates))

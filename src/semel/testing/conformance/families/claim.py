@@ -127,9 +127,9 @@ def another_fingerprint_never_changes_a_record() -> Script:
 
 @FAMILY()
 def an_empty_fingerprint_matches_any() -> Script:
-    for stored, given in ((b"", b"f" * 16), (b"f" * 16, b""), (b"", b""), (b"f" * 16, b"f" * 16)):
+    for stored, requested in ((b"", b"f" * 16), (b"f" * 16, b""), (b"", b""), (b"f" * 16, b"f" * 16)):
         id, _ = yield from abandoned(fingerprint=stored)
-        assert (yield from won(claim(id, fingerprint=given))).attempt == 2
+        assert (yield from won(claim(id, fingerprint=requested))).attempt == 2
         assert (yield Lookup(id)).fingerprint == stored
 
 
@@ -153,18 +153,18 @@ def an_abandoned_record_is_taken_over() -> Script:
 def both_sides_must_allow_a_takeover() -> Script:
     """A re-run needs RETRY on both sides. A claim with RECOVER always takes over. Otherwise the record is unknown."""
     cases = []
-    for stored, given in product(Takeover, Takeover):
+    for stored, requested in product(Takeover, Takeover):
         id = new_id()
-        cases.append((id, stored, given, (yield from won(claim(id, lease=SHORT, takeover=stored)))))
+        cases.append((id, stored, requested, (yield from won(claim(id, lease=SHORT, takeover=stored)))))
     yield PAST_SHORT
-    for id, stored, given, first in cases:
-        if given is Takeover.RECOVER or (stored is Takeover.RETRY and given is Takeover.RETRY):
-            claimed = yield from won(claim(id, takeover=given))
-            assert claimed.attempt == 2, (stored, given)
+    for id, stored, requested, first in cases:
+        if requested is Takeover.RECOVER or (stored is Takeover.RETRY and requested is Takeover.RETRY):
+            claimed = yield from won(claim(id, takeover=requested))
+            assert claimed.attempt == 2, (stored, requested)
             assert claimed.token > first.token
             continue
-        record = yield from shown(claim(id, takeover=given), State.UNKNOWN)
-        assert (record.token, record.attempt) == (first.token, 1), (stored, given)
+        record = yield from shown(claim(id, takeover=requested), State.UNKNOWN)
+        assert (record.token, record.attempt) == (first.token, 1), (stored, requested)
         before = yield Lookup(id)
         assert before.state is State.UNKNOWN
         for rule in Takeover:

@@ -48,14 +48,14 @@ def an_abandoned_attempt_past_its_ttl_is_absent_when_it_may_be_run_again() -> Sc
 @FAMILY()
 def an_abandoned_attempt_past_its_ttl_is_never_absent_when_it_may_not_be_run_again() -> Script:
     for stored in (Takeover.REJECT, Takeover.RECOVER):
-        for given in Takeover:
+        for requested in Takeover:
             id, old = yield from abandoned(ttl=SHORT, takeover=stored)
             record = yield Lookup(id)
             assert (record.state, record.token) == (State.ABANDONED, old.token)
-            if given is Takeover.RECOVER:
-                assert (yield from won(claim(id, takeover=given))).attempt == 2
+            if requested is Takeover.RECOVER:
+                assert (yield from won(claim(id, takeover=requested))).attempt == 2
             else:
-                yield from shown(claim(id, takeover=given), State.UNKNOWN)
+                yield from shown(claim(id, takeover=requested), State.UNKNOWN)
                 assert (yield Lookup(id)).token == old.token
 
 

@@ -148,9 +148,9 @@ def of_many_completions_the_first_stays() -> Script:
         snapshots = [b"answer %d" % i for i in range(RIVALS)]
         answers = yield rivals([Complete(id, claimed.token, snapshot, TTL) for snapshot in snapshots])
         assert answers == [True] * RIVALS
-        kept = (yield Lookup(id)).snapshot
-        assert kept in snapshots
-        assert (yield from shown(claim(id), State.DONE)).snapshot == kept
+        stored = (yield Lookup(id)).snapshot
+        assert stored in snapshots
+        assert (yield from shown(claim(id), State.DONE)).snapshot == stored
 
 
 @FAMILY()

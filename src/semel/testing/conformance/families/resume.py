@@ -192,18 +192,18 @@ def one_that_was_taken_over_is_found_again_when_that_attempt_is_silent_too() -> 
 def looking_forgets_nothing_that_is_still_needed() -> Script:
     """Listing deletes the input of finished operations. The others keep their input and their steps."""
     operation = new_operation()
-    kept, claimed = yield from began(operation)
-    assert (yield SaveStep(kept, claimed.token, "~step:a", b"a", 1)) is True
+    first, claimed = yield from began(operation)
+    assert (yield SaveStep(first, claimed.token, "~step:a", b"a", 1)) is True
     for _ in range(5):
         id, other = yield from began(operation)
         assert (yield Complete(id, other.token, b"answer", TTL)) is True
     running, token = yield from began(operation, lease=LIVE)
     yield PAST_SHORT
     for _ in range(2):
-        assert (yield from all_pages(operation)).keys() == {kept}
+        assert (yield from all_pages(operation)).keys() == {first}
     assert (yield Release(running, token.token, State.ABANDONED)) is True
-    assert (yield from all_pages(operation)).keys() == {kept, running}
-    again = yield from won(claim(kept, operation=operation))
+    assert (yield from all_pages(operation)).keys() == {first, running}
+    again = yield from won(claim(first, operation=operation))
     assert again.steps == ((INPUT, b"input"), ("~step:a", b"a"))
 
 
