@@ -440,3 +440,61 @@ def quart_scope() -> dict[str, Any]:
     scope = scope_of(scheme="http", http_version="1.1", root_path="", client=None, server=None, asgi={})
     scope["headers"] = [*scope["headers"], (b"content-type", b"application/json"), (b"host", b"shop")]
     return scope
+
+
+class SlowStore(AsyncMemoryStore):
+    """Each Op takes some turns of the loop, so that a request can end in the middle of its claim."""
+
+    async def execute(self, op: Any) -> Any:
+        await asyncio.sleep(0)
+        result = await super().execute(op)
+        await asyncio.sleep(0)
+        return result
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async def", "def"])
+@pytest.mark.parametrize("how", ["the server cancels", "the client hangs up"])
+def test_the_view_runs_once_whenever_its_request_is_given_up(how: str, plain: bool) -> None:
+    """Quart runs a view in a task of its own, which goes on when the request's task is cancelled."""
+
+    async def scene(turns: int) -> bool:
+        shop = Shop(AsyncSemel(SlowStore()))
+
+        def pay() -> tuple[dict[str, int], int]:
+            shop.runs += 1
+            return {"run": shop.runs}, 201
+
+        async def pay_async() -> tuple[dict[str, int], int]:
+            await asyncio.sleep(0)
+            return pay()
+
+        shop.app.post("/pay", endpoint="pay")(idempotent()(pay if plain else pay_async))
+        left = asyncio.Event()
+        bodies = [{"type": "http.request", "body": b"{}", "more_body": False}]
+
+        async def receive() -> Any:
+            if bodies:
+                return bodies.pop()
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None: ...
+
+        request = asyncio.ensure_future(shop.asgi(quart_scope(), receive, send))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running = not request.done()
+        if how == "the server cancels":
+            request.cancel()
+        left.set()
+        await asyncio.gather(request, return_exceptions=True)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
+        retry = await ask(shop.asgi, quart_scope(), b"{}")
+        assert (retry[0]["status"], shop.runs) == (201, 1), f"after {turns} turns"
+        return running
+
+    turns = 0
+    while asyncio.run(scene(turns)):
+        turns += 1
+    assert turns > 10

@@ -93,10 +93,12 @@ class BodyReader:
         if message is None:
             message = await self._receive()
             self._note(message)
-        if message["type"] == "http.disconnect" and self._life.attempt is not None:
-            # An application that learns of it would stop half way. It learns of it once its answer is stored.
-            if self._settled is None:
+        if message["type"] == "http.disconnect" and (self._life.attempt is not None or self._life.claiming):
+            # An application that learns of it would stop half way. It learns of it once its answer is stored, or once
+            # the claim has found that there is nothing to run.
+            if self._settled is None:  # one for all who wait: an application may call receive() twice at once
                 self._settled = asyncio.Event()
+                self._life.on_settled = self._settled.set
             await self._settled.wait()
         return message
 
@@ -133,12 +135,7 @@ class BodyReader:
     def rewind(self, body: bytes) -> None:
         """Let the application read this body, as if the request had come again."""
         self._message = {"type": "http.request", "body": body, "more_body": False}
-        self._held = self._settled = None
-
-    def settle(self) -> None:
-        """The attempt has ended: the application may learn that the client has disconnected."""
-        if self._settled is not None:
-            self._settled.set()
+        self._held = self._settled = self._life.on_settled = None
 
     def close(self) -> None:
         if self._held is not None:

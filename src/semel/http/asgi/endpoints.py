@@ -145,7 +145,7 @@ class ThreadedResponder:
         return self._operation
 
     def claim(self, declared: Rule) -> bool:
-        claimed: bool = self._run_in_loop(self._responder.claim_for_thread(declared))
+        claimed: bool = self._run_in_loop(self._responder.claim(declared))
         return claimed
 
     def perform(self, request: Request) -> Any:

@@ -73,8 +73,6 @@ class ASGIResponder:
         """Whether ``life.answer`` has been sent."""
         self._client_left = False
         """Whether the client left before its request was complete."""
-        self._over_for_app = False
-        """Whether the application has ended, or was cancelled before a claim: an attempt would never be ended."""
 
     # -- running the application
 
@@ -91,7 +89,7 @@ class ASGIResponder:
         if rule is not None:
             claimed = False
             try:
-                claimed = await self._drive(self.life.claim(rule))
+                claimed = await self.claim(rule)
             finally:
                 if not claimed:
                     self._body.close()
@@ -110,7 +108,7 @@ class ASGIResponder:
         except asyncio.CancelledError:
             if not task.done():
                 if self.life.attempt is None and not self.life.runs_again:
-                    self._over_for_app = True
+                    self.life.over = True
                     task.cancel()
                 self._middleware.leave(task)
             raise
@@ -172,9 +170,11 @@ class ASGIResponder:
             if self._over is not None and not self._over.done():
                 self._over.set_result(None)
         finally:
-            self._over_for_app = True
+            self.life.over = True
 
     async def _application_raised(self, error: BaseException) -> Ending:
+        if self.life.over:
+            return Ending.RAISE  # cancelled before the claim: whoever still claims withdraws it
         attempt = self.life.attempt
         superseded = False
         if attempt is not None and attempt.lease is not None:
@@ -196,17 +196,6 @@ class ASGIResponder:
     def claim(self, declared: Rule) -> Coroutine[Any, Any, bool]:
         """Claim the request's key. Returns whether the handler is to run; if not, the answer is known."""
         return self._drive(self.life.claim(declared))
-
-    async def claim_for_thread(self, declared: Rule) -> bool:
-        """Like ``claim``, for a handler in a thread, which goes on when the task that waits for it is cancelled.
-
-        Its answer would reach nobody then, and never be stored. So the handler does not run, and the key stays free.
-        """
-        claimed = not self._over_for_app and await self.claim(declared)
-        if self._over_for_app and self.life.attempt is not None:
-            await self._drive(self.life.withdraw())
-            return False
-        return claimed
 
     async def run(
         self,
@@ -308,19 +297,15 @@ class ASGIResponder:
     async def _end_attempt(self, how: Returned | Declined | Stopped | Raised) -> Any:
         attempt = self.life.attempt
         assert attempt is not None
-        assert self._body is not None
         if attempt.lease is not None:
             attempt.lease.on_lost = None  # the record is settled, which must not be cancelled
-        try:
-            if isinstance(how, Returned):
-                return await attempt.complete(how.value)
-            if isinstance(how, Declined):
-                return await attempt.decline(how.value)
-            if isinstance(how, Raised):
-                return await attempt.fail(how.error)
-            return await attempt.lost()
-        finally:
-            self._body.settle()
+        if isinstance(how, Returned):
+            return await attempt.complete(how.value)
+        if isinstance(how, Declined):
+            return await attempt.decline(how.value)
+        if isinstance(how, Raised):
+            return await attempt.fail(how.error)
+        return await attempt.lost()
 
     # -- the answer
 

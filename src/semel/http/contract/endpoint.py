@@ -176,6 +176,12 @@ class Lifecycle(Generic[A]):
         """The rule that the request was claimed under, or was refused by."""
         self.natural: Natural | None = None
         self.preconditions: Preconditions | None = None
+        self.over = False
+        """Whether the application has ended, or was cancelled before a claim: nobody would end an attempt."""
+        self.claiming = False
+        """Whether a claim is under way, so that there may be an attempt in a moment."""
+        self.on_settled: Callable[[], None] | None = None
+        """Called when there is no attempt any more, and none is being claimed."""
         self.attempt: A | None = None
         """The attempt, while it runs."""
         self.capture: Capture | None = None
@@ -199,7 +205,14 @@ class Lifecycle(Generic[A]):
     # -- the claim
 
     def claim(self, declared: Rule) -> EndpointFlow[bool]:
-        """Claim the request's key. Returns whether the handler is to run; if not, ``answer`` is known."""
+        """Claim the request's key. Returns whether the handler is to run; if not, ``answer`` is known.
+
+        A handler in a thread, or in a task that the framework started, goes on when the application's own task is
+        cancelled. Its answer would reach nobody, and never be stored. So a claim that is made, or ends, after the
+        application was cancelled is withdrawn: the handler does not run, and the key is free.
+        """
+        if self.over:
+            return False
         if self.rule is not None or self.natural is not None or CLAIMED in self._environment:
             raise ConfigurationError(
                 "this request was claimed already: one rule for one request, and one middleware of Semel"
@@ -220,6 +233,7 @@ class Lifecycle(Generic[A]):
                 exchange.body = None
             if not (yield READ_BODY):
                 return False
+            self.claiming = True
             tenant = None if middleware.tenant is None else (yield FIND_TENANT)
             call = exchange.call(middleware.guard, rule, key, tenant)
             if rule.connection is None:
@@ -231,14 +245,21 @@ class Lifecycle(Generic[A]):
         except SemelError as error:
             self.answer = exchange.refusal(error, rule)
             return False
+        else:
+            if isinstance(begun, Outcome):
+                self.answer = exchange.replay(begun.value, rule)
+                return False
+            self.attempt = begun
         finally:
             exchange.body = None
-        if isinstance(begun, Outcome):
-            self.answer = exchange.replay(begun.value, rule)
-            return False
-        self.attempt = begun
+            self.claiming = False
+            if self.attempt is None and self.on_settled is not None:
+                self.on_settled()
         self._environment[CLAIMED] = True
         self.capture = Capture(rule)
+        if self.over:
+            yield from self._end(Declined(None))
+            return False
         return True
 
     def _open_transaction(self, call: Call, connect: Callable[[], Any]) -> EndpointFlow[Any]:
@@ -255,10 +276,6 @@ class Lifecycle(Generic[A]):
             yield Pause(pause)
 
     # -- how it ends
-
-    def withdraw(self) -> EndpointFlow[None]:
-        """End the attempt before the handler has run: the key is free again."""
-        return self._end(Declined(None))
 
     def answered(self) -> EndpointFlow[None]:
         """Store the application's complete answer. If ``answer`` is set afterwards, send that one instead."""
@@ -367,6 +384,8 @@ class Lifecycle(Generic[A]):
         finally:
             self.attempt = self.capture = None
             self._environment.pop(CLAIMED, None)
+            if self.on_settled is not None:
+                self.on_settled()
 
     # -- running again
 
