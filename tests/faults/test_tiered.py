@@ -12,9 +12,11 @@ import itertools
 import json
 import os
 import signal
+import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from semel.core.ops import Claim, Op
 from semel.core.states import State
 from semel.stores.sqlite import migrate
 from semel.stores.urls import migrate_store, open_store
-from semel.testing.faults import Line, Workers, effects, until, verdicts
+from semel.testing.faults import Line, Worker, Workers, effects, until, verdicts
 from tests.servers import PostgresServer, RedisServer
 from tests.servers.freezing import freeze
 
@@ -55,6 +57,21 @@ def stopped(redis: RedisServer, meanwhile: Callable[[], None]) -> None:
         meanwhile()
     finally:
         os.kill(redis.pid, signal.SIGCONT)
+
+
+def pause_outside_of_commits(workers: Workers, database: Path) -> Worker:
+    """Pause a worker that does not hold the lock of the SQLite file: with the lock held, nobody could go on."""
+    while True:
+        victim: Worker = workers.dice.choice(workers.running)
+        workers.pause(victim)
+        freeze(victim.pid)
+        with closing(sqlite3.connect(database, timeout=1, isolation_level=None)) as raw:
+            try:
+                raw.execute("BEGIN IMMEDIATE")
+                raw.execute("ROLLBACK")
+                return victim
+            except sqlite3.OperationalError:
+                workers.resume(victim)
 
 
 def killed(redis: RedisServer, meanwhile: Callable[[], None]) -> None:
@@ -109,8 +126,7 @@ def test_owners_are_killed_and_paused_while_redis_comes_and_goes(private_redis: 
             workers.spawn()
             private_redis.cli("FLUSHALL")
             goes_on(workers)
-            victim = workers.dice.choice(workers.running)
-            workers.pause(victim)
+            victim = pause_outside_of_commits(workers, tmp_path / "semel.db")
             stopped(private_redis, lambda: goes_on(workers))
             workers.resume(victim)
             killed(private_redis, lambda: goes_on(workers))
