@@ -164,11 +164,11 @@ class Teller:
         op = current_operation()
         assert op is not None
         key = op.derive("charge")
-        once = "WHERE NOT EXISTS (SELECT 1 FROM effect WHERE key = ?2)" if self.mode is Mode.DERIVED_KEY else ""
+        once = "WHERE NOT EXISTS (SELECT 1 FROM effect WHERE key = :key)" if self.mode is Mode.DERIVED_KEY else ""
 
         def send() -> None:
             with closing(sqlite3.connect(self.world.outside, isolation_level=None)) as conn:
-                conn.execute(f"INSERT INTO effect SELECT ?1, ?2 {once}", (self.name, key))
+                conn.execute(f"INSERT INTO effect SELECT :name, :key {once}", {"name": self.name, "key": key})
 
         self._effect(send)
         return "paid"
