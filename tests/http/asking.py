@@ -31,14 +31,18 @@ async def ask(app: App, scope: dict[str, Any] | None = None, *bodies: bytes) -> 
     waiting = [{"type": "http.request", "body": body, "more_body": True} for body in bodies[:-1]]
     waiting.append({"type": "http.request", "body": bodies[-1] if bodies else b"", "more_body": False})
     sent: list[dict[str, Any]] = []
+    answered = asyncio.Event()
 
     async def receive() -> Any:
-        if not waiting:
-            await asyncio.Event().wait()
-        return waiting.pop(0)
+        if waiting:
+            return waiting.pop(0)
+        await answered.wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         sent.append(dict(message))
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            answered.set()
 
     await app(scope or scope_of(), receive, send)
     return sent

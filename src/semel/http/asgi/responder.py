@@ -312,7 +312,9 @@ class ASGIResponder:
     async def send(self, message: Message) -> None:
         """Take a message of the application's answer. This is the ``send`` that the application is called with."""
         life, kind = self.life, message["type"]
-        if life.runs_again or self._client_left:
+        if life.runs_again:
+            raise RunAgain  # an application that waits for the end of its answer, as Quart does, would wait for ever
+        if self._client_left:
             return
         if life.answer is not None:
             if kind == "http.response.start" and not self._answered:
