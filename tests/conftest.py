@@ -27,6 +27,17 @@ settings.register_profile("semel", deadline=None)
 settings.load_profile("semel")
 
 
+@pytest.hookimpl(trylast=True)  # after the tests are shuffled
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the files with long tests first: at the end of a parallel run nobody waits for a single worker."""
+    ranks = {"faults": 0, "process": 0, "slow": 0, "server": 1}
+    rank = {item.path: 2 for item in items}
+    for item in items:
+        for marker in item.iter_markers():
+            rank[item.path] = min(rank[item.path], ranks.get(marker.name, 2))
+    items.sort(key=lambda item: rank[item.path])
+
+
 def pytest_collection_finish() -> None:
     """The thousands of tests that were collected stay: no garbage collection need look at them again and again."""
     gc.collect()
