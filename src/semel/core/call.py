@@ -21,9 +21,10 @@ from semel.core.encoding.serializers import (
     encode_error,
 )
 from semel.core.encoding.snapshot import Envelope, Kind
-from semel.core.ops import Claimed, Complete, CompleteWith, Op
+from semel.core.ops import Claim, Claimed, Complete, CompleteWith, Op, Record
 from semel.core.values import value
 from semel.errors import ResultNotStored, SemelError
+from semel.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -193,8 +194,8 @@ class Call:
     """One call of one operation. An engine creates it, and a flow reads it."""
 
     __slots__ = (
-        "accept", "codec", "fingerprint", "has_steps", "hook", "id", "input", "key", "nonce", "operation", "policy",
-        "quota", "resumption", "serializer", "stored_key", "tenant", "writes",
+        "accept", "claim", "codec", "fingerprint", "has_steps", "hook", "id", "input", "key", "nonce", "operation",
+        "policy", "quota", "resumption", "serializer", "stored_key", "tenant", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -224,6 +225,8 @@ class Call:
         self.codec = codec
         self.hook = hook
         self.quota = quota
+        self.claim: Claim | None = None
+        """The claim that the call makes, always the same, so that the store recognises a repeated one."""
         self.has_steps = False
         """Whether the store holds steps of this operation, so that a failed attempt must not delete the record."""
         self.input: bytes | None = None
@@ -251,7 +254,13 @@ class Call:
         """
         serializer = self.serializer
         try:
-            return self._seal(serializer.kind, serializer.name, serializer.encode(result))
+            payload = serializer.encode(result)
+            try:
+                return self.codec.seal(serializer.kind, serializer.name, payload, self.id)
+            except NotSerializable:
+                raise
+            except Exception as error:
+                raise _not_sealed(error) from error
         except NotSerializable:
             less = serializer.shorten(result)
             if less is None:
@@ -279,20 +288,25 @@ class Call:
         """Return the snapshot of the arguments. Raises NotSerializable."""
         return self._seal(_VALUE, PLAIN.name, self.input or b"")
 
-    def open_snapshot(self, blob: bytes | None) -> Any:
+    def replay(self, record: Record) -> Outcome[Any]:
         """Return the stored result, or raise the stored exception."""
-        snapshot = self.codec.open(blob or b"", self.id)
-        kind, serializer = snapshot.kind, self.serializer
+        if self.hook is not None:
+            self.tell(events.Replayed, record.age, record.attempt)
+        snapshot = self.codec.open(record.snapshot or b"", self.id)
+        kind, name, payload = snapshot
+        serializer = self.serializer
         if kind is _VALUE:
+            if serializer is PLAIN and name == PLAIN.name:
+                return Outcome(PLAIN.decode(payload), True, record.attempt)  # as decode_result does
             if serializer.kind is _VALUE:
-                return decode_result(serializer, snapshot.serializer, snapshot.payload)
+                return Outcome(decode_result(serializer, name, payload), True, record.attempt)
             # guard.resolve() stores plain data, whatever the operation's own results are.
-            return serializer.convert(decode_result(PLAIN, snapshot.serializer, snapshot.payload))
+            return Outcome(serializer.convert(decode_result(PLAIN, name, payload)), True, record.attempt)
         if kind is serializer.kind:
-            return serializer.decode(snapshot.payload)
+            return Outcome(serializer.decode(payload), True, record.attempt)
         if kind is not Kind.ERROR:
             raise ResultNotStored(f"{self} is done, but its result was not stored: {snapshot.reason}")
-        error = decode_error(snapshot.payload, self.policy.remembered)
+        error = decode_error(payload, self.policy.remembered)
         if serializer.kind is not _VALUE and not isinstance(error, SemelError):
             # Remembered when the operation was a plain function. Whoever calls it now cannot raise the exception.
             raise ResultNotStored(f"{self} is done, but what is stored is no HTTP response") from error
@@ -328,8 +342,13 @@ class Call:
             return self.codec.seal(kind, serializer, payload, self.id)
         except NotSerializable:
             raise
-        except Exception as error:  # a user's cipher may raise anything; for example, its key service is down
-            raise NotSerializable(f"the result cannot be sealed: {describe_error(error)}") from error
+        except Exception as error:
+            raise _not_sealed(error) from error
+
+
+def _not_sealed(error: Exception) -> NotSerializable:
+    """A user's cipher may raise anything; for example, its key service is down."""
+    return NotSerializable(f"the result cannot be sealed: {describe_error(error)}")
 
 
 def describe_error(error: BaseException) -> str:

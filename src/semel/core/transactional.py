@@ -29,7 +29,6 @@ from semel.core.call import (
     describe_error,
 )
 from semel.core.encoding.serializers import NotSerializable
-from semel.core.endings import replay
 from semel.core.flows import (
     FIRST_POLL,
     SLOWEST_POLL,
@@ -196,7 +195,7 @@ def _unit(call: Call, own: bool, waiting: _Waiting) -> Flow:
             raise key_expired(call, record)
         check_same_request(call, record)
         if record.state is State.DONE:
-            return replay(call, record)
+            return call.replay(record)
         if record.state is State.UNKNOWN:
             raise outcome_unknown(call, record)
         if isinstance(row, Occupied):

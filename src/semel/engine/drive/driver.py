@@ -42,10 +42,13 @@ class CallDriver:
         execution = Execution(call, self.flights, self.store.wakes)
         try:
             outcome = self._proceed(execution, None, handler, recover)
+            if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
+                execution.finish(self.keeper.leases)
             assert isinstance(outcome, Outcome)
             return outcome
-        finally:
+        except BaseException:
             execution.finish(self.keeper.leases)
+            raise
 
     def begin(self, call: Call) -> Attempt | Outcome[Any]:
         """Claim for an adapter: return an outcome, or an attempt that the adapter ends."""
