@@ -39,48 +39,27 @@ class CallDriver:
 
     def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Outcome[Any]:
         """Run ``handler`` once for this call, or return what is known of it."""
-        execution = Execution(call, self.flights, self.store.wakes)
-        try:
-            outcome = self._proceed(execution, None, handler, recover)
-            if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
-                execution.finish(self.keeper.leases)
-            assert isinstance(outcome, Outcome)
-            return outcome
-        except BaseException:
-            execution.finish(self.keeper.leases)
-            raise
+        outcome = self._drive(Execution(call, self.flights, self.store.wakes), None, handler, recover)
+        assert isinstance(outcome, Outcome)
+        return outcome
 
     def begin(self, call: Call) -> Attempt | Outcome[Any]:
         """Claim for an adapter: return an outcome, or an attempt that the adapter ends."""
-        execution = Execution(call, self.flights, self.store.wakes)
-        try:
-            step = self._proceed(execution, None, None, call.policy.recover)
-            if isinstance(step, Outcome):
-                if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
-                    execution.finish(self.keeper.leases)
-                return step
-            lease = execution.lease
-            if lease is not None:
-                self.keeper.hold(lease)
-            operation = Operation(call, lease, step.claimed, self.store.execute, self.store)
-            return LeasedAttempt(self, execution, step.claimed, operation)
-        except BaseException:
-            execution.finish(self.keeper.leases)
-            raise
+        return self._drive(Execution(call, self.flights, self.store.wakes), None, None, call.policy.recover)
 
     def end(self, execution: Execution, ending: Returned | Declined | Stopped | Raised) -> Outcome[Any]:
         """End an attempt that ``begin`` has returned."""
-        try:
-            outcome = self._proceed(execution, ending, None, None)
-            assert isinstance(outcome, Outcome)
-            return outcome
-        finally:
-            execution.finish(self.keeper.leases)
+        outcome = self._drive(execution, ending, None, None)
+        assert isinstance(outcome, Outcome)
+        return outcome
 
-    def _proceed(
+    def _drive(
         self, execution: Execution, answer: Any, handler: Handler | None, recover: Callable[[], Any] | None
-    ) -> Run | Outcome[Any]:
-        """Do what the call asks for until there is an outcome, or until it asks to run a handler that is not here."""
+    ) -> Attempt | Outcome[Any]:
+        """Do what the call asks for until there is an outcome, or until it asks to run a handler that is not here.
+
+        Then return the attempt that an adapter ends.
+        """
         steps, store = execution.steps, self.store
         error: StoreError | None = None
         try:
@@ -92,7 +71,9 @@ class CallDriver:
                         answer = store.execute(request)
                     elif isinstance(request, Run):
                         if handler is None:
-                            return request
+                            if execution.lease is not None:
+                                self.keeper.hold(execution.lease)
+                            return LeasedAttempt(self, execution, request.claimed)
                         answer = self._work(execution, request.claimed, handler)
                     elif isinstance(request, Recover):
                         answer = self._work(execution, request.claimed, as_handler(recover))
@@ -106,6 +87,11 @@ class CallDriver:
                     error = failure
         except StopIteration as stop:
             outcome: Outcome[Any] | Failed = stop.value
+            if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
+                execution.finish(self.keeper.leases)
+        except BaseException:
+            execution.finish(self.keeper.leases)
+            raise
         if isinstance(outcome, Failed):
             raise outcome.error
         return outcome
@@ -145,13 +131,14 @@ class LeasedAttempt:
 
     __slots__ = ("_driver", "_execution", "call", "claimed", "lease", "operation")
 
-    def __init__(self, driver: CallDriver, execution: Execution, claimed: Claimed | None, operation: Operation) -> None:
+    def __init__(self, driver: CallDriver, execution: Execution, claimed: Claimed | None) -> None:
         self._driver = driver
         self._execution = execution
         self.call: Call = execution.call
         self.lease: Lease | None = execution.lease
         self.claimed = claimed
-        self.operation = operation
+        store = driver.store
+        self.operation = Operation(self.call, self.lease, claimed, store.execute, store)
 
     def __del__(self) -> None:
         # The adapter dropped the attempt without ending it: let the lease expire, as if the process had died.
