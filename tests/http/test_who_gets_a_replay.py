@@ -1,4 +1,4 @@
-"""Who may get a stored answer, in each framework: a decorator above ours decides for a replay too, one below does not."""
+"""Who gets a stored answer, in each framework: decorators above ours decide for a replay too, those below do not."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def of_django(decorate: Decorate) -> Post:
 
 def of_a_django_class(decorate: Decorate) -> Post:
     class Pay(View):  # type: ignore[misc]
-        @method_decorator(decorate)
+        @method_decorator(decorate)  # type: ignore[untyped-decorator]
         def post(self, request: Any) -> HttpResponse:
             return HttpResponse("card")
 
@@ -208,7 +208,7 @@ def test_a_harmless_decorator_below_is_declared_so(service: Any, idempotent: Any
 
 
 def test_the_warning_names_the_line_of_the_declaration() -> None:
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="change has decorators below") as warned:
 
         @for_fastapi.conditional()
         @functools.cache
