@@ -14,8 +14,8 @@ An encrypted payload (AES-256-GCM)::
     then      ciphertext and tag
 
 The whole prefix and the context (the record's id, the name of the step and the snapshot's header) are authenticated: a
-ciphertext cannot be moved to another record or step, nor be passed off as another kind of snapshot. Nonces are random, so one key is good for some
-2³² snapshots: change it well before.
+ciphertext cannot be moved to another record or step, nor be passed off as another kind of snapshot. Nonces are random,
+so one key is good for some 2³² snapshots: change it well before.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Codec(Envelope):
         :param compression: ``"zlib"``, ``"zstd"`` or ``None``. It applies to what is written; all three can be read.
         :param compress_above: bytes of payload above which compression is tried.
         :param limit: bytes that a payload may have, and that a stored one may expand to.
-        :param accept_plain: with a cipher, also read what is stored in clear. Set it when you add a cipher to a store in
-            use, until the older records have expired. Meanwhile whoever can write to the store can forge results.
+        :param accept_plain: with a cipher, also read what is stored in clear. Set it when you add a cipher to a store
+            in use, until the older records have expired. Meanwhile whoever can write to the store can forge results.
         """
         super().__init__(cipher, _compressor(compression), compress_above, limit, accept_plain, (ZSTD,))
 
@@ -190,8 +190,8 @@ class KeyRing:
             return cipher.decrypt(nonce, ciphertext[start + _NONCE_BYTES :], prefix + context)
         except (InvalidTag, ValueError) as exc:
             raise SnapshotUnreadable(
-                f"the snapshot does not open with the key {name!r}: it was changed or cut, belongs to another record or step, "
-                "or another key has that id"
+                f"the snapshot does not open with the key {name!r}: it was changed or cut, belongs to another record "
+                "or step, or another key has that id"
             ) from exc
 
     def __repr__(self) -> str:

@@ -240,7 +240,9 @@ class Journal:
             if self.failing:
                 error = self.failure()
             elif self._token is not None:
-                yield from self._save(_FAILED, self._call.seal_error(error, _FAILED))  # from here on every attempt undoes
+                yield from self._save(
+                    _FAILED, self._call.seal_error(error, _FAILED)
+                )  # from here on every attempt undoes
             for each in self._to_undo():
                 reason = yield from self._undo(each)
                 if reason is not None:
@@ -427,8 +429,8 @@ class Journal:
             if isinstance(result, Coroutine):
                 result.close()
                 raise PolicyError(
-                    f"the function of {_label(entry)!r} is async and is not awaited here: a step under AsyncSemel may be an "
-                    "async def; a step under Semel and a captured value may not"
+                    f"the function of {_label(entry)!r} is async and is not awaited here: a step under AsyncSemel may "
+                    "be an async def; a step under Semel and a captured value may not"
                 ) from error
             raise PolicyError(f"the value of {_label(entry)!r} cannot be stored: {error}") from error
         return self._call.codec.seal(Kind.VALUE, serializer.name, payload, self._call.id, entry)

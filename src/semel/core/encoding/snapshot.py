@@ -235,9 +235,9 @@ class Envelope:
         if coding or self.cipher is not None:
             if self.cipher is not None and not coding & _ENCRYPTED and not self.accept_plain and blob != NOT_SEALED:
                 raise SnapshotUnreadable(
-                    "the stored snapshot is not encrypted, and this codec has a cipher: somebody may have forged it. If "
-                    "it is older than the cipher, or of a process without one, set Codec(cipher=…, accept_plain=True) "
-                    "until it has expired"
+                    "the stored snapshot is not encrypted, and this codec has a cipher: somebody may have forged it. "
+                    "If it is older than the cipher, or of a process without one, set "
+                    "Codec(cipher=…, accept_plain=True) until it has expired"
                 )
             payload = self._decode(coding, payload, (_place(context, entry) if coding & _BOUND else context) + header)
         return Snapshot(kind, serializer, payload)
