@@ -11,7 +11,8 @@ from tests.servers.base import LOOPBACK, Server
 from tests.servers.postgres import PostgresServer
 
 IGNORED = (
-    "options,default_transaction_isolation,statement_timeout,jit,plan_cache_mode,enable_seqscan,enable_hashjoin,enable_mergejoin"
+    "options,default_transaction_isolation,statement_timeout,jit,plan_cache_mode,"
+    "enable_seqscan,enable_hashjoin,enable_mergejoin"
 )
 """What our page tells users to write: PgBouncer refuses settings of a session that it does not know."""
 
