@@ -106,7 +106,7 @@ def test_once_the_lease_is_lost_the_store_is_asked(
         with Semel(SQLiteStore(path), tenant="alice", sweep_every=None) as person:
             person.release("POST /pay", "k1", force=True)
         assert post_elsewhere() == (200, "paid", None)
-        until(lambda: hung.lost.is_set(), 10, "the lease is lost")
+        until(hung.lost.is_set, 10, "the lease is lost")
         assert post_here() == (200, "paid", "true")
     finally:
         hung.free.set()

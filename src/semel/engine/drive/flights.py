@@ -20,7 +20,7 @@ __all__ = ["Flight", "Flights"]
 
 
 class Flight:
-    """One call that asks the store. A flight changes when its claim is won, when its lease is lost, and when it lands."""
+    """One call that asks the store. It changes when its claim is won, when its lease is lost, and when it lands."""
 
     __slots__ = ("began", "changes", "claim", "completed", "error", "landed", "lease", "record", "running", "waiters")
 
