@@ -244,9 +244,7 @@ class WSGIResponder:
         """The ``start_response`` that the application is called with."""
         life = self.life
         write: Write
-        if life.natural is not None and life.natural.settled(
-            self._environ["REQUEST_METHOD"].upper(), int(status[:3])
-        ):
+        if life.natural is not None and life.natural.settled(self._environ["REQUEST_METHOD"].upper(), int(status[:3])):
             life.answer = SETTLED
         if life.answer is not None:
             self._carrier = as_bytes(headers)
