@@ -205,7 +205,7 @@ def test_what_could_not_be_opened_again_is_not_sealed() -> None:
         codec.seal(Kind.VALUE, "json", b"x" * 11, ID)
 
 
-@pytest.mark.parametrize("settings", [{"limit": 0}, {"compress_above": -1}, {"require_encryption": True}])
+@pytest.mark.parametrize("settings", [{"limit": 0}, {"compress_above": -1}, {"accept_plain": True}])
 def test_a_codec_that_cannot_be_meant_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(PolicyError):
         Codec(**settings)
