@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if args.mode or args.direct or (args.once and not args.http):
         if args.port is not None:
             raise ConfigurationError("--port is for the service, and straight on the store there is none: leave it out")
-        from semel.demo.direct.run import run as storm
+        from semel.demo.direct.storm import run as storm
 
         with stop_on_signals() as stopping:
             return OK if storm(args, stopping) else FAILED

@@ -228,5 +228,7 @@ def _exceptions(remember_errors: object, *, all_of_them: bool) -> tuple[type[Bas
             raise PolicyError(f'remember_errors is "all" or exception classes, not {cls!r}')
     if all_of_them and Exception not in classes:
         names = ", ".join(cls.__name__ for cls in classes)
-        raise PolicyError(f"at_most_once remembers every failure: remember_errors=(Exception, {names}), or leave it out")
+        raise PolicyError(
+            f"at_most_once remembers every failure: remember_errors=(Exception, {names}), or leave it out"
+        )
     return classes
