@@ -90,7 +90,8 @@ def test_rules_to_start_from_may_be_of_a_narrower_kind() -> None:
 @pytest.mark.parametrize("name", ["tll", "kind"])
 def test_an_unknown_setting_lists_those_of_the_route_and_those_of_the_policy(name: str) -> None:
     with pytest.raises(
-        PolicyError, match=f"unknown setting {name}; there are: canonical_json, .*exclude, .*key_format.*, scope, ttl$"
+        PolicyError,
+        match=f"unknown setting {name}; there are: allow_decorators_below, .*exclude, .*key_format.*, scope, ttl$",
     ):
         idempotent(**{name: "7d"})
 

@@ -35,7 +35,7 @@ class AsyncCallDriver:
     def __init__(self, store: AsyncStore, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
         self.store = store
         self.flights = Flights()
-        self.keeper = AsyncKeeper(store, sweep_every, on_swept)
+        self.keeper = AsyncKeeper(store, sweep_every, on_swept, self.flights.lose)
 
     def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Awaitable[Outcome[Any]]:
         """Run ``handler`` once for this call, or return what is known of it."""
@@ -66,35 +66,36 @@ class AsyncCallDriver:
         steps, store = execution.steps, self.store
         error: BaseException | None = None
         try:
-            while True:
-                request = steps.send(answer) if error is None else steps.throw(error)
-                error = None
-                try:
-                    if isinstance(request, Op):
-                        try:
-                            answer = await store.execute(request)
-                        except asyncio.CancelledError as cancelled:
-                            answer = await self._send_again(execution, request, cancelled)
-                    elif isinstance(request, Run):
-                        if handler is None:
-                            if execution.lease is not None:
-                                self.keeper.hold(execution.lease)
-                            return AsyncLeasedAttempt(self, execution, request.claimed)
-                        answer = await self._work(execution, request.claimed, handler)
-                    elif isinstance(request, Recover):
-                        answer = await self._work(execution, request.claimed, as_handler(recover))
-                    elif isinstance(request, Changed):
-                        await self._wait_for(request)
-                    elif isinstance(request, Await):
-                        await store.wait(request.id, request.seconds)
-                    elif isinstance(request, Pause):
-                        await shielded(asyncio.sleep(request.seconds), execution)
-                    else:
-                        await asyncio.sleep(request.seconds)
-                except (StoreError, asyncio.CancelledError) as failure:
-                    error = failure
-        except StopIteration as stop:
-            outcome: Outcome[Any] | Failed = stop.value
+            try:
+                while True:
+                    request = steps.send(answer) if error is None else steps.throw(error)
+                    error = None
+                    try:
+                        if isinstance(request, Op):
+                            try:
+                                answer = await store.execute(request)
+                            except asyncio.CancelledError as cancelled:
+                                answer = await self._send_again(execution, request, cancelled)
+                        elif isinstance(request, Run):
+                            if handler is None:
+                                if execution.lease is not None:
+                                    self.keeper.hold(execution.lease)
+                                return AsyncLeasedAttempt(self, execution, request.claimed)
+                            answer = await self._work(execution, request.claimed, handler)
+                        elif isinstance(request, Recover):
+                            answer = await self._work(execution, request.claimed, as_handler(recover))
+                        elif isinstance(request, Changed):
+                            await self._wait_for(request)
+                        elif isinstance(request, Await):
+                            await store.wait(request.id, request.seconds)
+                        elif isinstance(request, Pause):
+                            await shielded(asyncio.sleep(request.seconds), execution)
+                        else:
+                            await asyncio.sleep(request.seconds)
+                    except (StoreError, asyncio.CancelledError) as failure:
+                        error = failure
+            except StopIteration as stop:
+                outcome: Outcome[Any] | Failed = stop.value
             if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
                 execution.finish(self.keeper.leases)
         except BaseException as failure:

@@ -35,7 +35,7 @@ class CallDriver:
     def __init__(self, store: Store, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
         self.store = store
         self.flights = Flights()
-        self.keeper = Keeper(store, sweep_every, on_swept)
+        self.keeper = Keeper(store, sweep_every, on_swept, self.flights.lose)
 
     def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Outcome[Any]:
         """Run ``handler`` once for this call, or return what is known of it."""
@@ -63,30 +63,31 @@ class CallDriver:
         steps, store = execution.steps, self.store
         error: StoreError | None = None
         try:
-            while True:
-                request = steps.send(answer) if error is None else steps.throw(error)
-                error = None
-                try:
-                    if isinstance(request, Op):
-                        answer = store.execute(request)
-                    elif isinstance(request, Run):
-                        if handler is None:
-                            if execution.lease is not None:
-                                self.keeper.hold(execution.lease)
-                            return LeasedAttempt(self, execution, request.claimed)
-                        answer = self._work(execution, request.claimed, handler)
-                    elif isinstance(request, Recover):
-                        answer = self._work(execution, request.claimed, as_handler(recover))
-                    elif isinstance(request, Changed):
-                        self._wait_for(request)
-                    elif isinstance(request, Await):
-                        store.wait(request.id, request.seconds)
-                    else:
-                        time.sleep(request.seconds)
-                except StoreError as failure:
-                    error = failure
-        except StopIteration as stop:
-            outcome: Outcome[Any] | Failed = stop.value
+            try:
+                while True:
+                    request = steps.send(answer) if error is None else steps.throw(error)
+                    error = None
+                    try:
+                        if isinstance(request, Op):
+                            answer = store.execute(request)
+                        elif isinstance(request, Run):
+                            if handler is None:
+                                if execution.lease is not None:
+                                    self.keeper.hold(execution.lease)
+                                return LeasedAttempt(self, execution, request.claimed)
+                            answer = self._work(execution, request.claimed, handler)
+                        elif isinstance(request, Recover):
+                            answer = self._work(execution, request.claimed, as_handler(recover))
+                        elif isinstance(request, Changed):
+                            self._wait_for(request)
+                        elif isinstance(request, Await):
+                            store.wait(request.id, request.seconds)
+                        else:
+                            time.sleep(request.seconds)
+                    except StoreError as failure:
+                        error = failure
+            except StopIteration as stop:
+                outcome: Outcome[Any] | Failed = stop.value
             if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
                 execution.finish(self.keeper.leases)
         except BaseException:

@@ -47,9 +47,11 @@ class Lease:
 class Leases:
     """All leases of one engine."""
 
-    __slots__ = ("begun", "held", "shortest")
+    __slots__ = ("_on_lost", "begun", "held", "shortest")
 
-    def __init__(self) -> None:
+    def __init__(self, on_lost: Callable[[Lease], object] | None = None) -> None:
+        """:param on_lost: called with each lease that is lost, after its own ``on_lost``."""
+        self._on_lost = on_lost
         self.held: dict[int, Lease] = {}
         """The leases by their ids."""
         self.shortest = 30.0
@@ -117,3 +119,5 @@ class Leases:
         lease.lost = True
         if lease.on_lost is not None:
             lease.on_lost()
+        if self._on_lost is not None:
+            self._on_lost(lease)

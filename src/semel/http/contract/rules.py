@@ -11,9 +11,10 @@ such as ``semel.http.fastapi``, also decorates endpoints. This module knows no f
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Final, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
 from semel.core.keys import HeaderMode, KeyFormat
@@ -84,6 +85,7 @@ class IdempotentSettings(PolicyChanges, total=False):
     keep_body: bool
     connection: Callable[[], Any] | str | None
     connection_parameter: str | None
+    allow_decorators_below: bool
 
 
 class ConditionalSettings(IdempotentSettings, total=False):
@@ -167,6 +169,21 @@ class Idempotent(_Declaration):
     together with the answer, before it is sent. See ``semel.http.in_transaction``."""
     connection_parameter: str | None = None
     """The handler's parameter for this connection, which is also available as ``op.connection``."""
+    allow_decorators_below: bool = False
+    """True: none of the decorators below this one decides who may call, so a replay may skip them."""
+
+    def __call__(self, endpoint: F) -> F:
+        """Return the endpoint, protected by this rule. Warn of decorators below: a replay answers without them."""
+        protected = super().__call__(endpoint)
+        if not self.allow_decorators_below and _is_decorated(endpoint):
+            warnings.warn(
+                f"{getattr(endpoint, '__qualname__', endpoint)} has decorators below @{self.decorator}(), and a replay "
+                "answers without them: one that checks who calls does not protect the stored answer. Put them above "
+                f"@{self.decorator}(). If none of them decides who may call: {self.decorator}"
+                "(allow_decorators_below=True)",
+                stacklevel=2,
+            )
+        return protected
 
     def __post_init__(self) -> None:
         if self.reused_status not in (422, 409, 400):
@@ -352,6 +369,13 @@ def check_max_request_body(longest: object) -> None:
     """Raise PolicyError unless it is a number of bytes."""
     if type(longest) is not int or longest < 0:
         raise PolicyError(f"max_request_body is a number of bytes, 0 or more, not {longest!r}")
+
+
+def _is_decorated(endpoint: Any) -> bool:
+    """Whether a decorator has wrapped the function."""
+    if isinstance(endpoint, partial):  # Django's method_decorator() decorates a partial of the method
+        endpoint = getattr(endpoint.func, "__func__", endpoint.func)
+    return hasattr(endpoint, "__wrapped__")
 
 
 def _header_name(name: object) -> str:
