@@ -95,7 +95,7 @@ class AsyncRedisStore:
                 if connection is None:
                     where = redirection or await servers.address_of(key)
                     connection = await servers.connection(where)
-                program = programs.start(op, key, connection.clock)
+                program = programs.by_op[type(op)](op, key, connection.clock)
                 command = next(program)
                 asking = redirection is not None
                 while True:

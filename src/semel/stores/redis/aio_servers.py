@@ -52,7 +52,7 @@ class AsyncServers:
 
     def ready(self, key: bytes) -> AsyncRedisConnection | None:
         """Return the open connection to the server that has the key, if there is one: the path of nearly every call."""
-        address = self.topology.address_of(key)
+        address = self.topology.only or self.topology.address_of(key)
         connection = self._connections.get(address) if address is not None else None
         if connection is None or connection.closed or connection.loop is not asyncio.get_running_loop():
             return None
