@@ -14,6 +14,8 @@ import pytest
 
 from tests.http.conftest import Served, shown
 
+pytestmark = pytest.mark.process
+
 STORM = 50
 
 
