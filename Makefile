@@ -4,7 +4,7 @@ PYTHON ?= python3
 # Another interpreter gets a folder of its own: packages built for one version do not run on the next.
 VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
 BIN := $(VENV)/bin
-WORKERS ?= 2
+WORKERS ?= 3
 QUICK := "not server and not process and not faults and not slow"
 TYPED := src tests/servers tests/conftest.py $(wildcard tests/test_*.py tests/typing)
 
