@@ -153,7 +153,9 @@ def test_a_path_that_leads_nowhere_is_an_error_of_ours_and_nothing_is_claimed(
     assert quick_engine.script.kinds == []
 
 
-@pytest.mark.parametrize("path", ["event.", "event..id", "event.a[0", "event.a[x]", "event.a[]", "event[0]id", "event.[0]"])
+@pytest.mark.parametrize(
+    "path", ["event.", "event..id", "event.a[0", "event.a[x]", "event.a[]", "event[0]id", "event.[0]"]
+)
 def test_what_is_no_path_is_refused_when_it_is_declared(quick_engine: Engine, path: str) -> None:
     with pytest.raises(PolicyError, match="not a path"):
         quick_engine.once(lambda event: None, key=path)

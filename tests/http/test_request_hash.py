@@ -105,7 +105,9 @@ def exchange_of(body: bytes, rule: Idempotent, *headers: tuple[bytes, bytes]) ->
     return exchange.fingerprint(rule)
 
 
-@pytest.mark.parametrize("rule", [idempotent(include=("amount",)), idempotent(exclude=("sent_at",))], ids=["include", "exclude"])
+@pytest.mark.parametrize(
+    "rule", [idempotent(include=("amount",)), idempotent(exclude=("sent_at",))], ids=["include", "exclude"]
+)
 @pytest.mark.parametrize("depth", [100, 600, 5000, 100_000])
 def test_a_deeply_nested_body_has_a_fingerprint_on_routes_with_chosen_fields(rule: Idempotent, depth: int) -> None:
     def nested(member: bytes, value: bytes) -> bytes:

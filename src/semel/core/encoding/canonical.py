@@ -208,7 +208,8 @@ def split_path(path: object) -> list[str | int]:
     for part in path.split(".") if isinstance(path, str) else [""]:
         if _SEGMENT.fullmatch(part) is None:
             raise PolicyError(
-                f"{path!r} is not a path to a field: write it like 'amount', 'card.number', 'items[0].sku' or 'items.*.sku'"
+                f"{path!r} is not a path to a field: write it like 'amount', 'card.number', 'items[0].sku' or "
+                "'items.*.sku'"
             )
         name, *indexes = part.replace("]", "").split("[")
         segments += [name, *map(int, indexes)]

@@ -251,7 +251,9 @@ def _first_and_rest(path: str) -> tuple[str, list[str | int]]:
 def _follow(value: Any, path: list[str | int]) -> Any:
     for index, segment in enumerate(path):
         if isinstance(segment, int):
-            value = value[segment] if isinstance(value, (list, tuple)) and -len(value) <= segment < len(value) else ABSENT
+            value = (
+                value[segment] if isinstance(value, (list, tuple)) and -len(value) <= segment < len(value) else ABSENT
+            )
         elif isinstance(value, Mapping):
             value = value.get(segment, ABSENT)
         elif segment == "*" and isinstance(value, (list, tuple)):
