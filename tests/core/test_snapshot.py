@@ -344,7 +344,8 @@ def remembered(exc: BaseException, *allowed: type[BaseException]) -> BaseExcepti
     ids=repr,
 )
 def test_allowed_failures_are_raised_again_as_they_were(exc: BaseException) -> None:
-    for allowed in ((type(exc),), (BaseException,), (KeyboardInterrupt, Exception, SystemExit)):
+    own = PaymentError if isinstance(exc, PaymentError) else type(exc)
+    for allowed in ((type(exc),), (BaseException, own), (KeyboardInterrupt, Exception, SystemExit, own)):
         again = remembered(exc, *allowed)
         assert type(again) is type(exc)
         assert again.args == exc.args
@@ -367,6 +368,8 @@ def test_attributes_come_back_too() -> None:
         (ValueError("x"), ()),
         (ValueError("x"), (KeyError, PaymentError)),
         (PaymentError("x"), (Declined,)),
+        (PaymentError("x"), (Exception,)),
+        (Declined("05", 100), (BaseException, KeyError)),
         (Slotted("x"), (PaymentError,)),
         (Holding("x"), (KeyError,)),
         (Reducing("x"), (PaymentError,)),

@@ -15,8 +15,13 @@ MODES = ("leased", "transactional", "steps")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    from semel.stores.bounds import plain_url
+
     parser.add_argument(
-        "--store", metavar="URL", help="where Semel keeps its records (default: SQLite in a temporary folder)"
+        "--store",
+        type=plain_url,
+        metavar="URL",
+        help="where Semel keeps its records (default: SQLite in a temporary folder)",
     )
     parser.add_argument("--port", type=_port, metavar="N", help="of 127.0.0.1, for the service; 0: a free one (8080)")
     parser.add_argument("--no-storm", action="store_true", help="only serve")
