@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import flask
@@ -153,7 +153,9 @@ def flask_subdomains(**settings: Any) -> Send:
     _flask_like(app, for_flask, settings, subdomain=["a", "<name>", ""])
     for_flask.install(app, guard=Semel(MemoryStore()), tenant=whose)
     send = over_wsgi(app)
-    return lambda host, path: send({"b.test": "b.example", "c.example": "example", "d.example": "example"}.get(host, host), path)
+    return lambda host, path: send(
+        {"b.test": "b.example", "c.example": "example", "d.example": "example"}.get(host, host), path
+    )
 
 
 def quart_hosts(**settings: Any) -> Send:
@@ -272,8 +274,8 @@ def test_endpoints_below_a_host_are_listed_with_it() -> None:
 
 
 @pytest.fixture
-def seen() -> Iterator[list[Event]]:
-    yield []
+def seen() -> list[Event]:
+    return []
 
 
 def starlette_orders(seen: list[Event]) -> Send:

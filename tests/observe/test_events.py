@@ -27,8 +27,8 @@ from semel import (
 from semel.core.keys import identity
 from semel.core.ops import Claim, Release, Renew
 from semel.core.quota import Meter
-from semel.errors import NotUndone
 from semel.engine.guard import Guard
+from semel.errors import NotUndone
 from semel.http.contract.endpoint import Lifecycle
 from semel.http.contract.exchange import Exchange
 from semel.http.contract.middleware import Middleware

@@ -155,7 +155,9 @@ class _StarletteRoutes:
         templates = dict.fromkeys(each.host + each.path for each in endpoints if bool(each.host) == bool(host))
         if len(templates) > 1:  # one function that serves several paths
             path = scope["path"]
-            templates = {each: None for each in templates if re.search(_PART.sub(".+", re.escape(each)) + "$", host + path)}
+            templates = {
+                each: None for each in templates if re.search(_PART.sub(".+", re.escape(each)) + "$", host + path)
+            }
         return MatchedRoute(host, next(iter(templates), ""))
 
 

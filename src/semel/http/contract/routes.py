@@ -17,8 +17,8 @@ from semel.errors import ConfigurationError, PolicyError
 from semel.http.contract.rules import SAFE_METHODS, Exempt, Idempotent, Rule
 
 __all__ = [
-    "Endpoint", "MatchedRoute", "RouteFinder", "RouteTable", "Routes", "by_method_and_path", "check_declarable", "declared_rule", "mark_exempt",
-    "mark_replaced", "never_claimed", "report", "undeclared",
+    "Endpoint", "MatchedRoute", "RouteFinder", "RouteTable", "Routes", "by_method_and_path", "check_declarable",
+    "declared_rule", "mark_exempt", "mark_replaced", "never_claimed", "report", "undeclared",
 ]  # fmt: skip
 
 RouteTable: TypeAlias = Mapping[str, Rule]
