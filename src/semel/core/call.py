@@ -195,7 +195,7 @@ class Call:
 
     __slots__ = (
         "accept", "claim", "codec", "fingerprint", "has_steps", "hook", "id", "input", "key", "nonce", "operation",
-        "policy", "quota", "resumption", "serializer", "stored_key", "tenant", "writes",
+        "policy", "quota", "resumption", "route", "serializer", "stored_key", "tenant", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -227,6 +227,8 @@ class Call:
         self.quota = quota
         self.claim: Claim | None = None
         """The claim that the call makes, always the same, so that the store recognises a repeated one."""
+        self.route = operation
+        """The operation's name on events. Over HTTP it has the template of the path, not the path of one request."""
         self.has_steps = False
         """Whether the store holds steps of this operation, so that a failed attempt must not delete the record."""
         self.input: bytes | None = None
@@ -244,7 +246,7 @@ class Call:
     def tell(self, event: type[Event], *details: Any) -> None:
         """Hand an event to the hook. Without a hook no event is created."""
         if self.hook is not None:
-            self.hook(event(self.operation, self.tenant, self.key, *details))
+            self.hook(event(self.operation, self.tenant, self.key, *details, route=self.route))
 
     # What is stored
 

@@ -51,6 +51,7 @@ __all__ = [
     "StoredResponse",
     "decode_response",
     "encode_response",
+    "make_response",
 ]
 
 COMPRESS_ABOVE = 1024
@@ -286,7 +287,10 @@ class StoredResponse(NamedTuple):
     """The body was too large to store, or must not be stored; ``body`` is empty."""
 
 
-_response: Final[Callable[[tuple[Any, ...]], StoredResponse]] = partial(tuple.__new__, StoredResponse)
+make_response: Final[Callable[[tuple[int, list[tuple[bytes, bytes]], bytes, bool]], StoredResponse]] = partial(
+    tuple.__new__, StoredResponse
+)
+"""Makes a StoredResponse of its fields in order, faster than ``StoredResponse(...)``, which is a Python function."""
 
 _RESPONSE = struct.Struct("!BHHI")  # flags, status, number of header lines, length of the body
 _LINE = struct.Struct("!HI")  # length of the name, length of the value
@@ -328,4 +332,4 @@ def decode_response(payload: bytes) -> StoredResponse:
         raise SnapshotUnreadable("the stored response is corrupt: it ends within its header lines") from exc
     if len(payload) != at + length or flags & ~_BODY_OMITTED:
         raise SnapshotUnreadable("the stored response is corrupt: its parts do not add up")
-    return _response((status, headers, payload[at:], flags == _BODY_OMITTED))
+    return make_response((status, headers, payload[at:], flags == _BODY_OMITTED))

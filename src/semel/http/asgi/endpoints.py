@@ -81,7 +81,7 @@ def async_endpoint(
         responder = current_responder()
         if responder is None:
             return await function(*args, **with_handle(kwargs, handle, None))
-        if not await responder.claim(rule):
+        if not await responder.drive(responder.life.claim(rule)):
             return framework.blank()
         if handle is not None:
             kwargs[handle] = None if (attempt := responder.life.attempt) is None else attempt.operation

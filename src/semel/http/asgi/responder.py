@@ -16,22 +16,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from semel.core.call import Declined, Pause, Raised, Returned, Stopped
+from semel.core.call import Call, Declined, Pause, Raised, Returned, Stopped
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.drive.waiting import start_task
 from semel.engine.operation import running
 from semel.errors import PreconditionError
 from semel.http.asgi.body import BodyReader
-from semel.http.asgi.messages import FILES, Message, Receive, Scope, Send, has_key, without_files
+from semel.http.asgi.messages import FILES, Message, Receive, Scope, Send, without_files
 from semel.http.asgi.transaction import open_transaction_async
 from semel.http.contract.capture import Capture, cut_off
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
 from semel.http.contract.endpoint import (
     FIND_TENANT,
     READ_BODY,
-    Begin,
     Compensate,
     Ending,
     EndpointFlow,
@@ -40,7 +39,7 @@ from semel.http.contract.endpoint import (
     OpenTransaction,
     Request,
 )
-from semel.http.contract.exchange import SETTLED, Exchange
+from semel.http.contract.exchange import KEY, SETTLED, Exchange
 from semel.http.contract.rerun import Rerun, RunAgain
 from semel.http.contract.rules import Rule
 
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["ASGIResponder"]
 
 T = TypeVar("T")
+_KEY_LENGTH: Final = len(KEY)
 
 
 class ASGIResponder:
@@ -78,11 +78,15 @@ class ASGIResponder:
 
     async def respond(self, rule: Rule | None) -> None:
         """Run the application. ``rule`` is the rule to claim here, at the edge, if there is one."""
-        if not has_key(self._scope):
+        for name, _ in self._scope["headers"]:
+            if len(name) == _KEY_LENGTH and name.lower() == KEY:
+                break
+        else:
             await self._respond_unkeyed(rule)
             return
         if "extensions" in self._scope:
             without_files(self._scope)
+        self.life.exchange = _make_exchange(self._scope, self._middleware)
         self._body = BodyReader(self._receive, self.life)
         if self._middleware.reruns.possible:
             self.life.rerun = Rerun(self._scope, self._scope.values())
@@ -122,7 +126,7 @@ class ASGIResponder:
         try:
             await self._middleware.app(self._scope, self._receive, self.send)
         except PreconditionError as error:
-            if rule is None or await self._drive(self.life.application_raised(error, sent=self._begun)) is Ending.RAISE:
+            if rule is None or await self.drive(self.life.application_raised(error, sent=self._begun)) is Ending.RAISE:
                 raise
             await self._send_answer()
         finally:
@@ -153,10 +157,11 @@ class ASGIResponder:
                     if ending is Ending.RAISE or ending is Ending.ANSWER_AND_RAISE:
                         raise
                 finally:
-                    body.close()
+                    if body.held is not None:
+                        body.close()
                 if not life.runs_again or not await self._start_over(rule, body):
                     break
-            if life.answer is not None:
+            if life.answer is not None and not self._answered:
                 await self._send_answer()
         except asyncio.CancelledError:
             if self._over is not None:
@@ -180,7 +185,7 @@ class ASGIResponder:
         if attempt is not None and attempt.lease is not None:
             attempt.lease.on_lost = None  # from here on only the record is settled, which must not be cancelled
             superseded = isinstance(error, asyncio.CancelledError) and self._superseded(asyncio.current_task(self.loop))
-        return await self._drive(self.life.application_raised(error, superseded=superseded, sent=True))
+        return await self.drive(self.life.application_raised(error, superseded=superseded, sent=True))
 
     async def _start_over(self, rule: Rule | None, body: BodyReader) -> bool:
         """Restore the original request. Returns whether the application is to be run again."""
@@ -195,7 +200,7 @@ class ASGIResponder:
 
     def claim(self, declared: Rule) -> Coroutine[Any, Any, bool]:
         """Claim the request's key. Returns whether the handler is to run; if not, the answer is known."""
-        return self._drive(self.life.claim(declared))
+        return self.drive(self.life.claim(declared))
 
     async def run(
         self,
@@ -225,7 +230,7 @@ class ASGIResponder:
             superseded = isinstance(error, asyncio.CancelledError)
             if superseded and not self._superseded(task):
                 raise
-            left = await self._drive(life.handler_raised(error, framework, superseded=superseded))
+            left = await self.drive(life.handler_raised(error, framework, superseded=superseded))
             if left is None:
                 return framework.blank()
             if left is error:
@@ -256,9 +261,9 @@ class ASGIResponder:
         def flow() -> EndpointFlow[Any]:
             return (yield request)
 
-        return await self._drive(flow())
+        return await self.drive(flow())
 
-    async def _drive(self, flow: EndpointFlow[T]) -> T:
+    async def drive(self, flow: EndpointFlow[T]) -> T:
         """Carry out the requests of a flow and send it the results, until it returns."""
         try:
             request = next(flow)
@@ -269,11 +274,11 @@ class ASGIResponder:
                         assert self._body is not None
                         result = await self._body.read_all()
                         self._client_left = not result
-                    elif isinstance(request, Begin):
-                        result = await self._middleware.guard.begin(request.call)
+                    elif isinstance(request, Call):
+                        result = await self._middleware.guard.begin(request)
                     elif request is FIND_TENANT:
                         result = self._middleware.tenant_of(self._scope)
-                        if result is not None and not isinstance(result, str):
+                        if not isinstance(result, str):
                             result = await result
                     elif isinstance(request, OpenTransaction):
                         result = await open_transaction_async(self._middleware.guard, request.connect, request.call)
@@ -294,18 +299,18 @@ class ASGIResponder:
             returned: T = end.value
             return returned
 
-    async def _end_attempt(self, how: Returned | Declined | Stopped | Raised) -> Any:
+    def _end_attempt(self, how: Returned | Declined | Stopped | Raised) -> Awaitable[Any]:
         attempt = self.life.attempt
         assert attempt is not None
         if attempt.lease is not None:
             attempt.lease.on_lost = None  # the record is settled, which must not be cancelled
         if isinstance(how, Returned):
-            return await attempt.complete(how.value)
+            return attempt.complete(how.value)
         if isinstance(how, Declined):
-            return await attempt.decline(how.value)
+            return attempt.decline(how.value)
         if isinstance(how, Raised):
-            return await attempt.fail(how.error)
-        return await attempt.lost()
+            return attempt.fail(how.error)
+        return attempt.lost()
 
     # -- the answer
 
@@ -333,7 +338,7 @@ class ASGIResponder:
             self._start = message
             capture.start(message["status"], message.get("headers", ()))
         elif kind == "http.response.body":
-            was_open, body = capture.overflowed, message.get("body", b"")
+            was_open, body, whole = capture.overflowed, message.get("body", b""), not capture.size
             fits = capture.add(body)
             more = message.get("more_body", False)
             if not fits and not was_open:
@@ -342,7 +347,7 @@ class ASGIResponder:
                     await self._pass_on(self._first_start(capture))
                 body = capture.take()
             if not more:
-                last = {"type": kind, "body": capture.body if fits else body, "more_body": False}
+                last = {"type": kind, "body": capture.body if fits and not whole else body, "more_body": False}
                 await self._finish(capture, last, was_open)
             elif not fits:
                 await self._pass_on({"type": kind, "body": body, "more_body": True})
@@ -355,7 +360,7 @@ class ASGIResponder:
     async def _finish(self, capture: Capture, last: Message, begun: bool = False) -> None:
         """Store the complete answer, and then send it, or its last part if the rest was sent before."""
         life = self.life
-        await self._drive(life.answered())
+        await self.drive(life.answered())
         if life.runs_again:
             raise RunAgain
         if life.answer is None:

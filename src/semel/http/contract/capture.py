@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from semel.core.encoding.snapshot import StoredResponse
+from semel.core.encoding.snapshot import StoredResponse, make_response
 from semel.http.contract.exchange import KEY
 from semel.http.contract.rules import Idempotent
 
@@ -14,7 +14,7 @@ __all__ = ["Capture", "cut_off"]
 class Capture:
     """One answer: its status, its header lines, and its body up to ``max_stored_body``."""
 
-    __slots__ = ("_chunks", "_replayed", "_rule", "_size", "headers", "overflowed", "status")
+    __slots__ = ("_chunks", "_replayed", "_rule", "headers", "overflowed", "size", "status")
 
     def __init__(self, rule: Idempotent) -> None:
         self._rule = rule
@@ -23,7 +23,8 @@ class Capture:
         """All header lines except those that Semel sets itself."""
         self._replayed: list[tuple[bytes, bytes]] = []
         self._chunks: list[bytes] = []
-        self._size = 0
+        self.size = 0
+        """Bytes of the body so far."""
         self.overflowed = False
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -42,9 +43,9 @@ class Capture:
         """Add a chunk. Returns False once the answer is too large to be stored: it is let through then."""
         if self.overflowed:
             return False
-        self._size += len(chunk)
+        self.size += len(chunk)
         self._chunks.append(bytes(chunk))  # the application may reuse its buffer
-        self.overflowed = self._size > self._rule.max_stored_body
+        self.overflowed = self.size > self._rule.max_stored_body
         return not self.overflowed
 
     def take(self) -> bytes:
@@ -59,9 +60,9 @@ class Capture:
 
     def to_store(self) -> StoredResponse:
         """Return the answer as it is stored."""
-        if self.overflowed or (self._size and not self._rule.keep_body):
-            return StoredResponse(self.status, self._replayed, b"", True)
-        return StoredResponse(self.status, self._replayed, b"".join(self._chunks))
+        if self.overflowed or (self.size and not self._rule.keep_body):
+            return make_response((self.status, self._replayed, b"", True))
+        return make_response((self.status, self._replayed, b"".join(self._chunks), False))
 
 
 def cut_off() -> ConnectionError:

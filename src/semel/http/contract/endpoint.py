@@ -47,6 +47,7 @@ from semel.core.encoding.snapshot import StoredResponse
 from semel.core.values import value
 from semel.engine.drive.attempts import AsyncAttempt, Attempt
 from semel.errors import (
+    BodyTooLarge,
     ConfigurationError,
     LeaseLost,
     NotUndone,
@@ -60,12 +61,12 @@ from semel.http.contract.exchange import CLAIMED, FAILED, Exchange
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.rerun import Rerun, RunAgain
 from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
+from semel.observe import events
 
 __all__ = [
     "FIND_TENANT",
     "READ_BODY",
     "STOPPED",
-    "Begin",
     "Compensate",
     "Ending",
     "EndpointFlow",
@@ -96,15 +97,8 @@ STOPPED: Final = Stopped()
 
 
 @value
-class Begin:
-    """Claim the key under a lease. The answer is an attempt, or an Outcome if there is nothing to run."""
-
-    call: Call
-
-
-@value
 class OpenTransaction:
-    """Open the connection of a ``connection=`` route and lock the key in it. The answer is that of ``Begin``."""
+    """Open the connection of a ``connection=`` route and lock the key in it. The answer is that to a ``Call``."""
 
     call: Call
     connect: Callable[[], Any]
@@ -118,9 +112,13 @@ class Compensate:
 
 
 Request: TypeAlias = (
-    "ReadBody | FindTenant | Begin | OpenTransaction | Pause | Compensate | Returned | Declined | Stopped | Raised"
+    "ReadBody | FindTenant | Call | OpenTransaction | Pause | Compensate | Returned | Declined | Stopped | Raised"
 )
-"""What a flow yields. The last four end the attempt: complete, decline, lost and fail."""
+"""What a flow yields.
+
+A ``Call`` is to be claimed under a lease: the answer is an attempt, or an Outcome if there is nothing to run. The last
+four end the attempt: complete, decline, lost and fail.
+"""
 EndpointFlow: TypeAlias = Generator[Request, Any, T]
 
 
@@ -221,24 +219,32 @@ class Lifecycle(Generic[A]):
             self.natural = declared if isinstance(declared, Natural) else None
             return True
         middleware, exchange = self._middleware, self.exchange
-        rule = self.rule = middleware.rule(declared)
+        known = middleware.rules.get(id(declared))
+        rule = self.rule = middleware.rule(declared) if known is None else known[1]
+        if middleware.binds_hosts:
+            exchange.host = middleware.matched_route(self._environment).host
         try:
             key = exchange.read_key(rule)
             if isinstance(rule, Conditional):
                 self.preconditions = exchange.preconditions(rule)
             if key is None:
-                exchange.report_unprotected(middleware.guard, rule)
+                self._report_unkeyed(rule)
                 return True
             if not rule.reads_json and rule.connection is None:
                 exchange.body = None
             # The tenant comes first: a request that has none is refused before its body is read.
             tenant = None if middleware.tenant is None else (yield FIND_TENANT)
-            if not (yield READ_BODY):
+            if exchange.complete:
+                if exchange.size > (rule.max_request_body or 0):  # the middleware's, if the route has none
+                    raise BodyTooLarge
+            elif not (yield READ_BODY):
                 return False
             self.claiming = True
             call = exchange.call(middleware.guard, rule, key, tenant)
+            if call.hook is not None:
+                call.route = self._route_name()
             if rule.connection is None:
-                begun = yield Begin(call)
+                begun = yield call
             else:
                 begun = yield from self._open_transaction(call, rule.connection)
         except ConfigurationError:
@@ -262,6 +268,22 @@ class Lifecycle(Generic[A]):
             yield from self._end(Declined(None))
             return False
         return True
+
+    def _report_unkeyed(self, rule: Idempotent) -> None:
+        """Emit an event: the request runs without a key. A conditional one is protected by its precondition."""
+        if isinstance(rule, Conditional):
+            return
+        call = self.exchange.call(self._middleware.guard, rule, "", None)
+        if call.hook is not None:
+            call.route = self._route_name()
+            call.tell(events.Unkeyed)
+
+    def _route_name(self) -> str:
+        """Return the name of the operation on events: the template of its path if it is known, not the path itself."""
+        exchange, middleware = self.exchange, self._middleware
+        template = middleware.matched_route(self._environment).template
+        template = template or middleware.routes.template(exchange.method, exchange.path)
+        return f"{exchange.method} {template or exchange.path}"
 
     def _open_transaction(self, call: Call, connect: Callable[[], Any]) -> EndpointFlow[Any]:
         """Open the transaction, and retry it after a conflict. The handler has not run yet, so it is not repeated."""

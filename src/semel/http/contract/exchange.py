@@ -19,9 +19,9 @@ from semel.core.call import Call
 from semel.core.encoding.canonical import canonical_json, parse_json, select_fields
 from semel.core.encoding.fingerprint import DIGEST_SIZE, hash_key
 from semel.core.encoding.serializers import NotSerializable
-from semel.core.encoding.snapshot import Kind, StoredResponse, decode_response, encode_response
+from semel.core.encoding.snapshot import Kind, StoredResponse, decode_response, encode_response, make_response
 from semel.core.keys import header_value, parse_header
-from semel.engine.guard import Guard, checked_tenant
+from semel.engine.guard import Guard
 from semel.errors import (
     ConfigurationError,
     DocumentError,
@@ -37,7 +37,6 @@ from semel.errors import (
 from semel.http.contract.conditional import Preconditions, preconditions
 from semel.http.contract.problems import problem
 from semel.http.contract.rules import Conditional, Idempotent
-from semel.observe import events
 
 __all__ = ["CLAIMED", "FAILED", "KEY", "RESPONSES", "SETTLED", "Exchange", "ResponseSerializer"]
 
@@ -83,7 +82,7 @@ class ResponseSerializer:
     kind: Final = Kind.RESPONSE
 
     def encode(self, value: Any) -> bytes:
-        status, headers, body, omitted = as_response(value)
+        status, headers, body, omitted = value if type(value) is StoredResponse else as_response(value)
         try:
             return encode_response(status, headers, body, body_omitted=omitted)
         except ValueError as error:
@@ -112,8 +111,8 @@ class Exchange:
     """A request, and the answers to it."""
 
     __slots__ = (
-        "_body_size", "_counted", "_echoed", "_hash", "_keys", "_lines", "_query", "_scripted", "_verbatim",
-        "announced_length", "body", "docs", "key", "method", "path",
+        "_body_hash", "_counted", "_echoed", "_keys", "_lines", "_query", "_request_hash", "_scripted", "_verbatim",
+        "announced_length", "body", "complete", "docs", "host", "key", "method", "path", "size",
     )  # fmt: skip
 
     def __init__(
@@ -129,16 +128,21 @@ class Exchange:
         self.method = method
         self.path = path
         self.docs = docs
+        self.host = ""
+        """The host of the request, if its route is bound to hosts; it is a part of the operation then."""
         self.body: list[bytes] | None = []
         """Chunks of the body, for rules that read all of it; None if no rule does, or if it is too large for that."""
-        self._body_size = 0
+        self.size = 0
+        """Bytes of the body that have arrived."""
+        self.complete = False
+        """Whether the application has read the body to its end before the claim."""
         self.key: str | None = None
         self._verbatim = False
         """Whether the key is echoed without adding quotes."""
         self._echoed: list[tuple[bytes, bytes]] | None = None
         self._query = query
         self._lines = headers
-        self._hash = RequestHash(secret)
+        self._request_hash, self._body_hash = _new_hashes(secret)
         self.announced_length = 0
         """The Content-Length, or 0 if there is none."""
         self._scripted = False
@@ -165,12 +169,14 @@ class Exchange:
         return [(name.lower(), value) for name, value in self._lines]
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next chunk of the request's body."""
-        self._hash.feed(chunk)
+        """Take the next chunk of the request's body. How the body is cut into chunks does not matter."""
+        if self.size == 0:
+            self._body_hash = self._body_hash.copy()
+        self._body_hash.update(chunk)
+        self.size += len(chunk)
         if self.body is not None:
             self.body.append(chunk)
-            self._body_size += len(chunk)
-            if self._body_size > DOCUMENT_LIMIT:
+            if self.size > DOCUMENT_LIMIT:
                 self.body = None
 
     def read_key(self, rule: Idempotent) -> str | None:
@@ -195,7 +201,7 @@ class Exchange:
         """Return the operation, which scopes the key together with the tenant."""
         if rule.scope == "tenant":
             return "*"
-        path = self.path
+        path = self.host + self.path
         if len(path) > _LONGEST_PATH or not path.isprintable():  # a store takes short text without control characters
             digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
             path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
@@ -210,12 +216,32 @@ class Exchange:
         if len(lines) > 1:
             lines = sorted(lines, key=_name)  # lines of the same name keep their order
         document = self._document(rule) if rule.reads_json else None
-        return self._hash.digest(self.method, self.path, self._query, lines, document)
+        return self.digest(lines, document)
+
+    def digest(self, lines: Iterable[tuple[bytes, bytes]], document: bytes | None) -> bytes:
+        """Return the hash of the whole request; a ``document`` takes the place of the body's bytes.
+
+        Each part is preceded by its length, so that no two requests give the same bytes. With a secret it is a MAC: see
+        ``semel.core.encoding.fingerprint``.
+        """
+        target, query = (self.host + self.path).encode("utf-8", "surrogatepass"), self._query
+        word = self.method.encode()
+        parts = b"%d:%b%d:%b%d:%b" % (len(word), word, len(target), target, len(query), query)
+        for name, value in lines:
+            parts += b"h%d:%b%d:%b" % (len(name), name, len(value), value)
+        if document is None:
+            parts += b"b%d:%b" % (self.size, self._body_hash.digest())
+        else:
+            parts += b"d%d:%b" % (len(document), document)
+        whole = self._request_hash.copy()
+        whole.update(parts)
+        return whole.digest()
 
     def call(self, guard: Guard, rule: Idempotent, key: str, tenant: str | None) -> Call:
         """Return the call to claim. Call it once the body has arrived."""
         try:
-            owner = guard.tenant if tenant is None else checked_tenant(tenant)
+            known = guard.tenants.get(tenant) if type(tenant) is str else None
+            owner = known or (guard.tenant if tenant is None else guard.check_tenant(tenant))
         except RequestError as error:  # not the client's mistake
             raise ConfigurationError(f"tenant= gave no text of 1 to 255 characters: {error}") from error
         return guard.make_call(
@@ -230,12 +256,6 @@ class Exchange:
     def preconditions(self, rule: Conditional) -> Preconditions:
         """Return the request's preconditions. Raises PreconditionError if they are malformed or missing."""
         return preconditions(self.headers, required=rule.precondition_required)
-
-    def report_unprotected(self, guard: Guard, rule: Idempotent) -> None:
-        """Emit an event: the request runs without a key. A conditional one is protected by its precondition."""
-        if isinstance(rule, Conditional):
-            return
-        guard.make_call(self.operation(rule), "", guard.tenant, b"", rule.policy).tell(events.Unkeyed)
 
     def _document(self, rule: Idempotent) -> bytes | None:
         """Return the body as canonical JSON; None if it is not JSON or too large, so that its bytes are compared."""
@@ -265,7 +285,7 @@ class Exchange:
 
     def replay(self, stored: StoredResponse, rule: Idempotent) -> StoredResponse:
         """Return the first answer, marked as a replay."""
-        status, lines, body, omitted = as_response(stored)
+        status, lines, body, omitted = stored if type(stored) is StoredResponse else as_response(stored)
         if omitted:  # there is nothing to decode
             lines = [line for line in lines if line[0] != b"content-encoding"]
         headers = [
@@ -275,7 +295,7 @@ class Exchange:
         ]
         if status not in (204, 304):
             headers.append((b"content-length", b"%d" % len(body)))
-        return StoredResponse(status, headers, body, omitted)
+        return make_response((status, headers, body, omitted))
 
     def with_key(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Return the captured header lines of a first answer, with the key added."""
@@ -336,43 +356,6 @@ class Exchange:
             return header_value(key)
         except KeyInvalid:
             return header_value(key, quote=True)
-
-
-class RequestHash:
-    """The fingerprint of a request, computed while its body arrives.
-
-    Each part is preceded by its length, so that no two requests give the same bytes. With a secret it is a MAC: see
-    ``semel.core.encoding.fingerprint``.
-    """
-
-    __slots__ = ("_body", "_request", "_size")
-
-    def __init__(self, secret: bytes | None) -> None:
-        self._request, self._body = _new_hashes(secret)
-        self._size = 0
-
-    def feed(self, chunk: bytes) -> None:
-        """Take the next chunk of the body. How the body is cut into chunks does not matter."""
-        if self._size == 0:
-            self._body = self._body.copy()
-        self._body.update(chunk)
-        self._size += len(chunk)
-
-    def digest(
-        self, method: str, path: str, query: bytes, lines: Iterable[tuple[bytes, bytes]], document: bytes | None
-    ) -> bytes:
-        """Return the hash of the whole request; a ``document`` takes the place of the body's bytes."""
-        word, target = method.encode(), path.encode("utf-8", "surrogatepass")
-        parts = b"%d:%b%d:%b%d:%b" % (len(word), word, len(target), target, len(query), query)
-        for name, value in lines:
-            parts += b"h%d:%b%d:%b" % (len(name), name, len(value), value)
-        if document is None:
-            parts += b"b%d:%b" % (self._size, self._body.digest())
-        else:
-            parts += b"d%d:%b" % (len(document), document)
-        whole = self._request.copy()
-        whole.update(parts)
-        return whole.digest()
 
 
 @lru_cache(maxsize=16)

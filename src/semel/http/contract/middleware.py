@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
 from semel.http.contract.rerun import Reruns
-from semel.http.contract.routes import Endpoint, Routes, RouteTable, report
+from semel.http.contract.routes import Endpoint, MatchedRoute, RouteFinder, Routes, RouteTable, report
 from semel.http.contract.rules import MAX_REQUEST_BODY, Idempotent, Rule, check_max_request_body
 
 __all__ = ["Middleware", "check_installation"]
@@ -37,6 +37,7 @@ class Middleware(Generic[App, G]):
         max_request_body: int = MAX_REQUEST_BODY,
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
+        find_route: RouteFinder | None = None,
         level: int = 3,
     ) -> None:
         check_installation(guard, wanted, tenant, max_request_body)
@@ -55,9 +56,14 @@ class Middleware(Generic[App, G]):
         """Makes the framework's own request, which ``tenant`` receives."""
         self.list_endpoints = endpoints
         """Lists the application's endpoints, where a framework can."""
+        self.find_route = find_route
+        """Finds the route of a request, where a framework can."""
+        self.binds_hosts = False
+        """Whether some route is bound to a host. Known after the report."""
         self.reruns = Reruns()
         self._reported = False
-        self._rules: dict[int, tuple[Idempotent, Idempotent]] = {}
+        self.rules: dict[int, tuple[Idempotent, Idempotent]] = {}
+        """By the id of each declared rule: the rule, and its form under the guard's policy."""
 
     def around(self, app: App) -> Self:
         """Return this middleware around another application. It shares everything else, and does not report again."""
@@ -73,17 +79,21 @@ class Middleware(Generic[App, G]):
             rule = self.routes.find(method, path[len(root) :])
         return rule
 
+    def matched_route(self, environment: Any) -> MatchedRoute:
+        """Return the route of a request, as far as the framework tells."""
+        return MatchedRoute() if self.find_route is None else self.find_route(environment)
+
     def rule(self, declared: Idempotent) -> Idempotent:
         """Return the rule with this guard's policy and our limit filled in. It is computed once."""
-        known = self._rules.get(id(declared))
+        known = self.rules.get(id(declared))
         if known is None:  # the declared one is remembered too, so that no other gets its id
-            if len(self._rules) == MOST_RULES:  # an application that makes new rules for each request
-                self._rules.clear()
+            if len(self.rules) == MOST_RULES:  # an application that makes new rules for each request
+                self.rules.clear()
             effective = declared.under(self.guard.policy)
             self.keep(declared)
             if effective.max_request_body is None:
                 effective = replace(effective, max_request_body=self.max_request_body)
-            known = self._rules[id(declared)] = (declared, effective)
+            known = self.rules[id(declared)] = (declared, effective)
         return known[1]
 
     def endpoints(self) -> list[Endpoint]:
@@ -94,6 +104,7 @@ class Middleware(Generic[App, G]):
         """Warn of undeclared routes, once. Raises ConfigurationError if a route is misconfigured."""
         listed = self.endpoints()
         report(listed)
+        self.binds_hosts = self.find_route is not None and self.find_route.binds_hosts()
         self.keep(*(each.rule for each in listed))
         self._reported = True
 
