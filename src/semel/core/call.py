@@ -313,14 +313,13 @@ class Call:
             raise ResultNotStored(f"{self} is done, but what is stored is no HTTP response") from error
         raise error
 
-    def completion(self, token: int, snapshot: bytes, result: Any) -> Complete:
-        """Return the Op that ends the call with this result, together with the handler's writes. Later writes are
-        refused.
+    def completion_with_writes(self, token: int, snapshot: bytes, result: Any) -> Complete:
+        """Return the Op that ends the call with this result, together with the handler's writes if it has had an
+        effect.
         """
-        writes, self.writes = self.writes, None
-        if not writes or not self.serializer.has_effect(result):
+        if not self.writes or not self.serializer.has_effect(result):
             return Complete(self.id, token, snapshot, self.policy.retention_seconds)
-        return CompleteWith(self.id, token, snapshot, self.policy.retention_seconds, writes)
+        return CompleteWith(self.id, token, snapshot, self.policy.retention_seconds, self.writes)
 
     def shorter_completions(
         self, op: Complete, result: Any, reason: str

@@ -29,7 +29,7 @@ from semel.core.call import (
 )
 from semel.core.encoding.serializers import NotSerializable
 from semel.core.endings import fail, lose, not_completed, release, send_again
-from semel.core.ops import INPUT, Claim, Claimed, Existing, Record, SaveStep
+from semel.core.ops import INPUT, Claim, Claimed, Complete, Existing, Record, SaveStep
 from semel.core.quota import admit
 from semel.core.states import DONE, State
 from semel.errors import (
@@ -123,7 +123,11 @@ def perform(call: Call) -> Flow:
         # The effect has happened. Store that it is done, without the result, so that it never runs again.
         loss = error
         snapshot = call.seal_nothing(str(error))
-    op = call.completion(claimed.token, snapshot, result)
+    if call.writes:
+        op = call.completion_with_writes(claimed.token, snapshot, result)
+    else:
+        op = Complete(call.id, claimed.token, snapshot, policy.retention_seconds)
+    call.writes = None  # later ones are refused
     try:
         stored = yield op
     except StoreError as error:

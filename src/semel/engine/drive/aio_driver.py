@@ -39,19 +39,13 @@ class AsyncCallDriver:
 
     def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Awaitable[Outcome[Any]]:
         """Run ``handler`` once for this call, or return what is known of it."""
-        return self._drive(Execution(call, self.flights, self.store.wakes), None, handler, recover)
+        return self.drive(Execution(call, self.flights, self.store.wakes), None, handler, recover)
 
     def begin(self, call: Call) -> Awaitable[AsyncAttempt | Outcome[Any]]:
         """Claim for an adapter: return an outcome, or an attempt that the adapter ends."""
-        return self._drive(Execution(call, self.flights, self.store.wakes), None, None, call.policy.recover)
+        return self.drive(Execution(call, self.flights, self.store.wakes), None, None, call.policy.recover)
 
-    def end(
-        self, execution: Execution, ending: Returned | Declined | Stopped | Raised, attempt: object
-    ) -> Awaitable[Outcome[Any]]:
-        """End an attempt that ``begin`` has returned. It stays alive until then, since nobody else may hold it."""
-        return self._drive(execution, ending, None, None, attempt)
-
-    async def _drive(
+    async def drive(
         self,
         execution: Execution,
         answer: Any,
@@ -62,6 +56,9 @@ class AsyncCallDriver:
         """Do what the call asks for until there is an outcome, or until it asks to run a handler that is not here.
 
         Then return the attempt that an adapter ends.
+
+        :param answer: how the handler of such an attempt has ended.
+        :param attempt: that attempt. It stays alive until then, since nobody else may hold it: see its ``__del__``.
         """
         steps, store = execution.steps, self.store
         error: BaseException | None = None
@@ -199,20 +196,20 @@ class AsyncLeasedAttempt:
         return await self.operation.compensate(error)
 
     def complete(self, value: Any) -> Awaitable[Outcome[Any]]:
-        return self._driver.end(self._execution, Returned(value), self)
+        return self._driver.drive(self._execution, Returned(value), None, None, self)
 
     def decline(self, value: Any) -> Awaitable[Outcome[Any]]:
-        return self._driver.end(self._execution, Declined(value), self)
+        return self._driver.drive(self._execution, Declined(value), None, None, self)
 
     def lost(self) -> Awaitable[Outcome[Any]]:
-        return self._driver.end(self._execution, Stopped(), self)
+        return self._driver.drive(self._execution, Stopped(), None, None, self)
 
     def conflicts(self, error: BaseException) -> bool:
         return False
 
     async def fail(self, error: BaseException) -> None:
         try:
-            await self._driver.end(self._execution, Raised(error), self)
+            await self._driver.drive(self._execution, Raised(error), None, None, self)
         except BaseException as raised:
             if raised is not error:
                 raise

@@ -94,7 +94,8 @@ class Execution:
             try:
                 if type(request) is Claim:
                     # Set before the flight is registered: if a signal handler raises in between, finish() removes it.
-                    self.flight = own = Flight(request)
+                    self.flight = own = Flight()
+                    own.claim = request
                     if flights.by_id.setdefault(request.id, own) is not own:
                         existing = yield from self._join(own)
                         if existing is not None:

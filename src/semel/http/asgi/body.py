@@ -90,7 +90,10 @@ class BodyReader:
         message = self._disconnect
         if message is None:
             message = await self._receive()
-            self._note(message)
+            if message["type"] == "http.request":
+                self._life.exchange.feed(message.get("body", b""), message.get("more_body", False))
+            elif message["type"] == "http.disconnect":
+                self._disconnect = message
         if message["type"] == "http.disconnect" and (self._life.attempt is not None or self._life.claiming):
             # An application that learns of it would stop half way. It learns of it once its answer is stored, or once
             # the claim has found that there is nothing to run.
@@ -116,9 +119,12 @@ class BodyReader:
         receive = self._receive
         while not exchange.complete:
             message = await receive()
-            self._note(message)
             if message["type"] == "http.disconnect":
+                self._disconnect = message
                 return False
+            if message["type"] != "http.request":
+                continue
+            exchange.feed(message.get("body", b""), message.get("more_body", False))
             if exchange.size > longest:
                 self.close()
                 self.held = None
@@ -139,12 +145,3 @@ class BodyReader:
     def close(self) -> None:
         if self.held is not None:
             self.held.close()
-
-    def _note(self, message: Message) -> None:
-        if message["type"] == "http.request":
-            body, exchange = message.get("body", b""), self._life.exchange
-            if body:
-                exchange.feed(body)
-            exchange.complete = not message.get("more_body", False)
-        elif message["type"] == "http.disconnect":
-            self._disconnect = message

@@ -23,13 +23,13 @@ from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 
-__all__ = ["ASGIMiddleware", "ASGIResponder", "current_responder"]
+__all__ = ["ASGIMiddleware", "ASGIResponder", "current", "current_responder"]
 
 TenantResolver: TypeAlias = Callable[[Any], "str | Awaitable[str | None] | None"]
 
 _SAFE: Final = object()
 """Marks a GET or the like: its endpoint runs as if it were not declared."""
-_current: ContextVar[ASGIResponder | object | None] = ContextVar("semel_responder", default=None)
+current: ContextVar[ASGIResponder | object | None] = ContextVar("semel_responder", default=None)
 _log = logging.getLogger("semel.http")
 
 
@@ -38,7 +38,7 @@ def current_responder() -> ASGIResponder | None:
 
     Raises ConfigurationError if the middleware is not installed.
     """
-    responder = _current.get()
+    responder = current.get()
     if responder is None:
         raise ConfigurationError(
             "this endpoint is declared, but the middleware is not installed: "
@@ -89,21 +89,21 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
             return
         method = scope["method"].upper()  # ASGI wants it so, but not every server does it
         if method in SAFE_METHODS:
-            token = _current.set(_SAFE)
+            token = current.set(_SAFE)
             try:
                 await self.app(scope, receive, send)
             finally:
-                _current.reset(token)
+                current.reset(token)
             return
         rule = None
         if self.routes.rules:
             rule = self.find_rule(method, scope["path"], scope.get("root_path", ""))
         responder = ASGIResponder(self, scope, receive, send)
-        token = _current.set(responder)
+        token = current.set(responder)
         try:
             await responder.respond(rule)
         finally:
-            _current.reset(token)
+            current.reset(token)
 
     async def _look(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raise if a route is misconfigured: at start-up, or at each request if the server has no lifespan."""
@@ -115,14 +115,8 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
                 await send({"type": "lifespan.startup.failed", "message": str(error)})
             raise
 
-    def tenant_of(self, scope: Scope) -> str | Awaitable[str] | None:
-        """Return the tenant of a request, to be awaited if ``tenant`` is async; None for the guard's own."""
-        if self.tenant is None:
-            return None
-        found = self.tenant(scope if self.request is None else self.request(scope))
-        return found if type(found) is str and found else self._awaited(found)
-
-    async def _awaited(self, found: Any) -> str:
+    async def await_tenant(self, found: Any) -> str:
+        """Return the tenant that ``tenant=`` has found, or promises if it is async. Raises if there is none."""
         tenant: str | None = await found if inspect.isawaitable(found) else found
         if not tenant:
             raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from semel.core.call import Call, Declined, Pause, Raised, Returned, Stopped
 from semel.engine.drive.attempts import AsyncAttempt
-from semel.engine.drive.waiting import start_task
+from semel.engine.drive.waiting import EAGER, start_task
 from semel.engine.operation import running
 from semel.errors import PreconditionError
 from semel.http.asgi.body import BodyReader
@@ -102,7 +102,8 @@ class ASGIResponder:
                 return
         # Run it in a task of its own: if the client disconnects and the server cancels us, the handler still finishes,
         # and its answer is stored for the retry. A bare future is cheaper than asyncio.shield().
-        task = start_task(self._run(rule, self._body), self.loop)
+        work = self._run(rule, self._body)
+        task = start_task(work, self.loop) if EAGER else self.loop.create_task(work)
         if task.done():  # it never waited
             task.result()
             return
@@ -277,9 +278,11 @@ class ASGIResponder:
                     elif isinstance(request, Call):
                         result = await self._middleware.guard.begin(request)
                     elif request is FIND_TENANT:
-                        result = self._middleware.tenant_of(self._scope)
-                        if not isinstance(result, str):
-                            result = await result
+                        middleware, scope = self._middleware, self._scope
+                        assert middleware.tenant is not None
+                        result = middleware.tenant(scope if middleware.request is None else middleware.request(scope))
+                        if type(result) is not str or not result:
+                            result = await middleware.await_tenant(result)
                     elif isinstance(request, OpenTransaction):
                         result = await open_transaction_async(self._middleware.guard, request.connect, request.call)
                     elif isinstance(request, Pause):
@@ -334,10 +337,12 @@ class ASGIResponder:
                     return
                 self._begun = True
             await self._send(message)
-        elif kind == "http.response.start":
+            return
+        if kind == "http.response.start":
             self._start = message
             capture.start(message["status"], message.get("headers", ()))
-        elif kind == "http.response.body":
+            return
+        if kind == "http.response.body":
             was_open, body, whole = capture.overflowed, message.get("body", b""), not capture.size
             fits = capture.add(body)
             more = message.get("more_body", False)
@@ -347,28 +352,27 @@ class ASGIResponder:
                     await self._pass_on(self._first_start(capture))
                 body = capture.take()
             if not more:
-                last = {"type": kind, "body": capture.body if fits and not whole else body, "more_body": False}
-                await self._finish(capture, last, was_open)
-            elif not fits:
+                last: Message = {"type": kind, "body": capture.body if fits and not whole else body, "more_body": False}
+            elif fits:
+                return
+            else:
                 await self._pass_on({"type": kind, "body": body, "more_body": True})
+                return
         elif kind in FILES:
             capture.overflowed = True
-            await self._finish(capture, message)
+            last, was_open = message, False
         else:
             await self._pass_on(message)
-
-    async def _finish(self, capture: Capture, last: Message, begun: bool = False) -> None:
-        """Store the complete answer, and then send it, or its last part if the rest was sent before."""
-        life = self.life
+            return
+        # The answer is complete: store it, and then send it, or its last part if the rest was sent before.
         await self.drive(life.answered())
-        if life.runs_again:
+        if self.life.runs_again:
             raise RunAgain
-        if life.answer is None:
-            send = self._send
-            if not begun:
-                await send(self._first_start(capture))
-            await send(last)
-        elif begun:
+        if self.life.answer is None:
+            if not was_open:
+                await self._send(self._first_start(capture))
+            await self._send(last)
+        elif was_open:
             raise cut_off()
         else:
             await self._send_answer()
@@ -377,8 +381,7 @@ class ASGIResponder:
         """Return the first message of a first answer."""
         assert self._start is not None
         exchange = self.life.exchange
-        headers = exchange.expose(exchange.with_key(capture.headers), self.life.rule)
-        return {**self._start, "headers": headers}
+        return {**self._start, "headers": exchange.expose(capture.headers + exchange.echo, self.life.rule)}
 
     async def _pass_on(self, message: Message) -> None:
         """Send a part of an answer. If the server raises because the client is gone, the handler continues."""
@@ -397,7 +400,8 @@ class ASGIResponder:
         if self._begun:
             raise cut_off()
         exchange, send = self.life.exchange, self._send
-        lines = exchange.expose(exchange.with_carrier(answer.headers, carrier, rule), rule)
+        lines = exchange.with_carrier(answer.headers, carrier, rule) if carrier else answer.headers
+        lines = exchange.expose(lines, rule)
         await send({"type": "http.response.start", "status": answer.status, "headers": lines})
         await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 

@@ -111,8 +111,8 @@ class Exchange:
     """A request, and the answers to it."""
 
     __slots__ = (
-        "_body_hash", "_counted", "_echoed", "_keys", "_lines", "_query", "_request_hash", "_scripted", "_verbatim",
-        "announced_length", "body", "complete", "docs", "host", "key", "method", "path", "size",
+        "_body_hash", "_counted", "_keys", "_lines", "_query", "_request_hash", "_scripted", "announced_length",
+        "body", "complete", "docs", "echo", "host", "key", "method", "path", "size",
     )  # fmt: skip
 
     def __init__(
@@ -137,9 +137,8 @@ class Exchange:
         self.complete = False
         """Whether the application has read the body to its end before the claim."""
         self.key: str | None = None
-        self._verbatim = False
-        """Whether the key is echoed without adding quotes."""
-        self._echoed: list[tuple[bytes, bytes]] | None = None
+        self.echo: list[tuple[bytes, bytes]] = []
+        """The header line that repeats the key in the answer; nothing without a key."""
         self._query = query
         self._lines = headers
         self._request_hash, self._body_hash = _new_hashes(secret)
@@ -168,8 +167,14 @@ class Exchange:
         """All header lines of the request, with lower-case names."""
         return [(name.lower(), value) for name, value in self._lines]
 
-    def feed(self, chunk: bytes) -> None:
-        """Take the next chunk of the request's body. How the body is cut into chunks does not matter."""
+    def feed(self, chunk: bytes, more: bool = True) -> None:
+        """Take the next chunk of the request's body. How the body is cut into chunks does not matter.
+
+        :param more: whether more chunks may follow.
+        """
+        self.complete = not more
+        if not chunk:
+            return
         if self.size == 0:
             self._body_hash = self._body_hash.copy()
         self._body_hash.update(chunk)
@@ -193,8 +198,10 @@ class Exchange:
         except UnicodeDecodeError as error:
             raise KeyInvalid("The Idempotency-Key holds characters other than printable ASCII.") from error
         key = self.key = parse_header(text, rule.key_mode, rule.key_format)
-        self._verbatim = rule.key_mode == "raw"
-        self._echoed = [(KEY, lines[0])] if key == text else None  # a bare key is echoed as it was sent
+        if key == text:
+            self.echo = [(KEY, lines[0])]  # a bare key is echoed as it was sent
+        else:
+            self.echo = [(KEY, (key if rule.key_mode == "raw" else _quoted(key)).encode())]
         return key
 
     def operation(self, rule: Idempotent) -> str:
@@ -244,14 +251,10 @@ class Exchange:
             owner = known or (guard.tenant if tenant is None else guard.check_tenant(tenant))
         except RequestError as error:  # not the client's mistake
             raise ConfigurationError(f"tenant= gave no text of 1 to 255 characters: {error}") from error
-        return guard.make_call(
-            self.operation(rule),
-            key,
-            owner,
-            self.fingerprint(rule),
-            rule.policy,
-            RESPONSES,
-        )
+        lines = self._counted
+        plain = len(lines) < 2 and not (rule.fingerprint_headers or rule.reads_json)
+        fingerprint = self.digest(lines, None) if plain else self.fingerprint(rule)
+        return guard.make_call(self.operation(rule), key, owner, fingerprint, rule.policy, RESPONSES)
 
     def preconditions(self, rule: Conditional) -> Preconditions:
         """Return the request's preconditions. Raises PreconditionError if they are malformed or missing."""
@@ -281,7 +284,7 @@ class Exchange:
         status = rule.reused_status if rule is not None and isinstance(error, KeyReused) else None
         answer = problem(error, instance=self.path, status=status, docs=self.docs)
         length = (b"content-length", str(len(answer.body)).encode())
-        return answer._replace(headers=[*answer.headers, length, *self._echo()])
+        return answer._replace(headers=[*answer.headers, length, *self.echo])
 
     def replay(self, stored: StoredResponse, rule: Idempotent) -> StoredResponse:
         """Return the first answer, marked as a replay."""
@@ -291,20 +294,16 @@ class Exchange:
         headers = [
             *lines,
             (rule.replay_marker_name, b"omitted" if omitted else b"true"),
-            *(self._echoed or self._echo()),
+            *self.echo,
         ]
         if status not in (204, 304):
             headers.append((b"content-length", b"%d" % len(body)))
         return make_response((status, headers, body, omitted))
 
-    def with_key(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """Return the captured header lines of a first answer, with the key added."""
-        return headers + (self._echoed or self._echo())
-
     def failure(self) -> StoredResponse:
         """Return the first answer of a handler that raised, if the rule stores such errors."""
         length = (b"content-length", str(len(FAILED.body)).encode())
-        return FAILED._replace(headers=self.with_key([*FAILED.headers, length]))
+        return FAILED._replace(headers=[*FAILED.headers, length, *self.echo])
 
     def with_carrier(
         self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Idempotent | None = None
@@ -343,19 +342,13 @@ class Exchange:
         rest = [line for line in headers if line[0] != name]
         return [*rest, (name, ", ".join([*named, *missing]).encode("latin-1"))]
 
-    def _echo(self) -> list[tuple[bytes, bytes]]:
-        """Return the header line that repeats the key, or nothing without a key."""
-        if self._echoed is None:
-            self._echoed = [] if self.key is None else [(KEY, self._quoted(self.key).encode())]
-        return self._echoed
 
-    def _quoted(self, key: str) -> str:
-        if self._verbatim:
-            return key
-        try:
-            return header_value(key)
-        except KeyInvalid:
-            return header_value(key, quote=True)
+def _quoted(key: str) -> str:
+    """Return the key as a field value, quoted if it needs quotes."""
+    try:
+        return header_value(key)
+    except KeyInvalid:
+        return header_value(key, quote=True)
 
 
 @lru_cache(maxsize=16)

@@ -284,7 +284,7 @@ class WSGIResponder:
         return [body] if body else []
 
     def _send_first(self, status: str, headers: list[tuple[bytes, bytes]]) -> Write:
-        return self._send(status, self.life.exchange.with_key(headers))
+        return self._send(status, headers + self.life.exchange.echo)
 
     def _send(self, status: str, headers: list[tuple[bytes, bytes]]) -> Write:
         return self._server(status, as_text(self.life.exchange.expose(headers, self.life.rule)))

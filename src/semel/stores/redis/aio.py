@@ -78,7 +78,7 @@ class AsyncRedisStore:
 
     async def execute(self, op: Op[R]) -> R:
         programs, servers = self._programs, self._servers
-        key = programs.key(op.id)
+        key = programs.prefix + op.id.hex().encode()  # programs.key(), in the path of every call
         retry: OpRetry | None = None
         redirection: Address | None = None
         while True:

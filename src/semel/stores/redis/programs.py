@@ -31,7 +31,7 @@ from semel.core.ops import (
 from semel.core.states import State
 from semel.core.values import value
 from semel.errors import SemelError, StoreError, StoreUncertain
-from semel.stores.redis.commands import RedisCommand, scripts
+from semel.stores.redis.commands import RedisCommand, make_command, scripts
 from semel.stores.redis.failures import NoMemory, NotMaster, unconfirmed, with_answer
 from semel.stores.redis.handshake import ServerClock
 from semel.stores.redis.layout import (
@@ -107,7 +107,7 @@ class RedisPrograms:
         token, now = issued
         value, life = new_value(op, token, now)
         try:
-            found = yield RedisCommand((b"SET", key, value, b"NX", b"GET", b"PX", life))
+            found = yield make_command(((b"SET", key, value, b"NX", b"GET", b"PX", life), None))
         except NoMemory:
             # A full server refuses even a SET that would write nothing. A stored result can still be replayed.
             reply = yield self._scripts["lookup"].call(key)
@@ -118,7 +118,7 @@ class RedisPrograms:
         if found is None:
             answer = Claimed(token, 1)
         elif found[1:2] != RUNNING:
-            record = replay_record(op, found, clock.now())
+            record = replay_record(op, found, now)
             if self.durable and not is_confirmed(found, self._by):
                 yield from self._confirm_result(key, found)
             return Existing(record)
