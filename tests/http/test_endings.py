@@ -111,7 +111,7 @@ def test_the_tenant_is_asked_for_where_there_are_tenants_and_before_the_body(gua
     life = life_of(guard, tenant=lambda environ: "bob")
     played = Played(life.claim(idempotent()), "bob", True, FakeAttempt())
     assert played.kinds == [FindTenant, ReadBody, Call]
-    assert played.asked[-1].call.tenant == "bob"
+    assert played.asked[-1].tenant == "bob"
 
 
 @pytest.mark.parametrize("rule", [natural(), exempt("finds")])

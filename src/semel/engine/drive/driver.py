@@ -39,26 +39,30 @@ class CallDriver:
 
     def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Outcome[Any]:
         """Run ``handler`` once for this call, or return what is known of it."""
-        outcome = self._drive(Execution(call, self.flights, self.store.wakes), None, handler, recover)
-        assert isinstance(outcome, Outcome)
+        outcome: Outcome[Any] = self.drive(Execution(call, self.flights, self.store.wakes), None, handler, recover)
         return outcome
 
     def begin(self, call: Call) -> Attempt | Outcome[Any]:
         """Claim for an adapter: return an outcome, or an attempt that the adapter ends."""
-        return self._drive(Execution(call, self.flights, self.store.wakes), None, None, call.policy.recover)
+        begun: Attempt | Outcome[Any] = self.drive(
+            Execution(call, self.flights, self.store.wakes), None, None, call.policy.recover
+        )
+        return begun
 
-    def end(self, execution: Execution, ending: Returned | Declined | Stopped | Raised) -> Outcome[Any]:
-        """End an attempt that ``begin`` has returned."""
-        outcome = self._drive(execution, ending, None, None)
-        assert isinstance(outcome, Outcome)
-        return outcome
-
-    def _drive(
-        self, execution: Execution, answer: Any, handler: Handler | None, recover: Callable[[], Any] | None
-    ) -> Attempt | Outcome[Any]:
+    def drive(
+        self,
+        execution: Execution,
+        answer: Any,
+        handler: Handler | None,
+        recover: Callable[[], Any] | None,
+        attempt: object = None,
+    ) -> Any:
         """Do what the call asks for until there is an outcome, or until it asks to run a handler that is not here.
 
         Then return the attempt that an adapter ends.
+
+        :param answer: how the handler of such an attempt has ended.
+        :param attempt: that attempt. It stays alive until then, since nobody else may hold it: see its ``__del__``.
         """
         steps, store = execution.steps, self.store
         error: StoreError | None = None
@@ -153,20 +157,23 @@ class LeasedAttempt:
         return self.operation.compensate(error)
 
     def complete(self, value: Any) -> Outcome[Any]:
-        return self._driver.end(self._execution, Returned(value))
+        outcome: Outcome[Any] = self._driver.drive(self._execution, Returned(value), None, None, self)
+        return outcome
 
     def decline(self, value: Any) -> Outcome[Any]:
-        return self._driver.end(self._execution, Declined(value))
+        outcome: Outcome[Any] = self._driver.drive(self._execution, Declined(value), None, None, self)
+        return outcome
 
     def lost(self) -> Outcome[Any]:
-        return self._driver.end(self._execution, Stopped())
+        outcome: Outcome[Any] = self._driver.drive(self._execution, Stopped(), None, None, self)
+        return outcome
 
     def conflicts(self, error: BaseException) -> bool:
         return False
 
     def fail(self, error: BaseException) -> None:
         try:
-            self._driver.end(self._execution, Raised(error))
+            self._driver.drive(self._execution, Raised(error), None, None, self)
         except BaseException as raised:
             if raised is not error:
                 raise

@@ -16,9 +16,11 @@ from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
 from semel.engine.aio import AsyncGuard
+from semel.engine.drive.waiting import EAGER, start_task
 from semel.errors import ConfigurationError
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.responder import ASGIResponder
+from semel.http.contract.endpoint import Lifecycle
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
@@ -99,9 +101,36 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         if self.routes.rules:
             rule = self.find_rule(method, scope["path"], scope.get("root_path", ""))
         responder = ASGIResponder(self, scope, receive, send)
+        body = responder.body
         token = current.set(responder)
         try:
-            await responder.respond(rule)
+            if body is None:
+                await responder.respond_unkeyed(rule)
+                return
+            if rule is not None:
+                claimed = False
+                try:
+                    claimed = await responder.drive(responder.life.claim(rule))
+                finally:
+                    if not claimed:
+                        body.close()
+                if not claimed:
+                    await responder.send_answer()
+                    return
+            # Run it in a task of its own: if the client disconnects and the server cancels us, the handler still
+            # finishes, and its answer is stored for the retry. A bare future is cheaper than asyncio.shield().
+            loop, work = responder.loop, responder.run_application(rule, body)
+            task = start_task(work, loop) if EAGER else loop.create_task(work)
+            if task.done():  # it never waited
+                task.result()
+                return
+            responder.over = loop.create_future()
+            try:
+                await responder.over
+            except asyncio.CancelledError:
+                if not task.done():
+                    self._leave(task, responder.life)
+                raise
         finally:
             current.reset(token)
 
@@ -122,8 +151,11 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
             raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")
         return tenant
 
-    def leave(self, task: asyncio.Task[None]) -> None:
-        """Let a handler run to its end although nobody waits for it any more."""
+    def _leave(self, task: asyncio.Task[None], life: Lifecycle[Any]) -> None:
+        """Let a handler run to its end although nobody waits for it any more. Before the claim, cancel it."""
+        if life.attempt is None and not life.runs_again:
+            life.over = True
+            task.cancel()
         self._left.add(task)
         task.add_done_callback(self._finished)
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from semel.core.call import Call, Declined, Pause, Raised, Returned, Stopped
 from semel.engine.drive.attempts import AsyncAttempt
-from semel.engine.drive.waiting import EAGER, start_task
 from semel.engine.operation import running
 from semel.errors import PreconditionError
 from semel.http.asgi.body import BodyReader
@@ -62,10 +61,10 @@ class ASGIResponder:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._body: BodyReader | None = None
+        self.body: BodyReader | None = None
         """None for a request without a key, which goes straight to the application."""
-        self._over: asyncio.Future[None] | None = None
-        """The future that ``respond`` waits for while the application's task runs."""
+        self.over: asyncio.Future[None] | None = None
+        """The future that the middleware waits for while the application's task runs."""
         self._start: Message | None = None
         self._begun = False
         """Whether a part of an answer has been sent that is not captured or not held back."""
@@ -73,54 +72,28 @@ class ASGIResponder:
         """Whether ``life.answer`` has been sent."""
         self._client_left = False
         """Whether the client left before its request was complete."""
-
-    # -- running the application
-
-    async def respond(self, rule: Rule | None) -> None:
-        """Run the application. ``rule`` is the rule to claim here, at the edge, if there is one."""
-        for name, _ in self._scope["headers"]:
+        for name, _ in scope["headers"]:
             if len(name) == _KEY_LENGTH and name.lower() == KEY:
                 break
         else:
-            await self._respond_unkeyed(rule)
             return
-        if "extensions" in self._scope:
-            without_files(self._scope)
-        self.life.exchange = _make_exchange(self._scope, self._middleware)
-        self._body = BodyReader(self._receive, self.life)
-        if self._middleware.reruns.possible:
-            self.life.rerun = Rerun(self._scope, self._scope.values())
-        if rule is not None:
-            claimed = False
-            try:
-                claimed = await self.claim(rule)
-            finally:
-                if not claimed:
-                    self._body.close()
-            if not claimed:
-                await self._send_answer()
-                return
-        # Run it in a task of its own: if the client disconnects and the server cancels us, the handler still finishes,
-        # and its answer is stored for the retry. A bare future is cheaper than asyncio.shield().
-        work = self._run(rule, self._body)
-        task = start_task(work, self.loop) if EAGER else self.loop.create_task(work)
-        if task.done():  # it never waited
-            task.result()
-            return
-        self._over = self.loop.create_future()
-        try:
-            await self._over
-        except asyncio.CancelledError:
-            if not task.done():
-                if self.life.attempt is None and not self.life.runs_again:
-                    self.life.over = True
-                    task.cancel()
-                self._middleware.leave(task)
-            raise
+        if "extensions" in scope:
+            without_files(scope)
+        self.life.exchange = Exchange(
+            scope["method"].upper(), scope["path"], scope.get("query_string", b""), scope["headers"],
+            secret=middleware.guard.secret, docs=middleware.docs,
+        )  # fmt: skip
+        self.body = body = BodyReader()
+        body.source, body.life = receive, self.life
+        if middleware.reruns.possible:
+            self.life.rerun = Rerun(scope, scope.values())
 
-    async def _respond_unkeyed(self, rule: Rule | None) -> None:
+    # -- running the application
+
+    async def respond_unkeyed(self, rule: Rule | None) -> None:
+        """Run the application without a claim, and without a task of its own."""
         if rule is not None and not await self.claim(rule):
-            await self._send_answer()
+            await self.send_answer()
             return
         preconditions = self.life.preconditions
         bound = None if preconditions is None else bind_preconditions(preconditions)
@@ -129,12 +102,12 @@ class ASGIResponder:
         except PreconditionError as error:
             if rule is None or await self.drive(self.life.application_raised(error, sent=self._begun)) is Ending.RAISE:
                 raise
-            await self._send_answer()
+            await self.send_answer()
         finally:
             if bound is not None:
                 unbind_preconditions(bound)
 
-    async def _run(self, rule: Rule | None, body: BodyReader) -> None:
+    async def run_application(self, rule: Rule | None, body: BodyReader) -> None:
         """Run the application, in a task of its own, and again if a transaction conflicted."""
         life = self.life
         try:
@@ -154,7 +127,7 @@ class ASGIResponder:
                 except BaseException as error:
                     ending = await self._application_raised(error)
                     if ending is Ending.ANSWER_AND_RAISE and not self._begun:
-                        await self._send_answer()
+                        await self.send_answer()
                     if ending is Ending.RAISE or ending is Ending.ANSWER_AND_RAISE:
                         raise
                 finally:
@@ -163,18 +136,18 @@ class ASGIResponder:
                 if not life.runs_again or not await self._start_over(rule, body):
                     break
             if life.answer is not None and not self._answered:
-                await self._send_answer()
+                await self.send_answer()
         except asyncio.CancelledError:
-            if self._over is not None:
-                self._over.cancel()
+            if self.over is not None:
+                self.over.cancel()
             raise
         except BaseException as error:
-            if self._over is None or self._over.done():  # nobody is waiting
+            if self.over is None or self.over.done():  # nobody is waiting
                 raise
-            self._over.set_exception(error)
+            self.over.set_exception(error)
         else:
-            if self._over is not None and not self._over.done():
-                self._over.set_result(None)
+            if self.over is not None and not self.over.done():
+                self.over.set_result(None)
         finally:
             self.life.over = True
 
@@ -272,8 +245,8 @@ class ASGIResponder:
             while True:
                 try:
                     if request is READ_BODY:
-                        assert self._body is not None
-                        result = await self._body.read_all()
+                        assert self.body is not None
+                        result = await self.body.read_all()
                         self._client_left = not result
                     elif isinstance(request, Call):
                         result = await self._middleware.guard.begin(request)
@@ -292,8 +265,20 @@ class ASGIResponder:
                         assert self.life.attempt is not None
                         result = await self.life.attempt.compensate(request.error)
                     else:
-                        assert isinstance(request, (Returned, Declined, Raised, Stopped))
-                        result = await self._end_attempt(request)
+                        attempt = self.life.attempt
+                        assert attempt is not None
+                        if attempt.lease is not None:
+                            attempt.lease.on_lost = None  # the record is settled, which must not be cancelled
+                        if isinstance(request, Returned):
+                            result = await attempt.complete(request.value)
+                        elif isinstance(request, Declined):
+                            result = await attempt.decline(request.value)
+                        elif isinstance(request, Raised):
+                            await attempt.fail(request.error)
+                            result = None
+                        else:
+                            assert isinstance(request, Stopped)
+                            result = await attempt.lost()
                 except BaseException as error:
                     request = flow.throw(error)
                 else:
@@ -301,19 +286,6 @@ class ASGIResponder:
         except StopIteration as end:
             returned: T = end.value
             return returned
-
-    def _end_attempt(self, how: Returned | Declined | Stopped | Raised) -> Awaitable[Any]:
-        attempt = self.life.attempt
-        assert attempt is not None
-        if attempt.lease is not None:
-            attempt.lease.on_lost = None  # the record is settled, which must not be cancelled
-        if isinstance(how, Returned):
-            return attempt.complete(how.value)
-        if isinstance(how, Declined):
-            return attempt.decline(how.value)
-        if isinstance(how, Raised):
-            return attempt.fail(how.error)
-        return attempt.lost()
 
     # -- the answer
 
@@ -326,14 +298,14 @@ class ASGIResponder:
             return
         if life.answer is not None:
             if kind == "http.response.start" and not self._answered:
-                await self._send_answer(message.get("headers", ()))
+                await self.send_answer(message.get("headers", ()))
             return
         capture = life.capture
         if capture is None:
             if kind == "http.response.start":
                 if life.natural is not None and life.natural.settled(self._scope["method"].upper(), message["status"]):
                     life.answer = SETTLED
-                    await self._send_answer(message.get("headers", ()))
+                    await self.send_answer(message.get("headers", ()))
                     return
                 self._begun = True
             await self._send(message)
@@ -375,7 +347,7 @@ class ASGIResponder:
         elif was_open:
             raise cut_off()
         else:
-            await self._send_answer()
+            await self.send_answer()
 
     def _first_start(self, capture: Capture) -> Message:
         """Return the first message of a first answer."""
@@ -391,7 +363,7 @@ class ASGIResponder:
             if self.life.attempt is None:
                 raise
 
-    async def _send_answer(self, carrier: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    async def send_answer(self, carrier: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """Send ``life.answer``. ``carrier`` holds the header lines of the answer that it replaces."""
         answer, rule = self.life.answer, self.life.rule
         if answer is None or self._answered:

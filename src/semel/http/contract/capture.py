@@ -14,23 +14,20 @@ __all__ = ["Capture", "cut_off"]
 class Capture:
     """One answer: its status, its header lines, and its body up to ``max_stored_body``."""
 
-    __slots__ = ("_chunks", "_replayed", "_rule", "headers", "overflowed", "size", "status")
-
-    def __init__(self, rule: Idempotent) -> None:
-        self._rule = rule
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        """All header lines except those that Semel sets itself."""
-        self._replayed: list[tuple[bytes, bytes]] = []
-        self._chunks: list[bytes] = []
-        self.size = 0
-        """Bytes of the body so far."""
-        self.overflowed = False
+    rule: Idempotent
+    status = 0
+    size = 0
+    """Bytes of the body so far."""
+    overflowed = False
+    headers: list[tuple[bytes, bytes]]
+    """All header lines except those that Semel sets itself."""
+    _replayed: list[tuple[bytes, bytes]]
+    _chunks: list[bytes]
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.status = status
-        self.headers, self._replayed = [], []
-        wanted, mark = self._rule.replay_header_names, self._rule.replay_marker_name
+        self.headers, self._replayed, self._chunks = [], [], []
+        wanted, mark = self.rule.replay_header_names, self.rule.replay_marker_name
         for name, value in headers:
             line = bytes(name).lower(), bytes(value)
             if line[0] == KEY or line[0] == mark:
@@ -45,7 +42,7 @@ class Capture:
             return False
         self.size += len(chunk)
         self._chunks.append(bytes(chunk))  # the application may reuse its buffer
-        self.overflowed = self.size > self._rule.max_stored_body
+        self.overflowed = self.size > self.rule.max_stored_body
         return not self.overflowed
 
     def take(self) -> bytes:
@@ -56,11 +53,11 @@ class Capture:
 
     @property
     def body(self) -> bytes:
-        return b"".join(self._chunks)
+        return b"".join(self._chunks) if self.size else b""
 
     def to_store(self) -> StoredResponse:
         """Return the answer as it is stored."""
-        if self.overflowed or (self.size and not self._rule.keep_body):
+        if self.overflowed or (self.size and not self.rule.keep_body):
             return make_response((self.status, self._replayed, b"", True))
         return make_response((self.status, self._replayed, b"".join(self._chunks), False))
 

@@ -263,7 +263,8 @@ class Lifecycle(Generic[A]):
             if self.attempt is None and self.on_settled is not None:
                 self.on_settled()
         self._environment[CLAIMED] = True
-        self.capture = Capture(rule)
+        self.capture = Capture()
+        self.capture.rule = rule
         if self.over:
             yield from self._end(Declined(None))
             return False
@@ -306,7 +307,8 @@ class Lifecycle(Generic[A]):
         assert rule is not None
         assert capture is not None
         stored = capture.to_store()
-        if rule.stores(stored.status):
+        status = stored.status
+        if (status < 500 and not rule.released) or rule.stores(status):
             return self._end(Returned(stored))
         return self._end(STOPPED if self.lease_lost else Declined(stored))
 

@@ -204,16 +204,6 @@ class Exchange:
             self.echo = [(KEY, (key if rule.key_mode == "raw" else _quoted(key)).encode())]
         return key
 
-    def operation(self, rule: Idempotent) -> str:
-        """Return the operation, which scopes the key together with the tenant."""
-        if rule.scope == "tenant":
-            return "*"
-        path = self.host + self.path
-        if len(path) > _LONGEST_PATH or not path.isprintable():  # a store takes short text without control characters
-            digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-            path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
-        return f"{self.method} {path}"
-
     def fingerprint(self, rule: Idempotent) -> bytes:
         """Return the hash that distinguishes a retry from another request. Call it once the body has arrived."""
         lines = self._counted
@@ -251,10 +241,15 @@ class Exchange:
             owner = known or (guard.tenant if tenant is None else guard.check_tenant(tenant))
         except RequestError as error:  # not the client's mistake
             raise ConfigurationError(f"tenant= gave no text of 1 to 255 characters: {error}") from error
+        path = self.host + self.path
+        if rule.scope == "tenant":
+            operation = "*"
+        else:  # a long path is not remembered
+            operation = (_known_name if len(path) <= _LONGEST_PATH else _operation_name)(self.method, path)
         lines = self._counted
         plain = len(lines) < 2 and not (rule.fingerprint_headers or rule.reads_json)
         fingerprint = self.digest(lines, None) if plain else self.fingerprint(rule)
-        return guard.make_call(self.operation(rule), key, owner, fingerprint, rule.policy, RESPONSES)
+        return guard.make_call(operation, key, owner, fingerprint, rule.policy, RESPONSES)
 
     def preconditions(self, rule: Conditional) -> Preconditions:
         """Return the request's preconditions. Raises PreconditionError if they are malformed or missing."""
@@ -341,6 +336,17 @@ class Exchange:
             return headers
         rest = [line for line in headers if line[0] != name]
         return [*rest, (name, ", ".join([*named, *missing]).encode("latin-1"))]
+
+
+def _operation_name(method: str, path: str) -> str:
+    """Return the operation, which scopes the key together with the tenant."""
+    if len(path) > _LONGEST_PATH or not path.isprintable():  # a store takes short text without control characters
+        digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
+    return f"{method} {path}"
+
+
+_known_name: Final = lru_cache(maxsize=1024)(_operation_name)
 
 
 def _quoted(key: str) -> str:

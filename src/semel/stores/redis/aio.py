@@ -91,7 +91,10 @@ class AsyncRedisStore:
             try:
                 if type(op) is Sweep:
                     return cast(R, await self._sweep(op))
-                connection = servers.ready(key) if redirection is None else None
+                if redirection is None:
+                    connection = servers.only
+                    if connection is None or connection.closed or connection.loop is not asyncio.get_running_loop():
+                        connection = servers.ready(key)
                 if connection is None:
                     where = redirection or await servers.address_of(key)
                     connection = await servers.connection(where)

@@ -36,10 +36,11 @@ class ServerClock:
     clock gives out always grow, even if the estimate is corrected.
     """
 
-    __slots__ = ("_ahead", "_asked_at", "_known", "_last")
+    __slots__ = ("_asked_at", "_known", "_last", "ahead")
 
     def __init__(self) -> None:
-        self._ahead = 0
+        self.ahead = 0
+        """Microseconds by which the server's clock is ahead of our monotonic one."""
         self._known = False
         self._asked_at = 0
         self._last = 0
@@ -51,12 +52,12 @@ class ServerClock:
         :param restart: forget earlier replies, which are too old to compare with.
         """
         ahead = int(answer[0]) * 1_000_000 + int(answer[1]) - asked_at // 1000
-        self._ahead = min(self._ahead, ahead) if self._known and not restart else ahead
+        self.ahead = min(self.ahead, ahead) if self._known and not restart else ahead
         self._known = True
         self._asked_at = asked_at
 
     def now(self) -> int:
-        return monotonic_ns() // 1000 + self._ahead
+        return monotonic_ns() // 1000 + self.ahead
 
     def note_token(self, token: int) -> None:
         """Take in a token that the server gave out: later ones must be greater."""
@@ -71,7 +72,7 @@ class ServerClock:
         if ours - self._asked_at >= ASK_AGAIN * 1e9:
             self._asked_at = ours
             return None
-        now = ours // 1000 + self._ahead
+        now = ours // 1000 + self.ahead
         self._last = token = max(self._last + 1, now)
         return token, now
 

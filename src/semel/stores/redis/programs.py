@@ -141,9 +141,10 @@ class RedisPrograms:
 
     def _complete(self, op: Complete, key: bytes, clock: ServerClock) -> OpProgram:
         ttl = int(op.ttl * 1000) or 1
-        ends = eight_bytes(clock.now() + ttl * 1000)
-        token = eight_bytes(op.token)
-        complete = self._complete_script.call(key, token, op.snapshot, ttl, ends, self._flag, self.channel)
+        ends = eight_bytes(monotonic_ns() // 1000 + clock.ahead + ttl * 1000)
+        token, script = eight_bytes(op.token), self._complete_script
+        parts = (b"EVALSHA", script.sha, 1, key, token, op.snapshot, ttl, ends, self._flag, self.channel)
+        complete = make_command((parts, script))  # as Script.call() does
         if not self.durable:
             return (yield complete) == 1
         done = yield from self._write(complete)
