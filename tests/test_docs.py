@@ -125,9 +125,9 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Modul
 def skip_without_its_framework(page: Path) -> None:
     """Not every Python has a release of each of them. Where all are installed, a missing one is an error."""
     for name in ("quart", "celery"):
-        if re.search(rf"^(import|from) {name}\b", code_of(page), re.MULTILINE) and not importlib.util.find_spec(name):
-            if not missing_is_an_error():
-                pytest.skip(f"{name} is not installed")
+        used = re.search(rf"^(import|from) {name}\b", code_of(page), re.MULTILINE)
+        if used and not importlib.util.find_spec(name) and not missing_is_an_error():
+            pytest.skip(f"{name} is not installed")
 
 
 def run_page(page: Path, app: types.ModuleType, database: str = DATABASE) -> None:
