@@ -13,9 +13,9 @@ An encrypted payload (AES-256-GCM)::
     12 bytes  nonce            random
     then      ciphertext and tag
 
-The whole prefix and the context (the record's id and the snapshot's header) are authenticated: a ciphertext cannot be
-moved to another record, nor be passed off as another kind of snapshot. Nonces are random, so one key is good for some
-2³² snapshots: change it well before.
+The whole prefix and the context (the record's id, the name of the step and the snapshot's header) are authenticated: a
+ciphertext cannot be moved to another record or step, nor be passed off as another kind of snapshot. Nonces are random,
+so one key is good for some 2³² snapshots: change it well before.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Codec(Envelope):
         compression: Compression = "zlib",
         compress_above: int = COMPRESS_ABOVE,
         limit: int = SIZE_LIMIT,
-        require_encryption: bool = False,
+        accept_plain: bool = False,
     ) -> None:
         """Raise PolicyError for settings that contradict each other, MissingDependency if zstd is not installed.
 
@@ -71,10 +71,10 @@ class Codec(Envelope):
         :param compression: ``"zlib"``, ``"zstd"`` or ``None``. It applies to what is written; all three can be read.
         :param compress_above: bytes of payload above which compression is tried.
         :param limit: bytes that a payload may have, and that a stored one may expand to.
-        :param require_encryption: refuse snapshots in clear. Leave it off until the records older than the cipher
-            have expired.
+        :param accept_plain: with a cipher, also read what is stored in clear. Set it when you add a cipher to a store
+            in use, until the older records have expired. Meanwhile whoever can write to the store can forge results.
         """
-        super().__init__(cipher, _compressor(compression), compress_above, limit, require_encryption, (ZSTD,))
+        super().__init__(cipher, _compressor(compression), compress_above, limit, accept_plain, (ZSTD,))
 
 
 class _Zstd:
@@ -190,8 +190,8 @@ class KeyRing:
             return cipher.decrypt(nonce, ciphertext[start + _NONCE_BYTES :], prefix + context)
         except (InvalidTag, ValueError) as exc:
             raise SnapshotUnreadable(
-                f"the snapshot does not open with the key {name!r}: it was changed or cut, belongs to another record, "
-                "or another key has that id"
+                f"the snapshot does not open with the key {name!r}: it was changed or cut, belongs to another record "
+                "or step, or another key has that id"
             ) from exc
 
     def __repr__(self) -> str:

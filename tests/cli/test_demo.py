@@ -24,7 +24,7 @@ import pytest
 from semel.cli.app import main
 from semel.cli.demo import MODES
 from semel.demo.direct.storm import RATE
-from semel.demo.direct.till import DYING, TILLS
+from semel.demo.direct.worker import DYING, TILLS
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 

@@ -208,7 +208,7 @@ def test_what_could_not_be_opened_again_is_not_sealed() -> None:
         codec.seal(Kind.VALUE, "json", b"x" * 11, ID)
 
 
-@pytest.mark.parametrize("settings", [{"limit": 0}, {"compress_above": -1}, {"require_encryption": True}])
+@pytest.mark.parametrize("settings", [{"limit": 0}, {"compress_above": -1}, {"accept_plain": True}])
 def test_a_codec_that_cannot_be_meant_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(PolicyError):
         Codec(**settings)
@@ -347,7 +347,8 @@ def remembered(exc: BaseException, *allowed: type[BaseException]) -> BaseExcepti
     ids=repr,
 )
 def test_allowed_failures_are_raised_again_as_they_were(exc: BaseException) -> None:
-    for allowed in ((type(exc),), (BaseException,), (KeyboardInterrupt, Exception, SystemExit)):
+    own = PaymentError if isinstance(exc, PaymentError) else type(exc)
+    for allowed in ((type(exc),), (BaseException, own), (KeyboardInterrupt, Exception, SystemExit, own)):
         again = remembered(exc, *allowed)
         assert type(again) is type(exc)
         assert again.args == exc.args
@@ -370,6 +371,8 @@ def test_attributes_come_back_too() -> None:
         (ValueError("x"), ()),
         (ValueError("x"), (KeyError, PaymentError)),
         (PaymentError("x"), (Declined,)),
+        (PaymentError("x"), (Exception,)),
+        (Declined("05", 100), (BaseException, KeyError)),
         (Slotted("x"), (PaymentError,)),
         (Holding("x"), (KeyError,)),
         (Reducing("x"), (PaymentError,)),

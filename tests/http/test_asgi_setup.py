@@ -27,7 +27,7 @@ from semel.http.asgi.endpoints import protect
 from semel.http.contract.endpoint import Framework
 from semel.http.contract.routes import Routes
 from semel.http.fastapi import idempotent
-from tests.http.asking import Counting, ask, at_the_edge, scope_of, whose
+from tests.http.asking import Counting, ask, at_the_edge, body_of, scope_of, whose
 
 
 def test_a_declared_endpoint_without_the_middleware_is_an_error_and_does_not_run() -> None:
@@ -209,3 +209,31 @@ def test_requests_to_a_path_with_parts_are_operations_of_their_own() -> None:
 
     asyncio.run(run())
     assert app.runs == 2
+
+
+def test_the_tenant_is_asked_for_before_the_body_is_read() -> None:
+    async def receive() -> Any:
+        raise AssertionError("the body of an anonymous request was read")
+
+    async def send(message: Any) -> None:
+        raise AssertionError("nothing is answered")
+
+    guarded = ASGIMiddleware(
+        Counting(),
+        guard=AsyncSemel(AsyncMemoryStore()),
+        tenant=lambda scope: None,
+        routes={"POST /pay": idempotent()},
+    )
+
+    with pytest.raises(ConfigurationError, match="after authentication"):
+        asyncio.run(guarded(scope_of(), receive, send))
+
+
+def test_a_method_in_lower_case_is_the_same_method() -> None:
+    counting = Counting()
+    guarded = at_the_edge(counting)
+
+    async def main() -> list[bytes]:
+        return [body_of(await ask(guarded, scope_of(method=method))) for method in ("post", "POST", "get")]
+
+    assert asyncio.run(main()) == [b"run 1", b"run 1", b"run 2"]

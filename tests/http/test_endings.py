@@ -108,10 +108,10 @@ def test_a_claim_reads_the_body_and_then_begins(guard: Semel) -> None:
         Played(life.claim(idempotent()))
 
 
-def test_the_tenant_is_asked_for_where_there_are_tenants(guard: Semel) -> None:
+def test_the_tenant_is_asked_for_where_there_are_tenants_and_before_the_body(guard: Semel) -> None:
     life = life_of(guard, tenant=lambda environ: "bob")
-    played = Played(life.claim(idempotent()), True, "bob", FakeAttempt())
-    assert played.kinds == [ReadBody, FindTenant, Begin]
+    played = Played(life.claim(idempotent()), "bob", True, FakeAttempt())
+    assert played.kinds == [FindTenant, ReadBody, Begin]
     assert played.asked[-1].call.tenant == "bob"
 
 

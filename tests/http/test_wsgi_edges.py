@@ -724,3 +724,37 @@ def test_nothing_of_a_request_waits_for_the_garbage_collector(
     finally:
         gc.enable()
     assert [each.status[:3] for each in seen] == [str(status)] * 2
+
+
+@pytest.mark.parametrize("first", ["post", "Post", "POST"])
+def test_a_method_in_lower_case_is_the_same_method(first: str) -> None:
+    runs: list[str] = []
+
+    def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        runs.append(environ["REQUEST_METHOD"])
+        start_response("200 OK", [])
+        return [b"run %d" % len(runs)]
+
+    guarded = WSGIMiddleware(
+        app, guard=Semel(MemoryStore()), tenant=lambda environ: "alice", routes={"POST /x": idempotent()}
+    )
+
+    assert [serve(guarded, environ(REQUEST_METHOD=method)).body for method in (first, "POST")] == [b"run 1"] * 2
+    assert serve(guarded, environ(REQUEST_METHOD="get")).body == b"run 2"
+
+
+def test_the_tenant_is_asked_for_before_the_body_is_read() -> None:
+    class Unread:
+        def read(self, size: int = -1) -> bytes:
+            raise AssertionError("the body of an anonymous request was read")
+
+    def never(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        raise AssertionError("the application ran")
+
+    guarded = WSGIMiddleware(
+        never, guard=Semel(MemoryStore()), tenant=lambda environ: None, routes={"POST /x": idempotent()}
+    )
+
+    error = serve(guarded, environ(b"x" * 100, **{"wsgi.input": Unread()})).error
+    assert isinstance(error, ConfigurationError)
+    assert "after authentication" in str(error)

@@ -398,3 +398,17 @@ def test_annotations_for_the_type_checker_alone_do_no_harm(app: flask.Flask) -> 
 def test_an_unknown_setting_is_an_error_at_once() -> None:
     with pytest.raises(PolicyError, match="unknown setting tll"):
         idempotent(tll="1h")
+
+
+def test_a_view_that_is_asked_for_in_lower_case_is_the_same_operation(app: flask.Flask) -> None:
+    runs: list[str] = []
+
+    @app.post("/pay")
+    @idempotent()
+    def pay() -> str:
+        runs.append(flask.request.method)
+        return f"run {len(runs)}"
+
+    client = app.test_client()
+    answers = [client.post("/pay", headers=KEY, environ_overrides={"REQUEST_METHOD": m}) for m in ("post", "POST")]
+    assert [answer.text for answer in answers] == ["run 1", "run 1"]

@@ -10,7 +10,7 @@ from semel import AsyncMySQLStore, MySQLStore
 from semel.sql.connections import asyncmy, pymysql
 from semel.stores.mysql import migrate
 from semel.testing import conformance
-from semel.testing.conformance.families import batch, claim, race, steps
+from semel.testing.conformance.families import claims, concurrency, steps
 from semel.testing.conformance.script import Proof
 from semel.testing.conformance.suite import play_async
 from tests.servers import MariaDBServer
@@ -81,7 +81,7 @@ class TestMySQLStoreWithoutReturning(TestMySQLStore):
 
 @pytest.mark.usefixtures("as_mysql")
 @pytest.mark.parametrize(
-    "proof", [*claim.FAMILY.proofs, *steps.FAMILY.proofs, *batch.FAMILY.proofs, *race.FAMILY.proofs], ids=str
+    "proof", [*claims.CLAIM.proofs, *steps.STEPS.proofs, *concurrency.BATCH.proofs, *concurrency.RACE.proofs], ids=str
 )
 def test_async_without_returning(proof: Proof, database: str) -> None:
     """What is written by other statements then: their answers come from a second one. The rest is shown above."""

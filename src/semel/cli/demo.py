@@ -15,8 +15,13 @@ MODES = ("leased", "transactional", "steps")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    from semel.stores.bounds import plain_url
+
     parser.add_argument(
-        "--store", metavar="URL", help="where Semel keeps its records (default: SQLite in a temporary folder)"
+        "--store",
+        type=plain_url,
+        metavar="URL",
+        help="where Semel keeps its records (default: SQLite in a temporary folder)",
     )
     parser.add_argument("--port", type=_port, metavar="N", help="of 127.0.0.1, for the service; 0: a free one (8080)")
     parser.add_argument("--no-storm", action="store_true", help="only serve")
@@ -49,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.mode or args.direct or (args.once and not args.http):
         if args.port is not None:
             raise ConfigurationError("--port is for the service, and straight on the store there is none: leave it out")
-        from semel.demo.direct.run import run as storm
+        from semel.demo.direct.storm import run as storm
 
         with stop_on_signals() as stopping:
             return OK if storm(args, stopping) else FAILED

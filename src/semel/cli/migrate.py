@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import Final
 
 from semel.cli.exits import FAILED, OK
 from semel.errors import NotMigrated, SchemaDrift, StoreURLError
@@ -57,57 +55,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(url: str) -> int:
+    from semel.stores.urls import check_store
+
     try:
-        CHECKS[url.partition(":")[0]](url)
+        check_store(url)
     except (NotMigrated, SchemaDrift) as error:
         print(f"semel: {error}", file=sys.stderr)
         return FAILED
     print("up to date")
     return OK
-
-
-def _check_sqlite(url: str) -> None:
-    from semel.cli.targets import sqlite_file
-    from semel.sql.connections.sqlite import SQLiteConnection
-    from semel.sql.migrations import SQLITE
-    from semel.sql.sync import check
-
-    with sqlite_file(url) as raw:
-        check(SQLiteConnection(raw), SQLITE)
-
-
-def _check_postgres(url: str) -> None:
-    from semel.stores.postgres.sync import check
-
-    check(url)
-
-
-def _check_mysql(url: str) -> None:
-    from semel.stores.mysql.sync import check
-
-    check(url)
-
-
-def _check_tiered(url: str) -> None:
-    from semel.stores.urls import tiers
-
-    primary = tiers(url)[0]
-    CHECKS[primary.partition(":")[0]](primary)
-
-
-def _check_dynamodb(url: str) -> None:
-    from semel.stores.dynamodb import check
-
-    check(url)
-
-
-CHECKS: Final[dict[str, Callable[[str], None]]] = {
-    "sqlite": _check_sqlite,
-    "postgresql": _check_postgres,
-    "postgres": _check_postgres,
-    "mysql": _check_mysql,
-    "mariadb": _check_mysql,
-    "dynamodb": _check_dynamodb,
-    "tiered": _check_tiered,
-}
-"""By URL scheme, for stores that have tables."""

@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import sqlite3
 import sys
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, Final
 
-from semel.errors import ConfigurationError, NotMigrated, SemelError, StoreUnavailable
-from semel.sql.connections.errors import sqlite_error
+from semel.errors import ConfigurationError, NotMigrated, SemelError
 from semel.sql.migrations import SQLITE
+from semel.stores.bounds import plain_url
 from semel.stores.guard import Semel
+from semel.stores.sqlite import open_read_only
 from semel.stores.urls import open_store, sqlite_path, tiers
 
-__all__ = ["URLS", "add_record", "add_url", "load", "open_guard", "sqlite_file"]
+__all__ = ["URLS", "add_record", "add_url", "load", "open_guard"]
 
 URLS: Final = (
     "sqlite:///app.db, postgresql://…, mysql://… or mariadb://…, redis://… (rediss:// with TLS, redis+sentinel://…, "
@@ -29,7 +28,7 @@ DEFAULTS: Final = ("app", "application")
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help=f"the store: {URLS}")
+    parser.add_argument("url", metavar="URL", type=plain_url, help=f"the store: {URLS}")
 
 
 def add_record(parser: argparse.ArgumentParser) -> None:
@@ -43,28 +42,10 @@ def open_guard(url: str) -> Semel:
     """Open a guard on an existing store. A SQLite file is neither created nor migrated."""
     primary = tiers(url)[0] if url.startswith("tiered:") else url
     if primary.partition(":")[0] == "sqlite":
-        with sqlite_file(primary) as raw:
-            if not raw.execute(SQLITE.has_ledger).fetchall():
+        with open_read_only(sqlite_path(primary)) as connection:
+            if not connection.raw.execute(SQLITE.has_ledger).fetchall():
                 raise NotMigrated("the database has no Semel tables: run `semel migrate URL`")
     return Semel(open_store(url), sweep_every=None)
-
-
-class sqlite_file:
-    """A read-only connection to an existing file. Errors of sqlite3 become errors of Semel."""
-
-    def __init__(self, url: str) -> None:
-        self._path = Path(sqlite_path(url))
-
-    def __enter__(self) -> sqlite3.Connection:
-        if not self._path.exists():
-            raise StoreUnavailable(f"there is no file {os.fspath(self._path)!r}: `semel migrate URL` makes one")
-        self._raw = sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None)
-        return self._raw
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._raw.close()
-        if isinstance(error, sqlite3.Error):
-            raise sqlite_error(error, os.fspath(self._path)) from error
 
 
 def load(target: str, folder: str = ".") -> Any:

@@ -20,8 +20,8 @@ from semel.core.encoding.serializers import (
     decode_result,
     encode_error,
 )
-from semel.core.encoding.snapshot import Envelope, Kind
-from semel.core.ops import Claimed, Complete, CompleteWith, Op
+from semel.core.encoding.snapshot import NOT_SEALED, Envelope, Kind
+from semel.core.ops import INPUT, Claimed, Complete, CompleteWith, Op
 from semel.core.values import value
 from semel.errors import ResultNotStored, SemelError
 
@@ -260,24 +260,23 @@ class Call:
             raise NotSerializable(f"the serializer {serializer.name!r} failed: {describe_error(error)}") from error
         return self._seal(serializer.kind, serializer.name, serializer.encode(less))
 
-    def seal_nothing(self, reason: str) -> bytes:
+    def seal_nothing(self, reason: str, entry: str = "") -> bytes:
         """Return a snapshot that says: done, but there is no result, for this reason."""
         try:
-            return self._seal(Kind.EMPTY, "", reason.encode("utf-8", "replace")[:500])
+            return self._seal(Kind.EMPTY, "", reason.encode("utf-8", "replace")[:500], entry)
         except NotSerializable:
-            # The cipher fails. Store it in clear and without the reason: that it is done matters more.
-            return Envelope(compression=None).seal_empty("its result could not be sealed", self.id)
+            return NOT_SEALED  # the cipher fails: that it is done matters more than the reason
 
-    def seal_error(self, error: BaseException) -> bytes:
-        """Return the snapshot of an exception that is remembered as the answer."""
+    def seal_error(self, error: BaseException, entry: str = "") -> bytes:
+        """Return the snapshot of an exception that is remembered as the answer, or in that entry of the journal."""
         try:
-            return self._seal(Kind.ERROR, "", encode_error(error))
+            return self._seal(Kind.ERROR, "", encode_error(error), entry)
         except NotSerializable as too_large:
-            return self.seal_nothing(f"{type(error).__qualname__}, {too_large}")
+            return self.seal_nothing(f"{type(error).__qualname__}, {too_large}", entry)
 
     def seal_input(self) -> bytes:
         """Return the snapshot of the arguments. Raises NotSerializable."""
-        return self._seal(_VALUE, PLAIN.name, self.input or b"")
+        return self._seal(_VALUE, PLAIN.name, self.input or b"", INPUT)
 
     def open_snapshot(self, blob: bytes | None) -> Any:
         """Return the stored result, or raise the stored exception."""
@@ -323,9 +322,9 @@ class Call:
                 yield replace(op, snapshot=snapshot), None
         yield replace(op, snapshot=self.seal_nothing(reason)), NotSerializable(reason)
 
-    def _seal(self, kind: Kind, serializer: str, payload: bytes) -> bytes:
+    def _seal(self, kind: Kind, serializer: str, payload: bytes, entry: str = "") -> bytes:
         try:
-            return self.codec.seal(kind, serializer, payload, self.id)
+            return self.codec.seal(kind, serializer, payload, self.id, entry)
         except NotSerializable:
             raise
         except Exception as error:  # a user's cipher may raise anything; for example, its key service is down

@@ -31,7 +31,7 @@ from semel.core.encoding.serializers import (
     decode_result,
     serializer_for,
 )
-from semel.core.encoding.snapshot import Kind
+from semel.core.encoding.snapshot import Kind, Snapshot
 from semel.core.endings import SETTLE_PAUSES
 from semel.core.flows import make_claim
 from semel.core.keys import normalize_key
@@ -149,9 +149,8 @@ class Journal:
     def capture(self, name: str, make: Callable[[], Any]) -> StepFlow:
         """Return the stored value of this name, or store what ``make`` returns."""
         _check_name(name)
-        blob = self._saved.get(name)
-        if blob is not None:
-            return self._decode(blob, PLAIN, 0)
+        if name in self._saved:
+            return self._decode(name, PLAIN, 0)
         if self.failing:
             return Failed(self.failure())
         known = ("value", name)
@@ -184,9 +183,8 @@ class Journal:
             committed = self._token is not None and (yield FindMark(self._call.id, _STEP + name))
             if not committed:
                 self._forget(name)
-        blob = self._enter(name, digest)
-        if blob is not None:
-            result = self._decode(blob, serializer, _HEAD)
+        if self._enter(name, digest):
+            result = self._decode(_STEP + name, serializer, _HEAD)
         elif self.failing:
             return Failed(self.failure())
         else:
@@ -215,7 +213,7 @@ class Journal:
         else:
             result = self._results[known]
         if self._token is not None:
-            sealed = self._seal(name, result, serializer, head)
+            sealed = self._seal(_STEP + name, result, serializer, head)
             if request.in_transaction:
                 op = self._entry(_STEP + name, sealed)
                 self._note_stored(op, (yield WriteMark(op)))
@@ -242,7 +240,9 @@ class Journal:
             if self.failing:
                 error = self.failure()
             elif self._token is not None:
-                yield from self._save(_FAILED, self._call.seal_error(error))  # from here on every attempt undoes
+                yield from self._save(
+                    _FAILED, self._call.seal_error(error, _FAILED)
+                )  # from here on every attempt undoes
             for each in self._to_undo():
                 reason = yield from self._undo(each)
                 if reason is not None:
@@ -265,7 +265,7 @@ class Journal:
                 return describe_error(error)
             yield Pause(pause)
         if self._token is not None:
-            yield from self._save(_UNDONE + step.name, self._seal(step.name, None, PLAIN, b""))
+            yield from self._save(_UNDONE + step.name, self._seal(_UNDONE + step.name, None, PLAIN, b""))
         return None
 
     def _save(self, name: str, sealed: bytes) -> StepFlow:
@@ -303,7 +303,7 @@ class Journal:
     def failure(self) -> BaseException:
         """Return the error with which the operation failed, in whichever attempt."""
         try:
-            snapshot = self._call.codec.open(self._saved[_FAILED], self._call.id)
+            snapshot = self._open(_FAILED)
             if snapshot.kind is Kind.ERROR:
                 return decode_error(snapshot.payload, self._call.policy.remembered)
         except SnapshotUnreadable as unreadable:
@@ -343,7 +343,7 @@ class Journal:
         return [
             name
             for name in reversed(self._recorded[len(self._requested) :])
-            if _UNDONE + name not in self._saved and self._head(self._saved[_STEP + name])[_DIGEST:] == b"\x01"
+            if _UNDONE + name not in self._saved and self._head(_STEP + name)[_DIGEST:] == b"\x01"
         ]
 
     def _after_undoing(self, error: BaseException, remaining: list[tuple[str, str]]) -> BaseException:
@@ -362,25 +362,25 @@ class Journal:
 
     # -- entries
 
-    def _enter(self, name: str, digest: bytes) -> bytes | None:
-        """Note that a step was requested. Returns its stored entry, or None if it is not done."""
+    def _enter(self, name: str, digest: bytes) -> bool:
+        """Note that a step was requested. Returns whether it is done."""
         _check_name(name)
         if name in self._requested:
             raise PolicyError(f"{self._call}: the step {name!r} is used twice: each step needs its own name")
         at = len(self._requested)
         self._requested.append(name)
-        blob = self._saved.get(_STEP + name)
+        stored = _STEP + name in self._saved
         if at < len(self._recorded) and self._recorded[at] != name:
             raise StepMismatch(
                 f"{self._call}: step {at + 1} was {self._recorded[at]!r} in an earlier attempt and is {name!r} now. "
                 "Finish it with the code that began it, or resolve() it"
             )
-        if blob is not None and self._head(blob)[:_DIGEST] != digest:
+        if stored and self._head(_STEP + name)[:_DIGEST] != digest:
             raise StepMismatch(
                 f"{self._call}: the step {name!r} is done, but with other arguments. "
                 "Finish it with the code that began it, or resolve() it"
             )
-        return blob
+        return stored
 
     def _forget(self, name: str) -> None:
         """Forget a step whose transaction was rolled back, so that it may be requested again."""
@@ -417,28 +417,32 @@ class Journal:
         """
         if not op.name.startswith(_STEP):
             raise error
-        payload = self._head(op.value) + str(error).encode("utf-8", "replace")[:500]
+        head = self._call.codec.open(op.value, self._call.id, op.name).payload[:_HEAD]
+        payload = head + str(error).encode("utf-8", "replace")[:500]
         self._call.tell(events.ResultDropped, f"{_label(op.name)}: {error}")
-        return replace(op, value=self._call.codec.seal(Kind.EMPTY, "", payload, self._call.id))
+        return replace(op, value=self._call.codec.seal(Kind.EMPTY, "", payload, self._call.id, op.name))
 
-    def _seal(self, name: str, result: Any, serializer: Serializer, head: bytes) -> bytes:
+    def _seal(self, entry: str, result: Any, serializer: Serializer, head: bytes) -> bytes:
         try:
             payload = head + serializer.encode(result)
         except NotSerializable as error:
             if isinstance(result, Coroutine):
                 result.close()
                 raise PolicyError(
-                    f"the function of {name!r} is async and is not awaited here: a step under AsyncSemel may be an "
-                    "async def; a step under Semel and a captured value may not"
+                    f"the function of {_label(entry)!r} is async and is not awaited here: a step under AsyncSemel may "
+                    "be an async def; a step under Semel and a captured value may not"
                 ) from error
-            raise PolicyError(f"the value of {name!r} cannot be stored: {error}") from error
-        return self._call.codec.seal(Kind.VALUE, serializer.name, payload, self._call.id)
+            raise PolicyError(f"the value of {_label(entry)!r} cannot be stored: {error}") from error
+        return self._call.codec.seal(Kind.VALUE, serializer.name, payload, self._call.id, entry)
 
-    def _head(self, blob: bytes) -> bytes:
-        return self._call.codec.open(blob, self._call.id).payload[:_HEAD]
+    def _open(self, entry: str) -> Snapshot:
+        return self._call.codec.open(self._saved[entry], self._call.id, entry)
 
-    def _decode(self, blob: bytes, serializer: Serializer, skip: int) -> Any:
-        snapshot = self._call.codec.open(blob, self._call.id)
+    def _head(self, entry: str) -> bytes:
+        return self._open(entry).payload[:_HEAD]
+
+    def _decode(self, entry: str, serializer: Serializer, skip: int) -> Any:
+        snapshot = self._open(entry)
         if snapshot.kind is Kind.EMPTY:
             reason = snapshot.payload[skip:].decode("utf-8", "replace")
             raise StepMismatch(

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from semel.demo.direct.effects import Effect
-from semel.demo.direct.sightings import Totals
+from semel.demo.direct.evidence import Effect, Totals
 
 __all__ = ["StormVerdict", "headed", "judge", "one_line", "table"]
 

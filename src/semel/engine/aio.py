@@ -74,7 +74,7 @@ class AsyncGuard(Guard):
         :param on_event: called with every event of ``semel.observe.events``.
         :param codec: compression and encryption of the stored results.
         :param secret: makes fingerprints unguessable (a MAC instead of a hash).
-        :param readable_keys: False stores only hashes of keys.
+        :param readable_keys: False stores only hashes of keys, which are keyed with ``secret``.
         :param sweep_every: how often expired records are removed in the background; None to never do so.
         :param quota: how many live keys each tenant may have.
         """

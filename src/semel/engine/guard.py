@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Final, TypedDict
 
 from semel.codec import Codec
 from semel.core.call import Call
-from semel.core.encoding.fingerprint import Arguments
+from semel.core.encoding.fingerprint import Arguments, hash_key
 from semel.core.encoding.serializers import PLAIN, NotSerializable, ResultSerializer, Serializer, serializer_for
-from semel.core.keys import KeyFormat, check_name, identity, normalize_key
+from semel.core.keys import KeyFormat, check_name, identity, identity_hash, normalize_key
 from semel.core.ops import Resolve
 from semel.core.policy import Duration, Guarantee, OnAbandoned, OnInterrupted, OnStoreError, Policy, Remember, seconds
 from semel.core.quota import Meter, Quota
@@ -85,6 +85,7 @@ class Guard:
         self._data = Arguments(lambda fingerprint: None, "all", secret=secret)
         self._parameters = Arguments(lambda parameters: None, "auto", secret=secret)
         self.readable_keys = readable_keys
+        self._identity_hash = identity_hash(b"" if readable_keys else hash_key(secret))
         self.sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
         self._serializers: dict[Any, ResultSerializer] = {}
         self._operations: set[str] = set()
@@ -199,7 +200,7 @@ class Guard:
     ) -> Call:
         """Return a call with this guard's settings. For adapters, which must have checked the arguments."""
         return Call(
-            identity(tenant, operation, key),
+            identity(tenant, operation, key, self._identity_hash),
             tenant,
             operation,
             key,
@@ -229,7 +230,8 @@ class Guard:
             return self._policy.replace(**changes)
 
     def _identity(self, operation: str, key: object, tenant: str | None) -> bytes:
-        return identity(self.tenant if tenant is None else checked_tenant(tenant), operation, normalize_key(key, ANY))
+        owner = self.tenant if tenant is None else checked_tenant(tenant)
+        return identity(owner, operation, normalize_key(key, ANY), self._identity_hash)
 
     def _resolution(self, call: Call, result: Any) -> Resolve:
         try:

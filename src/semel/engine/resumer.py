@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from semel.core.call import Call, Outcome, Raised, describe_error
-from semel.core.ops import Abandoned, Resumable
+from semel.core.ops import INPUT, Abandoned, Resumable
 from semel.core.policy import Duration, seconds
 from semel.core.resume import ResumeFlow, ResumePlan, ResumeReport
 from semel.engine.declare.declaration import Declaration
@@ -79,7 +79,8 @@ class _Resuming:
     def make_call(self, declared: Declaration, abandoned: Abandoned) -> tuple[Call, tuple[Any, ...], dict[str, Any]]:
         """Return the abandoned call, made again from its stored arguments. Raises SnapshotUnreadable."""
         assert declared.inputs is not None
-        args, kwargs = declared.inputs.decode(self._guard.codec.open(abandoned.input, abandoned.record.id).payload)
+        stored = self._guard.codec.open(abandoned.input, abandoned.record.id, INPUT)
+        args, kwargs = declared.inputs.decode(stored.payload)
         call = self._guard.declared_call(declared, args, kwargs)
         if call.id != abandoned.record.id:
             raise SnapshotUnreadable(

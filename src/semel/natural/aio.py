@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from semel.errors import ConfigurationError, NotMigrated, StoreUnavailable
 from semel.natural import dynamodb, programs
-from semel.natural.results import Applied, Change, Inserted
+from semel.natural.programs import Applied, Change, Inserted
 from semel.sql.aio import run_async
 from semel.sql.connections.adopt import adopt
 from semel.sql.program import Program

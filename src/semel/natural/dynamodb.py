@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.errors import ConfigurationError, SemelError
-from semel.natural.results import Applied, Change, Inserted
+from semel.natural.programs import Applied, Change, Inserted
 from semel.stores.dynamodb.failures import answer_of, error_of, public_error
 from semel.stores.dynamodb.programs import ApiCall, ConditionNotMet
 

@@ -1,26 +1,29 @@
-"""The natural helpers as SQL programs, written once for sync and async connections.
+"""The natural helpers: their results, and their SQL programs, written once for sync and async connections.
 
 A helper needs a unique index: without it a repeat would be a second row. SQLite and PostgreSQL refuse the statement if
 there is none, and we explain their error. MySQL would insert the row again, so the program reads the table's indexes
-first, once for each table, key and database.
+first, once for each table, key and database. The tables are the caller's own: their names are checked and quoted, and
+values are bound.
 """
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
+from semel.core.values import value
 from semel.errors import ConfigurationError, NotMigrated, SemelError, StoreUnavailable
-from semel.natural import statements as sql
-from semel.natural.results import Applied, Change, Inserted
 from semel.sql.connections.adopt import AsyncLentConnection, Dialect, LentConnection, database_url
 from semel.sql.connections.errors import DuplicateRow, causes, sqlstate
-from semel.sql.program import Program, Rows, Statement
+from semel.sql.program import Program, Query, Rows, Statement
 
 __all__ = [
-    "append_event", "compare_and_set", "database_of", "delete", "insert_once", "missing_table", "transition", "upsert",
+    "Applied", "Change", "Inserted", "append_event", "compare_and_set", "database_of", "delete", "insert_once",
+    "missing_table", "transition", "upsert",
 ]  # fmt: skip
 
 TRIES: Final = 3
@@ -31,6 +34,43 @@ _NO_UNIQUE_INDEX: Final = "42P10"
 
 _known_indexes: Final[set[tuple[str, str, frozenset[str]]]] = set()
 """(database, table, key) of MySQL tables that have a unique index."""
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
+SHAPES: Final = 512
+"""How many shapes are cached; a program has as many as it has calls of these helpers."""
+
+
+class Applied(Enum):
+    """How a conditional change ended."""
+
+    NOW = "now"
+    """This call made the change."""
+    ALREADY = "already"
+    """The change had been made before: this is a repeat."""
+    LOST = "lost"
+    """Someone else has changed the row: read it again and decide."""
+    ABSENT = "absent"
+    """There is no such row."""
+
+
+@value
+class Change:
+    """The result of ``compare_and_set``, ``transition`` and ``append_event``."""
+
+    applied: Applied
+    current: Any = None
+    """What the row has if the change is LOST: the version, the status, or the id of the other event."""
+
+    def __bool__(self) -> bool:
+        """Whether the row is as the caller wants it, changed now or before."""
+        return self.applied in (Applied.NOW, Applied.ALREADY)
+
+
+class Inserted(NamedTuple):
+    """The result of ``insert_once``."""
+
+    row: Mapping[str, Any]
+    """The row in the table: the new one, or the one that existed."""
+    new: bool
 
 
 def database_of(connection: LentConnection | AsyncLentConnection) -> str:
@@ -47,16 +87,16 @@ def insert_once(
     returning: Iterable[str] | None,
 ) -> Program[Inserted]:
     columns = _columns("values", values)
-    keys = sql.names("key", key)
+    keys = names("key", key)
     missing = [name for name in keys if name not in values]
     if not keys or missing:
         raise ConfigurationError(
             f"key= names columns of the row that are unique together; {missing or keys} are missing"
         )
     _require_values(table, keys, values)
-    wanted = columns if returning is None else sql.names("returning", returning)
-    insert = sql.insertion(dialect, table, columns, keys)(**_bind("v", values))
-    look = sql.selection(dialect, table, wanted, keys)(**_bind("w", {name: values[name] for name in keys}))
+    wanted = columns if returning is None else names("returning", returning)
+    insert = insertion(dialect, table, columns, keys)(**_bind("v", values))
+    look = selection(dialect, table, wanted, keys)(**_bind("w", {name: values[name] for name in keys}))
     for _ in range(TRIES):
         new = yield from _changed_by_key(dialect, database, table, keys, insert)
         rows = yield look
@@ -74,14 +114,14 @@ def insert_once(
 
 def upsert(dialect: Dialect, database: str, table: str, values: Mapping[str, Any], key: Iterable[str]) -> Program[bool]:
     columns = _columns("values", values)
-    keys = sql.names("key", key)
+    keys = names("key", key)
     if not keys or any(name not in values for name in keys):
         raise ConfigurationError("key= names columns of the row that are unique together")
     _require_values(table, keys, values)
     if dialect == "mysql":
         return (yield from _upsert_in_mysql(database, table, values, columns, keys))
-    merge = sql.merge(dialect, table, columns, keys)(**_bind("v", values))
-    return (yield from _changed_by_key(dialect, database, table, keys, merge))
+    statement = merge(dialect, table, columns, keys)(**_bind("v", values))
+    return (yield from _changed_by_key(dialect, database, table, keys, statement))
 
 
 def _upsert_in_mysql(
@@ -89,9 +129,9 @@ def _upsert_in_mysql(
 ) -> Program[bool]:
     yield from _require_index(database, table, keys)
     bound, where = _bind("v", values), _bind("w", {name: values[name] for name in keys})
-    rewrite = sql.rewriting(table, columns, keys)(**bound) if len(columns) > len(keys) else None
-    look = sql.selection("mysql", table, keys, keys)(**where)
-    known = bool((yield sql.presence("mysql", table, keys)(**where)))
+    rewrite = rewriting(table, columns, keys)(**bound) if len(columns) > len(keys) else None
+    look = selection("mysql", table, keys, keys)(**where)
+    known = bool((yield presence("mysql", table, keys)(**where)))
     for _ in range(TRIES):
         if known:
             try:
@@ -102,7 +142,7 @@ def _upsert_in_mysql(
             if (yield look):
                 return False  # it has these values already
         try:
-            yield sql.insertion("mysql", table, columns, keys)(**bound)
+            yield insertion("mysql", table, columns, keys)(**bound)
             return True
         except DuplicateRow:
             if not (yield look):
@@ -121,19 +161,19 @@ def compare_and_set(
     marker: tuple[str, Any] | None,
 ) -> Program[Change]:
     conditions = _columns("where", where)
-    (column,) = sql.names("column", column)
+    (column,) = names("column", column)
     changes = dict(values) if marker is None else {**values, marker[0]: marker[1]}
     sets = _columns("values", changes)
     if column in changes:
         raise ConfigurationError(f"{column} is the version: it grows by itself, leave it out of the values")
-    change = sql.update(dialect, table, sets, conditions, column, 1, counts=True)
+    change = update(dialect, table, sets, conditions, column, 1, counts=True)
     changed = yield from _changed(
         dialect, change(**_bind("s", changes), **_bind("w", where), **_bind("f", {"version": version}))
     )
     if changed:
         return Change(Applied.NOW)
     shown = (column, *(sets if marker is None else (marker[0],)))
-    rows = yield sql.selection(dialect, table, shown, conditions)(**_bind("w", where))
+    rows = yield selection(dialect, table, shown, conditions)(**_bind("w", where))
     if not rows:
         return Change(Applied.ABSENT)
     current, *found = rows[0]
@@ -153,18 +193,18 @@ def transition(
     values: Mapping[str, Any],
 ) -> Program[Change]:
     conditions = _columns("where", where)
-    (column,) = sql.names("column", column)
+    (column,) = names("column", column)
     states = [before] if isinstance(before, str) or not isinstance(before, Iterable) else list(before)
     if not states or after in states:
         raise ConfigurationError(f"a transition leads from one state to another; {after!r} cannot be both")
     changes = {**values, column: after}
     sets = _columns("values", changes)
-    change = sql.update(dialect, table, sets, conditions, column, len(states), counts=False)
+    change = update(dialect, table, sets, conditions, column, len(states), counts=False)
     bound = {f"{at}": state for at, state in enumerate(states)}
     changed = yield from _changed(dialect, change(**_bind("s", changes), **_bind("w", where), **_bind("f", bound)))
     if changed:
         return Change(Applied.NOW)
-    rows = yield sql.selection(dialect, table, (column,), conditions)(**_bind("w", where))
+    rows = yield selection(dialect, table, (column,), conditions)(**_bind("w", where))
     if not rows:
         return Change(Applied.ABSENT)
     current = rows[0][0]
@@ -183,21 +223,21 @@ def append_event(
     first: int,
 ) -> Program[Change]:
     conditions = _columns("aggregate", aggregate)
-    (column,) = sql.names("column", column)
-    sql.names("id", id)
+    (column,) = names("column", column)
+    names("id", id)
     if id not in event:
         raise ConfigurationError(f"an event is identified by its {id!r}: add it to the columns, or name another by id=")
     _require_values(table, conditions, aggregate)
     if sequence > first:
         before = {**aggregate, column: sequence - 1}
-        if not (yield sql.selection(dialect, table, (column,), tuple(before))(**_bind("w", before))):
+        if not (yield selection(dialect, table, (column,), tuple(before))(**_bind("w", before))):
             return Change(Applied.LOST)  # the event before this one is missing
     key = {**aggregate, column: sequence}
     row = {**key, **event}
-    insert = sql.insertion(dialect, table, _columns("event", row), (*conditions, column))
+    insert = insertion(dialect, table, _columns("event", row), (*conditions, column))
     if (yield from _changed_by_key(dialect, database, table, (*conditions, column), insert(**_bind("v", row)))):
         return Change(Applied.NOW)
-    rows = yield sql.selection(dialect, table, (id,), tuple(key))(**_bind("w", key))
+    rows = yield selection(dialect, table, (id,), tuple(key))(**_bind("w", key))
     if not rows:
         raise StoreUnavailable(f"{table}: the event existed, and was gone when it was read")
     current = rows[0][0]
@@ -205,7 +245,7 @@ def append_event(
 
 
 def delete(dialect: Dialect, table: str, where: Mapping[str, Any]) -> Program[bool]:
-    return (yield from _changed(dialect, sql.deletion(dialect, table, _columns("where", where))(**_bind("w", where))))
+    return (yield from _changed(dialect, deletion(dialect, table, _columns("where", where))(**_bind("w", where))))
 
 
 def _changed_by_key(
@@ -249,11 +289,11 @@ def _columns(what: str, values: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the columns, checked."""
     if not values:
         raise ConfigurationError(f"{what} is empty: name at least one column")
-    return sql.names(what, values)
+    return names(what, values)
 
 
 def _bind(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {sql.parameter(kind, at): value for at, value in enumerate(values.values())}
+    return {parameter(kind, at): value for at, value in enumerate(values.values())}
 
 
 def _same(found: Iterable[Any], mine: Iterable[Any]) -> bool:
@@ -275,7 +315,7 @@ def _require_index(database: str, table: str, key: Iterable[str]) -> Program[Non
         return
     indexes: dict[str, set[str]] = {}
     # Not from information_schema, which does not show temporary tables.
-    for row in (yield sql.unique_indexes(table)()):
+    for row in (yield unique_indexes(table)()):
         indexes.setdefault(str(row[2]), set()).add(str(row[4]).lower())
     if not any(columns <= wanted for columns in indexes.values()):
         raise _no_index("mysql", table, tuple(key))
@@ -299,7 +339,7 @@ def _no_index(dialect: Dialect, table: str, key: tuple[str, ...]) -> Configurati
     partial = "" if dialect == "mysql" else " (an index of some rows only, by WHERE, does not count)"
     return ConfigurationError(
         f"{table}: {together}, so a repeat would be a second row; nothing was changed. "
-        f"Make it so{partial}: {sql.unique_index(dialect, table, key)}"
+        f"Make it so{partial}: {unique_index(dialect, table, key)}"
     )
 
 
@@ -312,3 +352,153 @@ def missing_table(error: SemelError, table: str) -> SemelError:
         return ConfigurationError(f"{table}: {text[1] if text else error}")
     cause = next((str(cause) for cause in causes(error) if isinstance(cause, sqlite3.OperationalError)), "")
     return ConfigurationError(f"{table}: {cause}") if cause.startswith(("no such table", "no such column")) else error
+
+
+# The statements. Those for a shape (table, columns) and dialect are made once and cached.
+
+
+def names(what: str, columns: Iterable[str]) -> tuple[str, ...]:
+    """Column names as a tuple. Raises if one is not plain: they become part of the statement."""
+    found = (columns,) if isinstance(columns, str) else tuple(columns)
+    for name in found:
+        if not _NAME.fullmatch(str(name)):
+            raise ConfigurationError(f"{what}: {str(name)[:60]!r} is not a column name of letters, digits and _")
+    return found
+
+
+def parameter(kind: str, at: int) -> str:
+    """``v_a``, ``v_b``, … ``v_ba``: the names of parameters have letters only."""
+    letters = ""
+    while True:
+        at, digit = divmod(at, 26)
+        letters = chr(ord("a") + digit) + letters
+        if at == 0:
+            return f"{kind}_{letters}"
+
+
+@lru_cache(maxsize=SHAPES)
+def insertion(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
+    """Insert a row unless its key exists. Returns the key if it was inserted."""
+    q = _quote(dialect)
+    head = f"{_table(dialect, table)} ({_list(q, columns)}) VALUES ({_bound('v', columns)})"
+    if dialect == "mysql":  # it fails where a row is in the way, and no other failure is taken for that
+        return Query("insert_once", f"INSERT INTO {head}", True)
+    conflict = f"ON CONFLICT ({_list(q, key)}) DO NOTHING RETURNING {_list(q, key)}"
+    return Query("insert_once", f"INSERT INTO {head} {conflict}", True)
+
+
+@lru_cache(maxsize=SHAPES)
+def rewriting(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
+    """On MySQL: update the row that has this key, unless it has these values already.
+
+    ``ON DUPLICATE KEY UPDATE`` would write to the row of any unique index that is in the way.
+    """
+    q = _quote("mysql")
+    bound = {c: f":{parameter('v', at)}" for at, c in enumerate(columns)}
+    rest = [c for c in columns if c not in key]
+    sets = ", ".join(f"{q}{c}{q} = {bound[c]}" for c in rest)
+    mine = " AND ".join(f"{q}{c}{q} = {bound[c]}" for c in key)
+    same = " AND ".join(f"{q}{c}{q} <=> {bound[c]}" for c in rest)
+    return Query("upsert", f"UPDATE {_table('mysql', table)} SET {sets} WHERE {mine} AND NOT ({same})", True)
+
+
+@lru_cache(maxsize=SHAPES)
+def merge(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
+    """Insert a row or update it. Returns its key if that changed something."""
+    q = _quote(dialect)
+    name = _table(dialect, table)
+    rest = tuple(c for c in columns if c not in key)
+    head = f"INSERT INTO {name} ({_list(q, columns)}) VALUES ({_bound('v', columns)})"
+    returning = f"RETURNING {_list(q, key)}"
+    if not rest:
+        return Query("upsert", f"{head} ON CONFLICT ({_list(q, key)}) DO NOTHING {returning}", True)
+    sets = ", ".join(f"{q}{c}{q} = excluded.{q}{c}{q}" for c in rest)
+    other = "IS NOT" if dialect == "sqlite" else "IS DISTINCT FROM"
+    differs = " OR ".join(f"{name}.{q}{c}{q} {other} excluded.{q}{c}{q}" for c in rest)
+    return Query(
+        "upsert", f"{head} ON CONFLICT ({_list(q, key)}) DO UPDATE SET {sets} WHERE {differs} {returning}", True
+    )
+
+
+@lru_cache(maxsize=SHAPES)
+def selection(dialect: Dialect, table: str, columns: tuple[str, ...], where: tuple[str, ...]) -> Query:
+    """Read a row as it is now. On MySQL a plain read would show it as it was when the transaction began to read."""
+    q = _quote(dialect)
+    text = f"SELECT {_list(q, columns)} FROM {_table(dialect, table)} WHERE {_equal(q, where)}"
+    return Query("look", f"{text} LOCK IN SHARE MODE" if dialect == "mysql" else text, False)
+
+
+@lru_cache(maxsize=SHAPES)
+def presence(dialect: Dialect, table: str, where: tuple[str, ...]) -> Query:
+    """Whether the row exists, without locking it or the gap where it would be."""
+    return Query("present", f"SELECT 1 FROM {_table(dialect, table)} WHERE {_equal(_quote(dialect), where)}", False)
+
+
+@lru_cache(maxsize=SHAPES)
+def update(
+    dialect: Dialect,
+    table: str,
+    sets: tuple[str, ...],
+    where: tuple[str, ...],
+    column: str,
+    choices: int,
+    counts: bool,
+) -> Query:
+    """Change a row if ``column`` has one of so many values. With ``counts`` also increase it by one."""
+    q = _quote(dialect)
+    assignments = [f"{q}{c}{q} = :{parameter('s', at)}" for at, c in enumerate(sets)]
+    if counts:
+        assignments.append(f"{q}{column}{q} = {q}{column}{q} + 1")
+    wanted = ", ".join(f":{parameter('f', at)}" for at in range(choices))
+    condition = f"{_equal(q, where)} AND {q}{column}{q} IN ({wanted})"
+    text = f"UPDATE {_table(dialect, table)} SET {', '.join(assignments)} WHERE {condition}"
+    return Query("change", text if dialect == "mysql" else f"{text} RETURNING 1", True)
+
+
+@lru_cache(maxsize=SHAPES)
+def deletion(dialect: Dialect, table: str, where: tuple[str, ...]) -> Query:
+    q = _quote(dialect)
+    text = f"DELETE FROM {_table(dialect, table)} WHERE {_equal(q, where)}"
+    return Query("delete", text if dialect == "mysql" else f"{text} RETURNING 1", True)
+
+
+@lru_cache(maxsize=SHAPES)
+def unique_indexes(table: str) -> Query:
+    """On MySQL: a row for each column of each unique index."""
+    return Query("indexes", f"SHOW INDEX FROM {_table('mysql', table)} WHERE Non_unique = 0", False)
+
+
+def unique_index(dialect: Dialect, table: str, key: Sequence[str]) -> str:
+    """The statement that creates a unique index, for an error message."""
+    q = _quote(dialect)
+    *schema, name = table.split(".")
+    index = f"{q}{'_'.join((name, *key))[:58]}_once{q}"
+    if schema and dialect == "sqlite":  # SQLite puts the schema before the index, not before the table
+        return f"CREATE UNIQUE INDEX {q}{schema[0]}{q}.{index} ON {q}{name}{q} ({_list(q, key)})"
+    return f"CREATE UNIQUE INDEX {index} ON {_table(dialect, table)} ({_list(q, key)})"
+
+
+def _quote(dialect: Dialect) -> str:
+    # SQLite takes a name in double quotes for text if there is no such column: "colour" = 'colour' is always true.
+    return '"' if dialect == "postgresql" else "`"
+
+
+def _table(dialect: Dialect, table: str) -> str:
+    """``orders`` or ``shop.orders``, quoted."""
+    q = _quote(dialect)
+    parts = table.split(".")
+    if len(parts) > 2 or not all(_NAME.fullmatch(part) for part in parts):
+        raise ConfigurationError(f"{table[:80]!r} is not a table name: write orders, or shop.orders")
+    return ".".join(f"{q}{part}{q}" for part in parts)
+
+
+def _list(q: str, columns: Sequence[str]) -> str:
+    return ", ".join(f"{q}{c}{q}" for c in columns)
+
+
+def _bound(kind: str, columns: Sequence[str]) -> str:
+    return ", ".join(f":{parameter(kind, at)}" for at in range(len(columns)))
+
+
+def _equal(q: str, columns: Sequence[str]) -> str:
+    return " AND ".join(f"{q}{c}{q} = :{parameter('w', at)}" for at, c in enumerate(columns))

@@ -1,7 +1,6 @@
 """Measure what a record takes in each kind of store: write samples to a place of their own, measure, remove them."""
 
-from semel.cli.measuring.interrupts import Interrupts
 from semel.cli.measuring.kinds import MEASURES, measure
-from semel.cli.measuring.samples import Sample
+from semel.cli.measuring.samples import Interrupts, Sample
 
 __all__ = ["MEASURES", "Interrupts", "Sample", "measure"]

@@ -12,21 +12,17 @@ from semel.cli.measuring.redis import copies, redis
 from semel.cli.measuring.samples import Sample
 from semel.cli.measuring.sizing import Measured
 from semel.cli.measuring.sql import mysql, postgres
-from semel.errors import StoreURLError
-from semel.stores.urls import tiers
+from semel.stores.bounds import plain_url
+from semel.stores.urls import has_tables, tiers
 
 __all__ = ["MEASURES", "measure"]
 
 
 def measure(url: str, sample: Sample) -> list[Measured]:
     """Measure in the store of this URL. A tiered store is measured in both tiers."""
-    scheme, colon, _ = url.partition(":")
-    if not colon:
-        kinds = ", ".join(MEASURES)
-        raise StoreURLError(f"{url[:40]!r} is no URL: write sqlite:///app.db for a file; there are also: {kinds}")
-    if scheme not in MEASURES:
-        raise StoreURLError(f"no store is called {scheme[:40]!r}; there are: {', '.join(MEASURES)}")
-    return MEASURES[scheme](url, sample)
+    url = plain_url(url)
+    has_tables(url)  # raises if no store has such a URL
+    return MEASURES[url.partition(":")[0]](url, sample)
 
 
 def _tiered(url: str, sample: Sample) -> list[Measured]:

@@ -4,7 +4,8 @@
 
     byte 0     version           1, or 2 if the database made the snapshot
     byte 1     kind              VALUE, ERROR, EMPTY or RESPONSE
-    byte 2     coding            low four bits: compression (0 none, 1 zlib, 2 zstd); top bit: encrypted
+    byte 2     coding            low four bits: compression (0 none, 1 zlib, 2 zstd); top bit: encrypted;
+                                 next bit: the encryption is bound to the entry's name too
     byte 3     length of the serializer's name
     then       the name, ascii
     4 bytes    checksum of all of the above and of the payload: CRC-32, or in version 2 the start of the SHA-256
@@ -12,7 +13,11 @@
 
 The checksum is there because a later version may read these bytes years after they were written: a snapshot that was
 cut or changed is refused, and never decoded into another value. The checksum does not protect from an attacker with
-write access. Encryption does, and it binds the snapshot to its record.
+write access. Encryption does. It binds the snapshot to its record and to its place there: the result, or the step of
+that name. A codec with a cipher refuses snapshots in clear, which anybody with write access could have made.
+
+Snapshots that were encrypted before the entry's name was part of it lack the second bit. They are still opened: the
+bit itself is authenticated, so that no newer snapshot can be passed off as such an older one.
 
 This module knows the envelope and the ``RESPONSE`` payload. It knows no serializer, no cipher and no compression
 except zlib: the others are passed in as :class:`Cipher` and :class:`Compressor`.
@@ -27,12 +32,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 from hashlib import sha256
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from semel.errors import PolicyError, SnapshotUnreadable
 
 __all__ = [
     "COMPRESS_ABOVE",
+    "NOT_SEALED",
     "SIZE_LIMIT",
     "ZLIB",
     "Cipher",
@@ -61,6 +67,7 @@ _MADE_BY_DATABASE = 2
 """The version of a snapshot that a statement made on the server. PostgreSQL computes no CRC-32 before version 18."""
 _REASON_LIMIT = 200
 _ENCRYPTED = 0x80
+_BOUND = 0x40
 _COMPRESSION = 0x0F
 
 
@@ -102,7 +109,7 @@ class Snapshot(NamedTuple):
 
 
 class Cipher(Protocol):
-    """Encrypts payloads. It must authenticate ``context`` too, so that no payload can be moved to another record."""
+    """Encrypts payloads. It must authenticate ``context`` too, so that no payload can be moved elsewhere."""
 
     def encrypt(self, plaintext: bytes, context: bytes) -> bytes: ...
 
@@ -167,14 +174,14 @@ class Envelope:
     """Used for writing. Snapshots written with it, with zlib or with one of ``readers`` can be read."""
     compress_above: int = COMPRESS_ABOVE
     limit: int = SIZE_LIMIT
-    require_encryption: bool = False
-    """Refuse snapshots that are not encrypted. Leave it off while there are records older than the cipher."""
+    accept_plain: bool = False
+    """Open snapshots in clear although there is a cipher, while there are records older than the cipher."""
     readers: Sequence[Compressor] = ()
     _by_id: dict[int, Compressor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.require_encryption and self.cipher is None:
-            raise PolicyError("require_encryption=True needs a cipher")
+        if self.accept_plain and self.cipher is None:
+            raise PolicyError("accept_plain=True needs a cipher: without one nothing is encrypted")
         if self.cipher is not None and not callable(getattr(self.cipher, "encrypt", None)):
             raise PolicyError('cipher= is a ring of keys, KeyRing({"2026-11": key}), or encrypts and decrypts like one')
         if self.limit < 1 or self.compress_above < 0:
@@ -182,10 +189,11 @@ class Envelope:
         known = [ZLIB, *self.readers, *([self.compression] if self.compression else [])]
         object.__setattr__(self, "_by_id", {compressor.id: compressor for compressor in known})
 
-    def seal(self, kind: Kind, serializer: str, payload: bytes, context: bytes) -> bytes:
+    def seal(self, kind: Kind, serializer: str, payload: bytes, context: bytes, entry: str = "") -> bytes:
         """Return the snapshot to store. Raises SnapshotTooLarge.
 
-        ``context`` is the record's id. An encrypted snapshot cannot be opened with another one.
+        ``context`` is the record's id, and ``entry`` the name of the step; none for the result. An encrypted snapshot
+        cannot be opened with others.
         """
         if len(payload) > self.limit:
             raise SnapshotTooLarge(f"the result takes {len(payload)} bytes; the codec's limit is {self.limit}")
@@ -195,8 +203,8 @@ class Envelope:
             if len(smaller) < len(payload):
                 payload, coding = smaller, self.compression.id
         if self.cipher is not None:
-            coding |= _ENCRYPTED
-            payload = self.cipher.encrypt(payload, context + _header(kind, coding, serializer))
+            coding |= _ENCRYPTED | _BOUND
+            payload = self.cipher.encrypt(payload, _place(context, entry) + _header(kind, coding, serializer))
         header = _header(kind, coding, serializer)
         return header + zlib.crc32(payload, zlib.crc32(header)).to_bytes(4, "big") + payload
 
@@ -213,7 +221,7 @@ class Envelope:
             return None
         return bytes((_MADE_BY_DATABASE,)) + _header(kind, 0, serializer)[1:]
 
-    def open(self, blob: bytes, context: bytes) -> Snapshot:
+    def open(self, blob: bytes, context: bytes, entry: str = "") -> Snapshot:
         """Return the contents of a snapshot. Raises only :class:`SnapshotUnreadable`, whatever the bytes are."""
         if type(blob) is not bytes:
             blob = bytes(blob)  # some drivers return a memoryview
@@ -243,12 +251,18 @@ class Envelope:
         except UnicodeDecodeError as exc:
             raise SnapshotUnreadable("the stored snapshot is corrupt: its serializer's name is not ascii") from exc
         coding = blob[2]
-        if coding or self.require_encryption:
-            payload = self._decode(coding, payload, context + header)
+        if coding or self.cipher is not None:
+            if self.cipher is not None and not coding & _ENCRYPTED and not self.accept_plain and blob != NOT_SEALED:
+                raise SnapshotUnreadable(
+                    "the stored snapshot is not encrypted, and this codec has a cipher: somebody may have forged it. "
+                    "If it is older than the cipher, or of a process without one, set "
+                    "Codec(cipher=…, accept_plain=True) until it has expired"
+                )
+            payload = self._decode(coding, payload, (_place(context, entry) if coding & _BOUND else context) + header)
         return Snapshot(kind, serializer, payload)
 
     def _decode(self, coding: int, payload: bytes, context: bytes) -> bytes:
-        if coding & ~(_ENCRYPTED | _COMPRESSION):
+        if coding & ~(_ENCRYPTED | _BOUND | _COMPRESSION) or coding & (_ENCRYPTED | _BOUND) == _BOUND:
             raise SnapshotUnreadable(f"the stored snapshot has an unknown coding {coding:#04x}: upgrade this process")
         if coding & _ENCRYPTED:
             if self.cipher is None:
@@ -256,11 +270,6 @@ class Envelope:
                     "the stored snapshot is encrypted and no cipher is configured: give the guard codec=Codec(cipher=…)"
                 )
             payload = self.cipher.decrypt(payload, context)
-        elif self.require_encryption:
-            raise SnapshotUnreadable(
-                "the stored snapshot is not encrypted and require_encryption is set: "
-                "leave it off until the records older than the cipher have expired"
-            )
         if not coding & _COMPRESSION:
             return payload
         compressor = self._by_id.get(coding & _COMPRESSION)
@@ -269,6 +278,17 @@ class Envelope:
                 f"the stored snapshot has compression {coding & _COMPRESSION}, which this codec does not read"
             )
         return compressor.decompress(payload, self.limit)
+
+
+NOT_SEALED: Final = Envelope(compression=None).seal_empty("its result could not be sealed", b"")
+"""Stored in clear if the cipher fails: it is done, and its result is lost. Every codec opens these very bytes, because
+they say nothing that a forger could choose.
+"""
+
+
+def _place(context: bytes, entry: str) -> bytes:
+    """Return what an encrypted snapshot is bound to. Neither an id of fixed length nor a name has a NUL at its end."""
+    return b"%b%b\0" % (context, entry.encode())
 
 
 class StoredResponse(NamedTuple):

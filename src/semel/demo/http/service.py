@@ -49,7 +49,7 @@ class Service:
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{HOST}:{self.port}"
         self._count = workers
-        self.workers = WorkerPool("semel.demo.payments.process", folder / "service.log", [self._socket.fileno()])
+        self.workers = WorkerPool("semel.demo.payments.app", folder / "service.log", [self._socket.fileno()])
         self.settings: dict[str, Any] = {
             "descriptor": self._socket.fileno(), "store": store, "books": books, "mistake": mistake,
         }  # fmt: skip

@@ -1,8 +1,19 @@
-"""The application: its routes, the guard, and documented errors for whatever a client sends."""
+"""The application (its routes, the guard, documented errors for whatever a client sends) and a process that serves it.
+
+A process is run as ``python -m semel.demo.payments.app '{…}'`` on the parent's socket, so the port survives when the
+process is killed. It ends when a line arrives on standard input, or when its parent dies.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,10 +32,12 @@ from semel.http.fastapi import install
 from semel.stores.aio_guard import AsyncSemel
 from semel.stores.urls import open_async_store
 
-__all__ = ["LEASE", "ServiceSettings", "make_app"]
+__all__ = ["LEASE", "ServiceSettings", "main", "make_app"]
 
 LEASE: Final = 2.0
 """Seconds until a silent worker is taken over: short, so that it can be watched."""
+GRACE: Final = 3
+"""Seconds for running requests to end when the process stops."""
 
 
 @dataclass(frozen=True)
@@ -92,3 +105,37 @@ def _sendable(text: str) -> str:
 async def _away(request: Request, error: Exception) -> JSONResponse:
     """The business database cannot be reached. The key is released, so the same request may be sent again."""
     return JSONResponse({"detail": "the database is away; send the same request again"}, 503, {"Retry-After": "1"})
+
+
+async def serve(settings: ServiceSettings, descriptor: int) -> None:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        def capture_signals(self) -> Any:  # the parent decides when to stop, and writes to standard input
+            return contextlib.nullcontext()
+
+    config = uvicorn.Config(
+        make_app(settings), log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE, lifespan="on"
+    )
+    server = Server(config)
+    threading.Thread(target=_listen, args=(server,), daemon=True).start()
+    await server.serve(sockets=[socket.socket(fileno=descriptor)])
+
+
+def _listen(server: Any) -> None:
+    """Stop in order on a line from standard input. End of file means that the parent died: exit at once."""
+    for _ in sys.stdin:
+        server.should_exit = True
+    os._exit(1)
+
+
+def main(argv: list[str]) -> int:
+    config = json.loads(argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    descriptor: int = config.pop("descriptor")
+    asyncio.run(serve(ServiceSettings(**config), descriptor))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

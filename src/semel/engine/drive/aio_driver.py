@@ -35,7 +35,7 @@ class AsyncCallDriver:
     def __init__(self, store: AsyncStore, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
         self.store = store
         self.flights = Flights()
-        self.keeper = AsyncKeeper(store, sweep_every, on_swept)
+        self.keeper = AsyncKeeper(store, sweep_every, on_swept, self.flights.lose)
 
     def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Awaitable[Outcome[Any]]:
         """Run ``handler`` once for this call, or return what is known of it."""

@@ -24,11 +24,18 @@ _NEVER: Final = float("inf")
 class AsyncKeeper:
     """Renews leases, in the event loop that uses it first."""
 
-    def __init__(self, store: AsyncStore, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        store: AsyncStore,
+        sweep_every: float | None,
+        on_swept: Callable[[int, int], None],
+        on_lost: Callable[[Lease], object] | None = None,
+    ) -> None:
         self._store = store
         self._sweep_every = sweep_every
         self._on_swept = on_swept
-        self.leases = Leases()
+        self._on_lost = on_lost
+        self.leases = Leases(on_lost)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = _NEVER
@@ -64,7 +71,7 @@ class AsyncKeeper:
             raise ConfigurationError("this AsyncSemel belongs to another event loop: make one per loop")
         # What a closed loop has left behind is over: its timer never fires, and its leases have no owner.
         self._loop, self._timer, self._round, self._sweeping = loop, None, None, None
-        self.leases, self._rings_at = Leases(), _NEVER
+        self.leases, self._rings_at = Leases(self._on_lost), _NEVER
         self._sweep_at = time.monotonic() + self._sweep_every if self._sweep_every else _NEVER
 
     def _ring(self) -> None:

@@ -35,7 +35,7 @@ class CallDriver:
     def __init__(self, store: Store, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
         self.store = store
         self.flights = Flights()
-        self.keeper = Keeper(store, sweep_every, on_swept)
+        self.keeper = Keeper(store, sweep_every, on_swept, self.flights.lose)
 
     def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Outcome[Any]:
         """Run ``handler`` once for this call, or return what is known of it."""

@@ -116,8 +116,8 @@ class Execution:
             if flight is own:
                 break
             self.flight = None
-            if flight.landed:  # its caller was interrupted before it could remove it
-                flights.by_id.pop(claim.id, None)
+            if flight.landed or flight.is_stale(monotonic()):
+                flights.forget(flight)  # its caller was interrupted before it could do so, or it has lost its lease
                 continue
             existing = yield from self._learn(flight)
             if existing is not None:
@@ -136,7 +136,7 @@ class Execution:
             self.flight = None
             return answer
         self.call.has_steps = bool(answer.steps)
-        self.lease = Lease(self.call, answer.token, answer.attempt, self.began)
+        self.lease = own.lease = Lease(self.call, answer.token, answer.attempt, self.began)
         if self.cancelled is None:  # otherwise the claim is released at once, and others should wait for that
             with flights.lock:
                 own.running = answer
@@ -146,11 +146,13 @@ class Execution:
         return answer
 
     def _learn(self, flight: Flight) -> Generator[Step, Any, Existing | None]:
-        """Wait for the result of the other call. Returns None if that call has left the key free."""
+        """Wait for the result of the other call. Returns None if it left the key free, or has lost its lease."""
         while True:
             # Read the counter first, so that no later change is missed.
-            seen, landed = flight.changes, flight.landed
-            answer = flight.answer(monotonic())
+            seen, landed, now = flight.changes, flight.landed, monotonic()
+            if flight.is_stale(now):
+                return None
+            answer = flight.answer(now)
             if answer is not None or landed:
                 return answer
             yield Changed(flight, seen)
@@ -162,7 +164,7 @@ class Execution:
         began = monotonic()
         flight = self._flights.by_id.get(request.id)
         seen = 0 if flight is None else flight.changes
-        if flight is not None and not flight.landed:
+        if flight is not None and not flight.landed and not flight.is_stale(began):
             yield Changed(flight, seen, request.seconds)
             return monotonic() - began
         if self._wakes:

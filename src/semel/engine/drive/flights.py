@@ -1,7 +1,8 @@
 """Single flight: of all calls for one key in one process, one asks the store and the others learn from it.
 
 A *flight* is the call that asks. While it is claiming, the others wait for the store's answer. While its handler runs,
-they know that it runs. When it lands, they share the record that it left. Both engines use this module.
+they know that it runs. When it lands, they share the record that it left. When it loses its lease, it knows nothing any
+more, and the next call asks the store. Both engines use this module.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 
 from semel.core.ops import Claim, Claimed, Complete, Existing, Record
 from semel.core.states import State
+from semel.engine.drive.leases import Lease
 from semel.engine.forking import survive_forks
 from semel.errors import StoreError
 
@@ -18,9 +20,9 @@ __all__ = ["Flight", "Flights"]
 
 
 class Flight:
-    """One call that asks the store. A flight changes when its claim is won, and when it lands."""
+    """One call that asks the store. It changes when its claim is won, when its lease is lost, and when it lands."""
 
-    __slots__ = ("began", "changes", "claim", "completed", "error", "landed", "record", "running", "waiters")
+    __slots__ = ("began", "changes", "claim", "completed", "error", "landed", "lease", "record", "running", "waiters")
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
@@ -29,6 +31,8 @@ class Flight:
         self.changes = 0
         """How often it has changed."""
         self.running: Claimed | None = None
+        self.lease: Lease | None = None
+        """The lease under which it runs."""
         self.landed = False
         """Whether the call is over. Without a record, a completion or an error, the key is free again."""
         self.record: Record | None = None
@@ -39,6 +43,11 @@ class Flight:
         """Why the store could not be asked."""
         self.waiters: list[Callable[[], object]] | None = None
         """Called, and forgotten, at the next change."""
+
+    def is_stale(self, now: float) -> bool:
+        """Whether the lease of its handler has ended. Only the store knows what became of the key since then."""
+        lease = self.lease
+        return lease is not None and (lease.lost or now >= lease.ends) and not self.landed
 
     def answer(self, now: float) -> Existing | None:
         """Return what another call for the key may know; None while the store has not answered, or if the key is free.
@@ -108,6 +117,20 @@ class Flights:
                 flight.changes += 1
                 if flight.waiters is not None:
                     flight.wake()
+
+    def forget(self, flight: Flight) -> None:
+        """Let the next call for its key ask the store, although this one may not be over."""
+        with self.lock:
+            if self.by_id.get(flight.claim.id) is flight:
+                del self.by_id[flight.claim.id]
+
+    def lose(self, lease: Lease) -> None:
+        """Wake those who wait for a call that has lost its lease."""
+        with self.lock:
+            flight = self.by_id.get(lease.call.id)
+            if flight is not None and flight.lease is lease:
+                flight.changes += 1
+                flight.wake()
 
     def watch(self, flight: Flight, seen: int, wake: Callable[[], object]) -> bool:
         """Call ``wake`` at the next change. Returns False if there have been more than ``seen`` changes already."""

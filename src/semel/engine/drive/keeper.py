@@ -34,11 +34,18 @@ _AWAKE: Final = float("inf")
 class Keeper:
     """Renews leases. The first lease starts its thread, in a forked child too."""
 
-    def __init__(self, store: Store, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        sweep_every: float | None,
+        on_swept: Callable[[int, int], None],
+        on_lost: Callable[[Lease], object] | None = None,
+    ) -> None:
         self._store = store
         self._sweep_every = sweep_every
         self._on_swept = on_swept
-        self.leases = Leases()
+        self._on_lost = on_lost
+        self.leases = Leases(on_lost)
         self._condition = threading.Condition()
         self._sleeps_until = _AWAKE
         self._started = False
@@ -47,7 +54,7 @@ class Keeper:
 
     def _forked(self) -> None:
         self._condition = threading.Condition()
-        self.leases = Leases()
+        self.leases = Leases(self._on_lost)
         self._sleeps_until = _AWAKE
         self._started = False
 

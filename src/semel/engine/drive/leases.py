@@ -47,9 +47,11 @@ class Lease:
 class Leases:
     """All leases of one engine."""
 
-    __slots__ = ("_held", "begun", "shortest")
+    __slots__ = ("_held", "_on_lost", "begun", "shortest")
 
-    def __init__(self) -> None:
+    def __init__(self, on_lost: Callable[[Lease], object] | None = None) -> None:
+        """:param on_lost: called with each lease that is lost, after its own ``on_lost``."""
+        self._on_lost = on_lost
         self._held: dict[int, Lease] = {}
         self.shortest = 30.0
         """The shortest span so far: how soon a lease that begins now may have to be renewed."""
@@ -116,3 +118,5 @@ class Leases:
         lease.lost = True
         if lease.on_lost is not None:
             lease.on_lost()
+        if self._on_lost is not None:
+            self._on_lost(lease)

@@ -85,7 +85,8 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if scope["method"] in SAFE_METHODS:
+        method = scope["method"].upper()  # ASGI wants it so, but not every server does it
+        if method in SAFE_METHODS:
             token = _current.set(_SAFE)
             try:
                 await self.app(scope, receive, send)
@@ -94,7 +95,7 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
             return
         rule = None
         if self.routes.rules:
-            rule = self.find_rule(scope["method"], scope["path"], scope.get("root_path", ""))
+            rule = self.find_rule(method, scope["path"], scope.get("root_path", ""))
         responder = ASGIResponder(self, scope, receive, send)
         token = _current.set(responder)
         try:

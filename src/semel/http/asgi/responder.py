@@ -323,7 +323,7 @@ class ASGIResponder:
         capture = life.capture
         if capture is None:
             if kind == "http.response.start":
-                if life.natural is not None and life.natural.settled(self._scope["method"], message["status"]):
+                if life.natural is not None and life.natural.settled(self._scope["method"].upper(), message["status"]):
                     life.answer = SETTLED
                     await self._send_answer(message.get("headers", ()))
                     return
@@ -399,7 +399,7 @@ class ASGIResponder:
 
 def _make_exchange(scope: Scope, middleware: Any) -> Exchange:
     return Exchange(
-        scope["method"],
+        scope["method"].upper(),
         scope["path"],
         scope.get("query_string", b""),
         scope["headers"],

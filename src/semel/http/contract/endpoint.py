@@ -231,10 +231,11 @@ class Lifecycle(Generic[A]):
                 return True
             if not rule.reads_json and rule.connection is None:
                 exchange.body = None
+            # The tenant comes first: a request that has none is refused before its body is read.
+            tenant = None if middleware.tenant is None else (yield FIND_TENANT)
             if not (yield READ_BODY):
                 return False
             self.claiming = True
-            tenant = None if middleware.tenant is None else (yield FIND_TENANT)
             call = exchange.call(middleware.guard, rule, key, tenant)
             if rule.connection is None:
                 begun = yield Begin(call)

@@ -79,7 +79,8 @@ class WSGIMiddleware(Middleware[App, Semel]):
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         if not self._reported:
             self.report()
-        if environ["REQUEST_METHOD"] in SAFE_METHODS:
+        method = environ["REQUEST_METHOD"].upper()  # frameworks that run "post" as a POST must not run it unclaimed
+        if method in SAFE_METHODS:
             token = _current.set(_SAFE)
             try:
                 answer = self.app(environ, start_response)
@@ -90,8 +91,6 @@ class WSGIMiddleware(Middleware[App, Semel]):
         responder = WSGIResponder(self, environ, start_response)
         token = _current.set(responder)
         try:
-            return responder.respond(
-                self.find_rule(environ["REQUEST_METHOD"], path_text(environ), path_text(environ, "SCRIPT_NAME"))
-            )
+            return responder.respond(self.find_rule(method, path_text(environ), path_text(environ, "SCRIPT_NAME")))
         finally:
             _current.reset(token)

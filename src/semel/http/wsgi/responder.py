@@ -244,7 +244,7 @@ class WSGIResponder:
         """The ``start_response`` that the application is called with."""
         life = self.life
         write: Write
-        if life.natural is not None and life.natural.settled(self._environ["REQUEST_METHOD"], int(status[:3])):
+        if life.natural is not None and life.natural.settled(self._environ["REQUEST_METHOD"].upper(), int(status[:3])):
             life.answer = SETTLED
         if life.answer is not None:
             self._carrier = as_bytes(headers)
@@ -293,7 +293,7 @@ class WSGIResponder:
 
 def _make_exchange(environ: Any, middleware: Any) -> Exchange:
     return Exchange(
-        environ["REQUEST_METHOD"],
+        environ["REQUEST_METHOD"].upper(),
         path_text(environ),
         environ.get("QUERY_STRING", "").encode("latin-1"),
         header_lines(environ),

@@ -6,7 +6,10 @@ it has no ``autocommit`` attribute.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
+import threading
 from typing import Any, ClassVar, Final, Literal
 
 from semel.errors import ConfigurationError, StoreUnavailable
@@ -14,14 +17,32 @@ from semel.sql.connections.errors import sqlite_error
 from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Rows, Statement
 
-__all__ = ["LentAiosqlite", "LentSQLite", "SQLiteConnection"]
+__all__ = ["LentAiosqlite", "LentSQLite", "SQLiteConnection", "connect_file"]
 
 _REJECTED: Final = (UnicodeError, OverflowError, ValueError)
 """What the driver raises about a value that it cannot write."""
+_creating: Final = threading.Lock()
 
 
 def _rejected(error: Exception) -> StoreUnavailable:
     return StoreUnavailable(f"the driver cannot store this: {error}")
+
+
+def connect_file(path: str | os.PathLike[str], timeout: float) -> sqlite3.Connection:
+    """Open the file, for any thread, one at a time. A new file is readable by its owner only: it holds stored results.
+
+    SQLite gives the -wal and -shm files the permissions of the file itself.
+    """
+    name = os.fspath(path)
+    if name and name != ":memory:":
+        # Only a new file is opened here, and one thread at a time: closing a file drops every lock that this process
+        # has on it, those of SQLite too. If it cannot be created, SQLite says why.
+        with _creating, contextlib.suppress(OSError):
+            os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        return sqlite3.connect(name, timeout=timeout, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise sqlite_error(error, name) from error
 
 
 class SQLiteConnection:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.register_assert_rewrite("semel.testing.conformance.families", "semel.testing.conformance.phrases")
+pytest.register_assert_rewrite("semel.testing.conformance.families", "semel.testing.conformance.script")
 
 from semel.testing.conformance.script import (  # noqa: E402
     Batch,

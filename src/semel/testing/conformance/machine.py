@@ -3,6 +3,12 @@
 A lease or ttl is either long (1000 seconds, so that it never ends during a test) or short. The step that sets a short
 one also waits until it has ended. So the state of a record is never in doubt, and no test depends on the speed of the
 machine.
+
+The model is ``core/semantics.apply`` over a dict, with a clock of its own. It ignores what depends on real clocks:
+tokens are matched by their order, and durations are compared coarsely. A store may also differ from it in two ways. The
+record in the answer to a claim may carry the claim's own tenant, operation and key, because the same id implies the
+same values. And a sweep may leave a record until the ttl of its claim has ended, even if the ttl of its result was
+shorter.
 """
 
 from __future__ import annotations
@@ -17,13 +23,27 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from semel.core.ops import Claim, Complete, Lookup, Op, Release, Renew, Resolve, SaveStep, Sweep
+from semel.core.ops import (
+    Claim,
+    Claimed,
+    Complete,
+    Existing,
+    Lookup,
+    Op,
+    Record,
+    Release,
+    Renew,
+    Resolve,
+    SaveStep,
+    Sweep,
+    Swept,
+)
+from semel.core.semantics import Row, apply, is_expired, sweepable
 from semel.core.states import State, Takeover
 from semel.engine.ports import AsyncStore, Store
-from semel.testing.conformance.model import Model
 from semel.testing.conformance.stages import MovableClock
 
-__all__ = ["async_machine_for", "check", "machine_for"]
+__all__ = ["Model", "async_machine_for", "check", "machine_for"]
 
 R = TypeVar("R")
 LONG: Final = 1000.0
@@ -34,6 +54,10 @@ answers = st.sampled_from([b"", b"one", b"two", bytes(range(256))])
 ends = st.sampled_from([State.ABSENT, State.ABANDONED, State.UNKNOWN])
 tokens = st.sampled_from(["newest"] * 6 + ["older", "oldest", "next", "made up"])
 moves = st.sampled_from(["claim", "renew", "save", "complete", "release", "lookup", "resolve"])
+COARSE: Final = 300.0
+"""Seconds by which times may differ. Long times are longer than this, and short ones have already ended."""
+STEP: Final = 0.001
+"""Model time between two Ops."""
 
 
 class _Bridge:
@@ -259,3 +283,102 @@ def check(machine: type[StoreMachine], examples: int = 40, steps: int = 30) -> N
             max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+
+
+class Model:
+    """Applies Ops by the table of transitions, and compares the store's answers with its own."""
+
+    def __init__(self, *, forgets_expired: bool = False) -> None:
+        self.now = 1_000_000.0
+        self.rows: dict[bytes, Row] = {}
+        self.forgets_expired = forgets_expired
+        self._promised: dict[bytes, float] = {}
+        self._ours: dict[tuple[bytes, int], int] = {}
+        self._theirs: dict[tuple[bytes, int], int] = {}
+
+    # -- tokens ----------------------------------------------------------------------------------------------------
+
+    def tokens(self, id: bytes) -> list[int]:
+        """Return every token that the store issued for this record, oldest first. All but the last are stale."""
+        return sorted(token for other, token in self._ours if other == id)
+
+    def _same_token(self, id: bytes, ours: int, theirs: int) -> None:
+        """Check that the store's tokens grow, and that its n-th token stands for the model's n-th."""
+        known = self._theirs.get((id, ours))
+        if known is not None:
+            assert theirs == known, f"token {theirs}, but the store issued {known} before"
+            return
+        assert theirs > max(self.tokens(id), default=0), f"token {theirs} does not grow: {self.tokens(id)}"
+        self._theirs[id, ours] = theirs
+        self._ours[id, theirs] = ours
+
+    def _with_our_token(self, op: Any) -> Any:
+        """Return the Op with the model's token instead of the store's. An invented token becomes -1, which is stale."""
+        if isinstance(op, (Renew, Complete, Release, SaveStep)):
+            fields = {name: getattr(op, name) for name in type(op).__dataclass_fields__}
+            return type(op)(**{**fields, "token": self._ours.get((op.id, op.token), -1)})
+        return op
+
+    # -- Ops -------------------------------------------------------------------------------------------------------
+
+    def play(self, op: Op[Any], answer: Any) -> None:
+        """Apply ``op`` to the model, and compare its answer with the store's."""
+        self.now += STEP
+        row = self.rows.get(op.id)
+        if self.forgets_expired and row is not None and is_expired(row, self.now):
+            del self.rows[op.id]
+            row = None
+        changed, expected = apply(row, self._with_our_token(op), self.now)
+        if changed is None:
+            self.rows.pop(op.id, None)
+        else:
+            self.rows[op.id] = changed
+        if type(op) is Claim and type(expected) is Claimed and expected.attempt == 1 and changed is not row:
+            self._promised[op.id] = self.now + op.ttl
+        self._compare(op, expected, answer)
+
+    def sweep_is_certain(self) -> bool:
+        """Whether the store must remove every record that it may remove."""
+        return all(sweepable(row, self.now) is None or self._promised[id] <= self.now for id, row in self.rows.items())
+
+    def sweep(self) -> Swept:
+        """Sweep all records, without a limit."""
+        self.now += STEP
+        verdicts = {id: sweepable(row, self.now) for id, row in self.rows.items()}
+        for id, verdict in verdicts.items():
+            if verdict is State.ABSENT:
+                del self.rows[id]
+            elif verdict is State.UNKNOWN:
+                self.rows[id] = self.rows[id]._replace(state=State.UNKNOWN)
+        counted = list(verdicts.values())
+        return Swept(counted.count(State.ABSENT), counted.count(State.UNKNOWN))
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def _compare(self, op: Op[Any], expected: Any, answer: Any) -> None:
+        assert type(answer) is type(expected), f"the answer to {op} is {answer}, not {expected}"
+        if type(expected) is Claimed:
+            assert (answer.attempt, answer.steps) == (expected.attempt, expected.steps)
+            self._same_token(op.id, expected.token, answer.token)
+        elif type(expected) is Existing:
+            self._same_record(op.id, expected.record, answer.record)
+        elif type(expected) is Record:
+            self._same_record(op.id, expected, answer)
+            assert (answer.tenant, answer.operation, answer.key) == (expected.tenant, expected.operation, expected.key)
+        else:
+            assert answer == expected, f"the answer to {op} is {answer!r}, not {expected!r}"
+
+    def _same_record(self, id: bytes, ours: Record, theirs: Record) -> None:
+        assert theirs.id == id
+        assert theirs.state is ours.state
+        self._same_token(id, ours.token, theirs.token)
+        assert (theirs.attempt, theirs.fingerprint) == (ours.attempt, ours.fingerprint)
+        assert theirs.snapshot == ours.snapshot
+        assert (theirs.expires_in > 0) == (ours.expires_in > 0)
+        assert abs(theirs.expires_in - ours.expires_in) < COARSE
+        assert -1 < theirs.age < COARSE
+        if ours.state is State.RUNNING:
+            assert theirs.lease_left > 0
+            assert abs(theirs.lease_left - ours.lease_left) < COARSE
+        elif ours.state is State.ABANDONED:
+            assert theirs.lease_left <= 0

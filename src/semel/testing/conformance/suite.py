@@ -8,52 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import pytest
 
 from semel.engine.ports import AsyncStore, Store
-from semel.testing.conformance.families import (
-    batch,
-    claim,
-    count,
-    expiry,
-    fencing,
-    lease,
-    race,
-    replay,
-    resolve,
-    resume,
-    steps,
-    sweep,
-    values,
-    wakeup,
-)
+from semel.testing.conformance.families import claims, concurrency, lifetimes, owners, steps
 from semel.testing.conformance.script import Proof
 from semel.testing.conformance.stages import AsyncStage, MovableClock, Stage
 
 __all__ = ["FAMILIES", "AsyncStoreSuite", "StoreSuite", "play", "play_async"]
 
-F = TypeVar("F", bound=Callable[..., None])
-
-FAMILIES = tuple(
-    module.FAMILY
-    for module in (
-        claim,
-        lease,
-        fencing,
-        replay,
-        expiry,
-        steps,
-        resolve,
-        sweep,
-        values,
-        batch,
-        race,
-        wakeup,
-        count,
-        resume,
-    )
+FAMILIES = (
+    *(claims.CLAIM, owners.LEASE, owners.FENCING, claims.REPLAY, lifetimes.EXPIRY, steps.STEPS, owners.RESOLVE),
+    *(lifetimes.SWEEP, claims.VALUES, concurrency.BATCH, concurrency.RACE, concurrency.WAKEUP, lifetimes.COUNT),
+    steps.RESUME,
 )
 """All proofs, grouped by the operation that they test."""
 
@@ -94,10 +63,15 @@ def _declared(store: Store | AsyncStore) -> tuple[bool, bool, bool]:
     return store.wakes, store.counts, store.resumes
 
 
-def _each(family: str) -> Callable[[F], F]:
+def _test(family: str) -> Callable[..., None]:
+    """The test method of a family: one test for each of its proofs."""
     (found,) = [each for each in FAMILIES if each.name == family]
-    mark: Callable[[F], F] = pytest.mark.parametrize("proof", found.proofs, ids=str)
-    return mark
+
+    def test(self: _Suite, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+    mark: Callable[[Callable[..., None]], Callable[..., None]] = pytest.mark.parametrize("proof", found.proofs, ids=str)
+    return mark(test)
 
 
 class _Suite:
@@ -141,61 +115,20 @@ class _Suite:
             pytest.skip("the store removes expired records by itself")
         self._player(proof, open_store, shared=self.shared, clock=clock)
 
-    @_each("claim")
-    def test_claim(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
-
-    @_each("lease")
-    def test_lease(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
-
-    @_each("fencing")
-    def test_fencing(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
-
-    @_each("replay")
-    def test_replay(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
-
-    @_each("expiry")
-    def test_expiry(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
-
-    @_each("steps")
-    def test_steps(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
-
-    @_each("resolve")
-    def test_resolve(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
-
-    @_each("sweep")
-    def test_sweep(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
-
-    @_each("values")
-    def test_values(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
-
-    @_each("batch")
-    def test_batch(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
-
-    @_each("race")
-    def test_race(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
-
-    @_each("count")
-    def test_count(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
-
-    @_each("resume")
-    def test_resume(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
-
-    @_each("wakeup")
-    def test_wakeup(self, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
+    test_claim = _test("claim")
+    test_lease = _test("lease")
+    test_fencing = _test("fencing")
+    test_replay = _test("replay")
+    test_expiry = _test("expiry")
+    test_steps = _test("steps")
+    test_resolve = _test("resolve")
+    test_sweep = _test("sweep")
+    test_values = _test("values")
+    test_batch = _test("batch")
+    test_race = _test("race")
+    test_count = _test("count")
+    test_resume = _test("resume")
+    test_wakeup = _test("wakeup")
 
 
 class StoreSuite(_Suite):
