@@ -131,7 +131,7 @@ def test_what_the_caller_rolls_back_never_happened(open_till: OpenTill) -> None:
 
 @pytest.mark.parametrize("within", [False, True])
 def test_an_encrypted_result_is_replayed(open_till: OpenTill, within: bool) -> None:
-    till = open_till(codec=Codec(cipher=KeyRing({"k": b"0" * 32}), require_encryption=True))
+    till = open_till(codec=Codec(cipher=KeyRing({"k": b"0" * 32})))
     for replayed in (False, True):
         found = run(till, within, "k1", PAY_RETURNING, ["a", 7])
         assert found == StatementResult([{"key": "a", "worker": 7}], 1, replayed)
