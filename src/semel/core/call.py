@@ -292,23 +292,25 @@ class Call:
         return self._seal(_VALUE, PLAIN.name, self.input or b"", INPUT)
 
     def replay(self, record: Record) -> Outcome[Any]:
-        """Return the stored result, or raise the stored exception."""
-        if self.hook is not None:
-            self.tell(events.Replayed, record.age, record.attempt)
-        snapshot = self.codec.open(record.snapshot or b"", self.id)
-        kind, name, payload = snapshot
+        """Report a replay. Return the stored result, or raise the stored exception."""
+        self.tell(events.Replayed, record.age, record.attempt)
+        return self.open_outcome(record.snapshot, record.attempt)
+
+    def open_outcome(self, snapshot: bytes | None, attempt: int, replayed: bool = True) -> Outcome[Any]:
+        """Return the outcome that a snapshot holds, or raise the stored exception."""
+        kind, name, payload = opened = self.codec.open(snapshot or b"", self.id)
         serializer = self.serializer
         if kind is _VALUE:
             if serializer is PLAIN and name == PLAIN.name:
-                return Outcome(PLAIN.decode(payload), True, record.attempt)  # as decode_result does
+                return Outcome(PLAIN.decode(payload), replayed, attempt)  # as decode_result does
             if serializer.kind is _VALUE:
-                return Outcome(decode_result(serializer, name, payload), True, record.attempt)
+                return Outcome(decode_result(serializer, name, payload), replayed, attempt)
             # guard.resolve() stores plain data, whatever the operation's own results are.
-            return Outcome(serializer.convert(decode_result(PLAIN, name, payload)), True, record.attempt)
+            return Outcome(serializer.convert(decode_result(PLAIN, name, payload)), replayed, attempt)
         if kind is serializer.kind:
-            return Outcome(serializer.decode(payload), True, record.attempt)
+            return Outcome(serializer.decode(payload), replayed, attempt)
         if kind is not Kind.ERROR:
-            raise ResultNotStored(f"{self} is done, but its result was not stored: {snapshot.reason}")
+            raise ResultNotStored(f"{self} is done, but its result was not stored: {opened.reason}")
         error = decode_error(payload, self.policy.remembered)
         if serializer.kind is not _VALUE and not isinstance(error, SemelError):
             # Remembered when the operation was a plain function. Whoever calls it now cannot raise the exception.

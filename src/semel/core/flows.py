@@ -88,7 +88,9 @@ def perform(call: Call) -> Flow:
         if call.fingerprint != record.fingerprint:
             check_same_request(call, record)
         if done:
-            return call.replay(record)
+            if call.hook is not None:
+                call.tell(events.Replayed, record.age, record.attempt)
+            return call.open_outcome(record.snapshot, record.attempt)
         if record.state is State.UNKNOWN:
             raise outcome_unknown(call, record)
         if remaining <= 0:

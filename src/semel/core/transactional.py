@@ -401,7 +401,7 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
 
 def _executed(call: Call, own: bool, snapshot: bytes) -> Outcome[Any]:
     call.tell(events.Completed if own else events.Prepared, 1, len(snapshot))
-    return Outcome(call.open_snapshot(snapshot), False, 1)
+    return call.open_outcome(snapshot, 1, replayed=False)
 
 
 def _fail(call: Call, own: bool, row: Row | None, claimed: Claimed, error: BaseException) -> Flow:
