@@ -252,7 +252,7 @@ def test_a_refused_commit_leaves_the_transaction_usable_and_commits_with_the_rec
     if not own:
         if "sqlite" not in kind:  # whose readers wait for the writer
             assert other.rows() == []
-        desk.run(lambda: desk.conn.commit())  # the caller's own
+        desk.run(desk.conn.commit)  # the caller's own
     assert (other.rows(), attempt()) == (["k1"], "paid")
     assert calls == ["refused"]
 
