@@ -2,6 +2,7 @@
 # Twin: AsyncGuard -> SyncGuard
 # Twin: over an async store -> over a sync store
 # Twin: runs a plain ``def`` in a thread; calls are awaited -> also takes coroutine functions; its store runs in threads
+# Twin: ``async with guard:`` does so -> ``with guard:`` does so
 # Twin: AWAITED: ClassVar[bool] = True -> AWAITED: ClassVar[bool] = False
 """``AsyncGuard``: everything that ``AsyncSemel`` does, over an async store.
 
@@ -84,6 +85,10 @@ class AsyncGuard(Guard):
         self.store: AsyncStore = self._open_store(store) if isinstance(store, str) else store
         check_store(self.store, quota, awaited=self.AWAITED)
         # sync only: self._loop_guards: LoopGuards | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._closed = False
         self.driver = AsyncCallDriver(self.store, self.sweep_every, self._report_sweep)
         self.begin = self.driver.begin
         """For adapters: claim the key of a call. Returns an outcome, or an attempt that the adapter must end."""
@@ -370,14 +375,34 @@ class AsyncGuard(Guard):
         self._report_sweep(swept.removed, swept.unknown)
         return swept
 
+    async def check(self) -> None:
+        """Raise unless the store can be used: NotMigrated if it lacks its tables, StoreUnavailable if it is away.
+
+        The ASGI middleware does so when an application starts.
+        """
+        await self.store.execute(Lookup(bytes(16)))
+
+    def open(self) -> None:
+        """Make the guard usable again after ``close``, together with its store. Does nothing while it is open.
+
+        ``async with guard:`` does so, and the middleware when an application starts.
+        """
+        if self._closed:
+            self.store.open()
+            # sync only: if self._loop_guards is not None:
+            # sync only:     self._loop_guards.open()
+            self._start()
+
     async def close(self) -> None:
-        """Stop renewing and sweeping, and close the store."""
+        """Stop renewing and sweeping, and close the store. ``open`` makes the guard usable again."""
+        self._closed = True
         await self.driver.keeper.close()
         # sync only: if self._loop_guards is not None:
         # sync only:     self._loop_guards.close()
         await self.store.close()
 
     async def __aenter__(self) -> Self:
+        self.open()
         return self
 
     async def __aexit__(
