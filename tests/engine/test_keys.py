@@ -116,6 +116,53 @@ def test_where_a_key_may_come_from(quick_engine: Engine, function: Any, selector
     assert engine.record("7") is not None
 
 
+EVENT: dict[str, Any] = {"Records": [{"id": "r-1"}, {"id": "r-2"}], "detail": {"order": Order("nested")}}
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("event.Records[0].id", "r-1"),
+        ("event.Records[-1].id", "r-2"),
+        ("event.Records[1].id", "r-2"),
+        ("event.detail.order.id", "nested"),
+    ],
+)
+def test_a_path_may_have_indexes(quick_engine: Engine, path: str, key: str) -> None:
+    quick_engine.do(quick_engine.once(lambda event: None, key=path, fingerprint=("event.Records[0].id",)), EVENT)
+    assert quick_engine.record(key) is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("event.details.id", r"op: key='event.details.id' leads nowhere: event \(dict\) has no 'details'"),
+        ("event.Records[5].id", r"op: key='event.Records\[5\].id' leads nowhere: event.Records \(list\) has no \[5\]"),
+        ("event.detail[0].id", r"event.detail \(dict\) has no \[0\]"),
+        ("event.detail.order.number", r"event.detail.order \(Order\) has no 'number'"),
+        ("event.Records.id", r"event.Records \(list\) has no 'id'"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_an_error_of_ours_and_nothing_is_claimed(
+    quick_engine: Engine, path: str, message: str
+) -> None:
+    with pytest.raises(KeyMissing, match=message):
+        quick_engine.do(quick_engine.once(lambda event: None, key=path), EVENT)
+    with pytest.raises(PolicyError, match=message.replace("key=", "tenant=")):
+        quick_engine.do(quick_engine.once(lambda event: None, key=lambda event: "k", tenant=path), EVENT)
+    assert quick_engine.script.kinds == []
+
+
+@pytest.mark.parametrize(
+    "path", ["event.", "event..id", "event.a[0", "event.a[x]", "event.a[]", "event[0]id", "event.[0]"]
+)
+def test_what_is_no_path_is_refused_when_it_is_declared(quick_engine: Engine, path: str) -> None:
+    with pytest.raises(PolicyError, match="not a path"):
+        quick_engine.once(lambda event: None, key=path)
+    with pytest.raises(PolicyError, match="not a path"):
+        quick_engine.once(lambda event: None, key=lambda event: "k", fingerprint=(path,))
+
+
 def test_a_path_walks_through_mappings_and_attributes(quick_engine: Engine) -> None:
     def body(request: Any) -> None:
         return None

@@ -18,6 +18,8 @@ from tests.servers import Server
 from tests.servers.pgbouncer import IGNORED, PgBouncerServer
 from tests.transactional.kinds import TABLE
 
+pytestmark = pytest.mark.server
+
 KEYS = [f"k{number}" for number in range(8)]
 CLIENTS = 4
 

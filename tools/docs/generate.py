@@ -90,7 +90,7 @@ _WHO: Final = {
 def event_table() -> str:
     rows = []
     for event in events.EVENTS:
-        own = ", ".join(f"`{f.name}`" for f in fields(event) if f.name not in ("operation", "tenant", "key"))
+        own = ", ".join(f"`{f.name}`" for f in fields(event) if f.name not in ("operation", "tenant", "key", "route"))
         rows.append(f"| `{event.name}` | `{event.__name__}` | {_LEVELS[event.level]} | {own} | {_summary(event)} |")
     return _table("name | class | level | its own fields | when", rows)
 

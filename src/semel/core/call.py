@@ -194,7 +194,7 @@ class Call:
 
     __slots__ = (
         "accept", "codec", "fingerprint", "has_steps", "hook", "id", "input", "key", "nonce", "operation", "policy",
-        "quota", "resumption", "serializer", "stored_key", "tenant", "writes",
+        "quota", "resumption", "route", "serializer", "stored_key", "tenant", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -224,6 +224,8 @@ class Call:
         self.codec = codec
         self.hook = hook
         self.quota = quota
+        self.route = operation
+        """The operation's name on events. Over HTTP it has the template of the path, not the path of one request."""
         self.has_steps = False
         """Whether the store holds steps of this operation, so that a failed attempt must not delete the record."""
         self.input: bytes | None = None
@@ -241,7 +243,7 @@ class Call:
     def tell(self, event: type[Event], *details: Any) -> None:
         """Hand an event to the hook. Without a hook no event is created."""
         if self.hook is not None:
-            self.hook(event(self.operation, self.tenant, self.key, *details))
+            self.hook(event(self.operation, self.tenant, self.key, *details, route=self.route))
 
     # What is stored
 

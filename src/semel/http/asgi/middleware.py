@@ -20,7 +20,7 @@ from semel.errors import ConfigurationError, StoreError
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.responder import ASGIResponder
 from semel.http.contract.middleware import Middleware
-from semel.http.contract.routes import Endpoint, RouteTable
+from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 
 __all__ = ["ASGIMiddleware", "ASGIResponder", "current_responder"]
@@ -62,6 +62,7 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         max_request_body: int = MAX_REQUEST_BODY,
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
+        find_route: RouteFinder | None = None,
     ) -> None:
         """
         :param tenant: a function of the request, here the ASGI scope, that returns its tenant, which scopes the keys.
@@ -71,10 +72,11 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
         :param request: makes the framework's own request from the scope, for ``tenant``.
         :param endpoints: lists the application's endpoints, for the report at start-up.
+        :param find_route: finds the route of a request in the framework's own table, for hosts and events.
         """
         super().__init__(
             app, guard, AsyncGuard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
-            request=request, endpoints=endpoints,
+            request=request, endpoints=endpoints, find_route=find_route,
         )  # fmt: skip
         self._left: set[asyncio.Task[None]] = set()
         """Handlers that run on without a client. The event loop holds only weak references to tasks."""

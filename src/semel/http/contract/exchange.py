@@ -37,7 +37,6 @@ from semel.errors import (
 from semel.http.contract.conditional import Preconditions, preconditions
 from semel.http.contract.problems import problem
 from semel.http.contract.rules import Conditional, Idempotent
-from semel.observe import events
 
 __all__ = ["CLAIMED", "FAILED", "KEY", "RESPONSES", "SETTLED", "Exchange", "ResponseSerializer"]
 
@@ -113,7 +112,7 @@ class Exchange:
 
     __slots__ = (
         "_body_size", "_counted", "_echoed", "_hash", "_keys", "_lines", "_query", "_scripted", "_verbatim",
-        "announced_length", "body", "docs", "key", "method", "path",
+        "announced_length", "body", "docs", "host", "key", "method", "path",
     )  # fmt: skip
 
     def __init__(
@@ -129,6 +128,8 @@ class Exchange:
         self.method = method
         self.path = path
         self.docs = docs
+        self.host = ""
+        """The host of the request, if its route is bound to hosts; it is a part of the operation then."""
         self.body: list[bytes] | None = []
         """Chunks of the body, for rules that read all of it; None if no rule does, or if it is too large for that."""
         self._body_size = 0
@@ -195,7 +196,7 @@ class Exchange:
         """Return the operation, which scopes the key together with the tenant."""
         if rule.scope == "tenant":
             return "*"
-        path = self.path
+        path = self.host + self.path
         if len(path) > _LONGEST_PATH or not path.isprintable():  # a store takes short text without control characters
             digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
             path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
@@ -210,7 +211,7 @@ class Exchange:
         if len(lines) > 1:
             lines = sorted(lines, key=_name)  # lines of the same name keep their order
         document = self._document(rule) if rule.reads_json else None
-        return self._hash.digest(self.method, self.path, self._query, lines, document)
+        return self._hash.digest(self.method, self.host + self.path, self._query, lines, document)
 
     def call(self, guard: Guard, rule: Idempotent, key: str, tenant: str | None) -> Call:
         """Return the call to claim. Call it once the body has arrived."""
@@ -230,12 +231,6 @@ class Exchange:
     def preconditions(self, rule: Conditional) -> Preconditions:
         """Return the request's preconditions. Raises PreconditionError if they are malformed or missing."""
         return preconditions(self.headers, required=rule.precondition_required)
-
-    def report_unprotected(self, guard: Guard, rule: Idempotent) -> None:
-        """Emit an event: the request runs without a key. A conditional one is protected by its precondition."""
-        if isinstance(rule, Conditional):
-            return
-        guard.make_call(self.operation(rule), "", guard.tenant, b"", rule.policy).tell(events.Unkeyed)
 
     def _document(self, rule: Idempotent) -> bytes | None:
         """Return the body as canonical JSON; None if it is not JSON or too large, so that its bytes are compared."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Final, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
+from semel.core.encoding.canonical import select_fields
 from semel.core.keys import HeaderMode, KeyFormat
 from semel.core.policy import Policy
 from semel.engine.guard import PolicyChanges
@@ -155,7 +156,7 @@ class Idempotent(_Declaration):
     canonical_json: bool = False
     """Compare JSON bodies by their content (RFC 8785), not by their bytes."""
     include: tuple[str, ...] = ()
-    """Fields of a JSON body to compare, by dotted path; all of them by default."""
+    """Fields of a JSON body to compare, by dotted path; all of them by default, and if the body has none of these."""
     exclude: tuple[str, ...] = ()
     """Fields of a JSON body that are not compared."""
     max_stored_body: int = MAX_STORED_BODY
@@ -217,6 +218,7 @@ class Idempotent(_Declaration):
             raise PolicyError("connection_parameter= needs connection=, which opens the connection")
         if self.include and self.exclude:
             raise PolicyError("name the fields to compare (include=) or those to leave out (exclude=), not both")
+        select_fields({}, include=self.include or None, exclude=self.exclude or None)  # raises if one is no path
 
     @cached_property
     def replay_header_names(self) -> frozenset[bytes]:
