@@ -134,8 +134,8 @@ class Combiner:
     def close(self) -> None:
         """Refuse new Ops and close the connections: idle ones now, busy ones after their batch."""
         with self._lock:
+            idle = [] if self._closed else list(self._idle)
             self._closed = True
-            idle = list(self._idle)
             self._wake_outside()
         for connection in idle:
             connection.close()
