@@ -82,13 +82,19 @@ class AsyncGuard(Guard):
             policy=policy, tenant=tenant, on_event=on_event, codec=codec, secret=secret,
             readable_keys=readable_keys, sweep_every=sweep_every, quota=quota,
         )  # fmt: skip
-        self.store: AsyncStore = self._open_store(store) if isinstance(store, str) else store
-        check_store(self.store, quota, awaited=self.AWAITED)
         # sync only: self._loop_guards: LoopGuards | None = None
+        self.use_store(self._open_store(store) if isinstance(store, str) else store)
+
+    def use_store(self, store: AsyncStore) -> None:
+        """Use another store from now on, in tests for example. The store of before is not closed."""
+        check_store(store, self.quota, awaited=self.AWAITED)
+        self.store: AsyncStore = store
         self._start()
 
     def _start(self) -> None:
         self._closed = False
+        # sync only: if self._loop_guards is not None:
+        # sync only:     self._loop_guards.restart(self.store)
         self.driver = AsyncCallDriver(self.store, self.sweep_every, self._report_sweep)
         self.begin = self.driver.begin
         """For adapters: claim the key of a call. Returns an outcome, or an attempt that the adapter must end."""
@@ -389,8 +395,6 @@ class AsyncGuard(Guard):
         """
         if self._closed:
             self.store.open()
-            # sync only: if self._loop_guards is not None:
-            # sync only:     self._loop_guards.open()
             self._start()
 
     async def close(self) -> None:

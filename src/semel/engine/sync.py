@@ -74,13 +74,19 @@ class SyncGuard(Guard):
             policy=policy, tenant=tenant, on_event=on_event, codec=codec, secret=secret,
             readable_keys=readable_keys, sweep_every=sweep_every, quota=quota,
         )  # fmt: skip
-        self.store: Store = self._open_store(store) if isinstance(store, str) else store
-        check_store(self.store, quota, awaited=self.AWAITED)
         self._loop_guards: LoopGuards | None = None
+        self.use_store(self._open_store(store) if isinstance(store, str) else store)
+
+    def use_store(self, store: Store) -> None:
+        """Use another store from now on, in tests for example. The store of before is not closed."""
+        check_store(store, self.quota, awaited=self.AWAITED)
+        self.store: Store = store
         self._start()
 
     def _start(self) -> None:
         self._closed = False
+        if self._loop_guards is not None:
+            self._loop_guards.restart(self.store)
         self.driver = CallDriver(self.store, self.sweep_every, self._report_sweep)
         self.begin = self.driver.begin
         """For adapters: claim the key of a call. Returns an outcome, or an attempt that the adapter must end."""
@@ -380,8 +386,6 @@ class SyncGuard(Guard):
         """
         if self._closed:
             self.store.open()
-            if self._loop_guards is not None:
-                self._loop_guards.open()
             self._start()
 
     def close(self) -> None:

@@ -107,8 +107,9 @@ class LoopGuards:
 
         return once
 
-    def open(self) -> None:
-        """Forget the guards whose threads have ended."""
+    def restart(self, store: Store) -> None:
+        """Make new guards, over this store: the threads of the former ones have ended."""
+        self._store = store
         self._guards.clear()
 
     def close(self) -> None:
