@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 
 # sync only: from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from semel.core.keys import KeyFormat
 from semel.core.ops import Lookup, Record, Resolve, Sweep, Swept
 from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
+from semel.core.transactional import SQLEffect, StatementResult
 from semel.engine.declare.declaration import AsyncOnce, Declaration, Selector, requires_brackets
 from semel.engine.declare.handlers import with_handle
 from semel.engine.drive.aio_driver import AsyncCallDriver
@@ -37,7 +38,7 @@ from semel.engine.guard import Guard, PolicyChanges, at_least_one, check_store
 from semel.engine.operation import AsyncOperation
 from semel.engine.ports import AsyncStore
 from semel.engine.transaction.aio import AsyncTransactionAttempt
-from semel.engine.transaction.rules import check_tries, connection_parameter, pick_connection, refuse_nesting
+from semel.engine.transaction.rules import TRIES, check_tries, connection_parameter, pick_connection, refuse_nesting
 from semel.errors import ConfigurationError, PolicyError
 from semel.observe import events
 
@@ -289,6 +290,36 @@ class AsyncGuard(Guard):
         return await self._transact(
             connection, what, with_handle(call), as_handler(what.policy.recover), own_transaction, tries
         )
+
+    async def execute_once(
+        self,
+        connection: object,
+        operation: str,
+        *,
+        key: object,
+        statement: str,
+        parameters: Sequence[Any] | Mapping[str, Any] = (),
+        tenant: str | None = None,
+        fingerprint: Any = "auto",
+        **changes: Unpack[PolicyChanges],
+    ) -> StatementResult:
+        """Run one SQL statement once, and write its record with it: both are stored, or neither.
+
+        On PostgreSQL both are one statement and one round trip, so this is faster than a transaction. If a transaction
+        is open on ``connection``, they become part of it, and you commit it; otherwise they are committed here.
+
+        :param connection: any connection or session that ``run_in_transaction`` accepts.
+        :param statement: an INSERT, UPDATE or DELETE, or a SELECT of a function that has the effect.
+        :param parameters: a list or a dict, in the style of the connection's driver: ``%s`` (psycopg, MySQL, Django),
+            ``$1`` (asyncpg), ``?`` (SQLite), ``:name`` (SQLAlchemy).
+        :param fingerprint: what a retry must repeat; defaults to the parameters, as far as they are plain data. None to
+            compare nothing.
+        """
+        call = self._statement_call(operation, key, tenant, parameters, fingerprint, changes)
+        effect = SQLEffect(statement, parameters)
+        attempt = AsyncTransactionAttempt(self.store, connection, call, False, TRIES, effect)
+        refuse_nesting(call)
+        return await attempt.run_statement(effect, as_handler(call.policy.recover))
 
     @requires_brackets
     def once_in_transaction(

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
+from semel.core.call import Raised
 from semel.core.ops import Op, SaveStep
 from semel.core.semantics import Row
-from semel.core.transactional import Keep, Lock, Occupied
+from semel.core.transactional import ExecuteOnce, HandlerConflict, Keep, Lock, Occupied, SQLEffect
 from semel.errors import ConfigurationError
 
 __all__ = ["STORE_CLOSED", "STORE_MEMBERS", "AsyncStore", "AsyncUnit", "Store", "Unit", "has_members", "unit_of"]
@@ -127,6 +128,18 @@ class Unit(Protocol):
         """Write the finished record."""
         ...
 
+    def plan(self, statement: str) -> tuple[bool, bool]:
+        """Whether a statement sent now commits by itself, and whether this one can write its own record."""
+        ...
+
+    def execute(self, op: ExecuteOnce) -> bytes | Raised | HandlerConflict | None:
+        """Run a statement that writes its own record."""
+        ...
+
+    def perform(self, effect: SQLEffect) -> Any:
+        """Run the effect alone and return its rows, or how many it changed. Its errors are raised unchanged."""
+        ...
+
     def save(self, op: SaveStep) -> bool:
         """Write a step's mark in the caller's transaction. Returns False if another owner has taken over."""
         ...
@@ -154,6 +167,12 @@ class AsyncUnit(Protocol):
     async def lock(self, op: Lock) -> Row | Occupied | None: ...
 
     async def keep(self, op: Keep) -> None: ...
+
+    def plan(self, statement: str) -> tuple[bool, bool]: ...
+
+    async def execute(self, op: ExecuteOnce) -> bytes | Raised | HandlerConflict | None: ...
+
+    async def perform(self, effect: SQLEffect) -> Any: ...
 
     async def save(self, op: SaveStep) -> bool: ...
 

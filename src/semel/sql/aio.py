@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
+from semel.core.call import Raised
 from semel.core.ops import SaveStep
 from semel.core.semantics import Row
-from semel.core.transactional import HandlersFault, Keep, Lock, Occupied
+from semel.core.transactional import ExecuteOnce, HandlerConflict, HandlersFault, Keep, Lock, Occupied, SQLEffect
 from semel.errors import (
     ConfigurationError,
     NotMigrated,
@@ -27,8 +28,17 @@ from semel.errors import (
 )
 from semel.sql import migrations
 from semel.sql.connections.adopt import AsyncLentConnection, Dialect, adopt, not_migrated
-from semel.sql.connections.errors import Contention, DatabaseBusy, is_conflict, is_duplicate, is_stale, is_violation
+from semel.sql.connections.errors import (
+    Contention,
+    DatabaseBusy,
+    is_conflict,
+    is_duplicate,
+    is_refused_record,
+    is_stale,
+    is_violation,
+)
 from semel.sql.dialects import mysql, postgres, sqlite
+from semel.sql.effects import as_plain, bind_record, stands_in_with
 from semel.sql.program import Program, Rows, Statement, TransactionPrograms
 
 __all__ = ["AsyncConnection", "AsyncSQLUnit", "adopt_unit_async", "check_async", "migrate_async", "run_async"]
@@ -172,6 +182,47 @@ class AsyncSQLUnit:
             if op.own and is_violation(error.__cause__):
                 raise HandlersFault(str(error)) from error.__cause__
             raise self._conflict(error, "the record", committing=op.own) from error.__cause__
+
+    def plan(self, statement: str) -> tuple[bool, bool]:
+        """Whether a statement sent now commits by itself, and whether this one can write its own record."""
+        connection = self.connection
+        return not connection.in_transaction(), connection.dialect == "postgresql" and stands_in_with(statement)
+
+    async def execute(self, op: ExecuteOnce) -> bytes | Raised | HandlerConflict | None:
+        connection, own = self.connection, op.keep.own
+        try:
+            await connection.finish()  # a session's new rows go first: the statement may be about them
+        except Exception as error:
+            return HandlerConflict(error) if is_conflict(error) else Raised(error)
+        try:
+            found = await connection.query(*bind_record(op.effect, op.keep, connection.style))
+            return bytes(found.rows[0][0])
+        except SemelError as error:
+            cause = error.__cause__
+            if is_refused_record(cause):
+                if own:
+                    return None
+                raise TransactionConflict(
+                    f"another transaction stood in the way of the record: {error}; {_ADVICE}"
+                ) from cause
+            if isinstance(error, NotMigrated) and "semel_record" in str(error):
+                raise await run_async(not_migrated(connection, error), connection) from cause
+            if isinstance(error, StoreUncertain) or not isinstance(cause, Exception):
+                raise self._conflict(error, "the record", committing=own) from cause
+            return HandlerConflict(cause) if is_conflict(cause) else Raised(cause)
+
+    async def perform(self, effect: SQLEffect) -> Any:
+        """Run the effect alone. Returns its rows as plain data, or how many it changed. The driver's errors are raised
+        unchanged.
+        """
+        await self.connection.finish()
+        try:
+            return as_plain(await self.connection.query(effect.statement, effect.parameters))
+        except SemelError as error:
+            cause = error.__cause__
+            if cause is None:
+                raise
+        raise cause
 
     async def save(self, op: SaveStep) -> bool:
         """Save a step in the caller's transaction; False if another attempt owns the record by now."""

@@ -17,11 +17,22 @@ from typing import Any, TypeAlias, TypeVar
 
 from semel.core.call import Call, Failed, Outcome, Pause, Raised, Recover, Returned, Run
 from semel.core.ops import Claimed, Op
-from semel.core.transactional import HandlerConflict, Keep, Lock, Rejected, Rollback, transact
+from semel.core.transactional import (
+    ExecuteOnce,
+    HandlerConflict,
+    Keep,
+    Lock,
+    Rejected,
+    Rollback,
+    SQLEffect,
+    StatementResult,
+    execute_once,
+    transact,
+)
 from semel.engine.drive.execution import as_handler
 from semel.engine.operation import Operation, running
 from semel.engine.ports import Store, Unit, unit_of
-from semel.errors import PolicyError, StoreError
+from semel.errors import PolicyError, ResultNotStored, StoreError
 from semel.observe import events
 
 __all__ = ["TransactionAttempt", "begin_attempt"]
@@ -40,16 +51,24 @@ class TransactionAttempt:
     lease = None
     __slots__ = ("_flow", "_own", "_store", "_unit", "call", "claimed", "operation")
 
-    def __init__(self, store: Store, connection: object, call: Call, own: bool, tries: int) -> None:
+    def __init__(
+        self, store: Store, connection: object, call: Call, own: bool, tries: int, effect: SQLEffect | None = None
+    ) -> None:
         """
         :param own: open the transaction and end it, and run the handler again after a conflict.
         :param tries: how often the handler runs at most.
+        :param effect: the SQL statement that is the whole handler; then ``own`` depends on the connection.
         """
         self._store = store
         self._unit: Unit = unit_of(store, connection)
-        self._unit.require(own)
+        if effect is None:
+            self._unit.require(own)
+            self._flow = transact(call, own, tries)
+        else:
+            own, together = self._unit.plan(effect.statement)
+            header = call.codec.begin_clear(call.serializer.kind, call.serializer.name) if together else None
+            self._flow = execute_once(call, own, tries, effect, header)
         self._own = own
-        self._flow = transact(call, own, tries)
         self.call = call
         self.claimed: Claimed | None = None
 
@@ -58,6 +77,16 @@ class TransactionAttempt:
         outcome = self._proceed(None, handler, recover)
         assert isinstance(outcome, Outcome)
         return outcome
+
+    def run_statement(self, effect: SQLEffect, recover: Handler) -> StatementResult:
+        """Run the effect once, or return its stored result."""
+        outcome = self.run(lambda op: self._unit.perform(effect), recover)
+        result = outcome.value
+        if type(result) is int:
+            return StatementResult([], result, outcome.replayed)
+        if type(result) is not list:
+            raise ResultNotStored(f"{self.call} is done, and what is stored is not the result of a statement")
+        return StatementResult(result, len(result), outcome.replayed)
 
     def begin(self) -> Outcome[Any] | None:
         """Open the transaction and lock the key. Returns an outcome if there is nothing to run."""
@@ -138,6 +167,8 @@ class TransactionAttempt:
                     elif isinstance(request, Recover):
                         assert recover is not None
                         answer = self._work(request.claimed, recover)
+                    elif isinstance(request, ExecuteOnce):
+                        answer = unit.execute(request)
                     elif isinstance(request, Rollback):
                         self._undo()
                     elif isinstance(request, Pause):

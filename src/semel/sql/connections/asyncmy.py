@@ -29,6 +29,7 @@ from semel.errors import SemelError, StoreUncertain
 from semel.sql.connections.adopt import DatabaseAddress
 from semel.sql.connections.errors import mysql_error, mysql_number, rejected
 from semel.sql.connections.literals import PacketAnswer, mysql_text, mysql_texts, require_change
+from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Packet, Rows, Statement
 
 __all__ = ["DRIVER_ERRORS", "AsyncmyConnection", "LentAsyncmy"]
@@ -88,6 +89,7 @@ class LentAsyncmy:
     dialect: Final = "mysql"
     awaited: Literal[True] = True
     opening: ClassVar[str] = "await conn.begin(), or a connection without autocommit"
+    style: ClassVar[EffectStyle] = "format"
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:
@@ -104,6 +106,18 @@ class LentAsyncmy:
                 await cursor.execute(text, values)
                 rows: Rows = await cursor.fetchall() if cursor.description is not None else ((cursor.rowcount,),)
                 return rows
+        except DRIVER_ERRORS as error:
+            raise _semel_error(error) from error
+        except _REJECTED as error:
+            raise rejected(error) from error
+
+    async def query(self, text: str, parameters: Any) -> QueryResult:
+        try:
+            async with self.raw.cursor(Cursor) as cursor:
+                await cursor.execute(text, parameters or None)
+                if cursor.description is None:
+                    return QueryResult(None, (), cursor.rowcount)
+                return QueryResult([column[0] for column in cursor.description], await cursor.fetchall(), 0)
         except DRIVER_ERRORS as error:
             raise _semel_error(error) from error
         except _REJECTED as error:

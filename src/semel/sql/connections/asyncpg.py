@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
 import asyncpg
 
-from semel.errors import SemelError, StoreUncertain
+from semel.errors import ConfigurationError, SemelError, StoreUncertain
 from semel.sql.connections.adopt import DatabaseAddress
 from semel.sql.connections.errors import postgres_error, rejected
 from semel.sql.connections.literals import postgres_text
+from semel.sql.effects import EffectStyle, QueryResult, returns_rows
 from semel.sql.program import Rows, Statement
 
 __all__ = ["AsyncpgConnection", "LentAsyncpg"]
@@ -49,6 +51,7 @@ class LentAsyncpg(AsyncpgConnection):
     dialect: Final = "postgresql"
     awaited: Literal[True] = True
     opening: ClassVar[str] = "`async with conn.transaction():`"
+    style: ClassVar[EffectStyle] = "numeric"
     __slots__ = ("_beginning",)
 
     def __init__(self, raw: Any) -> None:
@@ -60,6 +63,18 @@ class LentAsyncpg(AsyncpgConnection):
         params, address = getattr(self.raw, "_params", None), getattr(self.raw, "_addr", "")
         host, port = address if isinstance(address, tuple) else (str(address).rpartition("/")[0], "")
         return DatabaseAddress(getattr(params, "user", ""), host, port, getattr(params, "database", ""))
+
+    async def query(self, text: str, parameters: Any) -> QueryResult:
+        if isinstance(parameters, Mapping):
+            raise ConfigurationError("parameters= of an asyncpg connection are a list, for $1, $2, … in the statement")
+        try:
+            if not returns_rows(text):
+                words = (await self.raw.execute(text, *parameters)).split()
+                return QueryResult(None, (), int(words[-1]) if words[-1].isdigit() else 0)
+            rows = await self.raw.fetch(text, *parameters)
+            return QueryResult(list(rows[0].keys()) if rows else (), rows, 0)
+        except _DRIVER_ERRORS as error:
+            raise _semel_error(error) from error
 
     async def finish(self) -> None:
         """Nothing is held back here."""

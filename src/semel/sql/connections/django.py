@@ -13,6 +13,7 @@ from semel.errors import ConfigurationError
 from semel.sql.connections.adopt import DatabaseAddress, Dialect
 from semel.sql.connections.errors import wrapped_error
 from semel.sql.connections.literals import mysql_text, require_change
+from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Rows, Statement
 
 __all__ = ["LentDjango"]
@@ -28,6 +29,7 @@ class LentDjango:
 
     awaited: Literal[False] = False
     opening: ClassVar[str] = "`with transaction.atomic():`"
+    style: ClassVar[EffectStyle] = "format"
     __slots__ = ("_atomic", "dialect", "raw")
 
     def __init__(self, raw: Any) -> None:
@@ -52,6 +54,16 @@ class LentDjango:
                 if cursor.description is not None:
                     return [tuple(row) for row in cursor.fetchall()]
                 return ((cursor.rowcount,),) if self.dialect == "mysql" else ()
+        except _ERRORS as error:
+            raise wrapped_error(error, self.dialect) from error
+
+    def query(self, text: str, parameters: Any) -> QueryResult:
+        try:
+            with self.raw.cursor() as cursor:
+                cursor.execute(text, parameters or None)
+                if cursor.description is None:
+                    return QueryResult(None, (), cursor.rowcount)
+                return QueryResult([column[0] for column in cursor.description], cursor.fetchall(), 0)
         except _ERRORS as error:
             raise wrapped_error(error, self.dialect) from error
 

@@ -19,6 +19,7 @@ from semel.errors import SemelError, StoreUncertain
 from semel.sql.connections.adopt import DatabaseAddress
 from semel.sql.connections.errors import mysql_error, mysql_number, rejected
 from semel.sql.connections.literals import PacketAnswer, mysql_text, mysql_texts, require_change
+from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Packet, Rows, Statement
 
 __all__ = ["DRIVER_ERRORS", "LentPyMySQL", "PyMySQLConnection"]
@@ -78,6 +79,7 @@ class LentPyMySQL:
     dialect: Final = "mysql"
     awaited: Literal[False] = False
     opening: ClassVar[str] = "conn.begin(), or a connection without autocommit"
+    style: ClassVar[EffectStyle] = "format"
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:
@@ -93,6 +95,18 @@ class LentPyMySQL:
                 cursor.execute(text, values)
                 rows: Rows = cursor.fetchall() if cursor.description is not None else ((cursor.rowcount,),)
                 return rows
+        except DRIVER_ERRORS as error:
+            raise _semel_error(error) from error
+        except _REJECTED as error:
+            raise rejected(error) from error
+
+    def query(self, text: str, parameters: Any) -> QueryResult:
+        try:
+            with self.raw.cursor(Cursor) as cursor:
+                cursor.execute(text, parameters or None)
+                if cursor.description is None:
+                    return QueryResult(None, (), cursor.rowcount)
+                return QueryResult([column[0] for column in cursor.description], cursor.fetchall(), 0)
         except DRIVER_ERRORS as error:
             raise _semel_error(error) from error
         except _REJECTED as error:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.sql.connections.errors import sqlite_error
+from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Rows, Statement
 
 __all__ = ["LentAiosqlite", "LentSQLite", "SQLiteConnection", "connect_file"]
@@ -71,6 +72,7 @@ class LentSQLite:
     dialect: Final = "sqlite"
     awaited: Literal[False] = False
     opening: ClassVar[str] = 'conn.execute("BEGIN IMMEDIATE"), or `with conn:` where autocommit is off'
+    style: ClassVar[EffectStyle] = "native"
     __slots__ = ("raw",)
 
     def __init__(self, raw: sqlite3.Connection) -> None:
@@ -84,6 +86,19 @@ class LentSQLite:
             cursor = self.raw.cursor()
             cursor.row_factory = None  # the caller's row factory is for the caller's rows
             return cursor.execute(statement.query.sql, statement.params).fetchall()
+        except sqlite3.Error as error:
+            raise sqlite_error(error) from error
+        except _REJECTED as error:
+            raise _rejected(error) from error
+
+    def query(self, text: str, parameters: Any) -> QueryResult:
+        try:
+            cursor = self.raw.cursor()
+            cursor.row_factory = None
+            cursor.execute(text, parameters)
+            if cursor.description is None:
+                return QueryResult(None, (), cursor.rowcount)
+            return QueryResult([column[0] for column in cursor.description], cursor.fetchall(), 0)
         except sqlite3.Error as error:
             raise sqlite_error(error) from error
         except _REJECTED as error:
@@ -135,6 +150,7 @@ class LentAiosqlite:
     dialect: Final = "sqlite"
     awaited: Literal[True] = True
     opening: ClassVar[str] = 'await conn.execute("BEGIN IMMEDIATE")'
+    style: ClassVar[EffectStyle] = "native"
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:
@@ -151,6 +167,22 @@ class LentAiosqlite:
                 await cursor.execute(statement.query.sql, statement.params)
                 rows: Rows = await cursor.fetchall()
                 return rows
+            finally:
+                await cursor.close()
+        except sqlite3.Error as error:
+            raise sqlite_error(error) from error
+        except _REJECTED as error:
+            raise _rejected(error) from error
+
+    async def query(self, text: str, parameters: Any) -> QueryResult:
+        try:
+            cursor = await self.raw.cursor()
+            try:
+                cursor.row_factory = None
+                await cursor.execute(text, parameters)
+                if cursor.description is None:
+                    return QueryResult(None, (), cursor.rowcount)
+                return QueryResult([column[0] for column in cursor.description], await cursor.fetchall(), 0)
             finally:
                 await cursor.close()
         except sqlite3.Error as error:
