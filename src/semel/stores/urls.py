@@ -180,6 +180,12 @@ class BridgedStore:
     def wait(self, id: bytes, seconds: float) -> None:
         self._runner.run(self._store.wait(id, seconds))
 
+    def open(self) -> None:
+        if self._closed:
+            self._closed = False
+            self._runner = asyncio.Runner()
+            self._store.open()
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
