@@ -80,7 +80,8 @@ def _claimed(route: dict[str, Any]) -> Iterable[str]:
     window = route["ttl"] or "for ever"
     yield f"{window}, then refused for {route['reject_expired_for']}" if "reject_expired_for" in route else window
     yield route["lease"]
-    yield "409" if waits == "raise" else f"waits {waits['wait']}, then 409"
+    status = route.get("in_use_status", 409)
+    yield f"{status}" if waits == "raise" else f"waits {waits['wait']}, then {status}"
     yield {"retry": "runs again", "reject": "500 until resolved", "recover": "the recover hook decides"}[
         route["on_abandoned"]
     ]
