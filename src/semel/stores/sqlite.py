@@ -216,6 +216,9 @@ class SQLiteStore:
         """Wrap the caller's connection, to write records in the caller's transaction."""
         return sync.adopt_unit(connection, "sqlite")
 
+    def open(self) -> None:
+        self._combiner.open()
+
     def close(self) -> None:
         self._combiner.close()
 
@@ -225,18 +228,24 @@ class _SQLiteThread:
 
     def __init__(self, writer: _Writer) -> None:
         self._writer = writer
-        self._start()
-        survive_forks(self._start)
+        self._forget_thread()
+        survive_forks(self._forget_thread)
 
-    def _start(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-sqlite")
+    def _forget_thread(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
 
     async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-sqlite")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._writer.run, ops)
 
     async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._writer.close)
-        self._thread.shutdown()
+        thread, self._thread = self._thread, None
+        if thread is None:
+            self._writer.close()
+        else:
+            await asyncio.get_running_loop().run_in_executor(thread, self._writer.close)
+            thread.shutdown()
 
 
 class AsyncSQLiteStore:
@@ -272,6 +281,9 @@ class AsyncSQLiteStore:
     def adopt(self, connection: object) -> aio.AsyncSQLUnit:
         """Wrap the caller's connection, to write records in the caller's transaction."""
         return aio.adopt_unit_async(connection, "sqlite")
+
+    def open(self) -> None:
+        self._combiner.open()
 
     async def close(self) -> None:
         await self._combiner.close()

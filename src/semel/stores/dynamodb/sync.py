@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar, cast
 from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.engine.forking import survive_forks
+from semel.engine.ports import STORE_CLOSED
 from semel.errors import SemelError, StoreError, StoreUnavailable
 from semel.stores.dynamodb import table
 from semel.stores.dynamodb.failures import CallRetry, error_of, public_error, take_error, take_reply
@@ -159,6 +160,9 @@ class DynamoDBStore:
         """Never called: the engine polls."""
         time.sleep(min(seconds, 0.05))
 
+    def open(self) -> None:
+        self._closed = False
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
@@ -186,7 +190,7 @@ class DynamoDBStore:
         if client is None:
             with self._lock:
                 if self._closed:
-                    raise StoreUnavailable("the store is closed")
+                    raise StoreUnavailable(STORE_CLOSED)
                 if self._client is None:
                     self._client = open_client(self._settings)
                 client = self._client

@@ -81,6 +81,9 @@ class _Bridge:
     def wait(self, id: bytes, seconds: float) -> None:
         self._runner.run(self._store.wait(id, seconds))
 
+    def open(self) -> None:
+        self._store.open()
+
     def close(self) -> None:
         self._runner.run(self._store.close())
         self._runner.close()
