@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import zlib
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
@@ -48,7 +50,12 @@ SETTLED: Final = StoredResponse(204, [], b"")
 FAILED: Final = StoredResponse(500, [(b"content-type", b"text/plain; charset=utf-8")], b"Internal Server Error")
 """The stored answer of a handler that raised, if the rule stores such errors."""
 DOCUMENT_LIMIT: Final = 8 * 1024 * 1024
-"""The largest body in bytes that is parsed as JSON; a larger one is compared byte by byte."""
+"""The largest body in bytes that is parsed as JSON or decompressed; a larger one is compared byte by byte."""
+MOST_PARTS: Final = 10_000
+"""How many parts of a multipart body are told apart. Behind them the boundary counts: a hostile body must be cheap."""
+_MOST_MEMBERS: Final = 32
+"""How many members a gzip body may have."""
+_BOUNDARY: Final = re.compile(rb';[ \t]*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 _PRECONDITIONS: Final = frozenset({b"content-type", b"if-match", b"if-none-match"})
 _READ: Final = _PRECONDITIONS | {KEY, b"content-length", b"origin"}
 """Header lines of a request that are read for every rule."""
@@ -111,8 +118,8 @@ class Exchange:
     """A request, and the answers to it."""
 
     __slots__ = (
-        "_body_hash", "_counted", "_keys", "_lines", "_query", "_request_hash", "_scripted", "announced_length",
-        "body", "complete", "docs", "echo", "host", "key", "method", "path", "size",
+        "_body_hash", "_boundary", "_counted", "_keys", "_lines", "_query", "_request_hash", "_scripted", "_secret",
+        "announced_length", "body", "complete", "docs", "echo", "host", "key", "method", "path", "size",
     )  # fmt: skip
 
     def __init__(
@@ -141,7 +148,11 @@ class Exchange:
         """The header line that repeats the key in the answer; nothing without a key."""
         self._query = query
         self._lines = headers
+        self._secret = secret
+        self._body_hash: blake2b | PartsHash
         self._request_hash, self._body_hash = _new_hashes(secret)
+        self._boundary = b""
+        """That of a multipart body."""
         self.announced_length = 0
         """The Content-Length, or 0 if there is none."""
         self._scripted = False
@@ -161,6 +172,11 @@ class Exchange:
                 self._scripted = True
             else:
                 self._counted.append((name, value))
+                if value[:10].lower() == b"multipart/" and name == b"content-type" and not self._boundary:
+                    found = _BOUNDARY.search(value)
+                    if found is not None:
+                        self._boundary = found[1] or found[2]
+                        self._body_hash = self._new_body_hash()
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -212,14 +228,27 @@ class Exchange:
             lines = [line for line in self.headers if line[0] in wanted]
         if len(lines) > 1:
             lines = sorted(lines, key=_name)  # lines of the same name keep their order
-        document = self._document(rule) if rule.reads_json else None
-        return self.digest(lines, document)
+        if rule.compare_parts:  # a retry has another boundary
+            lines = [
+                (name, _BOUNDARY.sub(b"", value)) if name == b"content-type" else (name, value) for name, value in lines
+            ]
+        document = other = None
+        if rule.reads_body and self.body is not None:
+            body = b"".join(self.body)
+            if rule.compare_decompressed and (plain := self._decompressed(body)) is not None:
+                other = body = plain
+            document = self._document(rule, body) if rule.reads_json else None
+        return self.digest(lines, document, other)
 
-    def digest(self, lines: Iterable[tuple[bytes, bytes]], document: bytes | None) -> bytes:
-        """Return the hash of the whole request; a ``document`` takes the place of the body's bytes.
+    def digest(
+        self, lines: Iterable[tuple[bytes, bytes]], document: bytes | None, other_body: bytes | None = None
+    ) -> bytes:
+        """Return the hash of the whole request. A ``document`` takes the place of the body's bytes.
 
         Each part is preceded by its length, so that no two requests give the same bytes. With a secret it is a MAC: see
         ``semel.core.encoding.fingerprint``.
+
+        :param other_body: takes the place of the body that was sent.
         """
         target, query = (self.host + self.path).encode("utf-8", "surrogatepass"), self._query
         word = self.method.encode()
@@ -227,12 +256,28 @@ class Exchange:
         for name, value in lines:
             parts += b"h%d:%b%d:%b" % (len(name), name, len(value), value)
         if document is None:
-            parts += b"b%d:%b" % (self.size, self._body_hash.digest())
+            body, size = self._body_hash, self.size
+            if other_body is not None:
+                body, size = self._new_body_hash(), len(other_body)
+                body.update(other_body)
+            parts += b"b%d:%b" % (0 if self._boundary else size, body.digest())
         else:
             parts += b"d%d:%b" % (len(document), document)
         whole = self._request_hash.copy()
         whole.update(parts)
         return whole.digest()
+
+    def _new_body_hash(self) -> blake2b | PartsHash:
+        """Return an empty hash for the body. That of a multipart body leaves out the boundary, which counts as a part
+        of the Content-Type.
+        """
+        empty = _new_hashes(self._secret)[1]
+        return PartsHash(empty, self._boundary) if self._boundary else empty.copy()
+
+    def _decompressed(self, body: bytes) -> bytes | None:
+        """Return what a compressed body decompresses to; None if it is not compressed, or not in a way we read."""
+        codings = [value.strip().lower() for name, value in self.headers if name == b"content-encoding"]
+        return decompress(body, DOCUMENT_LIMIT) if codings in ([b"gzip"], [b"x-gzip"], [b"deflate"]) else None
 
     def call(self, guard: Guard, rule: Idempotent, key: str, tenant: str | None) -> Call:
         """Return the call to claim. Call it once the body has arrived."""
@@ -247,7 +292,7 @@ class Exchange:
         else:  # a long path is not remembered
             operation = (_known_name if len(path) <= _LONGEST_PATH else _operation_name)(self.method, path)
         lines = self._counted
-        plain = len(lines) < 2 and not (rule.fingerprint_headers or rule.reads_json)
+        plain = len(lines) < 2 and not (rule.fingerprint_headers or rule.reads_body or rule.compare_parts)
         fingerprint = self.digest(lines, None) if plain else self.fingerprint(rule)
         return guard.make_call(operation, key, owner, fingerprint, rule.policy, RESPONSES)
 
@@ -255,12 +300,11 @@ class Exchange:
         """Return the request's preconditions. Raises PreconditionError if they are malformed or missing."""
         return preconditions(self.headers, required=rule.precondition_required)
 
-    def _document(self, rule: Idempotent) -> bytes | None:
-        """Return the body as canonical JSON; None if it is not JSON or too large, so that its bytes are compared."""
-        if self.body is None:
-            return None
+    @staticmethod
+    def _document(rule: Idempotent, body: bytes) -> bytes | None:
+        """Return the body as canonical JSON; None if it is not JSON, so that its bytes are compared."""
         try:
-            document = parse_json(b"".join(self.body))
+            document = parse_json(body)
             if rule.include or rule.exclude:
                 document = select_fields(document, include=rule.include or None, exclude=rule.exclude or None)
             return canonical_json(document)
@@ -276,7 +320,9 @@ class Exchange:
         reported = isinstance(error, StoreError) and error.retryable  # by an event
         if error.status >= 500 and not reported:
             _log.error("%s %a: %s", self.method, self.path, error)
-        status = rule.reused_status if rule is not None and isinstance(error, KeyReused) else None
+        status: int | None = None
+        if rule is not None and isinstance(error, (KeyReused, InProgress)):
+            status = rule.reused_status if isinstance(error, KeyReused) else rule.in_use_status
         answer = problem(error, instance=self.path, status=status, docs=self.docs)
         length = (b"content-length", str(len(answer.body)).encode())
         return answer._replace(headers=[*answer.headers, length, *self.echo])
@@ -355,6 +401,61 @@ def _quoted(key: str) -> str:
         return header_value(key)
     except KeyInvalid:
         return header_value(key, quote=True)
+
+
+class PartsHash:
+    """The hash of a multipart body without its boundary, which each try makes anew.
+
+    It is a hash of the hashes of what stands between the boundaries, so that two bodies have the same one only if they
+    differ in nothing but the boundary.
+    """
+
+    __slots__ = ("_delimiter", "_empty", "_left", "_part", "_tail", "_whole")
+
+    def __init__(self, empty: blake2b, boundary: bytes) -> None:
+        self._empty = empty
+        self._whole = empty.copy()
+        self._part = empty.copy()
+        self._delimiter = b"\r\n--" + boundary
+        self._tail = b"\r\n"  # the first boundary has no line before it
+        self._left = MOST_PARTS
+
+    def copy(self) -> PartsHash:
+        return self  # no two requests share it
+
+    def update(self, chunk: bytes) -> None:
+        *ended, rest = (self._tail + chunk).split(self._delimiter, self._left)
+        for piece in ended:
+            self._part.update(piece)
+            self._whole.update(self._part.digest())
+            self._part = self._empty.copy()
+        self._left -= len(ended)
+        kept = max(0, len(rest) - len(self._delimiter) + 1) if self._left else len(rest)
+        self._part.update(rest[:kept])
+        self._tail = rest[kept:]  # which may be the beginning of a boundary
+
+    def digest(self) -> bytes:
+        part, whole = self._part.copy(), self._whole.copy()
+        part.update(self._tail)
+        whole.update(part.digest())
+        return whole.digest()
+
+
+def decompress(body: bytes, limit: int) -> bytes | None:
+    """Return what a gzip or zlib body decompresses to; None if it is neither, is cut, or expands beyond the limit."""
+    plain = b""
+    for _ in range(_MOST_MEMBERS):
+        stream = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, as its first bytes say
+        try:
+            plain += stream.decompress(body, limit - len(plain) + 1)
+        except zlib.error:
+            return None
+        if len(plain) > limit or not stream.eof:
+            return None
+        body = stream.unused_data
+        if not body:
+            return plain
+    return None
 
 
 @lru_cache(maxsize=16)
