@@ -185,6 +185,7 @@ def shown_by(page: Path) -> str:
     return "".join(line for block in blocks for line in block.splitlines(keepends=True) if line.strip())
 
 
+@pytest.mark.slow
 def test_the_tutorial_prints_the_same_after_the_readme_and_when_it_is_run_again(tmp_path: Path) -> None:
     readme, tutorial = ROOT / "README.md", DOCS / "tutorial" / "first-steps.md"
     assert run_as_file(readme, tmp_path) == shown_by(readme)
