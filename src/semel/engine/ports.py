@@ -156,6 +156,14 @@ class Unit(Protocol):
         """Roll back the transaction that ``lock`` opened; does nothing if none is open."""
         ...
 
+    def watch(self) -> None:
+        """Refuse ``commit()`` on the caller's connection from now on, where its class permits that."""
+        ...
+
+    def unwatch(self) -> None:
+        """Allow ``commit()`` again."""
+        ...
+
 
 class AsyncUnit(Protocol):
     """A unit of work on an async connection. See ``Unit`` for the methods."""
@@ -181,6 +189,10 @@ class AsyncUnit(Protocol):
     async def finish(self) -> None: ...
 
     async def undo(self) -> None: ...
+
+    def watch(self) -> None: ...
+
+    def unwatch(self) -> None: ...
 
 
 def has_members(value: object, names: Sequence[str]) -> bool:

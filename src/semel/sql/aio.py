@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from semel.core.call import Raised
 from semel.core.ops import SaveStep
@@ -113,14 +113,23 @@ def adopt_unit_async(raw: object, dialect: Dialect) -> AsyncSQLUnit:
     return AsyncSQLUnit(connection)
 
 
+def _refuse_commit() -> NoReturn:
+    raise ConfigurationError(
+        "the handler called commit() in a transaction whose record is not written yet, so a crash would leave its rows "
+        "without the record, and a retry would write them again. Nothing was committed. Leave commit() out: Semel, or "
+        "whoever opened the transaction, commits when the handler has returned"
+    )
+
+
 class AsyncSQLUnit:
     """A unit of work on the caller's connection."""
 
-    __slots__ = ("_programs", "connection")
+    __slots__ = ("_programs", "_watched", "connection")
 
     def __init__(self, connection: AsyncLentConnection) -> None:
         self.connection = connection
         self._programs = _PROGRAMS[connection.dialect]
+        self._watched: list[Any] = []
 
     def require(self, own: bool) -> None:
         """Raise unless a transaction is open; with ``own``, which opens one, raise if one is open already."""
@@ -249,6 +258,18 @@ class AsyncSQLUnit:
     async def finish(self) -> None:
         """Send what the caller's layer still holds back."""
         await self.connection.finish()
+
+    def watch(self) -> None:
+        """Refuse ``commit()`` while the handler runs: its rows would be durable without the record."""
+        for raw in self.connection.committers():
+            if "commit" not in raw.__dict__:  # an outer call on the same connection watches it already
+                raw.commit = _refuse_commit
+                self._watched.append(raw)
+
+    def unwatch(self) -> None:
+        """Allow ``commit()`` again. Does nothing if it is not refused."""
+        while self._watched:
+            del self._watched.pop().commit
 
     async def undo(self) -> None:
         """Roll back what ``lock`` opened. Does nothing when no transaction is open."""

@@ -99,6 +99,7 @@ class AsyncTransactionAttempt:
         if isinstance(step, Outcome):
             return step
         self.claimed = step.claimed
+        self._unit.watch()
         self.operation = AsyncOperation(self.call, None, step.claimed, self._store.execute)
         return None
 
@@ -155,6 +156,8 @@ class AsyncTransactionAttempt:
     async def _proceed(self, answer: Any, handler: Handler | None, recover: Handler | None) -> Run | Outcome[Any]:
         """Do what the flow asks for until there is an outcome, or until it asks to run a handler that is not here."""
         flow, unit = self._flow, self._unit
+        if answer is not None:
+            unit.unwatch()
         error: StoreError | None = None
         try:
             while True:
@@ -196,6 +199,7 @@ class AsyncTransactionAttempt:
         """Run the handler, and flush what it wrote."""
         op = AsyncOperation(self.call, None, claimed, self._store.execute)
         outer = running.get()
+        self._unit.watch()
         try:
             running.set(op)
             result = work(op)
@@ -211,6 +215,7 @@ class AsyncTransactionAttempt:
             return Raised(error)
         finally:
             running.set(outer)
+            self._unit.unwatch()
         return Returned(result)
 
     # sync: def _undo(self) -> None:

@@ -94,6 +94,7 @@ class TransactionAttempt:
         if isinstance(step, Outcome):
             return step
         self.claimed = step.claimed
+        self._unit.watch()
         self.operation = Operation(self.call, None, step.claimed, self._store.execute)
         return None
 
@@ -150,6 +151,8 @@ class TransactionAttempt:
     def _proceed(self, answer: Any, handler: Handler | None, recover: Handler | None) -> Run | Outcome[Any]:
         """Do what the flow asks for until there is an outcome, or until it asks to run a handler that is not here."""
         flow, unit = self._flow, self._unit
+        if answer is not None:
+            unit.unwatch()
         error: StoreError | None = None
         try:
             while True:
@@ -191,6 +194,7 @@ class TransactionAttempt:
         """Run the handler, and flush what it wrote."""
         op = Operation(self.call, None, claimed, self._store.execute)
         outer = running.get()
+        self._unit.watch()
         try:
             running.set(op)
             result = work(op)
@@ -204,6 +208,7 @@ class TransactionAttempt:
             return Raised(error)
         finally:
             running.set(outer)
+            self._unit.unwatch()
         return Returned(result)
 
     def _undo(self) -> None:

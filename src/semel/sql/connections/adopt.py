@@ -91,6 +91,10 @@ class LentConnection(Protocol):
         """Roll back what ``begin_with`` opened. Does nothing when no transaction is open."""
         ...
 
+    def committers(self) -> tuple[Any, ...]:
+        """Return the objects whose ``commit()`` ends the transaction, and on which it can be replaced for a while."""
+        ...
+
 
 class AsyncLentConnection(Protocol):
     """The async counterpart of ``LentConnection``."""
@@ -119,6 +123,8 @@ class AsyncLentConnection(Protocol):
     async def commit_with(self, statement: Statement) -> None: ...
 
     async def rollback(self) -> None: ...
+
+    def committers(self) -> tuple[Any, ...]: ...
 
 
 _WRAPPERS: Final = {

@@ -107,6 +107,9 @@ class AsyncLentSQLAlchemy:
     def begun(self) -> bool:
         return bool(self.raw.in_transaction())
 
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw.sync_connection,)  # sync: return (self.raw,)
+
     def holds(self) -> bool:
         connection = self.raw.sync_connection  # sync: connection = self.raw
         return self._transaction in (None, connection.get_transaction()) and _driver_holds(connection)
@@ -166,6 +169,10 @@ class AsyncLentSQLAlchemySession(AsyncLentSQLAlchemy):
     def in_transaction(self) -> bool:
         session = self.raw.sync_session  # sync: session = self.raw
         return not _autocommits(self._engine) and (self.begun() or session.autobegin)
+
+    def committers(self) -> tuple[Any, ...]:
+        # sync: return (self.raw, self._connection)
+        return (self.raw.sync_session, self._connection.sync_connection)
 
     def holds(self) -> bool:
         session = self.raw.sync_session  # sync: session = self.raw

@@ -101,6 +101,9 @@ class LentSQLAlchemy:
     def begun(self) -> bool:
         return bool(self.raw.in_transaction())
 
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw,)
+
     def holds(self) -> bool:
         connection = self.raw
         return self._transaction in (None, connection.get_transaction()) and _driver_holds(connection)
@@ -159,6 +162,9 @@ class LentSQLAlchemySession(LentSQLAlchemy):
     def in_transaction(self) -> bool:
         session = self.raw
         return not _autocommits(self._engine) and (self.begun() or session.autobegin)
+
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw, self._connection)
 
     def holds(self) -> bool:
         session = self.raw

@@ -33,7 +33,7 @@ R = TypeVar("R")
 @functools.cache
 def _session() -> Any:
     """Return the session of the process: it holds the credentials and the slow-to-read model of the service."""
-    return require("boto3", "dynamodb").session.Session()
+    return require("botocore.session", "dynamodb").get_session()
 
 
 _client_lock: Final = threading.Lock()
@@ -41,11 +41,11 @@ _client_lock: Final = threading.Lock()
 
 
 def open_client(settings: DynamoDBSettings) -> Any:
-    """Return a client of boto3 with these settings."""
+    """Return a client with these settings."""
     config = require("botocore.config", "dynamodb").Config(**settings.config())
     try:
         with _client_lock:
-            return _session().client(**settings.client(), config=config)
+            return _session().create_client(**settings.client(), config=config)
     except Exception as error:
         raise public_error(error_of(error, settings.table)) from error
 
@@ -125,7 +125,7 @@ class DynamoDBStore:
         :param clock: seconds since 1970; by default the service's, from the Date headers of its responses.
         """
         self._settings = DynamoDBSettings(url, timeout, connect_timeout, retry_for, clock)
-        require("boto3", "dynamodb")
+        require("botocore.session", "dynamodb")
         self._programs = DynamoDBPrograms(self._settings.table, self._settings.clock)
         self._client: Any = None
         self._closed = False
