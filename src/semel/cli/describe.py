@@ -94,7 +94,8 @@ def _claimed(route: dict[str, Any]) -> Iterable[str]:
     window = route["ttl"] or "for ever"
     yield f"{window}, then refused for {route['reject_expired_for']}" if "reject_expired_for" in route else window
     yield route["lease"] or "none: one transaction"
-    yield "409" if waits == "raise" else f"waits {waits['wait']}, then 409"
+    status = route.get("in_use_status", 409)
+    yield f"{status}" if waits == "raise" else f"waits {waits['wait']}, then {status}"
     yield _ABANDONED[route["on_abandoned"]]
     yield "runs unprotected" if route["on_store_error"] == "open" else "503, not run"
     yield "an answer: replayed" if route["failures"] == "remembered" else "frees the key"
