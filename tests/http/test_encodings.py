@@ -31,13 +31,8 @@ TEXT = b"paid, and paid again" * 100
 
 def replay(lines: list[tuple[bytes, bytes]], body: bytes, *accepted: bytes, omitted: bool = False) -> Any:
     asked = Exchange("POST", "/pay", b"", [(b"Accept-Encoding", each) for each in accepted])
-    status, headers, content, _ = asked.replay(StoredResponse(200, lines, body, omitted), idempotent())
+    _, headers, content, _ = asked.replay(StoredResponse(200, lines, body, omitted), idempotent())
     return dict(headers).get(b"content-encoding"), content, dict(headers)[b"content-length"]
-
-
-def deflate(body: bytes) -> bytes:
-    packer = zlib.compressobj(wbits=-15)
-    return packer.compress(body) + packer.flush()
 
 
 VARY = (b"vary", b"Origin, accept-encoding")
@@ -52,7 +47,7 @@ def test_a_client_that_accepts_the_coding_gets_the_stored_bytes(accepted: tuple[
 @pytest.mark.parametrize("accepted", [(), (b"",), (b"identity",), (b"br",), (b"gzip;q=0",), (b"gzip; q=0.00, br",)])
 @pytest.mark.parametrize(
     ("coding", "pack"),
-    [(b"gzip", gzip.compress), (b"x-gzip", gzip.compress), (b"deflate", zlib.compress), (b"deflate", deflate)],
+    [(b"gzip", gzip.compress), (b"x-gzip", gzip.compress), (b"deflate", zlib.compress)],
 )
 def test_any_other_client_gets_what_it_decompresses_to(accepted: tuple[bytes, ...], coding: bytes, pack: Any) -> None:
     found = replay([(b"content-encoding", coding), VARY], pack(TEXT), *accepted)

@@ -58,6 +58,7 @@ _MOST_MEMBERS: Final = 32
 _BOUNDARY: Final = re.compile(rb';[ \t]*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 DECOMPRESSED_LIMIT: Final = 64 * 1024 * 1024
 """The largest answer in bytes that is decompressed for a client; a larger one is sent as it is stored."""
+_DECOMPRESSED: Final = frozenset({b"gzip", b"x-gzip", b"deflate"})
 _PRECONDITIONS: Final = frozenset({b"content-type", b"if-match", b"if-none-match"})
 _READ: Final = _PRECONDITIONS | {KEY, b"content-length", b"origin"}
 """Header lines of a request that are read for every rule."""
@@ -305,8 +306,8 @@ class Exchange:
     ) -> tuple[list[tuple[bytes, bytes]], bytes]:
         """Return a compressed answer as it is stored, or decompressed for a client that does not accept its coding.
 
-        It is decompressed only if the application chose the coding for its client, which ``Vary`` says. So a client that
-        accepts the same codings as the first one gets the same bytes.
+        It is decompressed only if the application chose the coding for its client, which ``Vary`` says. So a client
+        that accepts the same codings as the first one gets the same bytes.
         """
         plain = [line for line in lines if line[0] != b"content-encoding"]
         if omitted:  # there is nothing to decode
@@ -316,7 +317,7 @@ class Exchange:
         if b"accept-encoding" not in varies or all(coding in accepted or b"*" in accepted for coding in codings):
             return lines, body
         for coding in reversed(codings):
-            decoded = _decompressed(coding, body)
+            decoded = decompress(body, DECOMPRESSED_LIMIT) if coding in _DECOMPRESSED else None
             if decoded is None:  # brotli and others, which the standard library cannot read
                 return lines, body
             body = decoded
@@ -397,22 +398,6 @@ def _words(lines: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
             if word and not (quality and quality.strip(b"0.") == b""):
                 words.append(word)
     return words
-
-
-def _decompressed(coding: bytes, body: bytes) -> bytes | None:
-    """Return the body without this content coding, or None if that is not possible."""
-    if coding == b"identity":
-        return body
-    if coding not in (b"gzip", b"x-gzip", b"deflate"):
-        return None
-    for window in (47, -15):  # with the header of gzip or zlib; and without one, which some call "deflate"
-        reader = zlib.decompressobj(window)
-        try:
-            decoded = reader.decompress(body, DECOMPRESSED_LIMIT)
-        except zlib.error:
-            continue
-        return decoded if reader.eof else None
-    return None
 
 
 class RequestHash:
