@@ -118,15 +118,17 @@ def test_a_request_costs_no_more_than_this(case: Callable[[Any], Case], request:
         for warm in ("a", "b", "c"):
             once(warm)
             once(warm)
-        first, replay = count(once, traffic), count(once, traffic)
+        # Three times: threads that other tests have left behind may make objects meanwhile.
+        rounds = [(count(once, traffic, key), count(once, traffic, key)) for key in ("k", "l", "m")]
+    first, replay = (Cost(*map(min, zip(*costs, strict=True))) for costs in zip(*rounds, strict=True))
     allowed = CASES[case]
     assert all(cost <= bound for cost, bound in zip((*first, *replay), (*allowed[0], *allowed[1]), strict=True)), (
         f"{case.__name__} costs {first} and {replay}, and may cost {allowed[0]} and {allowed[1]}"
     )
 
 
-def count(once: Callable[[str], object], traffic: Traffic) -> Cost:
-    """Count what a request with the key "k" costs."""
+def count(once: Callable[[str], object], traffic: Traffic, key: str) -> Cost:
+    """Count what a request with this key costs."""
     commands, trips, calls = traffic.commands, traffic.trips, 0
 
     def note(frame: Any, event: str, argument: Any) -> None:
@@ -140,7 +142,7 @@ def count(once: Callable[[str], object], traffic: Traffic) -> Cost:
         left = len(gc.get_objects())
         sys.setprofile(note)
         try:
-            once("k")
+            once(key)
         finally:
             sys.setprofile(None)
         return Cost(calls, len(gc.get_objects()) - left, traffic.commands - commands, traffic.trips - trips)
