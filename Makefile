@@ -4,7 +4,7 @@ PYTHON ?= python3
 # Another interpreter gets a folder of its own: packages built for one version do not run on the next.
 VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
 BIN := $(VENV)/bin
-WORKERS ?= 2
+WORKERS ?= 3
 QUICK := "not server and not process and not faults and not slow"
 TYPED := src tests/servers tests/conftest.py $(wildcard tests/test_*.py tests/typing)
 
@@ -27,7 +27,7 @@ cover: servers ## all tests, and the coverage of their child processes as well: 
 	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --cov --cov-config=tools/cover_children.ini --cov-report=term $(ARGS)
 
 quick: $(VENV)/.test ## the tests that start no server and no service: seconds
-	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal -m $(QUICK) $(ARGS)
+	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal --hypothesis-profile=quick -m $(QUICK) $(ARGS)
 
 everywhere: ## the quick tests on every other Python from 3.12 on that is found here
 	@tools/pythons.sh $(PYTHON) | { found=; while read -r version python; do found=1; \

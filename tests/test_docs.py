@@ -12,6 +12,7 @@ import importlib.util
 import io
 import re
 import sqlite3
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -121,9 +122,16 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Modul
             connection.close()
 
 
+def skip_without_its_framework(page: Path) -> None:
+    """Not every Python has a release of each of them. Where all are installed, a missing one is an error."""
+    for name in ("quart", "celery"):
+        used = re.search(rf"^(import|from) {name}\b", code_of(page), re.MULTILINE)
+        if used and not importlib.util.find_spec(name) and not missing_is_an_error():
+            pytest.skip(f"{name} is not installed")
+
+
 def run_page(page: Path, app: types.ModuleType, database: str = DATABASE) -> None:
-    if "import quart" in code_of(page) and importlib.util.find_spec("quart") is None and not missing_is_an_error():
-        pytest.skip("Quart is not installed")
+    skip_without_its_framework(page)
     console = Console()
     document = parsed(page, console, database)
     document.namespace = vars(app)
@@ -162,6 +170,38 @@ def test_the_code_of_a_page_runs_on_dynamodb(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")  # as everywhere: a key has tables of its own there
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     run_page(page, app)
+
+
+def run_as_file(page: Path, folder: Path) -> str:
+    """What a reader sees who copies the page's code into a file and runs it."""
+    (folder / "app.py").write_text(code_of(page), "utf-8")
+    finished = subprocess.run([sys.executable, "app.py"], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0, finished.stderr
+    return "".join(line for line in finished.stdout.splitlines(keepends=True) if line.strip())
+
+
+def shown_by(page: Path) -> str:
+    blocks = (str(e.parsed) for e in parsed(page, Console()) if e.region.lexemes["arguments"] == "output")
+    return "".join(line for block in blocks for line in block.splitlines(keepends=True) if line.strip())
+
+
+def test_the_tutorial_prints_the_same_after_the_readme_and_when_it_is_run_again(tmp_path: Path) -> None:
+    readme, tutorial = ROOT / "README.md", DOCS / "tutorial" / "first-steps.md"
+    assert run_as_file(readme, tmp_path) == shown_by(readme)
+    assert run_as_file(tutorial, tmp_path) == shown_by(tutorial)
+    assert run_as_file(tutorial, tmp_path) == shown_by(tutorial)
+    # The README says what happens: the parcel has left already.
+    assert run_as_file(readme, tmp_path) == shown_by(readme).partition("\n")[2]
+
+
+WRITES_FILES = [page for page in ALONE if page.is_relative_to(DOCS) and re.search(r"\.db\b|write_text", code_of(page))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WRITES_FILES, ids=name_of)
+def test_a_page_can_be_run_again_in_the_same_folder(page: Path, tmp_path: Path) -> None:
+    skip_without_its_framework(page)
+    assert [run_as_file(page, tmp_path) for _ in range(2)] == [shown_by(page)] * 2
 
 
 def test_pages_name_one_database_only() -> None:
@@ -259,6 +299,21 @@ def test_every_page_is_in_the_navigation() -> None:
     nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]
     listed = set(re.findall(r"[\w/-]+\.md", nav))
     assert {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} == listed
+
+
+def test_every_page_is_in_the_index() -> None:
+    """Readers start there, and a page that it does not name is not found."""
+    index = DOCS / "index.md"
+    linked = {(DOCS / link.partition("#")[0]).resolve() for link in LINK.findall(prose(index))}
+    assert [name_of(page) for page in DOCS.rglob("*.md") if page != index and page.resolve() not in linked] == []
+
+
+def test_pages_about_services_use_a_store_that_workers_share() -> None:
+    """Readers copy them. On the memory store each worker process would run a retry again, without a word."""
+    services = [page for page in WITH_CODE if re.search(r"from semel\.http[. ]", code_of(page))]
+    testing = {DOCS / "how-to" / "test-your-code.md"}
+    assert len(services) > 6
+    assert [name_of(page) for page in services if "MemoryStore(" in code_of(page) and page not in testing] == []
 
 
 @pytest.mark.slow

@@ -104,11 +104,15 @@ def accepts(port: int) -> bool:
 # Postgres
 
 
-def test_postgres_runs_on_loopback_with_real_durability(postgres: PostgresServer) -> None:
-    assert postgres.url == f"postgresql://postgres@127.0.0.1:{postgres.port}/postgres"
+def test_postgres_runs_on_loopback_with_real_durability(private_postgres: PostgresServer) -> None:
+    assert private_postgres.url == f"postgresql://postgres@127.0.0.1:{private_postgres.port}/postgres"
     names = ("fsync", "synchronous_commit", "wal_level", "listen_addresses", "max_connections", "server_encoding")
-    settings = [query(postgres.url, f"SHOW {name}")[0][0] for name in names]
+    settings = [query(private_postgres.url, f"SHOW {name}")[0][0] for name in names]
     assert settings == ["on", "on", "logical", "127.0.0.1", "200", "UTF8"]
+
+
+def test_the_sessions_postgres_does_not_wait_for_the_disk(postgres: PostgresServer) -> None:
+    assert query(postgres.url, "SHOW fsync") == [("off",)]
 
 
 def test_the_session_has_one_postgres(postgres: PostgresServer, servers: ServerPool) -> None:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from semel.core.quota import Quota as Quota
     from semel.core.resume import ResumeReport as ResumeReport
     from semel.core.states import State as State
+    from semel.core.transactional import StatementResult as StatementResult
     from semel.engine.operation import INJECTED as INJECTED
     from semel.engine.operation import AsyncOperation as AsyncOperation
     from semel.engine.operation import Operation as Operation
@@ -128,6 +129,7 @@ _HOMES = {
     "Semel": "semel.stores.guard",
     "Serializer": "semel.core.encoding.serializers",
     "State": "semel.core.states",
+    "StatementResult": "semel.core.transactional",
     "Store": "semel.engine.ports",
     "Swept": "semel.core.ops",
     "TieredStore": "semel.stores.tiered",

@@ -20,6 +20,8 @@ from semel.cli import main
 from semel.cli.measuring import sql
 from tests.servers import MariaDBServer, RedisServer
 
+pytestmark = pytest.mark.server
+
 PATIENCE = 60.0
 COMMAND = """
 import os, signal, sys, time

@@ -250,22 +250,41 @@ class TestSelectFields:
         [
             (["amount"], {"amount": 5}),
             (["note"], {"note": None}),
-            (["missing"], {}),
-            (["amount.cents"], {}),
+            (["missing"], ORDER),
+            (["amount.cents"], ORDER),
+            (["missing", "amount"], {"amount": 5}),
             (["card"], {"card": ORDER["card"]}),
             (["card.number", "amount"], {"amount": 5, "card": {"number": "4242"}}),
             (["card", "card.number"], {"card": ORDER["card"]}),
             (["card.number", "card"], {"card": ORDER["card"]}),
-            (["card.pin"], {}),
+            (["card.pin"], ORDER),
+            (["card.pin", "note"], {"note": None}),
+            (["items.*.pin"], ORDER),
+            (["items.*.pin", "amount"], {"amount": 5, "items": [{}, {}, {}]}),
             (["card.*"], {"card": ORDER["card"]}),
             (["items.*.sku"], {"items": [{"sku": "a"}, {"sku": "b"}, {}]}),
-            (["items.sku"], {}),
+            (["items.sku"], ORDER),
             (["items.*"], {"items": ORDER["items"]}),
             (["*.number", "card.cvv"], {"card": ORDER["card"]}),
         ],
     )
     def test_only(self, only: list[str], expected: Any) -> None:
         assert select_fields(ORDER, include=only) == expected
+
+    def test_documents_of_which_nothing_is_chosen_differ(self) -> None:
+        bodies: list[Any] = [{}, {"x": 1}, {"x": 2}, {"items": [{"n": 1}]}, {"items": [{"n": 2}]}, [1], [2], 1, 2]
+        forms = [canonical_json(select_fields(body, include=["amount", "items.*.sku"])) for body in bodies]
+        assert len(set(forms)) == len(bodies)
+
+    @pytest.mark.parametrize("choice", ["include", "exclude"])
+    def test_a_deep_document_does_not_exhaust_the_stack(self, choice: Any) -> None:
+        deep: Any = 1
+        for level in range(600):
+            deep = {"a": deep} if level % 2 else [deep]
+        document = {"amount": 5, "rest": deep}
+        expected = {"amount": 5} if choice == "include" else {"rest": deep}
+        assert select_fields(document, **{choice: ["amount", "rest.b.*.c"]}) == expected
+        assert select_fields(deep, **{choice: ["amount"]}) == deep
 
     def test_an_absent_field_is_not_null(self) -> None:
         forms = [canonical_json(select_fields(body, include=["note"])) for body in ({}, {"note": None}, {"note": ""})]
@@ -295,7 +314,7 @@ class TestSelectFields:
 
     def test_top_level_lists_and_scalars(self) -> None:
         assert select_fields([{"a": 1, "b": 2}], include=["*.a"]) == [{"a": 1}]
-        assert select_fields(5, include=["a"]) == {}
+        assert select_fields(5, include=["a"]) == 5
         assert select_fields(5, exclude=["a"]) == 5
 
     @given(documents)

@@ -18,7 +18,7 @@ from semel.errors import PolicyError
 
 def test_the_payload_is_no_part_of_the_identity() -> None:
     # Folded into the key, a changed body or a refreshed token would run the payment again.
-    assert list(inspect.signature(identity).parameters) == ["tenant", "operation", "key"]
+    assert list(inspect.signature(identity).parameters) == ["tenant", "operation", "key", "hash"]
 
 
 def test_an_empty_secret_is_a_policy_error() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -88,9 +88,11 @@ def test_at_most_once_never_runs_twice_whatever_happens(engine: Engine) -> None:
         raise SystemExit if not engine.is_async else asyncio.CancelledError
 
     settings: dict[str, Any] = {"guarantee": "at_most_once"}
-    for _ in range(3):
-        with pytest.raises(Boom, match="half way"):
+    for expected in (Boom, RememberedFailure, RememberedFailure):
+        with pytest.raises(expected, match="half way"):
             engine.run(body, **settings)
+    with pytest.raises(Boom, match="half way"):
+        engine.run(body, remember_errors=(Exception, Boom), **settings)
     assert ran == [1]
     with pytest.raises(BaseException) as first:
         engine.run(interrupted, key="interrupted", **settings)
@@ -271,7 +273,15 @@ def test_the_lease_is_kept_while_the_hook_looks(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     ("remember", "expected"),
-    [(Boom, Boom), ((Boom, KeyError), Boom), ("all", Boom), (Exception, Boom), (KeyError, None), (None, None)],
+    [
+        (Boom, Boom),
+        ((Boom, KeyError), Boom),
+        ((Exception, Boom), Boom),
+        ("all", RememberedFailure),
+        (Exception, RememberedFailure),
+        (KeyError, None),
+        (None, None),
+    ],
     ids=str,
 )
 def test_which_failures_are_remembered(engine: Engine, remember: Any, expected: Any) -> None:
@@ -285,6 +295,42 @@ def test_which_failures_are_remembered(engine: Engine, remember: Any, expected: 
     else:
         with pytest.raises(expected, match="no"):
             engine.run(forbidden, remember_errors=remember)
+
+
+class Loaded(Exception):
+    """A class that the program has loaded, and that no operation declares."""
+
+    built: ClassVar[list[tuple[Any, ...]]] = []
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        Loaded.built.append(args)
+
+
+@pytest.mark.parametrize("remember", ["all", Exception, (Exception, KeyError)], ids=str)
+def test_what_is_stored_builds_no_class_that_the_operation_does_not_declare(engine: Engine, remember: Any) -> None:
+    def body() -> None:
+        raise Loaded("no")
+
+    with pytest.raises(Loaded):
+        engine.run(body, remember_errors=remember)
+    Loaded.built.clear()
+    with pytest.raises(RememberedFailure, match=r"Loaded: no") as caught:
+        engine.run(forbidden, remember_errors=remember)
+    assert caught.value.type_name.endswith(".Loaded")
+    assert Loaded.built == []
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), OSError(2, "gone", "a.txt"), ZeroDivisionError()], ids=repr)
+def test_pythons_own_exceptions_come_back_as_they_were(engine: Engine, error: Exception) -> None:
+    def body() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        engine.run(body, guarantee="at_most_once")
+    with pytest.raises(type(error)) as caught:
+        engine.run(forbidden, guarantee="at_most_once")
+    assert (type(caught.value), str(caught.value)) == (type(error), str(error))
 
 
 def test_a_remembered_failure_of_a_subclass_comes_back_as_the_subclass(engine: Engine) -> None:

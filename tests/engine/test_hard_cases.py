@@ -41,6 +41,8 @@ class Watched:
     def wait(self, id: bytes, seconds: float) -> None:
         self.inner.wait(id, seconds)
 
+    def open(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -64,6 +66,8 @@ class AsyncWatched:
 
     async def wait(self, id: bytes, seconds: float) -> None:
         await self.inner.wait(id, seconds)
+
+    def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -90,6 +94,7 @@ def test_leases_are_renewed_in_the_second_event_loop_too() -> None:
     assert asyncio.run(guard.run("op", key="b", call=slow, lease=1)) == 2
 
 
+@pytest.mark.slow
 def test_a_claim_found_by_its_nonce_is_renewed_before_its_lease_ends() -> None:
     """The first send made the claim; its answer came late and was lost. Its lease counts from then, not from the second."""
     lost: list[int] = []
@@ -115,6 +120,7 @@ def test_a_claim_found_by_its_nonce_is_renewed_before_its_lease_ends() -> None:
     assert ran == ["first"]
 
 
+@pytest.mark.slow
 def test_a_slow_sweep_does_not_cost_anybody_the_lease() -> None:
     async def scenario() -> None:
         async def slow_sweep(op: Any) -> None:
@@ -133,6 +139,7 @@ def test_a_slow_sweep_does_not_cost_anybody_the_lease() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_slow_sweep_does_not_cost_a_thread_the_lease() -> None:
     def slow_sweep(op: Any) -> None:
         if type(op) is Sweep:
@@ -250,6 +257,7 @@ def test_a_dead_event_loop_is_forgotten() -> None:
     assert [loop() for loop in loops if loop() is not None][1:] == []
 
 
+@pytest.mark.slow
 def test_a_full_default_executor_does_not_cost_the_lease() -> None:
     """async def under a sync guard: renewals share asyncio's default threads with whatever the program does there."""
     store = Watched(MemoryStore())

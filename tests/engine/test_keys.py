@@ -116,6 +116,53 @@ def test_where_a_key_may_come_from(quick_engine: Engine, function: Any, selector
     assert engine.record("7") is not None
 
 
+EVENT: dict[str, Any] = {"Records": [{"id": "r-1"}, {"id": "r-2"}], "detail": {"order": Order("nested")}}
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("event.Records[0].id", "r-1"),
+        ("event.Records[-1].id", "r-2"),
+        ("event.Records[1].id", "r-2"),
+        ("event.detail.order.id", "nested"),
+    ],
+)
+def test_a_path_may_have_indexes(quick_engine: Engine, path: str, key: str) -> None:
+    quick_engine.do(quick_engine.once(lambda event: None, key=path, fingerprint=("event.Records[0].id",)), EVENT)
+    assert quick_engine.record(key) is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("event.details.id", r"op: key='event.details.id' leads nowhere: event \(dict\) has no 'details'"),
+        ("event.Records[5].id", r"op: key='event.Records\[5\].id' leads nowhere: event.Records \(list\) has no \[5\]"),
+        ("event.detail[0].id", r"event.detail \(dict\) has no \[0\]"),
+        ("event.detail.order.number", r"event.detail.order \(Order\) has no 'number'"),
+        ("event.Records.id", r"event.Records \(list\) has no 'id'"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_an_error_of_ours_and_nothing_is_claimed(
+    quick_engine: Engine, path: str, message: str
+) -> None:
+    with pytest.raises(KeyMissing, match=message):
+        quick_engine.do(quick_engine.once(lambda event: None, key=path), EVENT)
+    with pytest.raises(PolicyError, match=message.replace("key=", "tenant=")):
+        quick_engine.do(quick_engine.once(lambda event: None, key=lambda event: "k", tenant=path), EVENT)
+    assert quick_engine.script.kinds == []
+
+
+@pytest.mark.parametrize(
+    "path", ["event.", "event..id", "event.a[0", "event.a[x]", "event.a[]", "event[0]id", "event.[0]"]
+)
+def test_what_is_no_path_is_refused_when_it_is_declared(quick_engine: Engine, path: str) -> None:
+    with pytest.raises(PolicyError, match="not a path"):
+        quick_engine.once(lambda event: None, key=path)
+    with pytest.raises(PolicyError, match="not a path"):
+        quick_engine.once(lambda event: None, key=lambda event: "k", fingerprint=(path,))
+
+
 def test_a_path_walks_through_mappings_and_attributes(quick_engine: Engine) -> None:
     def body(request: Any) -> None:
         return None
@@ -327,3 +374,44 @@ def test_a_fingerprint_that_is_not_plain_data_is_refused_and_claims_nothing(quic
     with pytest.raises(PolicyError):
         quick_engine.run(lambda: 1, fingerprint=object())
     assert quick_engine.script.ops == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "differ", "advice"),
+    [
+        ({}, "at, note, *rest, **others", 'exclude=("at",)'),
+        ({"exclude": ("note", "rest", "others")}, "at", 'exclude=("at",)'),
+        ({"key": lambda key: key, "exclude": ("rest", "others")}, "key, at, note", 'exclude=("at",)'),
+        ({"fingerprint": ("at", "note")}, "at, note", "leave it out of fingerprint="),
+        (
+            {"fingerprint": lambda key, at, *args, **kwargs: at},
+            "what the fingerprint= function returns",
+            "fingerprint=",
+        ),
+    ],
+    ids=["key", "exclude", "derived key", "chosen", "function"],
+)
+def test_a_reused_key_names_the_arguments_that_may_differ_and_never_a_value(
+    quick_engine: Engine, settings: Any, differ: str, advice: str
+) -> None:
+    def body(key: str, at: str, note: str = "", *rest: str, **others: str) -> None:
+        return None
+
+    ship = quick_engine.once(body, **settings)
+    quick_engine.do(ship, "k", "at noon", session=object())
+    with pytest.raises(KeyReused) as caught:
+        quick_engine.do(ship, "k", "an hour later")
+    message = str(caught.value)
+    assert message.startswith(f"op[k]: this key was used before, and not with the same arguments. Compared: {differ}. ")
+    assert advice in message
+    assert "noon" not in message
+    assert "later" not in message
+
+
+def test_a_reused_key_of_the_call_form_names_its_fingerprint(quick_engine: Engine) -> None:
+    quick_engine.run(lambda: 1, fingerprint={"at": "noon"})
+    with pytest.raises(
+        KeyReused, match=r"not with the same data\. Compared: what is passed as fingerprint=\."
+    ) as caught:
+        quick_engine.run(lambda: 1, fingerprint={"at": "later"})
+    assert "noon" not in str(caught.value)

@@ -18,6 +18,8 @@ import pytest
 from semel.testing.crashpoints import crash_everywhere
 from tests.examples import paying
 
+pytestmark = pytest.mark.process
+
 FOLDER = Path(__file__).parents[2] / "examples" / "payment_provider"
 
 

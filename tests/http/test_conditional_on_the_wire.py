@@ -19,6 +19,8 @@ import pytest
 from tests.http.apps_documents import ASGI, WSGI
 from tests.http.apps_wsgi_server import QUIET
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 
 

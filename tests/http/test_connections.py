@@ -9,6 +9,8 @@ import pytest
 
 from tests.http.conftest import Served, request_bytes
 
+pytestmark = pytest.mark.process
+
 
 def until(what: Any) -> None:
     """Wait until it is true; the test's own timeout ends it."""

@@ -23,6 +23,8 @@ from tests.http.test_wsgi_races import (  # noqa: F401 (these tests, and their f
     until_free,
 )
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, starts_process: None) -> Iterator[Service]:

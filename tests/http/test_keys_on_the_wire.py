@@ -6,6 +6,8 @@ import pytest
 
 from tests.http.conftest import Served, request_bytes, shown
 
+pytestmark = pytest.mark.process
+
 
 def test_a_route_that_needs_a_key_refuses_a_request_without(service: Served, word: str) -> None:
     answer = service.post("/plain", None, {"ledger": word})

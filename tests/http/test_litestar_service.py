@@ -8,6 +8,8 @@ import pytest
 
 from tests.http.conftest import Served, request_bytes
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize("kind", ["litestar", "litestar_sync"])
 def test_a_request_that_is_not_valid_makes_no_claim(serving: Callable[[str], Served], kind: str, key: str) -> None:

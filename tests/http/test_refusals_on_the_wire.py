@@ -15,6 +15,8 @@ import pytest
 
 from tests.http.conftest import Served, request_bytes, shown
 
+pytestmark = pytest.mark.process
+
 
 class Held:
     """A first request whose handler waits at a gate."""

@@ -11,6 +11,8 @@ import pytest
 
 from tests.http.conftest import Served, request_bytes, shown
 
+pytestmark = pytest.mark.process
+
 HEADERS = [
     ["Location", "/payments/7"],
     ["ETag", '"v1"'],

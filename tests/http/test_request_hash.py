@@ -1,12 +1,15 @@
 """The fingerprint of an HTTP request: the same for the same request only, however its body is cut into chunks."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core.encoding.canonical import canonical_json, parse_json, select_fields
 from semel.errors import PolicyError
-from semel.http.contract.exchange import RequestHash
+from semel.http.contract.exchange import Exchange, RequestHash
+from semel.http.contract.rules import Idempotent, idempotent
 
 lines = st.lists(st.tuples(st.binary(max_size=4), st.binary(max_size=4)), max_size=3)
 requests = st.tuples(
@@ -93,3 +96,37 @@ def test_an_excluded_field_does_not_count() -> None:
 
     assert of(b'{"amount":5,"trace":"a"}') == of(b'{"amount":5,"trace":"b"}') == of(b'{"amount":5}')
     assert of(b'{"amount":5}') != of(b'{"amount":6}')
+
+
+def exchange_of(body: bytes, rule: Idempotent, *headers: tuple[bytes, bytes]) -> bytes:
+    exchange = Exchange("POST", "/pay", b"", headers)
+    for at in range(0, len(body), 100):
+        exchange.feed(body[at : at + 100])
+    return exchange.fingerprint(rule)
+
+
+@pytest.mark.parametrize(
+    "rule", [idempotent(include=("amount",)), idempotent(exclude=("sent_at",))], ids=["include", "exclude"]
+)
+@pytest.mark.parametrize("depth", [100, 600, 5000, 100_000])
+def test_a_deeply_nested_body_has_a_fingerprint_on_routes_with_chosen_fields(rule: Idempotent, depth: int) -> None:
+    def nested(member: bytes, value: bytes) -> bytes:
+        return b'{"%b":%b' % (member, value) + b',"a":' + b'{"a":' * depth + b"1" + b"}" * depth + b"}"
+
+    one, other = nested(b"amount", b"5"), nested(b"amount", b"6")
+    assert exchange_of(one, rule) == exchange_of(one, rule)
+    assert exchange_of(one, rule) != exchange_of(other, rule)
+
+
+def test_bodies_without_any_of_the_chosen_fields_are_compared_as_a_whole() -> None:
+    rule = idempotent(include=("amount", "items.*.sku"))
+    bodies = [b"{}", b'{"x":1}', b'{"x":2}', b'{"items":[{"n":1}]}', b'{"items":[{"n":2}]}', b"1", b"2", b"no json"]
+    assert len({exchange_of(body, rule) for body in bodies}) == len(bodies)
+    assert exchange_of(b'{"amount":5,"x":1}', rule) == exchange_of(b'{"amount":5,"x":2}', rule)
+
+
+@pytest.mark.parametrize("path", ["items[0].sku", "items[", "a..b", ""])
+@pytest.mark.parametrize("setting", ["include", "exclude"])
+def test_a_field_that_cannot_be_named_so_is_refused_when_the_route_is_declared(path: str, setting: Any) -> None:
+    with pytest.raises(PolicyError, match=r"items\.\*\.sku"):
+        idempotent(**{setting: (path,)})

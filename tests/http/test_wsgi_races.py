@@ -17,6 +17,8 @@ import pytest
 from tests.http.apps_wsgi_server import PATIENCE, Service, read_all
 from tests.servers.freezing import freeze
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(
     scope="module",

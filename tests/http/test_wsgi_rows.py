@@ -19,6 +19,8 @@ import pytest
 from tests.http.apps_wsgi import DOCS
 from tests.http.apps_wsgi_server import Service, read_all
 
+pytestmark = pytest.mark.process
+
 GTHREAD = ("--workers=2", "--threads=4", "--preload")
 SERVICES: dict[str, tuple[str, ...]] = {
     "plain-edge-sync": ("edge()", "--workers=2"),

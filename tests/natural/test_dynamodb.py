@@ -20,6 +20,8 @@ from semel.errors import ConfigurationError, StoreUnavailable, StoreUncertain
 from semel.natural import Applied, Change, aio
 from tests.servers import DynamoDBServer, MotoServer
 
+pytestmark = pytest.mark.server
+
 Server = DynamoDBServer | MotoServer
 WHERE = {
     "region_name": "eu-central-1",

@@ -27,8 +27,11 @@ from semel import (
 from semel.core.keys import identity
 from semel.core.ops import Claim, Complete, Release, Renew
 from semel.core.quota import Meter
+from semel.engine.guard import Guard
 from semel.errors import NotUndone
+from semel.http.contract.endpoint import Lifecycle
 from semel.http.contract.exchange import Exchange
+from semel.http.contract.middleware import Middleware
 from semel.http.contract.rules import idempotent
 from semel.observe import events
 from semel.observe.events import EVENTS, Event
@@ -214,7 +217,10 @@ def unprotected(engine: Engine) -> Found:
 
 
 def unkeyed(engine: Engine) -> Found:
-    Exchange("POST", "/pay", b"", []).report_unprotected(engine.guard, idempotent(required=False))
+    middleware = Middleware(None, engine.guard, Guard, tenant=lambda request: "acme", routes=None, docs=None)
+    life: Lifecycle[Any] = Lifecycle(middleware, {}, lambda environ, middleware: Exchange("POST", "/pay", b"", []))
+    with pytest.raises(StopIteration, match="True"):
+        next(life.claim(idempotent(required=False)))
     return {"operation": "POST /pay", "tenant": "", "key": ""}
 
 
@@ -279,6 +285,7 @@ def test_events_that_need_more_are_seen_where_they_are_told(name: str) -> None:
 def test_every_event_is_emitted_with_the_right_fields(engine: Engine, event: type[Event]) -> None:
     assert event.name in SCENARIOS, "an event without a scenario may never be seen by anyone"
     expected = {"operation": "op", "tenant": "acme", "key": "k", **SCENARIOS[event.name](engine)}
+    expected.setdefault("route", expected["operation"])
     emitted = [found for found in engine.events if type(found) is event]
     assert emitted, f"{event.name} was not emitted, but {engine.names()}"
     details = dataclasses.asdict(emitted[0])
@@ -315,9 +322,9 @@ def test_with_no_hook_no_event_is_made(quick_engine: Engine, monkeypatch: pytest
     for event in EVENTS:
         real = event.__init__
 
-        def count(self: Any, *args: Any, real: Any = real, name: str = event.name) -> None:
+        def count(self: Any, *args: Any, real: Any = real, name: str = event.name, route: str = "") -> None:
             made.append(name)
-            real(self, *args)
+            real(self, *args, route=route)
 
         monkeypatch.setattr(event, "__init__", count)
     loud = engine.guard

@@ -12,8 +12,8 @@ from semel.observe.events import EVENTS, Event, Replayed, Started, SweptEvent
 
 def example(event: type[Event]) -> Event:
     values: dict[str, Any] = {"str": "words", "int": 3, "float": 1.5, "bool": True}
-    fields = [values[str(getattr(f.type, "__name__", f.type))] for f in dataclasses.fields(event)[3:]]
-    return event("op", "acme", "secret-key", *fields)
+    fields = [values[str(getattr(f.type, "__name__", f.type))] for f in dataclasses.fields(event)[4:]]
+    return event("op", "acme", "secret-key", *fields, route="route")
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)

@@ -50,6 +50,8 @@ class Server(ABC):
 
     def __init__(self) -> None:
         self.port = 0
+        self.durable = True
+        """Whether commits survive a crash of the machine. A crash of the server alone never loses them."""
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None

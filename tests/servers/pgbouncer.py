@@ -10,6 +10,12 @@ from typing import ClassVar
 from tests.servers.base import LOOPBACK, Server
 from tests.servers.postgres import PostgresServer
 
+IGNORED = (
+    "options,default_transaction_isolation,statement_timeout,jit,plan_cache_mode,"
+    "enable_seqscan,enable_hashjoin,enable_mergejoin"
+)
+"""What our page tells users to write: PgBouncer refuses settings of a session that it does not know."""
+
 
 class PgBouncerServer(Server):
     name = "pgbouncer"
@@ -21,6 +27,7 @@ class PgBouncerServer(Server):
     def __init__(self) -> None:
         super().__init__()
         self.postgres = PostgresServer()
+        self.pool_mode = "transaction"
 
     def start(self) -> None:
         self.binary("pgbouncer")
@@ -42,9 +49,9 @@ class PgBouncerServer(Server):
             "listen_port": self.port,
             "unix_socket_dir": "",
             "auth_type": "any",
-            "pool_mode": "transaction",
+            "pool_mode": self.pool_mode,
             "default_pool_size": 2,  # fewer than the clients of a test: they share sessions all the time
-            "ignore_startup_parameters": "extra_float_digits,options",
+            "ignore_startup_parameters": IGNORED,
         }
         lines = ["[databases]", f"* = host={LOOPBACK} port={self.postgres.port} user=postgres", "[pgbouncer]"]
         ini = self.folder / "pgbouncer.ini"

@@ -24,7 +24,7 @@ class ServerPool:
         with self._lock:
             for name in names:
                 if name not in self._started:
-                    self._started[name] = self._workers.submit(self.private, name)
+                    self._started[name] = self._workers.submit(self._start, name, durable=False)
 
     def get(self, name: str) -> Server:
         """The session's server of this kind, started if need be; ServerMissing, ServerError."""
@@ -33,7 +33,11 @@ class ServerPool:
 
     def private(self, name: str) -> Server:
         """One more server of this kind, which the caller stops."""
+        return self._start(name, durable=True)
+
+    def _start(self, name: str, *, durable: bool) -> Server:
         server = self._kinds[name]()
+        server.durable = durable  # nobody restarts the session's servers: waiting for the disk would prove nothing
         server.start()
         return server
 

@@ -1,4 +1,7 @@
-"""PostgreSQL, with real durability (fsync on) and logical decoding switched on."""
+"""PostgreSQL, with logical decoding switched on.
+
+It is really durable (fsync is on), except for the session's server, which nobody restarts.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +54,7 @@ class PostgresServer(Server):
             "wal_level": "logical",
             "max_connections": 200,
             "log_line_prefix": "%m [%p] %d ",
+            "fsync": "on" if self.durable else "off",
         }
         return [
             self.binary("postgres"),

@@ -11,6 +11,8 @@ from semel.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, migrate
 from semel.testing import conformance
 from tests.servers import DynamoDBServer, MotoServer
 
+pytestmark = pytest.mark.server
+
 FUTURE = 4_000_000_000.0
 """When the suite plays: the server removes what has expired by its own clock, and nothing may go under our hands."""
 

@@ -19,6 +19,8 @@ from semel.stores.dynamodb import migrate
 from semel.stores.dynamodb.settings import DynamoDBSettings
 from tests.servers import DynamoDBServer
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture(autouse=True)
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:

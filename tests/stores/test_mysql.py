@@ -16,6 +16,8 @@ from semel.testing.conformance.suite import play_async
 from tests.servers import MariaDBServer
 from tests.transactional.kinds import mysql_parameters
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture(scope="module")
 def migrated(mariadb: MariaDBServer) -> Iterator[str]:

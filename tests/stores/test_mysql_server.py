@@ -28,6 +28,8 @@ from semel.stores.mysql import check, check_async, migrate, migrate_async, tasks
 from semel.stores.mysql.settings import MySQLSettings
 from tests.servers import MariaDBServer
 
+pytestmark = pytest.mark.server
+
 PATIENCE = 30.0
 
 

@@ -10,6 +10,8 @@ from semel.stores.postgres import migrate
 from semel.testing import conformance
 from tests.servers import PostgresServer
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture(scope="module")
 def migrated(postgres: PostgresServer) -> Iterator[str]:

@@ -197,6 +197,7 @@ def test_steps_of_an_expired_record_are_forgotten_with_it(database: str, store: 
     assert sql(database, "SELECT count(*) FROM semel_step") == [(0,)]
 
 
+@pytest.mark.slow
 def test_a_host_that_swallows_packets_is_given_up_within_patience_and_one_time_out() -> None:
     """`retry_for` counts only the pauses between tries, not the tries."""
     import socket

@@ -12,6 +12,8 @@ from semel.stores.postgres import migrate
 from semel.stores.postgres.settings import PostgresSettings
 from semel.stores.postgres.threads import Psycopg
 
+pytestmark = pytest.mark.server
+
 
 @pytest.mark.parametrize("name", sorted(_Q))
 def test_no_statement_reads_the_whole_table_of_records(postgres_url: str, name: str) -> None:

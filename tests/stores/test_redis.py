@@ -14,6 +14,8 @@ from semel.testing import conformance
 from tests.servers import RedisClusterServers, RedisServer
 from tests.servers.base import LOOPBACK
 
+pytestmark = pytest.mark.server
+
 
 class TestRedisStore(conformance.StoreSuite):
     wakes = True

@@ -16,6 +16,8 @@ from semel.core.states import State, Takeover
 from tests.servers import RedisClusterServers, RedisServer
 from tests.stores.test_redis_server import claim, run, told
 
+pytestmark = pytest.mark.server
+
 
 def id_in(slot: int) -> bytes:
     while True:

@@ -25,6 +25,8 @@ from tests.servers.base import LOOPBACK
 from tests.servers.freezing import freeze
 from tests.stores.test_redis_server import claim, commands, number
 
+pytestmark = pytest.mark.server
+
 STRICT: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": "200ms", "retry_for": 0}
 """Gives up soon: for what no replica confirms."""
 PATIENT: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": "20s", "timeout": "40s"}

@@ -17,6 +17,8 @@ from tests.stores.test_redis_confirmed import until
 from tests.stores.test_redis_refusals import refused
 from tests.stores.test_redis_server import claim, told
 
+pytestmark = pytest.mark.server
+
 FULL = "1mb"
 """Less than an empty server takes."""
 

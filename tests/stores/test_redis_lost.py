@@ -20,6 +20,8 @@ from tests.servers.base import LOOPBACK
 from tests.stores.test_redis_confirmed import answer, finished, shut, until
 from tests.stores.test_redis_server import claim
 
+pytestmark = pytest.mark.server
+
 PATIENT: dict[str, Any] = {"wait_replicas": 1, "wait_timeout": "20s", "timeout": "40s", "retry_for": "20s"}
 
 

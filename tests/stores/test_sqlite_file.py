@@ -350,6 +350,30 @@ def test_what_is_not_a_database_is_left_as_it_is(tmp_path: Path) -> None:
         migrate(path)
 
 
+@pytest.mark.parametrize("made_by", ["store", "async store", "migrate"])
+def test_only_the_owner_may_read_a_new_file(tmp_path: Path, made_by: str) -> None:
+    path = tmp_path / "new.db"
+    if made_by == "migrate":
+        migrate(path)
+    elif made_by == "store":
+        with contextlib.closing(SQLiteStore(path)) as store:
+            finished(store, 1)
+            assert {file.name for file in tmp_path.iterdir()} == {"new.db", "new.db-wal", "new.db-shm"}
+            assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
+    else:
+        asyncio.run(AsyncSQLiteStore(path).close())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_file_that_exists_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "shared.db"
+    path.touch(0o664)
+    path.chmod(0o664)
+    with contextlib.closing(SQLiteStore(path)) as store:
+        finished(store, 1)
+        assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o664}
+
+
 @pytest.mark.parametrize("where", ["", "no/such/folder/records.db"])
 def test_a_path_that_cannot_be_opened_is_unavailable(tmp_path: Path, where: str) -> None:
     words = re.escape(f"the database file {str(tmp_path / where)!r} cannot be used: ")

@@ -36,6 +36,8 @@ from semel.stores.dynamodb import migrate
 from semel.stores.dynamodb.settings import DynamoDBSettings
 from tests.servers import DynamoDBServer
 
+pytestmark = pytest.mark.server
+
 PATIENT = 5.0
 BOUND = 20.0
 

@@ -18,6 +18,8 @@ from semel.http.fastapi import idempotent, install
 from semel.stores import dynamodb, mysql
 from tests.servers import DynamoDBServer
 
+pytestmark = pytest.mark.server
+
 LARGE = {"dynamodb": 500_000, "mysql": 17_000_000}
 """Above the 400 KB of an item, and above the packet that a server takes."""
 

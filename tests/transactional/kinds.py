@@ -61,6 +61,24 @@ def in_mysql(sql: str) -> str:
     )
 
 
+def own_style(kind: str, sql: str, values: list[Any]) -> tuple[str, Any]:
+    """A statement with ``?`` for each value, as that kind of connection wants it."""
+    if kind in ("sqlite3", "aiosqlite"):
+        return sql, values
+    if kind in MYSQL + ASYNC_MYSQL:
+        sql = in_mysql(sql)
+    texts = sql.split("?")
+    names = [f"value_{at}" for at in range(len(values))]
+    given: Any = values
+    if kind.startswith(("sqlalchemy", "session", "scoped")):
+        places, given = [f":{name}" for name in names], dict(zip(names, values, strict=True))
+    elif kind.startswith("asyncpg"):
+        places = [f"${at + 1}" for at in range(len(values))]
+    else:
+        places = ["%s"] * len(values)
+    return "".join(a + b for a, b in zip(texts, [*places, ""], strict=True)), given
+
+
 class Till:
     """On a sync connection. Every method is a plain call, whatever the kind is."""
 
@@ -92,6 +110,16 @@ class Till:
             outcome = self.guard.run_in_transaction_outcome(self.conn, "pay", key=key, call=work, **how)
             then()
         return outcome
+
+    def execute_once(self, key: str, sql: str, values: list[Any], **how: Any) -> Any:
+        """One statement, which commits by itself if the connection is in autocommit."""
+        statement, parameters = own_style(self.kind, sql, values)
+        return self.guard.execute_once(self.conn, "pay", key=key, statement=statement, parameters=parameters, **how)
+
+    def execute_within(self, key: str, sql: str, values: list[Any], **how: Any) -> Any:
+        """One statement in a transaction of the caller's."""
+        with self.transaction():
+            return self.execute_once(key, sql, values, **how)
 
     def rows(self) -> list[str]:
         """The payments that are committed."""
@@ -142,6 +170,22 @@ class AsyncTill:
             outcome = await self.guard.run_in_transaction_outcome(self.conn, "pay", key=key, call=work, **how)
             then()
         return outcome
+
+    def execute_once(self, key: str, sql: str, values: list[Any], **how: Any) -> Any:
+        return self.runner.run(self.execute_async(key, sql, values, **how))
+
+    async def execute_async(self, key: str, sql: str, values: list[Any], **how: Any) -> Any:
+        statement, parameters = own_style(self.kind, sql, values)
+        return await self.guard.execute_once(
+            self.conn, "pay", key=key, statement=statement, parameters=parameters, **how
+        )
+
+    def execute_within(self, key: str, sql: str, values: list[Any], **how: Any) -> Any:
+        async def within() -> Any:
+            async with self.transaction():
+                return await self.execute_async(key, sql, values, **how)
+
+        return self.runner.run(within())
 
     def rows(self) -> list[str]:
         async def read() -> list[str]:

@@ -14,6 +14,8 @@ import pytest
 from semel import AsyncPostgresStore, AsyncSemel, StoreUnavailable, StoreUncertain, TransactionConflict
 from tests.transactional.kinds import ASYNC_POSTGRES, POSTGRES, AsyncTill, Till, till
 
+pytestmark = pytest.mark.server
+
 
 @pytest.fixture(params=[*POSTGRES, *ASYNC_POSTGRES])
 def desk(request: pytest.FixtureRequest, database: str) -> Any:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import psycopg
 import pytest
@@ -15,8 +15,10 @@ import pytest
 from semel import AsyncPostgresStore, AsyncSemel, PostgresStore, Semel, Wait
 from semel.stores.postgres import migrate
 from tests.servers import Server
-from tests.servers.pgbouncer import PgBouncerServer
+from tests.servers.pgbouncer import IGNORED, PgBouncerServer
 from tests.transactional.kinds import TABLE
+
+pytestmark = pytest.mark.server
 
 KEYS = [f"k{number}" for number in range(8)]
 CLIENTS = 4
@@ -119,6 +121,37 @@ def test_the_pooler_gives_a_session_for_one_transaction_only(urls: tuple[str, st
             assert row is not None
             pids.add(row[0])
     assert len(pids) <= 2
+
+
+def test_the_store_works_through_a_pooler_in_session_mode(private_server: Callable[[str], Server]) -> None:
+    """With the settings that the page tells users to write, and woken by notifications."""
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "use-postgres.md"
+    assert f"ignore_startup_parameters = {IGNORED}\n" in page.read_text("utf-8")
+    server = cast(PgBouncerServer, private_server("pgbouncer"))
+    server.stop()
+    server.pool_mode = "session"
+    server.start()
+    pooled, direct = server.create_database()
+    migrate(direct)
+    with Semel(PostgresStore(pooled, connections=1), sweep_every=None) as guard:
+        assert [guard.run("sync", key=1, call=lambda: "ran") for _ in range(2)] == ["ran", "ran"]
+
+    async def calls(driver: Literal["asyncpg", "psycopg"]) -> list[str]:
+        store = AsyncPostgresStore(pooled, connections=1, driver=driver)
+        async with AsyncSemel(store, sweep_every=None) as guard:
+
+            async def call() -> str:
+                ran.append(driver)
+                return driver
+
+            return await asyncio.gather(
+                *(guard.run(driver, key=1, call=call, on_duplicate=Wait("30s")) for _ in range(4))
+            )
+
+    ran: list[str] = []
+    assert asyncio.run(calls("asyncpg")) == ["asyncpg"] * 4
+    assert asyncio.run(calls("psycopg")) == ["psycopg"] * 4
+    assert ran == ["asyncpg", "psycopg"]
 
 
 def test_the_pooler_and_its_server_leave_no_process(private_server: Callable[[str], Server]) -> None:

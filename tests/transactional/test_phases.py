@@ -247,6 +247,7 @@ def test_what_waits_for_the_open_transaction_says_so(tmp_path: Path) -> None:
 # The lease
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite3", pytest.param("psycopg", marks=pytest.mark.postgres)], indirect=True)
 def test_a_renewal_that_waits_for_the_transaction_does_not_lose_the_lease(open_till: Callable[..., Any]) -> None:
     """The renewal falls due while the record is held by the caller's transaction, and gets through after its end."""

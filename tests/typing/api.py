@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import assert_type
+from typing import Any, assert_type
 from uuid import UUID, uuid4
 
 from semel import (
@@ -34,6 +34,7 @@ from semel import (
     Semel,
     SQLiteStore,
     State,
+    StatementResult,
     Store,
     Swept,
     Wait,
@@ -277,6 +278,13 @@ async def transactions(aguard: AsyncSemel, conn: object) -> None:
     assert_type(guard.run_in_transaction(conn, "pay", key=1, call=lambda: 1), int)
     assert_type(guard.run_in_transaction_outcome(conn, "pay", key=1, call=charge), Outcome[int])
     assert_type(pay_once("o-1", conn), bytes)
+    paid = guard.execute_once(conn, "pay", key=1, statement="UPDATE a SET b = %s", parameters=[1], ttl="7d")
+    assert_type(paid.rows, list[dict[str, Any]])
+    assert_type(paid.count, int)
+    assert_type(
+        await aguard.execute_once(conn, "pay", key=1, statement="UPDATE a SET b = :b", parameters={"b": 1}),
+        StatementResult,
+    )
     assert_type(await aguard.run_in_transaction(conn, "pay", key=1, call=charge_async), int)
     assert_type(
         await aguard.run_in_transaction_outcome(conn, "pay", key=1, call=charge_async, own_transaction=True),

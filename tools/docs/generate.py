@@ -90,7 +90,7 @@ _WHO: Final = {
 def event_table() -> str:
     rows = []
     for event in events.EVENTS:
-        own = ", ".join(f"`{f.name}`" for f in fields(event) if f.name not in ("operation", "tenant", "key"))
+        own = ", ".join(f"`{f.name}`" for f in fields(event) if f.name not in ("operation", "tenant", "key", "route"))
         rows.append(f"| `{event.name}` | `{event.__name__}` | {_LEVELS[event.level]} | {own} | {_summary(event)} |")
     return _table("name | class | level | its own fields | when", rows)
 
@@ -156,7 +156,7 @@ GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("Inside a handler", ("Operation", "AsyncOperation", "current_operation", "INJECTED")),
     ("Keys on the way out", ("outgoing_headers", "outgoing_metadata", "outgoing_key", "derive_key", "in_context")),
     ("Recovery and resumption", ("Recovered", "NOT_DONE", "CANNOT_TELL", "Resumer", "AsyncResumer", "ResumeReport")),
-    ("What comes back", ("Outcome", "Record", "State", "Swept")),
+    ("What comes back", ("Outcome", "StatementResult", "Record", "State", "Swept")),
     ("Keys, results, encryption", ("KeyFormat", "Serializer", "Codec", "KeyRing")),
     ("Events", ("log_events",)),
     ("Errors", _CAUGHT),

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
-from typing import Final
 
-from semel.cli.exits import FAILED, OK
+from semel.cli.commands import FAILED, OK, Command, say
+from semel.cli.targets import add_url
 from semel.errors import NotMigrated, SchemaDrift, StoreURLError
 
-NAME = "migrate"
-HELP = "Make or update the tables of a store; safe to run twice, and at once."
+__all__ = ["MIGRATE"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from semel.cli.targets import add_url
-
     add_url(parser)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
@@ -31,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.stores.urls import has_tables, migrate_store, open_store
+    from semel.stores.urls import check_store, has_tables, migrate_store, open_store
 
     if args.text:
         from semel.stores.dynamodb import render_template
@@ -47,7 +43,13 @@ def run(args: argparse.Namespace) -> int:
         print(f"nothing to {'check' if args.check else 'migrate'}: this store has no tables")
         return OK
     if args.check:
-        return _check(args.url)
+        try:
+            check_store(args.url)
+        except (NotMigrated, SchemaDrift) as error:
+            say(f"semel: {error}", sys.stderr)
+            return FAILED
+        print("up to date")
+        return OK
     applied = migrate_store(args.url)
     for name in applied:
         print(f"applied {name}")
@@ -56,58 +58,4 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _check(url: str) -> int:
-    try:
-        CHECKS[url.partition(":")[0]](url)
-    except (NotMigrated, SchemaDrift) as error:
-        print(f"semel: {error}", file=sys.stderr)
-        return FAILED
-    print("up to date")
-    return OK
-
-
-def _check_sqlite(url: str) -> None:
-    from semel.cli.targets import sqlite_file
-    from semel.sql.connections.sqlite import SQLiteConnection
-    from semel.sql.migrations import SQLITE
-    from semel.sql.sync import check
-
-    with sqlite_file(url) as raw:
-        check(SQLiteConnection(raw), SQLITE)
-
-
-def _check_postgres(url: str) -> None:
-    from semel.stores.postgres.sync import check
-
-    check(url)
-
-
-def _check_mysql(url: str) -> None:
-    from semel.stores.mysql.sync import check
-
-    check(url)
-
-
-def _check_tiered(url: str) -> None:
-    from semel.stores.urls import tiers
-
-    primary = tiers(url)[0]
-    CHECKS[primary.partition(":")[0]](primary)
-
-
-def _check_dynamodb(url: str) -> None:
-    from semel.stores.dynamodb import check
-
-    check(url)
-
-
-CHECKS: Final[dict[str, Callable[[str], None]]] = {
-    "sqlite": _check_sqlite,
-    "postgresql": _check_postgres,
-    "postgres": _check_postgres,
-    "mysql": _check_mysql,
-    "mariadb": _check_mysql,
-    "dynamodb": _check_dynamodb,
-    "tiered": _check_tiered,
-}
-"""By URL scheme, for stores that have tables."""
+MIGRATE = Command("migrate", "Make or update the tables of a store; safe to run twice, and at once.", configure, run)

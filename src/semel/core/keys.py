@@ -28,6 +28,7 @@ __all__ = [
     "derive",
     "header_value",
     "identity",
+    "identity_hash",
     "normalize_key",
     "parse_header",
 ]
@@ -248,19 +249,25 @@ def _is_utf8(display: str | None) -> bool:
 
 # Each use of the hash has its own ``person``, so that values of different uses never coincide. Copying a hash is faster
 # than creating one.
-_IDENTITY = blake2b(digest_size=16, person=b"semel.identity.1")
+def identity_hash(key: bytes = b"") -> blake2b:
+    """Return the empty hash that ``identity`` continues. Without the key of 1 to 64 bytes nobody can compute it."""
+    return blake2b(digest_size=16, key=key, person=b"semel.identity.1")
 
 
-def identity(tenant: str, operation: str, key: str) -> bytes:
+_IDENTITY = identity_hash()
+
+
+def identity(tenant: str, operation: str, key: str, hash: blake2b = _IDENTITY) -> bytes:
     """Return the record's 16 bytes: BLAKE2b over the three as UTF-8, each preceded by its length in bytes and a colon.
 
-    The lengths keep ("ab", "c") and ("a", "bc") apart, whatever characters a tenant puts into its name.
+    The lengths keep ("ab", "c") and ("a", "bc") apart, whatever characters a tenant puts into its name. Without a keyed
+    ``hash`` a key of few possible values can be found by trying them all.
     """
     try:
         a, b, c = tenant.encode(), operation.encode(), key.encode()
     except UnicodeEncodeError as exc:
         raise KeyInvalid("the tenant, the operation or the key holds a lone surrogate") from exc
-    digest = _IDENTITY.copy()
+    digest = hash.copy()
     digest.update(b"%d:%b%d:%b%d:%b" % (len(a), a, len(b), b, len(c), c))
     return digest.digest()
 

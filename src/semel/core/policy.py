@@ -122,7 +122,7 @@ class Policy:
     """
     remember_errors: Remember | None = None
     """Exceptions that are stored and replayed like a result. Any other exception means that nothing happened: the key
-    is free again.
+    is free again. ``"all"`` is every exception; to get your own classes back, name them: ``(Exception, Declined)``.
     """
     completion_timeout: Duration = 5.0
     """How long to try to store the outcome of a finished handler while the store fails, before ``on_unstored``."""
@@ -234,5 +234,8 @@ def _exceptions(remember_errors: object, *, all_of_them: bool) -> tuple[type[Bas
         if not (isinstance(cls, type) and issubclass(cls, Exception)):
             raise PolicyError(f'remember_errors is "all" or exception classes, not {cls!r}')
     if all_of_them and Exception not in classes:
-        raise PolicyError('at_most_once remembers every failure: remember_errors="all", or leave it out')
+        names = ", ".join(cls.__name__ for cls in classes)
+        raise PolicyError(
+            f"at_most_once remembers every failure: remember_errors=(Exception, {names}), or leave it out"
+        )
     return classes

@@ -7,6 +7,10 @@ that runs into it, or that the database stops in favour of another transaction, 
 is stored. In a transaction of the engine the whole unit of work is then run again, at most ``tries`` times; under
 ``at_most_once`` only if the handler had not started.
 
+An effect that is one SQL statement is cheaper (``execute_once``): where the database can, the statement writes its own
+record. The record's primary key decides, before anything is locked or looked up, and the statement of the loser is
+undone as a whole. Whatever else it meets, the flow goes on as above.
+
 Like ``core/flows.py`` this is a generator that knows no driver, no clock and no event loop.
 """
 
@@ -22,6 +26,7 @@ from semel.core.call import (
     Failed,
     Outcome,
     Pause,
+    Raised,
     Recover,
     Recovered,
     Returned,
@@ -39,7 +44,7 @@ from semel.core.flows import (
     no_recovery,
     outcome_unknown,
 )
-from semel.core.ops import Claimed, Op, Record
+from semel.core.ops import Claimed, Lookup, Op, Record
 from semel.core.quota import admit
 from semel.core.semantics import Row, may_take_over, same_request, show, state_of
 from semel.core.states import State, Takeover
@@ -54,6 +59,7 @@ from semel.errors import (
 from semel.observe import events
 
 __all__ = [
+    "ExecuteOnce",
     "Flow",
     "HandlerConflict",
     "HandlersFault",
@@ -62,6 +68,9 @@ __all__ = [
     "Occupied",
     "Rejected",
     "Rollback",
+    "SQLEffect",
+    "StatementResult",
+    "execute_once",
     "pause_after",
     "transact",
 ]  # fmt: skip
@@ -113,6 +122,39 @@ class Keep(Op[None]):
 
 
 @value
+class SQLEffect:
+    """An effect that is one SQL statement of the caller's, in the style of the driver's own parameters."""
+
+    statement: str
+    parameters: Any
+    """A sequence or a mapping."""
+
+
+@value
+class ExecuteOnce(Op["bytes | Raised | HandlerConflict | None"]):
+    """Run the effect and write its finished record in one statement. The answer is the snapshot.
+
+    It is None if there is another record, or one about to be committed. The statement is undone then.
+    """
+
+    effect: SQLEffect
+    keep: Keep
+    """The record. Its snapshot is only the header: the database adds the result."""
+
+
+@value
+class StatementResult:
+    """What an SQL statement did, when it ran."""
+
+    rows: list[dict[str, Any]]
+    """The rows of its RETURNING clause, as plain data: numbers, text, lists and dicts. Dates and times are text."""
+    count: int
+    """How many rows it returned; without RETURNING, how many it changed."""
+    replayed: bool
+    """True if the statement did not run now: this is the first call's result."""
+
+
+@value
 class Rollback:
     """Roll back the transaction that the engine opened."""
 
@@ -144,10 +186,43 @@ def transact(call: Call, own: bool, tries: int) -> Flow:
     """Perform one call in a transaction. With ``own``, open and end it here, and run it again after a conflict."""
     if call.quota is not None:
         yield from admit(call, call.quota)
+    return (yield from _transact(call, own, tries, None, b""))
+
+
+def execute_once(call: Call, own: bool, tries: int, effect: SQLEffect, header: bytes | None) -> Flow:
+    """Perform a call whose handler runs ``effect``.
+
+    :param own: no transaction is open, so that a statement commits by itself.
+    :param header: the start of the snapshot, if the database can write the record with the same statement. In a
+        transaction of the caller that is done after the key was locked: an insert that fails would break it.
+    """
+    if call.quota is not None:
+        yield from admit(call, call.quota)
+    if own and header is not None:
+        found = yield ExecuteOnce(effect, _keep(call, True, None, _FIRST, header))
+        kind = type(found)
+        if kind is bytes:
+            if call.quota is not None:
+                call.quota.add_key(call.tenant)
+            call.tell(events.Started, 1, 0)
+            return _executed(call, True, found)
+        if kind is Raised:
+            if call.quota is not None:
+                call.quota.add_key(call.tenant)
+            call.tell(events.Started, 1, 0)
+            return (yield from _fail(call, True, None, _FIRST, found.error))
+        if found is None:
+            record = yield Lookup(call.id)
+            if record is not None and record.state is State.DONE:
+                return _replay(call, record)
+    return (yield from _transact(call, own, tries, effect, header))
+
+
+def _transact(call: Call, own: bool, tries: int, effect: SQLEffect | None, header: bytes | None) -> Flow:
     waiting = _Waiting(call.policy.wait_seconds)
     for tried in range(1, tries + 1):
         try:
-            return (yield from _unit(call, own, waiting))
+            return (yield from _unit(call, own, waiting, effect, header))
         except TransactionConflict as error:
             if not own:
                 raise
@@ -179,24 +254,22 @@ def pause_after(call: Call, tried: int) -> float:
     return longest * (0.5 + ((call.nonce >> (8 * (tried % 7))) & 0xFF) / 512)
 
 
-def _unit(call: Call, own: bool, waiting: _Waiting) -> Flow:
+def _unit(call: Call, own: bool, waiting: _Waiting, effect: SQLEffect | None, header: bytes | None) -> Flow:
     while True:
         row = yield Lock(call.id, own, waiting.remaining > 0)
         record = _claim(call, row)
         if isinstance(record, Claimed):
             waiting.over = True
             try:
-                return (yield from _execute(call, own, row, record))
+                return (yield from _execute(call, own, row, record, effect, header))
             except StoreUnavailable:
                 _free_quota(call, record)  # the next run claims again
                 raise
         if own:
             yield Rollback()  # nothing was done in it, and a duplicate that waits needs a new snapshot of the database
-        if record.state is State.DONE and record.expires_in <= call.policy.reject_seconds:
-            raise key_expired(call, record)
-        check_same_request(call, record)
         if record.state is State.DONE:
-            return replay(call, record)
+            return _replay(call, record)
+        check_same_request(call, record)
         if record.state is State.UNKNOWN:
             raise outcome_unknown(call, record)
         if isinstance(row, Occupied):
@@ -210,6 +283,13 @@ def _unit(call: Call, own: bool, waiting: _Waiting) -> Flow:
         call.tell(events.Waited, span)
         waiting.remaining -= span
         waiting.interval = min(waiting.interval * 2, SLOWEST_POLL)
+
+
+def _replay(call: Call, record: Record) -> Outcome[Any]:
+    if record.expires_in <= call.policy.reject_seconds:
+        raise key_expired(call, record)
+    check_same_request(call, record)
+    return replay(call, record)
 
 
 def _claim(call: Call, row: Row | Occupied | None) -> Claimed | Record:
@@ -228,9 +308,12 @@ def _claim(call: Call, row: Row | Occupied | None) -> Claimed | Record:
 
 _TAKEN: Final = Record(b"", State.RUNNING, 0, 1, b"", None, 1.0, 0.0, 1.0)
 """A placeholder for a record that another transaction is about to write."""
+_FIRST: Final = Claimed(0, 1)
 
 
-def _execute(call: Call, own: bool, row: Row | None, claimed: Claimed) -> Flow:
+def _execute(
+    call: Call, own: bool, row: Row | None, claimed: Claimed, effect: SQLEffect | None, header: bytes | None
+) -> Flow:
     if claimed.attempt == 1:
         if call.quota is not None:
             call.quota.add_key(call.tenant)
@@ -241,8 +324,13 @@ def _execute(call: Call, own: bool, row: Row | None, claimed: Claimed) -> Flow:
             recovered: Outcome[Any] | Failed | None = yield from _recover(call, own, row, claimed)
             if recovered is not None:
                 return recovered
-    outcome = yield Run(claimed)
+    if effect is None or header is None or own or row is not None:
+        outcome = yield Run(claimed)
+    else:
+        outcome = yield ExecuteOnce(effect, _keep(call, False, None, claimed, header))
     kind = type(outcome)
+    if kind is bytes:
+        return _executed(call, False, outcome)
     if kind is Returned:
         return (yield from _complete(call, own, row, claimed, outcome.value))
     if kind is Rejected:
@@ -299,7 +387,7 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
         if not isinstance(cause, ConfigurationError):
             return (yield from _fail(call, own, row, claimed, cause))
         yield Rollback()
-        return _forget(call, claimed, cause)  # a mistake in the program is never remembered
+        return _forget(call, claimed, cause)
     except StoreError as error:
         error.result = result
         raise
@@ -312,6 +400,11 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
     return Outcome(result, False, claimed.attempt)
 
 
+def _executed(call: Call, own: bool, snapshot: bytes) -> Outcome[Any]:
+    call.tell(events.Completed if own else events.Prepared, 1, len(snapshot))
+    return Outcome(call.open_snapshot(snapshot), False, 1)
+
+
 def _fail(call: Call, own: bool, row: Row | None, claimed: Claimed, error: BaseException) -> Flow:
     """The handler raised. Its rows are rolled back, by the engine or the caller. An exception that the policy remembers
     is stored.
@@ -321,8 +414,8 @@ def _fail(call: Call, own: bool, row: Row | None, claimed: Claimed, error: BaseE
     """
     if own:
         yield Rollback()
-    if not isinstance(error, call.policy.remembered):
-        return _forget(call, claimed, error)
+    if not isinstance(error, call.policy.remembered) or isinstance(error, ConfigurationError):
+        return _forget(call, claimed, error)  # a mistake in the program is never remembered
     try:
         if own:
             found = yield Lock(call.id, True)

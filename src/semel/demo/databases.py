@@ -6,7 +6,7 @@ import sqlite3
 from typing import Any, Final
 
 from semel.sql.connections.errors import sqlite_error
-from semel.sql.connections.sqlite import SQLiteConnection
+from semel.sql.connections.sqlite import SQLiteConnection, connect_file
 from semel.stores.urls import sqlite_path
 
 __all__ = ["DIALECTS", "connect"]
@@ -36,7 +36,7 @@ def connect(url: str) -> Any:
 
 def _connect_sqlite(url: str) -> SQLiteConnection:
     try:
-        raw = sqlite3.connect(sqlite_path(url), timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
+        raw = connect_file(sqlite_path(url), BUSY_TIMEOUT)
         raw.execute("PRAGMA journal_mode = WAL").fetchall()
         raw.execute("PRAGMA synchronous = NORMAL")  # processes are killed here, the machine is not
     except sqlite3.Error as error:

@@ -6,14 +6,14 @@ import inspect
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypedDict
 
 from semel.codec import Codec
 from semel.core.call import Call
-from semel.core.encoding.fingerprint import Arguments
+from semel.core.encoding.fingerprint import Arguments, hash_key
 from semel.core.encoding.serializers import PLAIN, NotSerializable, ResultSerializer, Serializer, serializer_for
-from semel.core.keys import KeyFormat, check_name, identity, normalize_key
+from semel.core.keys import KeyFormat, check_name, identity, identity_hash, normalize_key
 from semel.core.ops import Resolve
 from semel.core.policy import (
     Duration,
@@ -94,7 +94,9 @@ class Guard:
         self.codec = codec or Codec()
         self.secret = secret
         self._data = Arguments(lambda fingerprint: None, "all", secret=secret)
+        self._parameters = Arguments(lambda parameters: None, "auto", secret=secret)
         self.readable_keys = readable_keys
+        self._identity_hash = identity_hash(b"" if readable_keys else hash_key(secret))
         self.sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
         self._serializers: dict[Any, ResultSerializer] = {}
         self._operations: set[str] = set()
@@ -157,6 +159,7 @@ class Guard:
         digest = declared.digest(args, kwargs)
         call = self.make_call(declared.operation, key, tenant, digest, declared.policy, declared.serializer)
         call.input = declared.input(args, kwargs)
+        call.comparison = declared.comparison
         return call
 
     def _plain_call(
@@ -172,7 +175,7 @@ class Guard:
             if len(self._operations) >= REMEMBERED:
                 self._operations.clear()
             self._operations.add(check_name("an operation", operation))
-        return self.make_call(
+        call = self.make_call(
             operation,
             normalize_key(key, ANY),
             self.tenant if tenant is None else checked_tenant(tenant),
@@ -180,6 +183,25 @@ class Guard:
             self._changed_policy(changes) if changes else self._policy,
             PLAIN if returns is None else self._serializer(returns),
         )
+        call.comparison = "the same data. Compared: what is passed as fingerprint="
+        return call
+
+    def _statement_call(
+        self,
+        operation: str,
+        key: object,
+        tenant: str | None,
+        parameters: Any,
+        fingerprint: Any,
+        changes: Mapping[str, Any],
+    ) -> Call:
+        if not isinstance(parameters, (Mapping, Sequence)) or isinstance(parameters, (str, bytes)):
+            raise ConfigurationError(f"parameters= is a list or a dict, not a {type(parameters).__name__}")
+        automatic = isinstance(fingerprint, str) and fingerprint == "auto"
+        call = self._plain_call(operation, key, tenant, None if automatic else fingerprint, None, changes)
+        if automatic and parameters:
+            call.fingerprint = self._parameters.digest((parameters,), {})
+        return call
 
     def make_call(
         self,
@@ -192,7 +214,7 @@ class Guard:
     ) -> Call:
         """Return a call with this guard's settings. For adapters, which must have checked the arguments."""
         return Call(
-            identity(tenant, operation, key),
+            identity(tenant, operation, key, self._identity_hash),
             tenant,
             operation,
             key,
@@ -222,7 +244,8 @@ class Guard:
             return self._policy.replace(**changes)
 
     def _identity(self, operation: str, key: object, tenant: str | None) -> bytes:
-        return identity(self.tenant if tenant is None else checked_tenant(tenant), operation, normalize_key(key, ANY))
+        owner = self.tenant if tenant is None else checked_tenant(tenant)
+        return identity(owner, operation, normalize_key(key, ANY), self._identity_hash)
 
     def _resolution(self, call: Call, result: Any) -> Resolve:
         try:

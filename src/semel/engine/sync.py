@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
@@ -20,6 +20,7 @@ from semel.core.keys import KeyFormat
 from semel.core.ops import Lookup, Record, Resolve, Sweep, Swept
 from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
+from semel.core.transactional import SQLEffect, StatementResult
 from semel.engine.declare.declaration import Declaration, Once, Selector, requires_brackets
 from semel.engine.declare.handlers import with_handle
 from semel.engine.drive.driver import CallDriver
@@ -28,7 +29,7 @@ from semel.engine.drive.keeper import SWEEP_LIMIT
 from semel.engine.guard import Guard, PolicyChanges, at_least_one, check_store
 from semel.engine.operation import Operation
 from semel.engine.ports import Store
-from semel.engine.transaction.rules import check_tries, connection_parameter, pick_connection, refuse_nesting
+from semel.engine.transaction.rules import TRIES, check_tries, connection_parameter, pick_connection, refuse_nesting
 from semel.engine.transaction.sync import TransactionAttempt
 from semel.errors import ConfigurationError, PolicyError
 from semel.observe import events
@@ -66,7 +67,7 @@ class SyncGuard(Guard):
         :param on_event: called with every event of ``semel.observe.events``.
         :param codec: compression and encryption of the stored results.
         :param secret: makes fingerprints unguessable (a MAC instead of a hash).
-        :param readable_keys: False stores only hashes of keys.
+        :param readable_keys: False stores only hashes of keys, which are keyed with ``secret``.
         :param sweep_every: how often expired records are removed in the background; None to never do so.
         :param quota: how many live keys each tenant may have.
         """
@@ -74,9 +75,19 @@ class SyncGuard(Guard):
             policy=policy, tenant=tenant, on_event=on_event, codec=codec, secret=secret,
             readable_keys=readable_keys, sweep_every=sweep_every, quota=quota,
         )  # fmt: skip
-        self.store: Store = self._open_store(store) if isinstance(store, str) else store
-        check_store(self.store, quota, awaited=self.AWAITED)
         self._loop_guards: LoopGuards | None = None
+        self.use_store(self._open_store(store) if isinstance(store, str) else store)
+
+    def use_store(self, store: Store) -> None:
+        """Use another store from now on, in tests for example. The store of before is not closed."""
+        check_store(store, self.quota, awaited=self.AWAITED)
+        self.store: Store = store
+        self._start()
+
+    def _start(self) -> None:
+        self._closed = False
+        if self._loop_guards is not None:
+            self._loop_guards.restart(self.store)
         self.driver = CallDriver(self.store, self.sweep_every, self._report_sweep)
         self.begin = self.driver.begin
         """For adapters: claim the key of a call. Returns an outcome, or an attempt that the adapter must end."""
@@ -273,6 +284,36 @@ class SyncGuard(Guard):
             connection, what, with_handle(call), as_handler(what.policy.recover), own_transaction, tries
         )
 
+    def execute_once(
+        self,
+        connection: object,
+        operation: str,
+        *,
+        key: object,
+        statement: str,
+        parameters: Sequence[Any] | Mapping[str, Any] = (),
+        tenant: str | None = None,
+        fingerprint: Any = "auto",
+        **changes: Unpack[PolicyChanges],
+    ) -> StatementResult:
+        """Run one SQL statement once, and write its record with it: both are stored, or neither.
+
+        On PostgreSQL both are one statement and one round trip, so this is faster than a transaction. If a transaction
+        is open on ``connection``, they become part of it, and you commit it; otherwise they are committed here.
+
+        :param connection: any connection or session that ``run_in_transaction`` accepts.
+        :param statement: an INSERT, UPDATE or DELETE, or a SELECT of a function that has the effect.
+        :param parameters: a list or a dict, in the style of the connection's driver: ``%s`` (psycopg, MySQL, Django),
+            ``$1`` (asyncpg), ``?`` (SQLite), ``:name`` (SQLAlchemy).
+        :param fingerprint: what a retry must repeat; defaults to the parameters, as far as they are plain data. None to
+            compare nothing.
+        """
+        call = self._statement_call(operation, key, tenant, parameters, fingerprint, changes)
+        effect = SQLEffect(statement, parameters)
+        attempt = TransactionAttempt(self.store, connection, call, False, TRIES, effect)
+        refuse_nesting(call)
+        return attempt.run_statement(effect, as_handler(call.policy.recover))
+
     @requires_brackets
     def once_in_transaction(
         self,
@@ -362,14 +403,32 @@ class SyncGuard(Guard):
         self._report_sweep(swept.removed, swept.unknown)
         return swept
 
+    def check(self) -> None:
+        """Raise unless the store can be used: NotMigrated if it lacks its tables, StoreUnavailable if it is away.
+
+        The ASGI middleware does so when an application starts.
+        """
+        self.store.execute(Lookup(bytes(16)))
+
+    def open(self) -> None:
+        """Make the guard usable again after ``close``, together with its store. Does nothing while it is open.
+
+        ``with guard:`` does so, and the middleware when an application starts.
+        """
+        if self._closed:
+            self.store.open()
+            self._start()
+
     def close(self) -> None:
-        """Stop renewing and sweeping, and close the store."""
+        """Stop renewing and sweeping, and close the store. ``open`` makes the guard usable again."""
+        self._closed = True
         self.driver.keeper.close()
         if self._loop_guards is not None:
             self._loop_guards.close()
         self.store.close()
 
     def __enter__(self) -> Self:
+        self.open()
         return self
 
     def __exit__(

@@ -13,16 +13,19 @@ The claim is made after the dependencies and the validation of the body, just be
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.errors import MissingDependency, TransactionConflict
 from semel.http.asgi.endpoints import protect
+from semel.http.asgi.messages import Scope
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
 from semel.http.contract.middleware import check_installation
-from semel.http.contract.routes import Endpoint, RouteTable, declared_rule
+from semel.http.contract.routes import Endpoint, MatchedRoute, RouteTable, declared_rule
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Rule
 from semel.http.describe import document
 from semel.stores.aio_guard import AsyncSemel
@@ -32,7 +35,7 @@ try:
     from starlette.exceptions import HTTPException
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.routing import BaseRoute, Mount, Route
+    from starlette.routing import BaseRoute, Host, Mount, Route
 except ImportError as error:
     raise MissingDependency("starlette", "fastapi") from error
 
@@ -67,7 +70,7 @@ def install(
     check_installation(guard, AsyncSemel, tenant, max_request_body)  # Starlette makes the middleware later
     app.add_middleware(
         ASGIMiddleware, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
-        request=Request, endpoints=lambda: endpoints(app),
+        request=Request, endpoints=lambda: endpoints(app), find_route=_StarletteRoutes(app),
     )  # fmt: skip
     if hasattr(app, "openapi"):
         _describe(app, guard, docs)
@@ -92,32 +95,82 @@ natural, exempt = _declare.natural, _declare.exempt
 
 def endpoints(app: Starlette) -> list[Endpoint]:
     """Return all routes of the app, with the rules that they are declared with."""
-    return _collect(app.routes, "")
+    return [each for _, each in _collect(app.routes)]
 
 
-def _collect(routes: list[BaseRoute], prefix: str) -> list[Endpoint]:
-    result: list[Endpoint] = []
+def _collect(routes: Iterable[BaseRoute], prefix: str = "", host: str = "") -> Iterator[tuple[Any, Endpoint]]:
+    """Yield each endpoint, after the function or class that serves it."""
     for route in routes:
         if isinstance(route, Mount):
-            result += _collect(route.routes, prefix + route.path)
+            yield from _collect(route.routes, prefix + route.path, host)
+        elif isinstance(route, Host):
+            yield from _collect(route.routes, prefix, route.host_format)
         elif isinstance(route, Route):
-            result += _endpoints_of(route, prefix + route.path_format)
+            yield from _endpoints_of(route, prefix + route.path_format, host)
         elif hasattr(route, "effective_route_contexts"):  # a router of FastAPI's, included but not unfolded
             for inner in route.effective_route_contexts():
                 plain = inner.starlette_route
-                result += (
-                    _endpoints_of(inner, prefix + inner.path_format) if plain is None else _collect([plain], prefix)
-                )
-    return result
+                if plain is None:
+                    yield from _endpoints_of(inner, prefix + inner.path_format, host)
+                else:
+                    yield from _collect([plain], prefix, host)
 
 
-def _endpoints_of(route: Route, path: str) -> list[Endpoint]:
+def _endpoints_of(route: Route, path: str, host: str) -> Iterator[tuple[Any, Endpoint]]:
     endpoint = route.endpoint
-    methods = sorted(route.methods or ())
-    if isinstance(endpoint, type):  # an HTTPEndpoint: a method of the class for each of the protocol
-        methods = [name.upper() for name in dir(endpoint) if name.upper() in _METHODS]
-        return [Endpoint(m, path, declared_rule(getattr(endpoint, m.lower())), route.name) for m in methods]
-    return [Endpoint(method, path, declared_rule(endpoint), route.name) for method in methods]
+    by_class = isinstance(endpoint, type)  # an HTTPEndpoint: a method of the class for each of the protocol
+    methods = [name.upper() for name in dir(endpoint) if name.upper() in _METHODS] if by_class else route.methods
+    for method in sorted(methods or ()):
+        function = getattr(endpoint, method.lower()) if by_class else endpoint
+        yield endpoint, Endpoint(method, path, declared_rule(function), route.name, host)
+
+
+class _StarletteRoutes:
+    """Finds the route of a request by the endpoint that Starlette has chosen for it."""
+
+    def __init__(self, app: Starlette) -> None:
+        self._app = app
+
+    @cached_property
+    def _by_endpoint(self) -> dict[int, list[Endpoint]]:
+        found: dict[int, list[Endpoint]] = {}
+        for function, endpoint in _collect(self._app.routes):
+            found.setdefault(id(function), []).append(endpoint)
+        return found
+
+    @cached_property
+    def _hosts(self) -> list[re.Pattern[str]]:
+        return [route.host_regex for route in _host_routes(self._app.routes)]
+
+    def binds_hosts(self) -> bool:
+        return bool(self._hosts)
+
+    def __call__(self, scope: Scope) -> MatchedRoute:
+        endpoints = self._by_endpoint.get(id(scope.get("endpoint")), [])
+        host = ""
+        # At the edge there is no endpoint yet. A host that a Host(…) route matches leads to that route then.
+        if self._hosts and (not endpoints or any(each.host for each in endpoints)):
+            named = Request(scope).url.hostname or ""
+            host = named if any(pattern.match(named) for pattern in self._hosts) else ""
+        templates = dict.fromkeys(each.host + each.path for each in endpoints if bool(each.host) == bool(host))
+        if len(templates) > 1:  # one function that serves several paths
+            path = scope["path"]
+            templates = {
+                each: None for each in templates if re.search(_PART.sub(".+", re.escape(each)) + "$", host + path)
+            }
+        return MatchedRoute(host, next(iter(templates), ""))
+
+
+def _host_routes(routes: Iterable[BaseRoute]) -> Iterator[Host]:
+    for route in routes:
+        if isinstance(route, Host):
+            yield route
+        if isinstance(route, (Host, Mount)):
+            yield from _host_routes(route.routes)
+
+
+_PART: Final = re.compile(r"\\{\w+\\}")
+"""A parameter in the escaped template of a path."""
 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -132,7 +185,9 @@ def _describe(app: Any, guard: AsyncSemel, docs: str | None) -> None:
         nonlocal known
         built: dict[str, Any] = build()
         if built is not known:
-            app.openapi_schema = known = document(built, endpoints(app), guard=guard, docs=docs)
+            app.openapi_schema = known = document(
+                built, [each for each in endpoints(app) if not each.host], guard=guard, docs=docs
+            )
             return known
         return built
 

@@ -24,7 +24,15 @@ from semel.errors import ConfigurationError, MissingDependency
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
 from semel.http.contract.rerun import RunAgain
-from semel.http.contract.routes import Endpoint, RouteTable, check_declarable, declared_rule, mark_exempt, mark_replaced
+from semel.http.contract.routes import (
+    Endpoint,
+    MatchedRoute,
+    RouteTable,
+    check_declarable,
+    declared_rule,
+    mark_exempt,
+    mark_replaced,
+)
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
 from semel.http.handlers import find_handle, sync_endpoint, type_hints
 from semel.http.in_transaction import with_connection
@@ -72,14 +80,18 @@ def install(
     """
 
     def request(environ: Environ) -> Request:
-        # A route in routes= is claimed before Flask sees the request, so there is no context yet.
-        return flask.request if flask.has_request_context() else app.request_class(environ)
+        # A route in routes= is claimed before Flask sees the request: there is no context yet, or that of another
+        # request, whose view has made this one.
+        seen = flask.has_request_context() and (
+            flask.request.environ is environ or flask.request.environ["wsgi.input"] is environ["wsgi.input"]
+        )
+        return flask.request if seen else app.request_class(environ)
 
     if NAME in app.extensions:
         raise ConfigurationError("install() was called for this app already: one guard for one app")
     middleware = WSGIMiddleware(
         app.wsgi_app, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
-        request=request, endpoints=lambda: endpoints(app),
+        request=request, endpoints=lambda: endpoints(app), find_route=WerkzeugRoutes(app, request),
     )  # fmt: skip
     app.extensions[NAME] = middleware
     app.wsgi_app = middleware  # type: ignore[method-assign]
@@ -137,12 +149,48 @@ def endpoints(app: App) -> list[Endpoint]:
     """Return all routes of the app, with the rules that they are declared with."""
     return [
         Endpoint(
-            method, _PART.sub(r"{\1}", route.rule), _rule_of(app.view_functions[route.endpoint], method), route.endpoint
+            method,
+            _PART.sub(r"{\1}", route.rule),
+            _rule_of(app.view_functions[route.endpoint], method),
+            route.endpoint,
+            _host_of(route),
         )
         for route in app.url_map.iter_rules()
         if route.endpoint in app.view_functions
         for method in sorted(route.methods or ())
     ]
+
+
+class WerkzeugRoutes:
+    """Finds the route of a request in the table of Werkzeug, which Flask and Quart have."""
+
+    def __init__(self, app: Any, request: Callable[[Any], Any]) -> None:
+        """:param request: makes the framework's own request from the environ or scope."""
+        self._app = app
+        self._request = request
+
+    def binds_hosts(self) -> bool:
+        return any(_host_of(rule) for rule in self._app.url_map.iter_rules())
+
+    def __call__(self, environment: Any) -> MatchedRoute:
+        request = self._request(environment)
+        rule = request.url_rule
+        if rule is None:  # at the edge, before the framework has looked for it
+            try:
+                rule, _ = self._app.create_url_adapter(request).match(return_rule=True)
+            except HTTPException:
+                return MatchedRoute()
+        pattern = _host_of(rule)
+        return MatchedRoute(request.host.lower() if pattern else "", pattern + _PART.sub(r"{\1}", rule.rule))
+
+
+def _host_of(rule: Any) -> str:
+    """Return the pattern of the host or subdomain that a rule is bound to; empty if it serves all hosts."""
+    if rule.map.host_matching:
+        pattern = rule.host or ""
+    else:
+        pattern = f"{rule.subdomain}." if rule.subdomain and rule.subdomain != rule.map.default_subdomain else ""
+    return _PART.sub(r"{\1}", pattern)
 
 
 _PART = re.compile(r"<(?:[^:<>]*:)?(\w+)>")

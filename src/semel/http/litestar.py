@@ -27,7 +27,7 @@ from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.middleware import ASGIMiddleware, current_responder
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
-from semel.http.contract.routes import Endpoint, declared_rule
+from semel.http.contract.routes import Endpoint, MatchedRoute, declared_rule
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Idempotent, Rule
 from semel.http.describe import document
 from semel.stores.aio_guard import AsyncSemel
@@ -72,8 +72,9 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
         """
         self.middleware = ASGIMiddleware(
-            _nothing, guard=guard, tenant=tenant, docs=docs, max_request_body=max_request_body, request=Request
-        )
+            _nothing, guard=guard, tenant=tenant, docs=docs, max_request_body=max_request_body, request=Request,
+            find_route=_LitestarRoutes(),
+        )  # fmt: skip
         self._exposed: list[str] = []
 
     def on_app_init(self, app_config: AppConfig) -> AppConfig:
@@ -81,7 +82,7 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         if sum(isinstance(plugin, SemelPlugin) for plugin in app_config.plugins) > 1:
             raise ConfigurationError("SemelPlugin is installed in this app already: one guard for one app")
         app_config.middleware.insert(0, cast(Any, self._around))
-        app_config.on_startup.append(self._report)
+        app_config.on_startup.append(self._start)
         if app_config.cors_config is not None:  # Litestar answers CORS outside of all middlewares
             self._exposed = list(dict.fromkeys([*app_config.cors_config.expose_headers, *_EXPOSED]))
             app_config.cors_config = dataclasses.replace(app_config.cors_config, expose_headers=self._exposed)
@@ -116,9 +117,9 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
 
         return self.middleware.around(inside)
 
-    def _report(self, app: Litestar) -> None:
+    async def _start(self, app: Litestar) -> None:
         self.middleware.list_endpoints = lambda: endpoints(app)
-        self.middleware.report()
+        await self.middleware.start()
 
 
 def endpoints(app: Litestar) -> list[Endpoint]:
@@ -130,6 +131,16 @@ def endpoints(app: Litestar) -> list[Endpoint]:
         for method, (handler, _) in sorted(route.route_handler_map.items())
         if method != "OPTIONS"  # Litestar answers these itself
     ]
+
+
+class _LitestarRoutes:
+    """Litestar notes the template of the route in the scope, and has no routes that are bound to hosts."""
+
+    def binds_hosts(self) -> bool:
+        return False
+
+    def __call__(self, scope: Scope) -> MatchedRoute:
+        return MatchedRoute(template=scope.get("path_template", ""))
 
 
 def _protect(function: Any, rule: Rule) -> Any:

@@ -34,7 +34,7 @@ try:
     from werkzeug.datastructures import Headers
     from werkzeug.exceptions import HTTPException, abort
 
-    from semel.http.flask import endpoints  # Quart has Flask's table of routes
+    from semel.http.flask import WerkzeugRoutes, endpoints  # Quart has Flask's table of routes
 except ImportError as error:
     raise MissingDependency("quart", "quart") from error
 
@@ -69,15 +69,19 @@ def install(
     """
 
     def request(scope: Scope) -> Request:
-        # A route in routes= is claimed before Quart sees the request, so there is no context yet.
-        return quart.request if quart.has_request_context() else _make_request(app, scope)
+        # A route in routes= is claimed before Quart sees the request: there is no context yet, or that of another
+        # request, whose view has made this one.
+        seen = quart.has_request_context() and (
+            quart.request.scope is scope or quart.request.scope["headers"] is scope["headers"]
+        )
+        return quart.request if seen else _make_request(app, scope)
 
     if NAME in app.extensions:
         raise ConfigurationError("install() was called for this app already: one guard for one app")
     application: Any = app.asgi_app  # its types are those of asgiref, ours are plain mappings
     middleware = ASGIMiddleware(
         application, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
-        request=request, endpoints=lambda: endpoints(app),
+        request=request, endpoints=lambda: endpoints(app), find_route=WerkzeugRoutes(app, request),
     )  # fmt: skip
     app.extensions[NAME] = middleware
     setattr(app, "asgi_app", middleware)  # noqa: B010 (mypy: a method, if Quart is there)

@@ -7,7 +7,7 @@ imports nothing from engines, stores or sinks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final, TypeAlias
 
 __all__ = ["EVENTS", "Event", "EventHook"]
@@ -28,6 +28,9 @@ class Event:
     tenant: str
     key: str
     """The key as the caller passed it. If keys are secrets, hash it before it leaves the process."""
+    route: str = field(default="", kw_only=True, compare=False)
+    """A name for metrics, of which there are few: over HTTP the method and the template of the path, such as
+    ``POST /orders/{id}``; elsewhere the operation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ def log_events(logger: logging.Logger | None = None, *, show_keys: bool = True) 
         details = {f.name: getattr(event, f.name) for f in fields(event)}
         if not show_keys:
             del details["key"]
-        words = " ".join(f"{name}={value!r}" for name, value in details.items() if value != "")
+        words = " ".join(f"{name}={value!r}" for name, value in details.items() if value != "" and name != "route")
         target.log(event.level, "%s %s", event.name, words, extra={"semel_event": event.name, "semel": details})
 
     return log

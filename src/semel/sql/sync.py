@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
+from semel.core.call import Raised
 from semel.core.ops import SaveStep
 from semel.core.semantics import Row
-from semel.core.transactional import HandlersFault, Keep, Lock, Occupied
+from semel.core.transactional import ExecuteOnce, HandlerConflict, HandlersFault, Keep, Lock, Occupied, SQLEffect
 from semel.errors import (
     ConfigurationError,
     NotMigrated,
@@ -25,8 +26,17 @@ from semel.errors import (
 )
 from semel.sql import migrations
 from semel.sql.connections.adopt import Dialect, LentConnection, adopt, not_migrated
-from semel.sql.connections.errors import Contention, DatabaseBusy, is_conflict, is_duplicate, is_stale, is_violation
+from semel.sql.connections.errors import (
+    Contention,
+    DatabaseBusy,
+    is_conflict,
+    is_duplicate,
+    is_refused_record,
+    is_stale,
+    is_violation,
+)
 from semel.sql.dialects import mysql, postgres, sqlite
+from semel.sql.effects import as_plain, bind_record, stands_in_with
 from semel.sql.program import Program, Rows, Statement, TransactionPrograms
 
 __all__ = ["Connection", "SQLUnit", "adopt_unit", "check", "migrate", "run"]
@@ -100,14 +110,23 @@ def adopt_unit(raw: object, dialect: Dialect) -> SQLUnit:
     return SQLUnit(connection)
 
 
+def _refuse_commit() -> NoReturn:
+    raise ConfigurationError(
+        "the handler called commit() in a transaction whose record is not written yet, so a crash would leave its rows "
+        "without the record, and a retry would write them again. Nothing was committed. Leave commit() out: Semel, or "
+        "whoever opened the transaction, commits when the handler has returned"
+    )
+
+
 class SQLUnit:
     """A unit of work on the caller's connection."""
 
-    __slots__ = ("_programs", "connection")
+    __slots__ = ("_programs", "_watched", "connection")
 
     def __init__(self, connection: LentConnection) -> None:
         self.connection = connection
         self._programs = _PROGRAMS[connection.dialect]
+        self._watched: list[Any] = []
 
     def require(self, own: bool) -> None:
         """Raise unless a transaction is open; with ``own``, which opens one, raise if one is open already."""
@@ -170,6 +189,47 @@ class SQLUnit:
                 raise HandlersFault(str(error)) from error.__cause__
             raise self._conflict(error, "the record", committing=op.own) from error.__cause__
 
+    def plan(self, statement: str) -> tuple[bool, bool]:
+        """Whether a statement sent now commits by itself, and whether this one can write its own record."""
+        connection = self.connection
+        return not connection.in_transaction(), connection.dialect == "postgresql" and stands_in_with(statement)
+
+    def execute(self, op: ExecuteOnce) -> bytes | Raised | HandlerConflict | None:
+        connection, own = self.connection, op.keep.own
+        try:
+            connection.finish()  # a session's new rows go first: the statement may be about them
+        except Exception as error:
+            return HandlerConflict(error) if is_conflict(error) else Raised(error)
+        try:
+            found = connection.query(*bind_record(op.effect, op.keep, connection.style))
+            return bytes(found.rows[0][0])
+        except SemelError as error:
+            cause = error.__cause__
+            if is_refused_record(cause):
+                if own:
+                    return None
+                raise TransactionConflict(
+                    f"another transaction stood in the way of the record: {error}; {_ADVICE}"
+                ) from cause
+            if isinstance(error, NotMigrated) and "semel_record" in str(error):
+                raise run(not_migrated(connection, error), connection) from cause
+            if isinstance(error, StoreUncertain) or not isinstance(cause, Exception):
+                raise self._conflict(error, "the record", committing=own) from cause
+            return HandlerConflict(cause) if is_conflict(cause) else Raised(cause)
+
+    def perform(self, effect: SQLEffect) -> Any:
+        """Run the effect alone. Returns its rows as plain data, or how many it changed. The driver's errors are raised
+        unchanged.
+        """
+        self.connection.finish()
+        try:
+            return as_plain(self.connection.query(effect.statement, effect.parameters))
+        except SemelError as error:
+            cause = error.__cause__
+            if cause is None:
+                raise
+        raise cause
+
     def save(self, op: SaveStep) -> bool:
         """Save a step in the caller's transaction; False if another attempt owns the record by now."""
         try:
@@ -195,6 +255,18 @@ class SQLUnit:
     def finish(self) -> None:
         """Send what the caller's layer still holds back."""
         self.connection.finish()
+
+    def watch(self) -> None:
+        """Refuse ``commit()`` while the handler runs: its rows would be durable without the record."""
+        for raw in self.connection.committers():
+            if "commit" not in raw.__dict__:  # an outer call on the same connection watches it already
+                raw.commit = _refuse_commit
+                self._watched.append(raw)
+
+    def unwatch(self) -> None:
+        """Allow ``commit()`` again. Does nothing if it is not refused."""
+        while self._watched:
+            del self._watched.pop().commit
 
     def undo(self) -> None:
         """Roll back what ``lock`` opened. Does nothing when no transaction is open."""

@@ -31,6 +31,8 @@ class StoreKind:
     """... and the async one."""
     migrate: str | None = None
     """The function that creates its tables from a URL; None if it has none."""
+    check: str | None = None
+    """The function that compares its tables with those that ``migrate`` creates."""
     extra: str
     """What to install: ``semel[…]``; or ``none``."""
     shared_by: str
@@ -90,21 +92,21 @@ KINDS: Final = (
     StoreKind(
         name="SQLite", example="sqlite:///…", schemes=("sqlite",), extra="none",
         sync="semel.stores.sqlite:SQLiteStore", aio="semel.stores.sqlite:AsyncSQLiteStore",
-        migrate="semel.stores.sqlite:migrate",
+        migrate="semel.stores.sqlite:migrate", check="semel.stores.sqlite:check",
         shared_by="one machine", survives="power cuts", clock="the machine's",
         wakes=False, expiry="by sweeps", atomic_by="transaction",
     ),
     StoreKind(
         name="PostgreSQL", example="postgresql://…", schemes=("postgresql", "postgres"), extra="postgres, asyncpg",
         sync="semel.stores.postgres:PostgresStore", aio="semel.stores.postgres:AsyncPostgresStore",
-        migrate="semel.stores.postgres:migrate",
+        migrate="semel.stores.postgres:migrate", check="semel.stores.postgres:check",
         shared_by="all machines", survives="as the server", clock="the server's",
         wakes=True, expiry="by sweeps", atomic_by="statement",
     ),
     StoreKind(
         name="MySQL", example="mysql://…", schemes=("mysql", "mariadb"), extra="mysql, asyncmy",
         sync="semel.stores.mysql:MySQLStore", aio="semel.stores.mysql:AsyncMySQLStore",
-        migrate="semel.stores.mysql:migrate",
+        migrate="semel.stores.mysql:migrate", check="semel.stores.mysql:check",
         shared_by="all machines", survives="as the server", clock="the server's",
         wakes=False, expiry="by sweeps", atomic_by="transaction",
     ),
@@ -119,7 +121,7 @@ KINDS: Final = (
     StoreKind(
         name="DynamoDB", example="dynamodb://region/table", schemes=("dynamodb",), extra="dynamodb, aiobotocore",
         sync="semel.stores.dynamodb:DynamoDBStore", aio="semel.stores.dynamodb:AsyncDynamoDBStore",
-        migrate="semel.stores.dynamodb:migrate",
+        migrate="semel.stores.dynamodb:migrate", check="semel.stores.dynamodb:check",
         shared_by="all machines", survives="as the service", clock="the service's",
         wakes=False, expiry="by themselves", atomic_by="conditional write",
     ),

@@ -10,27 +10,29 @@ The sync and the async store share the writer. The async one runs it in a thread
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from semel.core.ops import Op
 from semel.core.policy import Duration, seconds
 from semel.engine.forking import survive_forks
-from semel.errors import ConfigurationError, SemelError
+from semel.errors import ConfigurationError, SemelError, StoreUnavailable
 from semel.sql import aio, sync
 from semel.sql.connections.errors import DatabaseBusy, sqlite_error
-from semel.sql.connections.sqlite import SQLiteConnection
+from semel.sql.connections.sqlite import SQLiteConnection, connect_file
 from semel.sql.dialects import sqlite as dialect
 from semel.sql.migrations import SQLITE
 from semel.sql.program import Program, Statement
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.combiner import Combiner
 
-__all__ = ["AsyncSQLiteStore", "SQLiteStore", "migrate"]
+__all__ = ["AsyncSQLiteStore", "ReadOnlySQLiteStore", "SQLiteStore", "check", "migrate", "open_read_only"]
 
 R = TypeVar("R")
 BUSY_TIMEOUT: Final = 10.0
@@ -38,14 +40,72 @@ BUSY_TIMEOUT: Final = 10.0
 
 def migrate(path: str | os.PathLike[str]) -> list[str]:
     """Create or update the tables of a file. Returns the names of the migrations that were applied."""
-    try:
-        raw = sqlite3.connect(os.fspath(path), timeout=BUSY_TIMEOUT, isolation_level=None)
-    except sqlite3.Error as error:
-        raise sqlite_error(error, os.fspath(path)) from error
+    raw = connect_file(path, BUSY_TIMEOUT)
     try:
         return sync.migrate(SQLiteConnection(raw, os.fspath(path)), SQLITE)
     finally:
         raw.close()
+
+
+def _connect_read_only(path: str) -> sqlite3.Connection:
+    where = Path(path).resolve().as_uri()
+    raw = sqlite3.connect(f"{where}?mode=ro", uri=True)
+    try:
+        raw.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+    except sqlite3.OperationalError:
+        raw.close()
+        # In a folder that may not be written, SQLite cannot make the files that readers and writers share. Where there
+        # are none, nobody has the file open, and it can be read without them.
+        if os.path.exists(f"{path}-wal"):
+            raise
+        return sqlite3.connect(f"{where}?immutable=1", uri=True)
+    return raw
+
+
+@contextlib.contextmanager
+def open_read_only(path: str | os.PathLike[str]) -> Iterator[SQLiteConnection]:
+    """Open a file that exists, to read only."""
+    name = os.fspath(path)
+    if not os.path.exists(name):
+        raise StoreUnavailable(f"there is no file {name!r}: `semel migrate URL` makes one")
+    try:
+        with contextlib.closing(_connect_read_only(name)) as raw:
+            yield SQLiteConnection(raw, name)
+    except sqlite3.Error as error:
+        raise sqlite_error(error, name) from error
+
+
+class ReadOnlySQLiteStore:
+    """Answers ``Lookup`` from a file, without write access to it."""
+
+    wakes = counts = resumes = False
+    adopt = accept = None
+
+    def __init__(self, connection: SQLiteConnection) -> None:
+        """:param connection: of ``open_read_only``, which also closes it."""
+        self._connection = connection
+
+    def execute(self, op: Op[R]) -> R:
+        answer: R = sync.run(dialect.program(op, _now), self._connection)
+        return answer
+
+    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return [self.execute(op) for op in ops]
+
+    def wait(self, id: bytes, seconds: float) -> None:
+        """The engine polls and never calls this."""
+
+    def open(self) -> None:
+        """The connection belongs to the caller."""
+
+    def close(self) -> None:
+        """The connection belongs to the caller."""
+
+
+def check(path: str | os.PathLike[str]) -> None:
+    """Raise NotMigrated or SchemaDrift unless the file's tables are exactly what the migrations make."""
+    with open_read_only(path) as connection:
+        sync.check(connection, SQLITE)
 
 
 def _now() -> int:
@@ -82,20 +142,18 @@ class _Writer:
 
     def open(self) -> SQLiteConnection:
         if self._raw is None:
+            raw = connect_file(self.path, self.busy_timeout)
             try:
-                raw = sqlite3.connect(
-                    self.path, timeout=self.busy_timeout, isolation_level=None, check_same_thread=False
-                )
-                try:
-                    raw.execute("PRAGMA journal_mode = WAL").fetchall()
-                    raw.execute(f"PRAGMA synchronous = {self.synchronous}")
-                    if self._migrate:
-                        sync.migrate(SQLiteConnection(raw, self.path), SQLITE)
-                except BaseException:
-                    raw.close()
-                    raise
+                raw.execute("PRAGMA journal_mode = WAL").fetchall()
+                raw.execute(f"PRAGMA synchronous = {self.synchronous}")
+                if self._migrate:
+                    sync.migrate(SQLiteConnection(raw, self.path), SQLITE)
             except sqlite3.Error as error:
+                raw.close()
                 raise sqlite_error(error, self.path) from error
+            except BaseException:
+                raw.close()
+                raise
             self._raw = raw
         return SQLiteConnection(self._raw, self.path)
 
@@ -179,7 +237,7 @@ class SQLiteStore:
         migrate: bool = True,
     ) -> None:
         """
-        :param path: the file; it is created if it does not exist.
+        :param path: the file. If it does not exist, it is created, and only its owner may read it.
         :param synchronous: with ``"full"`` every answered write survives a power cut; with ``"normal"`` only a crash.
         :param busy_timeout: how long another process may hold the file before an Op fails.
         :param migrate: create or update the tables when the store is opened.
@@ -200,6 +258,9 @@ class SQLiteStore:
         """Wrap the caller's connection, to write records in the caller's transaction."""
         return sync.adopt_unit(connection, "sqlite")
 
+    def open(self) -> None:
+        self._combiner.open()
+
     def close(self) -> None:
         self._combiner.close()
 
@@ -209,18 +270,24 @@ class _SQLiteThread:
 
     def __init__(self, writer: _Writer) -> None:
         self._writer = writer
-        self._start()
-        survive_forks(self._start)
+        self._forget_thread()
+        survive_forks(self._forget_thread)
 
-    def _start(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-sqlite")
+    def _forget_thread(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
 
     async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-sqlite")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._writer.run, ops)
 
     async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._writer.close)
-        self._thread.shutdown()
+        thread, self._thread = self._thread, None
+        if thread is None:
+            self._writer.close()
+        else:
+            await asyncio.get_running_loop().run_in_executor(thread, self._writer.close)
+            thread.shutdown()
 
 
 class AsyncSQLiteStore:
@@ -256,6 +323,9 @@ class AsyncSQLiteStore:
     def adopt(self, connection: object) -> aio.AsyncSQLUnit:
         """Wrap the caller's connection, to write records in the caller's transaction."""
         return aio.adopt_unit_async(connection, "sqlite")
+
+    def open(self) -> None:
+        self._combiner.open()
 
     async def close(self) -> None:
         await self._combiner.close()

@@ -5,19 +5,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from semel.core.ops import Op
 from semel.engine.ports import AsyncStore, Store
-from semel.errors import StoreURLError
+from semel.errors import MissingDependency, StoreURLError
+from semel.stores.bounds import plain_url
 from semel.stores.kinds import SCHEMES, StoreKind, load
 
-__all__ = ["has_tables", "migrate_store", "open_async_store", "open_store", "sqlite_path", "tiers"]
+__all__ = [
+    "BridgedStore", "check_store", "has_tables", "migrate_store", "open_any_store", "open_async_store", "open_store",
+    "sqlite_path", "tiers",
+]  # fmt: skip
+
+R = TypeVar("R")
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def open_store(url: str) -> Store:
     """Open a sync store. ``migrate_store`` creates its tables."""
-    kind = _kind_of(url)
+    kind, url = _kind_of(url)
     if kind.name == "tiered":
         from semel.stores.tiered import RedisCache, TieredStore
 
@@ -29,7 +40,7 @@ def open_store(url: str) -> Store:
 
 def open_async_store(url: str) -> AsyncStore:
     """Open an async store."""
-    kind = _kind_of(url)
+    kind, url = _kind_of(url)
     if kind.name == "tiered":
         from semel.stores.tiered import AsyncRedisCache, AsyncTieredStore
 
@@ -39,27 +50,50 @@ def open_async_store(url: str) -> AsyncStore:
     return store
 
 
+def open_any_store(url: str) -> Store:
+    """Open a store to use in this thread, by whichever driver is installed. For commands; services open their own."""
+    try:
+        return open_store(url)
+    except MissingDependency as missing:
+        try:
+            return BridgedStore(lambda: open_async_store(url))
+        except MissingDependency:
+            raise missing from None
+
+
 def migrate_store(url: str) -> list[str]:
     """Create or update the store's tables. Returns the names of the migrations that were applied."""
-    kind = _kind_of(url)
+    kind, url = _kind_of(url)
     if kind.name == "tiered":
         return migrate_store(tiers(url)[0])
-    applied: list[str] = [] if kind.migrate is None else load(kind.migrate)(*_arguments(kind, url))
+    applied: list[str] = [] if kind.migrate is None else _call(kind.migrate, *_arguments(kind, url))
     return applied
+
+
+def check_store(url: str) -> None:
+    """Raise NotMigrated or SchemaDrift unless the store's tables are what ``migrate_store`` makes. Changes nothing."""
+    kind, url = _kind_of(url)
+    if kind.name == "tiered":
+        check_store(tiers(url)[0])
+    elif kind.check is not None:
+        _call(kind.check, *_arguments(kind, url))
 
 
 def has_tables(url: str) -> bool:
     """Whether the store has tables to create or check. Redis and memory need none."""
-    kind = _kind_of(url)
+    kind, url = _kind_of(url)
     return has_tables(tiers(url)[0]) if kind.name == "tiered" else kind.migrate is not None
 
 
 def sqlite_path(url: str) -> str:
     """Return the path of ``sqlite:///relative.db`` or ``sqlite:////absolute.db``."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(plain_url(url))
+    except ValueError:
+        parts = urlsplit("")
     path = unquote(parts.path)
     if parts.netloc or not path.startswith("/") or path in ("", "/") or parts.query:
-        raise StoreURLError(f"{url!r} is no SQLite URL: write sqlite:///file.db, or sqlite:////absolute/file.db")
+        raise StoreURLError("this is no SQLite URL: write sqlite:///file.db, or sqlite:////absolute/file.db")
     return path[1:]
 
 
@@ -75,18 +109,25 @@ def tiers(url: str) -> tuple[str, str]:
             "a tiered store is the one that decides, a comma, and the Redis in front of it: "
             "write tiered:postgresql://user@host/database,redis://host:6379"
         )
-    return found[1], found[2]
+    return plain_url(found[1]), found[2]
 
 
-def _kind_of(url: str) -> StoreKind:
-    scheme, colon, _ = url.partition(":")
-    if not colon:
-        raise StoreURLError(
-            f"{url[:40]!r} is no URL: write sqlite:///app.db for a file; there are also: {', '.join(SCHEMES)}"
-        )
-    if scheme not in SCHEMES:
-        raise StoreURLError(f"no store is called {scheme[:40]!r}; there are: {', '.join(SCHEMES)}")
-    return SCHEMES[scheme]
+def _kind_of(url: str) -> tuple[StoreKind, str]:
+    """Return the kind of store that the URL opens, and the URL without a driver of SQLAlchemy.
+
+    Errors quote at most a scheme: what is no URL may be a libpq string, and any part of it the password.
+    """
+    url = plain_url(url)
+    name, colon, _ = url.partition(":")
+    if colon and name in SCHEMES:
+        return SCHEMES[name], url
+    scheme = _SCHEME.match(url)
+    if scheme:
+        raise StoreURLError(f"no store is called {scheme[1][:40]!r}; there are: {', '.join(SCHEMES)}")
+    raise StoreURLError(
+        "this is no URL: write sqlite:///app.db for a file, or postgresql://user:password@host/database for a server; "
+        f"there are also: {', '.join(SCHEMES)}"
+    )
 
 
 def _arguments(kind: StoreKind, url: str) -> tuple[str, ...]:
@@ -94,3 +135,59 @@ def _arguments(kind: StoreKind, url: str) -> tuple[str, ...]:
     if kind.name == "memory":
         return ()
     return (sqlite_path(url) if kind.name == "SQLite" else url,)
+
+
+def _call(function: str, *arguments: str) -> Any:
+    """Call a function of a store's module. Where only the async driver is installed, call its async version."""
+    try:
+        return load(function)(*arguments)
+    except MissingDependency as missing:
+        try:
+            return asyncio.run(load(f"{function}_async")(*arguments))
+        except (MissingDependency, AttributeError):
+            raise missing from None
+
+
+class BridgedStore:
+    """A sync store that runs an async one in an event loop of its own. Not for several threads."""
+
+    wakes = False
+    adopt = None
+
+    def __init__(self, open_store: Callable[[], AsyncStore]) -> None:
+        """:param open_store: opens the async store; called inside the event loop."""
+
+        async def opened() -> AsyncStore:
+            return open_store()
+
+        self._runner = asyncio.Runner()
+        try:
+            self._store = self._runner.run(opened())
+        except BaseException:
+            self._runner.close()
+            raise
+        self._closed = False
+        self.counts = self._store.counts
+        self.resumes = self._store.resumes
+        self.accept = self._store.accept
+
+    def execute(self, op: Op[R]) -> R:
+        return self._runner.run(self._store.execute(op))
+
+    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return self._runner.run(self._store.execute_many(ops))
+
+    def wait(self, id: bytes, seconds: float) -> None:
+        self._runner.run(self._store.wait(id, seconds))
+
+    def open(self) -> None:
+        if self._closed:
+            self._closed = False
+            self._runner = asyncio.Runner()
+            self._store.open()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._runner.run(self._store.close())
+            self._runner.close()

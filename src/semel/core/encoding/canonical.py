@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -35,6 +36,7 @@ __all__ = [
     "encode_value",
     "parse_json",
     "select_fields",
+    "split_path",
 ]
 
 MAX_DEPTH = 128
@@ -179,6 +181,7 @@ class _Absent(Enum):
 ABSENT: Final = _Absent.ABSENT
 """Stands for a missing field."""
 
+_SEGMENT: Final = re.compile(r"[^.\[\]]+(?:\[-?[0-9]{1,9}\])*")
 _Tree = dict[str, Any]  # segment -> the tree below it, or None: everything below
 
 
@@ -187,21 +190,29 @@ def select_fields(document: Any, include: Iterable[str] | None = None, exclude: 
 
     A field is named by its path: ``amount``, ``card.number``, ``items.*.sku``, where ``*`` stands for every element of
     a list or every member of an object. A missing field stays missing, which is not the same as null. Lists keep
-    their length, so that two items of which nothing is chosen still differ from three.
+    their length, so that two items of which nothing is chosen still differ from three. A document that has none of the
+    fields is returned whole: otherwise all such documents would be equal.
     """
     if include is not None:
-        selected = _keep(document, [_tree(_paths("include", include))])
-        document = {} if selected is ABSENT else selected
+        chosen: set[str] = set()
+        selected = _keep(document, [_tree(_paths("include", include))], chosen)
+        document = selected if chosen else document
     if exclude is not None:
         document = _drop(document, [_tree(_paths("exclude", exclude))])
     return document
 
 
-def split_path(path: object) -> list[str]:
-    """Return the segments of a path to a field. Raises PolicyError."""
-    segments = path.split(".") if isinstance(path, str) else []
-    if not segments or not all(segments):
-        raise PolicyError(f"{path!r} is not a path to a field: write it like 'amount', 'card.number' or 'items.*.sku'")
+def split_path(path: object) -> list[str | int]:
+    """Return the segments of a path to a field, names and indexes: ``order.items[0].sku``. Raises PolicyError."""
+    segments: list[str | int] = []
+    for part in path.split(".") if isinstance(path, str) else [""]:
+        if _SEGMENT.fullmatch(part) is None:
+            raise PolicyError(
+                f"{path!r} is not a path to a field: write it like 'amount', 'card.number', 'items[0].sku' or "
+                "'items.*.sku'"
+            )
+        name, *indexes = part.replace("]", "").split("[")
+        segments += [name, *map(int, indexes)]
     return segments
 
 
@@ -217,7 +228,10 @@ def _paths(option: str, paths: Iterable[str]) -> tuple[str, ...]:
 def _tree(paths: tuple[str, ...]) -> _Tree:
     tree: _Tree = {}
     for path in paths:
-        *stem, leaf = split_path(path)
+        segments = [segment for segment in split_path(path) if isinstance(segment, str)]
+        if "[" in path:
+            raise PolicyError(f"{path!r} names one element of a list, and here all are compared: write 'items.*.sku'")
+        *stem, leaf = segments
         branch = tree
         for segment in stem:
             below = branch.setdefault(segment, {})
@@ -234,17 +248,28 @@ def _below(trees: list[_Tree], name: str) -> list[_Tree] | None:
     return None if None in found else found
 
 
-def _keep(value: Any, trees: list[_Tree]) -> Any:
+def _keep(value: Any, trees: list[_Tree], chosen: set[str]) -> Any:
+    """Return what the paths choose, and add the last segments of those that exist to ``chosen``.
+
+    It goes no deeper than the paths do, however deep a hostile document nests.
+    """
     if isinstance(value, dict):
-        found = [(name, member, _below(trees, name)) for name, member in value.items()]
-        parts = {name: member if below is None else _keep(member, below) for name, member, below in found}
-        return {name: part for name, part in parts.items() if part is not ABSENT} or ABSENT
+        parts = {}
+        for name, member in value.items():
+            below = _below(trees, name)
+            if below is None:
+                chosen.add(name)
+                parts[name] = member
+            elif below and (part := _keep(member, below, chosen)) is not ABSENT:
+                parts[name] = part
+        return parts or ABSENT
     if isinstance(value, (list, tuple)):
         below = _below(trees, "*")
         if below is None:
+            chosen.add("*")
             return value
         if below:
-            return [{} if (part := _keep(element, below)) is ABSENT else part for element in value]
+            return [{} if (part := _keep(element, below, chosen)) is ABSENT else part for element in value]
     return ABSENT
 
 

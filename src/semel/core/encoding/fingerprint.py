@@ -75,7 +75,7 @@ class Arguments:
         self._calls = _Calls(function, skip, name)
         self._extract = choice if callable(choice) else None
         self._strict = choice != "auto"
-        self._paths: tuple[tuple[str, list[str]], ...] | None = None
+        self._paths: tuple[_Path, ...] | None = None
         self._columns: tuple[_Column | None, ...] | None = None
         if isinstance(exclude, str):
             raise PolicyError(f"exclude takes a list of parameters: write ({exclude!r},)")
@@ -92,6 +92,26 @@ class Arguments:
             self._columns = tuple(map(self._column, self._calls.parameters))
         else:
             self._paths = self._compile(choice, excluded)
+
+    def describe(self, key: object = None) -> str:
+        """Return what is compared, by name, for the error that says that it differs. It never shows a value.
+
+        :param key: the parameter that is the key. It is left out: it cannot differ.
+        """
+        advice = "If an argument may differ between retries, such as a clock or a trace id, "
+        if self._paths is not None:
+            names, advice = [path for path, _, _ in self._paths], advice + "leave it out of fingerprint="
+        elif self._columns is not None:
+            names = [column[0] for column in self._columns if column is not None and column[0] != key]
+            example = next(
+                (name for name in names if name != self._calls.parameters[0].name), names[0] if names else ""
+            )
+            advice += f'leave it out: exclude=("{example}",)'
+            variable = (("*", self._calls.rest), ("**", self._calls.keywords))
+            names += [star + name for star, name in variable if name and name not in self._excluded]
+        else:
+            names, advice = ["what the fingerprint= function returns"], advice + "leave it out there"
+        return f"the same arguments. Compared: {', '.join(names)}. {advice}"
 
     def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """Return the fingerprint of one call: 16 bytes, or none if the choice is None.
@@ -145,15 +165,13 @@ class Arguments:
             raise _endless(f"the argument {name!r}") from exc
         return "".join(found)
 
-    def _some_of(
-        self, paths: tuple[tuple[str, list[str]], ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> str:
+    def _some_of(self, paths: tuple[_Path, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         bound, extra, others = self._calls.bind(args, kwargs)
         values = {**others, self._calls.rest: extra, self._calls.keywords: others, **self._calls.defaults, **bound}
         return "".join(
             [
                 _label(path) + _encode(_follow(values.get(first, ABSENT), rest), f"the argument {path!r}")
-                for path, (first, *rest) in paths
+                for path, first, rest in paths
             ]
         )
 
@@ -166,19 +184,20 @@ class Arguments:
         default = encode_value(parameter.default, False) if name in calls.defaults else None
         return name, _label(name), default
 
-    def _compile(self, choice: Iterable[str], excluded: frozenset[str]) -> tuple[tuple[str, list[str]], ...]:
+    def _compile(self, choice: Iterable[str], excluded: frozenset[str]) -> tuple[_Path, ...]:
         # Sorted, because neither the order in which names are written nor that of a set may matter.
-        paths = tuple((path, split_path(path)) for path in sorted(set(choice)))
+        paths = tuple((path, *_first_and_rest(path)) for path in sorted(set(choice)))
         if not paths:
             raise PolicyError("the choice names no argument: name one, or choose None for no fingerprint")
-        for path, segments in paths:
-            self._calls.check_name(segments[0])
-            if segments[0] in excluded:
+        for path, first, _ in paths:
+            self._calls.check_name(first)
+            if first in excluded:
                 raise PolicyError(f"{path!r} is both chosen and left out")
         return paths
 
 
 _Column = tuple[str, str, str | None]  # a parameter's name, its label, its default as text
+_Path = tuple[str, str, list[str | int]]  # a path, its parameter's name, the segments below
 
 
 class _Calls:
@@ -244,9 +263,18 @@ def _label(name: str) -> str:
     return f"{len(name)}:{name}"
 
 
-def _follow(value: Any, path: list[str]) -> Any:
+def _first_and_rest(path: str) -> tuple[str, list[str | int]]:
+    first, *rest = split_path(path)
+    return str(first), rest
+
+
+def _follow(value: Any, path: list[str | int]) -> Any:
     for index, segment in enumerate(path):
-        if isinstance(value, Mapping):
+        if isinstance(segment, int):
+            value = (
+                value[segment] if isinstance(value, (list, tuple)) and -len(value) <= segment < len(value) else ABSENT
+            )
+        elif isinstance(value, Mapping):
             value = value.get(segment, ABSENT)
         elif segment == "*" and isinstance(value, (list, tuple)):
             return [_follow(element, path[index + 1 :]) for element in value]

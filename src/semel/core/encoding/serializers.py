@@ -10,13 +10,16 @@ Both write the same kind of payload, so an annotation may be added while records
 type is looked up by a name from the store.
 
 A remembered exception is stored as its class's qualified name, its message, and the arguments and attributes that it
-would pickle, where they are plain data. It is rebuilt only as a class that the policy allows, or as one of its
-subclasses that the program has already loaded: the name is compared, never imported. Where a rebuilt exception would
-not say what the first one said, :class:`semel.errors.RememberedFailure` takes its place.
+would pickle, where they are plain data. It is rebuilt only as a class that the operation declares, or as a loaded
+subclass of one. ``Exception`` and other built-in classes declare no subclasses except built-in ones: otherwise a stored
+name could choose among all that the program has loaded, and call it with stored arguments. Names are compared, never
+imported. If an exception is not rebuilt, or would not say what the first one said,
+:class:`semel.errors.RememberedFailure` takes its place, with the name as text.
 """
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator
 from inspect import Signature
 from typing import Any, Protocol, runtime_checkable
@@ -211,11 +214,15 @@ def _parts(exc: BaseException) -> tuple[tuple[Any, ...] | None, dict[str, Any] |
 
 
 def _find_class(name: str, allowed: tuple[type[BaseException], ...]) -> type[BaseException] | None:
-    """Return the allowed class of that name, or the only loaded subclass of that name."""
+    """Return the declared class of that name, or the only loaded subclass of that name."""
     for cls in allowed:
         if _class_name(cls) == name:
             return cls
-    found = {cls for root in allowed for cls in _subclasses(root) if _class_name(cls) == name}
+    builtin = vars(builtins).get(name)
+    if isinstance(builtin, type) and issubclass(builtin, allowed):
+        return builtin
+    own = [cls for cls in allowed if vars(builtins).get(cls.__name__) is not cls]
+    found = {cls for root in own for cls in _subclasses(root) if _class_name(cls) == name}
     return found.pop() if len(found) == 1 else None
 
 

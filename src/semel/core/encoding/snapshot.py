@@ -2,13 +2,13 @@
 
 ::
 
-    byte 0     version           1
+    byte 0     version           1, or 2 if the database made the snapshot
     byte 1     kind              VALUE, ERROR, EMPTY or RESPONSE
     byte 2     coding            low four bits: compression (0 none, 1 zlib, 2 zstd); top bit: encrypted;
                                  next bit: the encryption is bound to the entry's name too
     byte 3     length of the serializer's name
     then       the name, ascii
-    4 bytes    CRC-32 of all of the above and of the payload
+    4 bytes    checksum of all of the above and of the payload: CRC-32, or in version 2 the start of the SHA-256
     then       the payload, to the end
 
 The checksum is there because a later version may read these bytes years after they were written: a snapshot that was
@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
+from hashlib import sha256
 from typing import Final, NamedTuple, Protocol
 
 from semel.errors import PolicyError, SnapshotUnreadable
@@ -62,6 +63,8 @@ SIZE_LIMIT = 64 * 1024 * 1024
 """The greatest payload in bytes. A compressed snapshot that expands to more is refused, as a decompression bomb."""
 
 _VERSION = 1
+_MADE_BY_DATABASE = 2
+"""The version of a snapshot that a statement made on the server. PostgreSQL computes no CRC-32 before version 18."""
 _REASON_LIMIT = 200
 _ENCRYPTED = 0x80
 _BOUND = 0x40
@@ -209,20 +212,36 @@ class Envelope:
         """Return a snapshot that says: done, but there is no result, for this reason."""
         return self.seal(Kind.EMPTY, "", reason[:_REASON_LIMIT].encode("utf-8", "replace"), context)
 
+    def begin_clear(self, kind: Kind, serializer: str) -> bytes | None:
+        """Return the header of a snapshot that the database completes: the checksum and the payload follow it.
+
+        None if the payload must be encrypted.
+        """
+        if self.cipher is not None:
+            return None
+        return bytes((_MADE_BY_DATABASE,)) + _header(kind, 0, serializer)[1:]
+
     def open(self, blob: bytes, context: bytes, entry: str = "") -> Snapshot:
         """Return the contents of a snapshot. Raises only :class:`SnapshotUnreadable`, whatever the bytes are."""
         if type(blob) is not bytes:
             blob = bytes(blob)  # some drivers return a memoryview
         if len(blob) < 8:
             raise SnapshotUnreadable(f"the stored snapshot is cut: {len(blob)} bytes are fewer than any snapshot has")
-        if blob[0] != _VERSION:
+        version = blob[0]
+        if version not in (_VERSION, _MADE_BY_DATABASE):
             raise SnapshotUnreadable(
-                f"the stored snapshot has version {blob[0]}, this Semel reads version {_VERSION}: "
+                f"the stored snapshot has version {version}, this Semel reads versions {_VERSION} and "
+                f"{_MADE_BY_DATABASE}: "
                 "it was written by a newer Semel (upgrade this process), or it is corrupt"
             )
         start = 4 + blob[3]
         header, payload = blob[:start], blob[start + 4 :]
-        if zlib.crc32(payload, zlib.crc32(header)) != int.from_bytes(blob[start : start + 4], "big"):
+        checksum = (
+            zlib.crc32(payload, zlib.crc32(header)).to_bytes(4, "big")
+            if version == _VERSION
+            else sha256(header + payload).digest()[:4]
+        )
+        if checksum != blob[start : start + 4]:
             raise SnapshotUnreadable("the stored snapshot is corrupt or cut: its checksum does not match")
         kind = _KINDS.get(blob[1])
         if kind is None:

@@ -1,17 +1,13 @@
-"""Storms straight on the store, one after another: processes call a protected function beside a ledger.
+"""A storm straight on the store: processes call a protected function beside a ledger.
 
-In a storm workers are killed and replaced, then everything that was started is finished, then the verdict follows.
+Workers are killed and replaced, then everything that was started is finished, then the verdict follows.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
 import secrets
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,16 +15,16 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from semel.core.states import State
-from semel.demo.direct.evidence import Ledger, Rows, Totals, refuse_without_transactions
+from semel.demo.direct.evidence import Ledger, Rows, Totals
 from semel.demo.direct.worker import OPERATION, key_of
 from semel.demo.processes import WorkerPool
-from semel.demo.screen import Screen, Stopping, color_wanted
-from semel.demo.verdict import StormVerdict, headed, judge, table
+from semel.demo.screen import Stopping
+from semel.demo.verdict import StormVerdict, judge
 from semel.errors import StoreError
 from semel.stores.guard import Semel
-from semel.stores.urls import migrate_store, open_store
+from semel.stores.urls import open_store
 
-__all__ = ["Storm", "run"]
+__all__ = ["Storm"]
 
 TICK: Final = 0.1
 """Seconds between two updates of the screen."""
@@ -43,7 +39,6 @@ CALM: Final = 10.0
 """Seconds for the workers to finish."""
 FINISH: Final = 30.0
 """Seconds for the last worker, which finishes everything."""
-WORKERS = 4
 
 
 class Storm:
@@ -145,6 +140,7 @@ class Storm:
 
     def _calm(self, show: Callable[[Storm], None]) -> None:
         """Stop killing, and let the workers finish."""
+        self.seconds = min(self.seconds, self.elapsed)  # it may have been stopped
         self.phase = "calm"
         self._pool.ask_to_finish()
         self._pool.wait(CALM, lambda: self._look(show))
@@ -203,45 +199,3 @@ class Storm:
         self.tally.update()
         self.effects = self._ledger.count()
         show(self)
-
-
-def run(args: argparse.Namespace, stopping: Stopping) -> bool:
-    """Run one storm, or storms until Ctrl-C. Returns whether all were clean."""
-    mode = args.mode or "leased"
-    if mode == "transactional" and args.store:
-        refuse_without_transactions(args.store)
-    stream = sys.stderr if args.json else sys.stdout
-    screen = Screen(stream)
-    total, storms = StormVerdict(), 0
-    with tempfile.TemporaryDirectory(prefix="semel-demo-", ignore_cleanup_errors=True) as home:
-        store = args.store or "sqlite:///" + str(Path(home).resolve() / "semel.db")
-        migrate_store(store)
-        while not stopping.is_set():
-            storms += 1
-            folder = Path(home, f"storm-{storms}")
-            folder.mkdir()
-            seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed + storms - 1
-            storm = Storm(
-                folder,
-                store,
-                seconds=args.seconds,
-                workers=args.workers or WORKERS,
-                seed=seed,
-                mode=mode,
-                sabotage=os.environ.get("SEMEL_DEMO_SABOTAGE", ""),
-                number=storms,
-            )
-            verdict = storm.run(stopping, screen.show)
-            total += verdict
-            if not args.json:
-                screen.say(headed(storm.title, verdict, table(verdict, color=color_wanted(stream))))
-            if not verdict.clean:
-                screen.say("the end of the workers' log:\n" + storm.last_lines())
-            if args.once:
-                break
-    if args.json:
-        about = {"storms": storms, "store": store.partition(":")[0], "mode": mode, "seed": seed}
-        print(json.dumps({**total.as_json(), **about}), flush=True)
-    elif storms > 1:
-        screen.say(headed(f"all {storms} storms", total, table(total, color=color_wanted(stream))))
-    return total.clean

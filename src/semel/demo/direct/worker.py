@@ -1,7 +1,7 @@
 """One worker process of the storm: clients in threads that call a protected handler, in one of three modes, and retry.
 
 ``Till.charge`` is the protected function. It is written as a user would write it, except for the places where it kills
-its own process. The module is run as ``python -m semel.demo.direct.worker '{…}'``.
+its own process. The module is run as ``python -m semel.demo.direct.worker``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PaymentFailed(Exception):
 
 
 class Config:
-    """What the storm tells a worker, as JSON on the command line."""
+    """What the storm tells a worker, as JSON in the first line of its standard input."""
 
     def __init__(self, **settings: Any) -> None:
         self.folder = Path(settings["folder"])
@@ -316,8 +316,8 @@ def listen(stopping: threading.Event) -> None:
     os._exit(1)
 
 
-def main(argv: list[str]) -> int:
-    config = Config(**json.loads(argv[1]))
+def main() -> int:
+    config = Config(**json.loads(sys.stdin.readline()))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     stopping = threading.Event()
     threading.excepthook = crash
@@ -344,4 +344,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(main())

@@ -20,13 +20,13 @@ from typing import Any, Final
 from semel.core.states import State
 from semel.demo.http.client import DECLINED, Clients
 from semel.demo.http.service import Service
-from semel.demo.payments.data import QUERIES, Books
+from semel.demo.payments.data import QUERIES
 from semel.demo.screen import Stopping
 from semel.demo.verdict import StormVerdict
 from semel.errors import StoreError
 from semel.sql.program import Program, Rows, Statement
 from semel.stores.guard import Semel
-from semel.stores.urls import open_store
+from semel.stores.urls import open_any_store
 
 __all__ = ["HTTPStorm"]
 
@@ -47,8 +47,6 @@ class HTTPStorm:
     def __init__(
         self,
         service: Service,
-        store: str,
-        books: Books,
         *,
         seconds: float,
         seed: int,
@@ -56,13 +54,12 @@ class HTTPStorm:
         kill_every: float = KILL_EVERY,
         number: int = 1,
     ) -> None:
-        self.title = f"semel demo · storm {number} over HTTP · {store.partition(':')[0]} · seed {seed}"
+        self.title = f"semel demo · storm {number} over HTTP · {service.store.partition(':')[0]} · seed {seed}"
         self.phase = "storm"
         self.seconds = seconds
         self.effects = 0
         self._service = service
-        self._store = store
-        self._books = books
+        self._books = service.books
         self._run = f"storm-{secrets.token_hex(4)}"
         self._dice = random.Random(seed)
         self._kill_every = kill_every
@@ -70,7 +67,7 @@ class HTTPStorm:
         self._start = time.monotonic()
         self._look_at = 0.0
         self._executions: Counter[str] = Counter()
-        self._before = (service.kills, service.crashes)
+        self._before = (service.workers.kills, service.workers.crashes)
 
     @property
     def elapsed(self) -> float:
@@ -78,7 +75,7 @@ class HTTPStorm:
 
     @property
     def kills(self) -> int:
-        return self._service.kills - self._before[0]
+        return self._service.workers.kills - self._before[0]
 
     def numbers(self) -> list[tuple[str, int]]:
         counts = self._clients.seen.counts
@@ -100,10 +97,11 @@ class HTTPStorm:
             while self.elapsed < self.seconds and not stopping.is_set() and clients.running:
                 self._service.tend()
                 if time.monotonic() >= next_kill:
-                    self._service.kill_one(self._dice)
+                    self._service.workers.kill_one(self._dice)
                     next_kill = time.monotonic() + self._kill_every * (0.5 + self._dice.random())
                 self._look(show)
                 stopping.wait(TICK)
+            self.seconds = min(self.seconds, self.elapsed)  # it may have been stopped
             self.phase = "calm"
             self._clients.stop()
             self._clients.calm()
@@ -129,6 +127,10 @@ class HTTPStorm:
             except StoreError:
                 pass  # the screen shows older figures
         show(self)
+
+    def last_lines(self) -> str:
+        """The end of what the service's processes printed."""
+        return self._service.workers.last_lines()
 
     def _judge(self) -> StormVerdict:
         seconds, seen = self.elapsed, self._clients.seen
@@ -156,7 +158,7 @@ class HTTPStorm:
             failures=seen.counts["broken"] + seen.counts["hung_up"],
             store_errors=seen.counts["failed"],
             kills=self.kills,
-            crashes=self._service.crashes - self._before[1] + seen.strange.total(),
+            crashes=self._service.workers.crashes - self._before[1] + seen.strange.total(),
             duplicates=sum(count > 1 for count in per_customer.values()),
             lost=len(lost | mismatched),
             mismatched=len(mismatched),
@@ -166,7 +168,7 @@ class HTTPStorm:
 
     def _unsettled(self) -> int:
         """How many payments are not done according to Semel's own records: a cross-check at the end."""
-        with Semel(open_store(self._store), sweep_every=None) as guard:
+        with Semel(open_any_store(self._service.store), sweep_every=None) as guard:
 
             def is_done(key: str) -> bool:
                 try:

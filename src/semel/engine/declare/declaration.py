@@ -15,12 +15,13 @@ from inspect import BoundArguments, Signature
 from pathlib import PurePath
 from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
+from semel.core.encoding.canonical import split_path
 from semel.core.encoding.fingerprint import Arguments
 from semel.core.encoding.serializers import PLAIN, NotSerializable, Serializer, decode_result, serializer_for
 from semel.core.keys import KeyFormat, check_name
 from semel.core.policy import Policy
 from semel.engine.operation import AsyncOperation, Operation, OperationHandle
-from semel.errors import PolicyError, SnapshotUnreadable
+from semel.errors import KeyMissing, PolicyError, SemelError, SnapshotUnreadable
 
 __all__ = [
     "AsyncOnce", "Declaration", "Once", "Selector", "handle_of", "handle_parameter", "refuse_generators",
@@ -58,6 +59,7 @@ class Declaration:
         "_place",
         "_warned",
         "awaits",
+        "comparison",
         "fingerprint",
         "function",
         "handle",
@@ -99,15 +101,16 @@ class Declaration:
         if self.handle is not None:
             _check_handle(self, hints[self.handle], awaited)
         given, self._place = _without_handle(signature, self.handle)
-        self.key = select("key", key, given)
-        self.tenant = None if tenant is None else select("tenant", tenant, given)
+        self.key = select("key", key, given, self.operation)
+        self.tenant = None if tenant is None else select("tenant", tenant, given, self.operation)
         self.key_format = key_format if isinstance(key_format, KeyFormat) else KeyFormat.named(key_format)
         self.fingerprint = Arguments(
             given, fingerprint, exclude=exclude, secret=secret, name=getattr(function, "__qualname__", None)
         )
+        self.comparison = self.fingerprint.describe(key)
         self.serializer = serializer_for(hints.get("return", Signature.empty), serializer)
         self.policy = policy
-        self.recover = None if policy.recover is None else select("recover", policy.recover, given)
+        self.recover = None if policy.recover is None else select("recover", policy.recover, given, self.operation)
         self.inputs = Inputs(self.operation, given, hints) if policy.resumable else None
 
     def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
@@ -255,7 +258,7 @@ def refuse_generators(function: Callable[..., Any]) -> None:
         )
 
 
-def select(what: str, selector: Selector, signature: Signature) -> Pick:
+def select(what: str, selector: Selector, signature: Signature, operation: str) -> Pick:
     """Return a function that gets ``what`` from a call's arguments.
 
     :param selector: a parameter's name or path, or a function of some of the arguments. The function's parameters are
@@ -263,9 +266,12 @@ def select(what: str, selector: Selector, signature: Signature) -> Pick:
     """
     names = [name for name, p in signature.parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if isinstance(selector, str):
-        head, *path = selector.split(".")
+        head, *path = split_path(selector)
         if head in names:
-            return _path(_argument(signature, head), path)
+            refusal = KeyMissing if what == "key" else PolicyError
+            setting = f"{operation}: {what}={selector!r}"
+            pick = _argument(signature, str(head))
+            return _path(pick, [head, *path], lambda missing: refusal(f"{setting} leads nowhere: {missing}"))
         raise PolicyError(f"{what}={selector!r} names no parameter; there are: {', '.join(names) or 'none'}")
     if not callable(selector):
         raise PolicyError(f"{what}= is a parameter's name or a function of the arguments, not {selector!r}")
@@ -315,14 +321,26 @@ def _argument(signature: Signature, name: str) -> Pick:
     return pick
 
 
-def _path(pick: Pick, path: list[str]) -> Pick:
-    if not path:
+def _path(pick: Pick, path: list[str | int], nowhere: Callable[[str], SemelError]) -> Pick:
+    """Return a function that follows the path below the argument.
+
+    :param nowhere: makes the error to raise if the path leads nowhere, from what is missing.
+    """
+    if len(path) == 1:
         return pick
 
     def walk(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         value = pick(args, kwargs)
-        for name in path:
-            value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+        for at, segment in enumerate(path[1:], 1):
+            try:
+                if isinstance(segment, str) and not isinstance(value, Mapping):
+                    value = getattr(value, segment)
+                else:
+                    value = value[segment]
+            except (LookupError, TypeError, AttributeError) as error:
+                before = "".join(f".{each}" if isinstance(each, str) else f"[{each}]" for each in path[:at])
+                missing = repr(segment) if isinstance(segment, str) else f"[{segment}]"
+                raise nowhere(f"{before[1:]} ({type(value).__name__}) has no {missing}") from error
         return value
 
     return walk

@@ -17,13 +17,24 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core.call import Call, Failed, Outcome, Pause, Raised, Recover, Returned, Run
 from semel.core.ops import Claimed, Op
-from semel.core.transactional import HandlerConflict, Keep, Lock, Rejected, Rollback, transact
+from semel.core.transactional import (
+    ExecuteOnce,
+    HandlerConflict,
+    Keep,
+    Lock,
+    Rejected,
+    Rollback,
+    SQLEffect,
+    StatementResult,
+    execute_once,
+    transact,
+)
 from semel.engine.drive.execution import as_handler
 from semel.engine.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore, AsyncUnit, unit_of
 
 # sync only: from semel.errors import PolicyError
-from semel.errors import StoreError
+from semel.errors import ResultNotStored, StoreError
 from semel.observe import events
 
 __all__ = ["AsyncTransactionAttempt", "begin_attempt"]
@@ -45,16 +56,24 @@ class AsyncTransactionAttempt:
     lease = None
     __slots__ = ("_flow", "_own", "_store", "_unit", "call", "claimed", "operation")
 
-    def __init__(self, store: AsyncStore, connection: object, call: Call, own: bool, tries: int) -> None:
+    def __init__(
+        self, store: AsyncStore, connection: object, call: Call, own: bool, tries: int, effect: SQLEffect | None = None
+    ) -> None:
         """
         :param own: open the transaction and end it, and run the handler again after a conflict.
         :param tries: how often the handler runs at most.
+        :param effect: the SQL statement that is the whole handler; then ``own`` depends on the connection.
         """
         self._store = store
         self._unit: AsyncUnit = unit_of(store, connection)
-        self._unit.require(own)
+        if effect is None:
+            self._unit.require(own)
+            self._flow = transact(call, own, tries)
+        else:
+            own, together = self._unit.plan(effect.statement)
+            header = call.codec.begin_clear(call.serializer.kind, call.serializer.name) if together else None
+            self._flow = execute_once(call, own, tries, effect, header)
         self._own = own
-        self._flow = transact(call, own, tries)
         self.call = call
         self.claimed: Claimed | None = None
 
@@ -64,12 +83,23 @@ class AsyncTransactionAttempt:
         assert isinstance(outcome, Outcome)
         return outcome
 
+    async def run_statement(self, effect: SQLEffect, recover: Handler) -> StatementResult:
+        """Run the effect once, or return its stored result."""
+        outcome = await self.run(lambda op: self._unit.perform(effect), recover)
+        result = outcome.value
+        if type(result) is int:
+            return StatementResult([], result, outcome.replayed)
+        if type(result) is not list:
+            raise ResultNotStored(f"{self.call} is done, and what is stored is not the result of a statement")
+        return StatementResult(result, len(result), outcome.replayed)
+
     async def begin(self) -> Outcome[Any] | None:
         """Open the transaction and lock the key. Returns an outcome if there is nothing to run."""
         step = await self._proceed(None, None, as_handler(self.call.policy.recover))
         if isinstance(step, Outcome):
             return step
         self.claimed = step.claimed
+        self._unit.watch()
         self.operation = AsyncOperation(self.call, None, step.claimed, self._store.execute)
         return None
 
@@ -126,6 +156,8 @@ class AsyncTransactionAttempt:
     async def _proceed(self, answer: Any, handler: Handler | None, recover: Handler | None) -> Run | Outcome[Any]:
         """Do what the flow asks for until there is an outcome, or until it asks to run a handler that is not here."""
         flow, unit = self._flow, self._unit
+        if answer is not None:
+            unit.unwatch()
         error: StoreError | None = None
         try:
             while True:
@@ -143,6 +175,8 @@ class AsyncTransactionAttempt:
                     elif isinstance(request, Recover):
                         assert recover is not None
                         answer = await self._work(request.claimed, recover)
+                    elif isinstance(request, ExecuteOnce):
+                        answer = await unit.execute(request)
                     elif isinstance(request, Rollback):
                         await self._undo()
                     elif isinstance(request, Pause):
@@ -165,6 +199,7 @@ class AsyncTransactionAttempt:
         """Run the handler, and flush what it wrote."""
         op = AsyncOperation(self.call, None, claimed, self._store.execute)
         outer = running.get()
+        self._unit.watch()
         try:
             running.set(op)
             result = work(op)
@@ -180,6 +215,7 @@ class AsyncTransactionAttempt:
             return Raised(error)
         finally:
             running.set(outer)
+            self._unit.unwatch()
         return Returned(result)
 
     # sync: def _undo(self) -> None:

@@ -45,4 +45,4 @@ def pick_connection(declared: Declaration, connection: Selector) -> Pick:
         raise PolicyError(f"{declared.operation}: nothing is left of a transaction that died: resumable= is for once()")
     signature = inspect.signature(declared.function)
     parameters = [p for name, p in signature.parameters.items() if name != declared.handle]
-    return select("connection", connection, signature.replace(parameters=parameters))
+    return select("connection", connection, signature.replace(parameters=parameters), declared.operation)

@@ -17,11 +17,22 @@ from typing import Any, TypeAlias, TypeVar
 
 from semel.core.call import Call, Failed, Outcome, Pause, Raised, Recover, Returned, Run
 from semel.core.ops import Claimed, Op
-from semel.core.transactional import HandlerConflict, Keep, Lock, Rejected, Rollback, transact
+from semel.core.transactional import (
+    ExecuteOnce,
+    HandlerConflict,
+    Keep,
+    Lock,
+    Rejected,
+    Rollback,
+    SQLEffect,
+    StatementResult,
+    execute_once,
+    transact,
+)
 from semel.engine.drive.execution import as_handler
 from semel.engine.operation import Operation, running
 from semel.engine.ports import Store, Unit, unit_of
-from semel.errors import PolicyError, StoreError
+from semel.errors import PolicyError, ResultNotStored, StoreError
 from semel.observe import events
 
 __all__ = ["TransactionAttempt", "begin_attempt"]
@@ -40,16 +51,24 @@ class TransactionAttempt:
     lease = None
     __slots__ = ("_flow", "_own", "_store", "_unit", "call", "claimed", "operation")
 
-    def __init__(self, store: Store, connection: object, call: Call, own: bool, tries: int) -> None:
+    def __init__(
+        self, store: Store, connection: object, call: Call, own: bool, tries: int, effect: SQLEffect | None = None
+    ) -> None:
         """
         :param own: open the transaction and end it, and run the handler again after a conflict.
         :param tries: how often the handler runs at most.
+        :param effect: the SQL statement that is the whole handler; then ``own`` depends on the connection.
         """
         self._store = store
         self._unit: Unit = unit_of(store, connection)
-        self._unit.require(own)
+        if effect is None:
+            self._unit.require(own)
+            self._flow = transact(call, own, tries)
+        else:
+            own, together = self._unit.plan(effect.statement)
+            header = call.codec.begin_clear(call.serializer.kind, call.serializer.name) if together else None
+            self._flow = execute_once(call, own, tries, effect, header)
         self._own = own
-        self._flow = transact(call, own, tries)
         self.call = call
         self.claimed: Claimed | None = None
 
@@ -59,12 +78,23 @@ class TransactionAttempt:
         assert isinstance(outcome, Outcome)
         return outcome
 
+    def run_statement(self, effect: SQLEffect, recover: Handler) -> StatementResult:
+        """Run the effect once, or return its stored result."""
+        outcome = self.run(lambda op: self._unit.perform(effect), recover)
+        result = outcome.value
+        if type(result) is int:
+            return StatementResult([], result, outcome.replayed)
+        if type(result) is not list:
+            raise ResultNotStored(f"{self.call} is done, and what is stored is not the result of a statement")
+        return StatementResult(result, len(result), outcome.replayed)
+
     def begin(self) -> Outcome[Any] | None:
         """Open the transaction and lock the key. Returns an outcome if there is nothing to run."""
         step = self._proceed(None, None, as_handler(self.call.policy.recover))
         if isinstance(step, Outcome):
             return step
         self.claimed = step.claimed
+        self._unit.watch()
         self.operation = Operation(self.call, None, step.claimed, self._store.execute)
         return None
 
@@ -121,6 +151,8 @@ class TransactionAttempt:
     def _proceed(self, answer: Any, handler: Handler | None, recover: Handler | None) -> Run | Outcome[Any]:
         """Do what the flow asks for until there is an outcome, or until it asks to run a handler that is not here."""
         flow, unit = self._flow, self._unit
+        if answer is not None:
+            unit.unwatch()
         error: StoreError | None = None
         try:
             while True:
@@ -138,6 +170,8 @@ class TransactionAttempt:
                     elif isinstance(request, Recover):
                         assert recover is not None
                         answer = self._work(request.claimed, recover)
+                    elif isinstance(request, ExecuteOnce):
+                        answer = unit.execute(request)
                     elif isinstance(request, Rollback):
                         self._undo()
                     elif isinstance(request, Pause):
@@ -160,6 +194,7 @@ class TransactionAttempt:
         """Run the handler, and flush what it wrote."""
         op = Operation(self.call, None, claimed, self._store.execute)
         outer = running.get()
+        self._unit.watch()
         try:
             running.set(op)
             result = work(op)
@@ -173,6 +208,7 @@ class TransactionAttempt:
             return Raised(error)
         finally:
             running.set(outer)
+            self._unit.unwatch()
         return Returned(result)
 
     def _undo(self) -> None:

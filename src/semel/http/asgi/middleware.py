@@ -16,11 +16,11 @@ from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
 from semel.engine.aio import AsyncGuard
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, StoreError
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.responder import ASGIResponder
 from semel.http.contract.middleware import Middleware
-from semel.http.contract.routes import Endpoint, RouteTable
+from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 
 __all__ = ["ASGIMiddleware", "ASGIResponder", "current_responder"]
@@ -62,6 +62,7 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         max_request_body: int = MAX_REQUEST_BODY,
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
+        find_route: RouteFinder | None = None,
     ) -> None:
         """
         :param tenant: a function of the request, here the ASGI scope, that returns its tenant, which scopes the keys.
@@ -71,16 +72,17 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
         :param request: makes the framework's own request from the scope, for ``tenant``.
         :param endpoints: lists the application's endpoints, for the report at start-up.
+        :param find_route: finds the route of a request in the framework's own table, for hosts and events.
         """
         super().__init__(
             app, guard, AsyncGuard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
-            request=request, endpoints=endpoints,
+            request=request, endpoints=endpoints, find_route=find_route,
         )  # fmt: skip
         self._left: set[asyncio.Task[None]] = set()
         """Handlers that run on without a client. The event loop holds only weak references to tasks."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._reported:
+        if not self._reported or scope["type"] == "lifespan":
             await self._look(scope, receive, send)
         if scope["type"] != "http":
             await self.app(scope, receive, send)
@@ -105,13 +107,32 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
 
     async def _look(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raise if a route is misconfigured: at start-up, or at each request if the server has no lifespan."""
-        try:
+        if scope["type"] != "lifespan":
             self.report()
+            return
+        try:
+            await self.start()
         except ConfigurationError as error:
-            if scope["type"] == "lifespan":
-                await receive()
-                await send({"type": "lifespan.startup.failed", "message": str(error)})
+            await receive()
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
             raise
+
+    async def start(self) -> None:
+        """Prepare for requests, when the application starts. Raises if a route is misconfigured, or tables are missing.
+
+        A guard that an earlier run of the application has closed is opened again. A store that is away is no reason not
+        to start: requests are refused until it is back.
+        """
+        if not self._reported:
+            self.report()
+        self.guard.open()
+        try:
+            await self.guard.check()
+        except ConfigurationError:
+            await self.guard.close()  # nothing runs that would close it later
+            raise
+        except StoreError as error:
+            _log.warning("the application starts, but its store cannot be used: %s", error)
 
     def tenant_of(self, scope: Scope) -> str | Awaitable[str] | None:
         """Return the tenant of a request, to be awaited if ``tenant`` is async; None for the guard's own."""

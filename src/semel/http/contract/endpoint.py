@@ -61,6 +61,7 @@ from semel.http.contract.exchange import CLAIMED, FAILED, UNSTORED, Exchange
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.rerun import Rerun, RunAgain
 from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
+from semel.observe import events
 
 __all__ = [
     "FIND_TENANT",
@@ -225,14 +226,16 @@ class Lifecycle(Generic[A]):
             return True
         middleware, exchange = self._middleware, self.exchange
         rule = self.rule = middleware.rule(declared)
+        if middleware.binds_hosts:
+            exchange.host = middleware.matched_route(self._environment).host
         try:
             key = exchange.read_key(rule)
             if isinstance(rule, Conditional):
                 self.preconditions = exchange.preconditions(rule)
             if key is None:
-                exchange.report_unprotected(middleware.guard, rule)
+                self._report_unkeyed(rule)
                 return True
-            if not rule.reads_json and rule.connection is None:
+            if not rule.reads_body and rule.connection is None:
                 exchange.body = None
             # The tenant comes first: a request that has none is refused before its body is read.
             tenant = None if middleware.tenant is None else (yield FIND_TENANT)
@@ -240,6 +243,8 @@ class Lifecycle(Generic[A]):
                 return False
             self.claiming = True
             call = exchange.call(middleware.guard, rule, key, tenant)
+            if call.hook is not None:
+                call.route = self._route_name()
             if rule.connection is None:
                 begun = yield Begin(call)
             else:
@@ -265,6 +270,22 @@ class Lifecycle(Generic[A]):
             yield from self._end(Declined(None))
             return False
         return True
+
+    def _report_unkeyed(self, rule: Idempotent) -> None:
+        """Emit an event: the request runs without a key. A conditional one is protected by its precondition."""
+        if isinstance(rule, Conditional):
+            return
+        call = self.exchange.call(self._middleware.guard, rule, "", None)
+        if call.hook is not None:
+            call.route = self._route_name()
+            call.tell(events.Unkeyed)
+
+    def _route_name(self) -> str:
+        """Return the name of the operation on events: the template of its path if it is known, not the path itself."""
+        exchange, middleware = self.exchange, self._middleware
+        template = middleware.matched_route(self._environment).template
+        template = template or middleware.routes.template(exchange.method, exchange.path)
+        return f"{exchange.method} {template or exchange.path}"
 
     def _open_transaction(self, call: Call, connect: Callable[[], Any]) -> EndpointFlow[Any]:
         """Open the transaction, and retry it after a conflict. The handler has not run yet, so it is not repeated."""

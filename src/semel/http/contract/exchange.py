@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import zlib
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
@@ -37,7 +39,6 @@ from semel.errors import (
 from semel.http.contract.conditional import Preconditions, preconditions
 from semel.http.contract.problems import problem
 from semel.http.contract.rules import Conditional, Idempotent
-from semel.observe import events
 
 __all__ = ["CLAIMED", "FAILED", "KEY", "RESPONSES", "SETTLED", "UNSTORED", "Exchange", "ResponseSerializer"]
 
@@ -51,7 +52,12 @@ SETTLED: Final = StoredResponse(204, [], b"")
 FAILED: Final = StoredResponse(500, [(b"content-type", b"text/plain; charset=utf-8")], b"Internal Server Error")
 """The stored answer of a handler that raised, if the rule stores such errors."""
 DOCUMENT_LIMIT: Final = 8 * 1024 * 1024
-"""The largest body in bytes that is parsed as JSON; a larger one is compared byte by byte."""
+"""The largest body in bytes that is parsed as JSON or decompressed; a larger one is compared byte by byte."""
+MOST_PARTS: Final = 10_000
+"""How many parts of a multipart body are told apart. Behind them the boundary counts: a hostile body must be cheap."""
+_MOST_MEMBERS: Final = 32
+"""How many members a gzip body may have."""
+_BOUNDARY: Final = re.compile(rb';[ \t]*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 _PRECONDITIONS: Final = frozenset({b"content-type", b"if-match", b"if-none-match"})
 _READ: Final = _PRECONDITIONS | {KEY, b"content-length", b"origin"}
 """Header lines of a request that are read for every rule."""
@@ -115,7 +121,7 @@ class Exchange:
 
     __slots__ = (
         "_body_size", "_counted", "_echoed", "_hash", "_keys", "_lines", "_query", "_scripted", "_verbatim",
-        "announced_length", "body", "docs", "key", "method", "path",
+        "announced_length", "body", "docs", "host", "key", "method", "path",
     )  # fmt: skip
 
     def __init__(
@@ -131,6 +137,8 @@ class Exchange:
         self.method = method
         self.path = path
         self.docs = docs
+        self.host = ""
+        """The host of the request, if its route is bound to hosts; it is a part of the operation then."""
         self.body: list[bytes] | None = []
         """Chunks of the body, for rules that read all of it; None if no rule does, or if it is too large for that."""
         self._body_size = 0
@@ -160,6 +168,8 @@ class Exchange:
                 self._scripted = True
             else:
                 self._counted.append((name, value))
+                if value[:10].lower() == b"multipart/" and name == b"content-type":
+                    self._hash.split_at(value)
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -197,7 +207,7 @@ class Exchange:
         """Return the operation, which scopes the key together with the tenant."""
         if rule.scope == "tenant":
             return "*"
-        path = self.path
+        path = self.host + self.path
         if len(path) > _LONGEST_PATH or not path.isprintable():  # a store takes short text without control characters
             digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
             path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
@@ -211,8 +221,22 @@ class Exchange:
             lines = [line for line in self.headers if line[0] in wanted]
         if len(lines) > 1:
             lines = sorted(lines, key=_name)  # lines of the same name keep their order
-        document = self._document(rule) if rule.reads_json else None
-        return self._hash.digest(self.method, self.path, self._query, lines, document)
+        if rule.compare_parts:  # a retry has another boundary
+            lines = [
+                (name, _BOUNDARY.sub(b"", value)) if name == b"content-type" else (name, value) for name, value in lines
+            ]
+        hash, document = self._hash, None
+        if rule.reads_body and self.body is not None:
+            body = b"".join(self.body)
+            if rule.compare_decompressed and (plain := self._decompressed(body)) is not None:
+                hash, body = hash.of(plain), plain
+            document = self._document(rule, body) if rule.reads_json else None
+        return hash.digest(self.method, self.host + self.path, self._query, lines, document)
+
+    def _decompressed(self, body: bytes) -> bytes | None:
+        """Return what a compressed body decompresses to; None if it is not compressed, or not in a way we read."""
+        codings = [value.strip().lower() for name, value in self.headers if name == b"content-encoding"]
+        return decompress(body, DOCUMENT_LIMIT) if codings in ([b"gzip"], [b"x-gzip"], [b"deflate"]) else None
 
     def call(self, guard: Guard, rule: Idempotent, key: str, tenant: str | None) -> Call:
         """Return the call to claim. Call it once the body has arrived."""
@@ -233,18 +257,11 @@ class Exchange:
         """Return the request's preconditions. Raises PreconditionError if they are malformed or missing."""
         return preconditions(self.headers, required=rule.precondition_required)
 
-    def report_unprotected(self, guard: Guard, rule: Idempotent) -> None:
-        """Emit an event: the request runs without a key. A conditional one is protected by its precondition."""
-        if isinstance(rule, Conditional):
-            return
-        guard.make_call(self.operation(rule), "", guard.tenant, b"", rule.policy).tell(events.Unkeyed)
-
-    def _document(self, rule: Idempotent) -> bytes | None:
-        """Return the body as canonical JSON; None if it is not JSON or too large, so that its bytes are compared."""
-        if self.body is None:
-            return None
+    @staticmethod
+    def _document(rule: Idempotent, body: bytes) -> bytes | None:
+        """Return the body as canonical JSON; None if it is not JSON, so that its bytes are compared."""
         try:
-            document = parse_json(b"".join(self.body))
+            document = parse_json(body)
             if rule.include or rule.exclude:
                 document = select_fields(document, include=rule.include or None, exclude=rule.exclude or None)
             return canonical_json(document)
@@ -260,7 +277,9 @@ class Exchange:
         reported = isinstance(error, StoreError) and error.retryable  # by an event
         if error.status >= 500 and not reported:
             _log.error("%s %a: %s", self.method, self.path, error)
-        status = rule.reused_status if rule is not None and isinstance(error, KeyReused) else None
+        status: int | None = None
+        if rule is not None and isinstance(error, (KeyReused, InProgress)):
+            status = rule.reused_status if isinstance(error, KeyReused) else rule.in_use_status
         answer = problem(error, instance=self.path, status=status, docs=self.docs)
         length = (b"content-length", str(len(answer.body)).encode())
         return answer._replace(headers=[*answer.headers, length, *self._echo()])
@@ -348,11 +367,30 @@ class RequestHash:
     ``semel.core.encoding.fingerprint``.
     """
 
-    __slots__ = ("_body", "_request", "_size")
+    __slots__ = ("_body", "_content_type", "_request", "_secret", "_size")
 
     def __init__(self, secret: bytes | None) -> None:
+        self._secret = secret
+        self._body: blake2b | PartsHash
         self._request, self._body = _new_hashes(secret)
         self._size = 0
+        self._content_type = b""
+        """That of a multipart body."""
+
+    def split_at(self, content_type: bytes) -> None:
+        """Leave the boundary of a multipart body out of the body's hash. It counts as a part of the Content-Type."""
+        found = _BOUNDARY.search(content_type)
+        if found is not None and not self._content_type:
+            self._content_type = content_type
+            self._body = PartsHash(_new_hashes(self._secret)[1], found[1] or found[2])
+
+    def of(self, body: bytes) -> RequestHash:
+        """Return the hash of the same request with another body."""
+        other = RequestHash(self._secret)
+        if self._content_type:
+            other.split_at(self._content_type)
+        other.feed(body)
+        return other
 
     def feed(self, chunk: bytes) -> None:
         """Take the next chunk of the body. How the body is cut into chunks does not matter."""
@@ -370,12 +408,67 @@ class RequestHash:
         for name, value in lines:
             parts += b"h%d:%b%d:%b" % (len(name), name, len(value), value)
         if document is None:
-            parts += b"b%d:%b" % (self._size, self._body.digest())
+            parts += b"b%d:%b" % (0 if self._content_type else self._size, self._body.digest())
         else:
             parts += b"d%d:%b" % (len(document), document)
         whole = self._request.copy()
         whole.update(parts)
         return whole.digest()
+
+
+class PartsHash:
+    """The hash of a multipart body without its boundary, which each try makes anew.
+
+    It is a hash of the hashes of what stands between the boundaries, so that two bodies have the same one only if they
+    differ in nothing but the boundary.
+    """
+
+    __slots__ = ("_delimiter", "_empty", "_left", "_part", "_tail", "_whole")
+
+    def __init__(self, empty: blake2b, boundary: bytes) -> None:
+        self._empty = empty
+        self._whole = empty.copy()
+        self._part = empty.copy()
+        self._delimiter = b"\r\n--" + boundary
+        self._tail = b"\r\n"  # the first boundary has no line before it
+        self._left = MOST_PARTS
+
+    def copy(self) -> PartsHash:
+        return self  # no two requests share it
+
+    def update(self, chunk: bytes) -> None:
+        *ended, rest = (self._tail + chunk).split(self._delimiter, self._left)
+        for piece in ended:
+            self._part.update(piece)
+            self._whole.update(self._part.digest())
+            self._part = self._empty.copy()
+        self._left -= len(ended)
+        kept = max(0, len(rest) - len(self._delimiter) + 1) if self._left else len(rest)
+        self._part.update(rest[:kept])
+        self._tail = rest[kept:]  # which may be the beginning of a boundary
+
+    def digest(self) -> bytes:
+        part, whole = self._part.copy(), self._whole.copy()
+        part.update(self._tail)
+        whole.update(part.digest())
+        return whole.digest()
+
+
+def decompress(body: bytes, limit: int) -> bytes | None:
+    """Return what a gzip or zlib body decompresses to; None if it is neither, is cut, or expands beyond the limit."""
+    plain = b""
+    for _ in range(_MOST_MEMBERS):
+        stream = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, as its first bytes say
+        try:
+            plain += stream.decompress(body, limit - len(plain) + 1)
+        except zlib.error:
+            return None
+        if len(plain) > limit or not stream.eof:
+            return None
+        body = stream.unused_data
+        if not body:
+            return plain
+    return None
 
 
 @lru_cache(maxsize=16)

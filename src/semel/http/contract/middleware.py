@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
 from semel.http.contract.rerun import Reruns
-from semel.http.contract.routes import Endpoint, Routes, RouteTable, report
+from semel.http.contract.routes import Endpoint, MatchedRoute, RouteFinder, Routes, RouteTable, report
 from semel.http.contract.rules import MAX_REQUEST_BODY, Idempotent, Rule, check_max_request_body
 
 __all__ = ["Middleware", "check_installation"]
@@ -37,6 +37,7 @@ class Middleware(Generic[App, G]):
         max_request_body: int = MAX_REQUEST_BODY,
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
+        find_route: RouteFinder | None = None,
         level: int = 3,
     ) -> None:
         check_installation(guard, wanted, tenant, max_request_body)
@@ -55,6 +56,10 @@ class Middleware(Generic[App, G]):
         """Makes the framework's own request, which ``tenant`` receives."""
         self.list_endpoints = endpoints
         """Lists the application's endpoints, where a framework can."""
+        self.find_route = find_route
+        """Finds the route of a request, where a framework can."""
+        self.binds_hosts = False
+        """Whether some route is bound to a host. Known after the report."""
         self.reruns = Reruns()
         self._reported = False
         self._rules: dict[int, tuple[Idempotent, Idempotent]] = {}
@@ -72,6 +77,10 @@ class Middleware(Generic[App, G]):
         if rule is None and root and path.startswith(root):
             rule = self.routes.find(method, path[len(root) :])
         return rule
+
+    def matched_route(self, environment: Any) -> MatchedRoute:
+        """Return the route of a request, as far as the framework tells."""
+        return MatchedRoute() if self.find_route is None else self.find_route(environment)
 
     def rule(self, declared: Idempotent) -> Idempotent:
         """Return the rule with this guard's policy and our limit filled in. It is computed once."""
@@ -94,6 +103,7 @@ class Middleware(Generic[App, G]):
         """Warn of undeclared routes, once. Raises ConfigurationError if a route is misconfigured."""
         listed = self.endpoints()
         report(listed)
+        self.binds_hosts = self.find_route is not None and self.find_route.binds_hosts()
         self.keep(*(each.rule for each in listed))
         self._reported = True
 

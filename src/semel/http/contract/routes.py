@@ -10,15 +10,15 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from semel.core.values import value
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.contract.rules import SAFE_METHODS, Exempt, Idempotent, Rule
 
 __all__ = [
-    "Endpoint", "RouteTable", "Routes", "by_method_and_path", "check_declarable", "declared_rule", "mark_exempt",
-    "mark_replaced", "never_claimed", "report", "undeclared",
+    "Endpoint", "MatchedRoute", "RouteFinder", "RouteTable", "Routes", "by_method_and_path", "check_declarable",
+    "declared_rule", "mark_exempt", "mark_replaced", "never_claimed", "report", "undeclared",
 ]  # fmt: skip
 
 RouteTable: TypeAlias = Mapping[str, Rule]
@@ -42,9 +42,32 @@ class Endpoint:
     """None if it is not declared."""
     name: str = ""
     """The name of the function."""
+    host: str = ""
+    """The pattern of the host that the route is bound to; empty if it serves all hosts."""
 
     def __str__(self) -> str:
-        return f"{self.method} {self.path}" + (f" ({self.name})" if self.name else "")
+        return f"{self.method} {self.host}{self.path}" + (f" ({self.name})" if self.name else "")
+
+
+class MatchedRoute(NamedTuple):
+    """The route that a request has reached, or will reach."""
+
+    host: str = ""
+    """The host of the request, if its route is bound to hosts. It is a part of the operation then."""
+    template: str = ""
+    """The path with its parameters in braces, after the pattern of its host; empty if it is not known."""
+
+
+class RouteFinder(Protocol):
+    """Finds the route of a request, in the way of one framework."""
+
+    def binds_hosts(self) -> bool:
+        """Whether some route is bound to a host. Asked at start-up, when all routes are known."""
+        ...
+
+    def __call__(self, environment: Any, /) -> MatchedRoute:
+        """:param environment: the ASGI scope or the WSGI environ."""
+        ...
 
 
 def by_method_and_path(routes: RouteTable | None) -> dict[tuple[str, str], Rule]:
@@ -68,23 +91,20 @@ class Routes:
 
     def __init__(self, routes: RouteTable | None = None) -> None:
         self.rules = by_method_and_path(routes)
-        self._exact: dict[tuple[str, str], Rule] = {}
-        self._patterns: list[tuple[str, re.Pattern[str], Rule]] = []
-        for (method, path), rule in self.rules.items():
+        self._patterns: list[tuple[str, re.Pattern[str], str]] = []
+        for method, path in self.rules:
             if method in SAFE_METHODS:
                 raise ConfigurationError(f"{method} {path} changes nothing and is never claimed: leave it out")
             if method != method.upper() or not path.startswith("/"):
                 raise ConfigurationError(f'a route is a method and a path, like "POST /orders", not {method} {path}')
-            if not _PART.search(path):
-                self._exact[method, path] = rule
-                continue
-            literals = [re.escape(text) for text in _PART.split(path)]
-            self._patterns.append((method, re.compile("[^/]+".join(literals)), rule))
+            if _PART.search(path):
+                literals = [re.escape(text) for text in _PART.split(path)]
+                self._patterns.append((method, re.compile("[^/]+".join(literals)), path))
 
     def merge(self, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
         """Return these endpoints with the table's rules filled in, and the rest of the table after them."""
         listed = [
-            Endpoint(each.method, each.path, each.rule or self.find(each.method, each.path), each.name)
+            Endpoint(each.method, each.path, each.rule or self.find(each.method, each.path), each.name, each.host)
             for each in endpoints
         ]
         known = {(each.method, each.path) for each in listed}
@@ -93,13 +113,19 @@ class Routes:
 
     def find(self, method: str, path: str) -> Rule | None:
         """Return the rule of this request, or None if the route is not in the table."""
-        rule = self._exact.get((method, path))
+        rule = self.rules.get((method, path))
         if rule is not None or not self._patterns:
             return rule
-        for wanted, pattern, declared in self._patterns:
+        return self.rules.get((method, self.template(method, path)))
+
+    def template(self, method: str, path: str) -> str:
+        """Return the path as the table has it, with its parameters in braces; empty if it is not in the table."""
+        if (method, path) in self.rules:
+            return path
+        for wanted, pattern, known in self._patterns:
             if wanted == method and pattern.fullmatch(path):
-                return declared
-        return None
+                return known
+        return ""
 
 
 # -- rules on functions

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Final, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
 
+from semel.core.encoding.canonical import select_fields
 from semel.core.keys import HeaderMode, KeyFormat
 from semel.core.policy import Policy
 from semel.engine.guard import PolicyChanges
@@ -71,6 +72,7 @@ class IdempotentSettings(PolicyChanges, total=False):
     key_mode: HeaderMode
     key_format: KeyFormat | str
     reused_status: Literal[422, 409, 400]
+    in_use_status: Literal[409, 425, 429, 503]
     scope: Literal["operation", "tenant"]
     external_effects: bool
     released: frozenset[int]
@@ -80,6 +82,8 @@ class IdempotentSettings(PolicyChanges, total=False):
     canonical_json: bool
     include: tuple[str, ...]
     exclude: tuple[str, ...]
+    compare_parts: bool
+    compare_decompressed: bool
     max_stored_body: int
     max_request_body: int | None
     keep_body: bool
@@ -141,6 +145,8 @@ class Idempotent(_Declaration):
     key_format: KeyFormat = field(default_factory=lambda: KeyFormat.named("any"))
     reused_status: Literal[422, 409, 400] = 422
     """The status of "same key, different payload"."""
+    in_use_status: Literal[409, 425, 429, 503] = 409
+    """The status of a duplicate while the first request still runs. Many clients never retry 409, and retry others."""
     scope: Literal["operation", "tenant"] = "operation"
     """``"tenant"``: a key belongs to one request in the whole service, whatever its path."""
     external_effects: bool = False
@@ -155,9 +161,14 @@ class Idempotent(_Declaration):
     canonical_json: bool = False
     """Compare JSON bodies by their content (RFC 8785), not by their bytes."""
     include: tuple[str, ...] = ()
-    """Fields of a JSON body to compare, by dotted path; all of them by default."""
+    """Fields of a JSON body to compare, by dotted path; all of them by default, and if the body has none of these."""
     exclude: tuple[str, ...] = ()
     """Fields of a JSON body that are not compared."""
+    compare_parts: bool = False
+    """Compare multipart bodies by their parts, without the boundary, which a client makes anew for each retry."""
+    compare_decompressed: bool = False
+    """Compare bodies with ``Content-Encoding: gzip`` or ``deflate`` by what they decompress to, up to 8 MiB: a retry
+    may be compressed in another way, or hold another time stamp."""
     max_stored_body: int = MAX_STORED_BODY
     """The longest answer body that is stored, in bytes. Of a longer answer only status and headers are stored."""
     max_request_body: int | None = None
@@ -188,6 +199,8 @@ class Idempotent(_Declaration):
     def __post_init__(self) -> None:
         if self.reused_status not in (422, 409, 400):
             raise PolicyError(f"reused_status is 422, 409 or 400, not {self.reused_status!r}")
+        if self.in_use_status not in (409, 425, 429, 503):
+            raise PolicyError(f"in_use_status is 409, 425, 429 or 503, not {self.in_use_status!r}")
         if self.scope not in ("operation", "tenant"):
             raise PolicyError(f'scope is "operation" or "tenant", not {self.scope!r}')
         object.__setattr__(self, "replay_headers", frozenset(map(_header_name, self.replay_headers)))
@@ -217,6 +230,7 @@ class Idempotent(_Declaration):
             raise PolicyError("connection_parameter= needs connection=, which opens the connection")
         if self.include and self.exclude:
             raise PolicyError("name the fields to compare (include=) or those to leave out (exclude=), not both")
+        select_fields({}, include=self.include or None, exclude=self.exclude or None)  # raises if one is no path
 
     @cached_property
     def replay_header_names(self) -> frozenset[bytes]:
@@ -231,6 +245,11 @@ class Idempotent(_Declaration):
     @cached_property
     def reads_json(self) -> bool:
         return self.canonical_json or bool(self.include or self.exclude)
+
+    @cached_property
+    def reads_body(self) -> bool:
+        """Whether the whole body is needed to compare requests."""
+        return self.reads_json or self.compare_decompressed
 
     def stores(self, status: int) -> bool:
         """Whether an answer with this status is stored and replayed. Otherwise the key is free again."""

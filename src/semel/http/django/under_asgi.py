@@ -25,6 +25,7 @@ from semel.http.contract.rules import SAFE_METHODS, Rule
 from semel.http.django.answers import response_lines, rewrite_response, stream_response
 from semel.http.django.configuration import Configuration
 from semel.http.django.handling import Handling, current_handling, parsed_before
+from semel.http.django.urls import DjangoRoutes
 from semel.stores.aio_guard import AsyncSemel
 from semel.stores.guard import Semel
 
@@ -69,6 +70,7 @@ class UnderASGI:
                 tenant=self._configuration.tenant and _tenant,
                 docs=self._configuration.docs,
                 max_request_body=self._configuration.max_request_body,
+                find_route=DjangoRoutes(),
             )
         middleware.keep(*self._rules)
         return middleware

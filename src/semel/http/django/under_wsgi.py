@@ -15,6 +15,7 @@ from semel.http.contract.rules import Rule
 from semel.http.django.answers import response_lines, rewrite_response, stream_response
 from semel.http.django.configuration import Configuration
 from semel.http.django.handling import Handling, current_handling, parsed_before
+from semel.http.django.urls import DjangoRoutes
 from semel.http.wsgi.answers import LetThrough, ThenRaised
 from semel.http.wsgi.body import RequestBody
 from semel.http.wsgi.middleware import WSGIMiddleware
@@ -46,6 +47,7 @@ class UnderWSGI:
                 tenant=configuration.tenant and _tenant,
                 docs=configuration.docs,
                 max_request_body=configuration.max_request_body,
+                find_route=DjangoRoutes(),
             )
 
     def expect(self, rules: list[Rule | None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -10,10 +11,11 @@ from typing import Any, Final
 from django.urls import URLPattern, get_resolver
 from django.urls.resolvers import RoutePattern
 
-from semel.http.contract.routes import Endpoint, declared_rule
+from semel.http.contract.routes import Endpoint, MatchedRoute, declared_rule
 from semel.http.contract.rules import Rule
+from semel.http.django.handling import current_handling
 
-__all__ = ["endpoints"]
+__all__ = ["DjangoRoutes", "endpoints"]
 
 _PART: Final = re.compile(r"<(?:[^:<>]*:)?(\w+)>")
 _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -30,6 +32,31 @@ def endpoints(urlconf: Any = None) -> list[Endpoint]:
         if not _home(view).startswith("django.")
         for method, rule, name in _declared(view)
     ]
+
+
+class DjangoRoutes:
+    """Finds the route of the current request, by what Django's resolver has matched."""
+
+    def binds_hosts(self) -> bool:
+        return True  # each request may have a URLconf of its own
+
+    def __call__(self, environment: Any) -> MatchedRoute:
+        handling = current_handling.get()
+        assert handling is not None
+        request = handling.request
+        # A middleware that chooses a URLconf for the request, such as that of django-hosts, does so by its host.
+        host = request.get_host().lower() if getattr(request, "urlconf", None) else ""
+        match = request.resolver_match
+        return MatchedRoute(host, _template(match.route) if match is not None and match.route else "")
+
+
+@functools.lru_cache(maxsize=1024)
+def _template(route: str) -> str:
+    """Return the whole pattern of a view as a path with its parameters in braces."""
+    from django.contrib.admindocs.views import simplify_regex
+
+    regular = any(sign in route for sign in "^$(\\")
+    return "/" + _PART.sub(r"{\1}", simplify_regex(route) if regular else route).lstrip("/")
 
 
 def _found(patterns: Iterable[Any], prefix: str) -> Iterator[tuple[str, Callable[..., Any]]]:

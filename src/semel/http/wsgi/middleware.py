@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.errors import ConfigurationError
 from semel.http.contract.middleware import Middleware
-from semel.http.contract.routes import Endpoint, RouteTable
+from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 from semel.http.wsgi.answers import Peeked
 from semel.http.wsgi.lines import path_text
@@ -61,6 +61,7 @@ class WSGIMiddleware(Middleware[App, Semel]):
         max_request_body: int = MAX_REQUEST_BODY,
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
+        find_route: RouteFinder | None = None,
     ) -> None:
         """
         :param tenant: a function of the request, here the WSGI environ, that returns its tenant, which scopes the
@@ -70,10 +71,11 @@ class WSGIMiddleware(Middleware[App, Semel]):
         :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
         :param request: makes the framework's own request from the environ, for ``tenant``.
         :param endpoints: lists the application's endpoints, for the report at start-up.
+        :param find_route: finds the route of a request in the framework's own table, for hosts and events.
         """
         super().__init__(
             app, guard, Semel, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
-            request=request, endpoints=endpoints,
+            request=request, endpoints=endpoints, find_route=find_route,
         )  # fmt: skip
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 from urllib.parse import quote
 
 from semel.errors import ConfigurationError, NotMigrated
+from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Program, Query, Rows, Statement
 
 __all__ = [
@@ -44,6 +45,8 @@ class LentConnection(Protocol):
     awaited: Literal[False]
     opening: str
     """How the caller opens a transaction on this kind of connection, for error messages."""
+    style: EffectStyle
+    """How the parameters of a caller's own statement are written."""
 
     def address(self) -> DatabaseAddress | None:
         """Return the database that it is connected to, or None for SQLite and if the driver does not know.
@@ -53,6 +56,10 @@ class LentConnection(Protocol):
         ...
 
     def execute(self, statement: Statement) -> Rows: ...
+
+    def query(self, text: str, parameters: Any) -> QueryResult:
+        """Run a statement of the caller's, with parameters in the driver's own style."""
+        ...
 
     def finish(self) -> None:
         """Send what the caller's session still holds back, such as new rows. Its errors are the caller's own, and are
@@ -84,6 +91,10 @@ class LentConnection(Protocol):
         """Roll back what ``begin_with`` opened. Does nothing when no transaction is open."""
         ...
 
+    def committers(self) -> tuple[Any, ...]:
+        """Return the objects whose ``commit()`` ends the transaction, and on which it can be replaced for a while."""
+        ...
+
 
 class AsyncLentConnection(Protocol):
     """The async counterpart of ``LentConnection``."""
@@ -91,10 +102,13 @@ class AsyncLentConnection(Protocol):
     dialect: Dialect
     awaited: Literal[True]
     opening: str
+    style: EffectStyle
 
     def address(self) -> DatabaseAddress | None: ...
 
     async def execute(self, statement: Statement) -> Rows: ...
+
+    async def query(self, text: str, parameters: Any) -> QueryResult: ...
 
     async def finish(self) -> None: ...
 
@@ -109,6 +123,8 @@ class AsyncLentConnection(Protocol):
     async def commit_with(self, statement: Statement) -> None: ...
 
     async def rollback(self) -> None: ...
+
+    def committers(self) -> tuple[Any, ...]: ...
 
 
 _WRAPPERS: Final = {

@@ -13,14 +13,18 @@ commits together with the rest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar, Final, Literal
 
+from sqlalchemy import text as sqlalchemy_text
 from sqlalchemy.exc import SQLAlchemyError
 
 from semel.errors import ConfigurationError, SemelError
 from semel.sql.connections.adopt import DatabaseAddress, Dialect, adopt
 from semel.sql.connections.errors import wrapped_error
 from semel.sql.connections.literals import mysql_text, require_change
+from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Rows, Statement
 
 __all__ = ["AsyncLentSQLAlchemy", "AsyncLentSQLAlchemySession"]
@@ -38,6 +42,7 @@ class AsyncLentSQLAlchemy:
 
     awaited: Literal[True] = True
     opening: ClassVar[str] = "`async with engine.begin() as conn:`, or a connection that is not in AUTOCOMMIT"
+    style: ClassVar[EffectStyle] = "named"
     __slots__ = ("_engine", "_transaction", "dialect", "raw")
 
     def __init__(self, raw: Any) -> None:
@@ -59,7 +64,7 @@ class AsyncLentSQLAlchemy:
 
     async def execute(self, statement: Statement) -> Rows:
         try:
-            return await self._execute(self.raw, statement)
+            return await self._execute(await self._current(), statement)
         except _ERRORS as error:
             raise self._error(error) from error
 
@@ -78,6 +83,21 @@ class AsyncLentSQLAlchemy:
             return [tuple(row) for row in result]
         return ((result.rowcount,),) if self.dialect == "mysql" else ()  # MySQL returns no rows of a change
 
+    async def query(self, text: str, parameters: Any) -> QueryResult:
+        """Same as ``connection.execute(text("…"), parameters)``."""
+        if not isinstance(parameters, Mapping) and parameters:
+            raise ConfigurationError("parameters= of a SQLAlchemy connection are a dict, for :name in the statement")
+        try:
+            result = await (await self._current()).execute(_text(text), dict(parameters))
+            if not result.returns_rows:
+                return QueryResult(None, (), result.rowcount)
+            return QueryResult(list(result.keys()), [tuple(row) for row in result], 0)
+        except _ERRORS as error:
+            raise self._error(error) from error
+
+    async def _current(self) -> Any:
+        return self.raw
+
     async def finish(self) -> None:
         """Nothing is held back here."""
 
@@ -86,6 +106,9 @@ class AsyncLentSQLAlchemy:
 
     def begun(self) -> bool:
         return bool(self.raw.in_transaction())
+
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw.sync_connection,)  # sync: return (self.raw,)
 
     def holds(self) -> bool:
         connection = self.raw.sync_connection  # sync: connection = self.raw
@@ -136,12 +159,9 @@ class AsyncLentSQLAlchemySession(AsyncLentSQLAlchemy):
         self._connection: Any = None
         """The connection that the last statement was sent on."""
 
-    async def execute(self, statement: Statement) -> Rows:
-        try:
-            self._connection = await self.raw.connection()
-            return await self._execute(self._connection, statement)
-        except _ERRORS as error:
-            raise self._error(error) from error
+    async def _current(self) -> Any:
+        self._connection = await self.raw.connection()
+        return self._connection
 
     async def finish(self) -> None:
         await self.raw.flush()
@@ -150,12 +170,21 @@ class AsyncLentSQLAlchemySession(AsyncLentSQLAlchemy):
         session = self.raw.sync_session  # sync: session = self.raw
         return not _autocommits(self._engine) and (self.begun() or session.autobegin)
 
+    def committers(self) -> tuple[Any, ...]:
+        # sync: return (self.raw, self._connection)
+        return (self.raw.sync_session, self._connection.sync_connection)
+
     def holds(self) -> bool:
         session = self.raw.sync_session  # sync: session = self.raw
         if self._transaction not in (None, session.get_transaction()):
             return False
         # sync: return self._connection is None or _driver_holds(self._connection)
         return self._connection is None or _driver_holds(self._connection.sync_connection)
+
+
+@lru_cache(maxsize=256)
+def _text(statement: str) -> Any:
+    return sqlalchemy_text(statement)
 
 
 def _autocommits(connection: Any) -> bool:

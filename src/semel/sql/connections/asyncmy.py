@@ -29,6 +29,7 @@ from semel.errors import SemelError, StoreUncertain
 from semel.sql.connections.adopt import DatabaseAddress
 from semel.sql.connections.errors import mysql_error, mysql_number, rejected
 from semel.sql.connections.literals import PacketAnswer, mysql_text, mysql_texts, require_change
+from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Packet, Rows, Statement
 
 __all__ = ["DRIVER_ERRORS", "AsyncmyConnection", "LentAsyncmy"]
@@ -88,6 +89,7 @@ class LentAsyncmy:
     dialect: Final = "mysql"
     awaited: Literal[True] = True
     opening: ClassVar[str] = "await conn.begin(), or a connection without autocommit"
+    style: ClassVar[EffectStyle] = "format"
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:
@@ -109,6 +111,18 @@ class LentAsyncmy:
         except _REJECTED as error:
             raise rejected(error) from error
 
+    async def query(self, text: str, parameters: Any) -> QueryResult:
+        try:
+            async with self.raw.cursor(Cursor) as cursor:
+                await cursor.execute(text, parameters or None)
+                if cursor.description is None:
+                    return QueryResult(None, (), cursor.rowcount)
+                return QueryResult([column[0] for column in cursor.description], await cursor.fetchall(), 0)
+        except DRIVER_ERRORS as error:
+            raise _semel_error(error) from error
+        except _REJECTED as error:
+            raise rejected(error) from error
+
     async def finish(self) -> None:
         """Nothing is held back here."""
 
@@ -120,6 +134,9 @@ class LentAsyncmy:
         # sync: # status after the last other statement.
         # sync: return bool(self.raw.server_status & SERVER_STATUS_IN_TRANS)
         return bool(self.raw.get_transaction_status())
+
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw,)
 
     def holds(self) -> bool:
         return self.in_transaction()

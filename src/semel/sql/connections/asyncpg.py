@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal
 
 import asyncpg
 
-from semel.errors import SemelError, StoreUncertain
+from semel.errors import ConfigurationError, SemelError, StoreUncertain
 from semel.sql.connections.adopt import DatabaseAddress
 from semel.sql.connections.errors import postgres_error, rejected
 from semel.sql.connections.literals import postgres_text
+from semel.sql.effects import EffectStyle, QueryResult, returns_rows
 from semel.sql.program import Rows, Statement
 
 __all__ = ["AsyncpgConnection", "LentAsyncpg"]
@@ -49,6 +51,7 @@ class LentAsyncpg(AsyncpgConnection):
     dialect: Final = "postgresql"
     awaited: Literal[True] = True
     opening: ClassVar[str] = "`async with conn.transaction():`"
+    style: ClassVar[EffectStyle] = "numeric"
     __slots__ = ("_beginning",)
 
     def __init__(self, raw: Any) -> None:
@@ -61,6 +64,18 @@ class LentAsyncpg(AsyncpgConnection):
         host, port = address if isinstance(address, tuple) else (str(address).rpartition("/")[0], "")
         return DatabaseAddress(getattr(params, "user", ""), host, port, getattr(params, "database", ""))
 
+    async def query(self, text: str, parameters: Any) -> QueryResult:
+        if isinstance(parameters, Mapping):
+            raise ConfigurationError("parameters= of an asyncpg connection are a list, for $1, $2, … in the statement")
+        try:
+            if not returns_rows(text):
+                words = (await self.raw.execute(text, *parameters)).split()
+                return QueryResult(None, (), int(words[-1]) if words[-1].isdigit() else 0)
+            rows = await self.raw.fetch(text, *parameters)
+            return QueryResult(list(rows[0].keys()) if rows else (), rows, 0)
+        except _DRIVER_ERRORS as error:
+            raise _semel_error(error) from error
+
     async def finish(self) -> None:
         """Nothing is held back here."""
 
@@ -69,6 +84,9 @@ class LentAsyncpg(AsyncpgConnection):
 
     def begun(self) -> bool:
         return bool(self.raw.is_in_transaction())
+
+    def committers(self) -> tuple[Any, ...]:
+        return ()  # it has no commit(), and refuses transaction() within ours
 
     def holds(self) -> bool:
         return bool(self.raw.is_closed()) or self.begun()  # if it is closed, the next statement fails

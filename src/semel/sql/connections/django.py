@@ -13,6 +13,7 @@ from semel.errors import ConfigurationError
 from semel.sql.connections.adopt import DatabaseAddress, Dialect
 from semel.sql.connections.errors import wrapped_error
 from semel.sql.connections.literals import mysql_text, require_change
+from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Rows, Statement
 
 __all__ = ["LentDjango"]
@@ -28,6 +29,7 @@ class LentDjango:
 
     awaited: Literal[False] = False
     opening: ClassVar[str] = "`with transaction.atomic():`"
+    style: ClassVar[EffectStyle] = "format"
     __slots__ = ("_atomic", "dialect", "raw")
 
     def __init__(self, raw: Any) -> None:
@@ -55,6 +57,16 @@ class LentDjango:
         except _ERRORS as error:
             raise wrapped_error(error, self.dialect) from error
 
+    def query(self, text: str, parameters: Any) -> QueryResult:
+        try:
+            with self.raw.cursor() as cursor:
+                cursor.execute(text, parameters or None)
+                if cursor.description is None:
+                    return QueryResult(None, (), cursor.rowcount)
+                return QueryResult([column[0] for column in cursor.description], cursor.fetchall(), 0)
+        except _ERRORS as error:
+            raise wrapped_error(error, self.dialect) from error
+
     def finish(self) -> None:
         """Nothing is held back here."""
 
@@ -66,6 +78,9 @@ class LentDjango:
         # Django wraps each test of a TestCase in a transaction; ours is opened within it.
         within_test = bool(blocks and blocks[-1]._from_testcase)
         return self.in_transaction() and not within_test
+
+    def committers(self) -> tuple[Any, ...]:
+        return ()  # Django refuses commit() within atomic() by itself
 
     def holds(self) -> bool:
         return self.in_transaction()

@@ -34,6 +34,7 @@ __all__ = [
     "connect_error",
     "is_conflict",
     "is_duplicate",
+    "is_refused_record",
     "is_stale",
     "is_violation",
     "mysql_error",
@@ -272,6 +273,13 @@ def is_duplicate(error: BaseException | None) -> bool:
         sqlstate(cause) == "23505"
         or getattr(cause, "sqlite_errorname", "") in ("SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_CONSTRAINT_UNIQUE")
         for cause in causes(error)
+    )
+
+
+def is_refused_record(error: BaseException | None) -> bool:
+    """Whether PostgreSQL refused our record: there is one with this key, or another transaction has locked the key."""
+    return any(sqlstate(cause) in ("23505", "23502") for cause in causes(error)) and (
+        error is not None and _postgres_table(error) == "semel_record"
     )
 
 

@@ -24,6 +24,7 @@ from semel.sql.connections.adopt import DatabaseAddress
 from semel.sql.connections.errors import postgres_error, rejected
 from semel.sql.connections.literals import postgres_text
 from semel.sql.connections.psycopg_arrays import register_arrays, values_for_psycopg
+from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Query, Rows, Statement
 
 __all__ = ["LentPsycopg", "PsycopgConnection"]
@@ -66,6 +67,7 @@ class LentPsycopg:
     dialect: Final = "postgresql"
     awaited: Literal[False] = False
     opening: ClassVar[str] = "`with conn.transaction():`, or a connection without autocommit"
+    style: ClassVar[EffectStyle] = "format"
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:
@@ -85,6 +87,15 @@ class LentPsycopg:
         text, values = values_for_psycopg(statement)
         return self._send(text, values or None, bool(statement.query.arrays))
 
+    def query(self, text: str, parameters: Any) -> QueryResult:
+        try:
+            cursor = self._cursor(text, parameters or None, False)
+            if cursor.rownumber is None:
+                return QueryResult(None, (), cursor.rowcount)
+            return QueryResult([column.name for column in cursor.description], cursor.fetchall(), 0)
+        except _DRIVER_ERRORS as error:
+            raise _semel_error(error) from error
+
     def finish(self) -> None:
         """Nothing is held back here."""
 
@@ -94,6 +105,9 @@ class LentPsycopg:
     def begun(self) -> bool:
         # In a pipeline the BEGIN of `conn.transaction()` may not be sent yet.
         return self.raw.pgconn.transaction_status not in _NOT_BEGUN or bool(getattr(self.raw, "_num_transactions", 0))
+
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw,)
 
     def holds(self) -> bool:
         # If the connection is lost, the next statement fails.
@@ -165,16 +179,20 @@ class LentPsycopg:
 
     def _send(self, text: Any, values: list[Any] | None = None, arrays: bool = False) -> Rows:
         try:
-            cursor = psycopg.Cursor(self.raw, row_factory=tuple_row)
-            if arrays:
-                register_arrays(cursor.adapters)
-            cursor.execute(text, values, binary=True)
-            if self._in_pipeline():  # get the answer now
-                with self.raw.pipeline() as pipeline:
-                    pipeline.sync()
+            cursor = self._cursor(text, values, True, arrays)
             return cursor.fetchall() if cursor.rownumber is not None else ()
         except _DRIVER_ERRORS as error:
             raise _semel_error(error) from error
+
+    def _cursor(self, text: Any, values: Any, binary: bool, arrays: bool = False) -> Any:
+        cursor = psycopg.Cursor(self.raw, row_factory=tuple_row)
+        if arrays:
+            register_arrays(cursor.adapters)
+        cursor.execute(text, values, binary=binary)
+        if self._in_pipeline():  # get the answer now
+            with self.raw.pipeline() as pipeline:
+                pipeline.sync()
+        return cursor
 
 
 def _semel_error(error: Exception) -> SemelError:

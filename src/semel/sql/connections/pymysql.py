@@ -19,6 +19,7 @@ from semel.errors import SemelError, StoreUncertain
 from semel.sql.connections.adopt import DatabaseAddress
 from semel.sql.connections.errors import mysql_error, mysql_number, rejected
 from semel.sql.connections.literals import PacketAnswer, mysql_text, mysql_texts, require_change
+from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Packet, Rows, Statement
 
 __all__ = ["DRIVER_ERRORS", "LentPyMySQL", "PyMySQLConnection"]
@@ -78,6 +79,7 @@ class LentPyMySQL:
     dialect: Final = "mysql"
     awaited: Literal[False] = False
     opening: ClassVar[str] = "conn.begin(), or a connection without autocommit"
+    style: ClassVar[EffectStyle] = "format"
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:
@@ -98,6 +100,18 @@ class LentPyMySQL:
         except _REJECTED as error:
             raise rejected(error) from error
 
+    def query(self, text: str, parameters: Any) -> QueryResult:
+        try:
+            with self.raw.cursor(Cursor) as cursor:
+                cursor.execute(text, parameters or None)
+                if cursor.description is None:
+                    return QueryResult(None, (), cursor.rowcount)
+                return QueryResult([column[0] for column in cursor.description], cursor.fetchall(), 0)
+        except DRIVER_ERRORS as error:
+            raise _semel_error(error) from error
+        except _REJECTED as error:
+            raise rejected(error) from error
+
     def finish(self) -> None:
         """Nothing is held back here."""
 
@@ -108,6 +122,9 @@ class LentPyMySQL:
         # PyMySQL does not read the status that the server sends with the rows of a SELECT, so this is the
         # status after the last other statement.
         return bool(self.raw.server_status & SERVER_STATUS_IN_TRANS)
+
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw,)
 
     def holds(self) -> bool:
         return self.in_transaction()

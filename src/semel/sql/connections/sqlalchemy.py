@@ -7,14 +7,18 @@ commits together with the rest.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar, Final, Literal
 
+from sqlalchemy import text as sqlalchemy_text
 from sqlalchemy.exc import SQLAlchemyError
 
 from semel.errors import ConfigurationError, SemelError
 from semel.sql.connections.adopt import DatabaseAddress, Dialect, adopt
 from semel.sql.connections.errors import wrapped_error
 from semel.sql.connections.literals import mysql_text, require_change
+from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Rows, Statement
 
 __all__ = ["LentSQLAlchemy", "LentSQLAlchemySession"]
@@ -32,6 +36,7 @@ class LentSQLAlchemy:
 
     awaited: Literal[False] = False
     opening: ClassVar[str] = "`with engine.begin() as conn:`, or a connection that is not in AUTOCOMMIT"
+    style: ClassVar[EffectStyle] = "named"
     __slots__ = ("_engine", "_transaction", "dialect", "raw")
 
     def __init__(self, raw: Any) -> None:
@@ -53,7 +58,7 @@ class LentSQLAlchemy:
 
     def execute(self, statement: Statement) -> Rows:
         try:
-            return self._execute(self.raw, statement)
+            return self._execute(self._current(), statement)
         except _ERRORS as error:
             raise self._error(error) from error
 
@@ -72,6 +77,21 @@ class LentSQLAlchemy:
             return [tuple(row) for row in result]
         return ((result.rowcount,),) if self.dialect == "mysql" else ()  # MySQL returns no rows of a change
 
+    def query(self, text: str, parameters: Any) -> QueryResult:
+        """Same as ``connection.execute(text("…"), parameters)``."""
+        if not isinstance(parameters, Mapping) and parameters:
+            raise ConfigurationError("parameters= of a SQLAlchemy connection are a dict, for :name in the statement")
+        try:
+            result = self._current().execute(_text(text), dict(parameters))
+            if not result.returns_rows:
+                return QueryResult(None, (), result.rowcount)
+            return QueryResult(list(result.keys()), [tuple(row) for row in result], 0)
+        except _ERRORS as error:
+            raise self._error(error) from error
+
+    def _current(self) -> Any:
+        return self.raw
+
     def finish(self) -> None:
         """Nothing is held back here."""
 
@@ -80,6 +100,9 @@ class LentSQLAlchemy:
 
     def begun(self) -> bool:
         return bool(self.raw.in_transaction())
+
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw,)
 
     def holds(self) -> bool:
         connection = self.raw
@@ -129,12 +152,9 @@ class LentSQLAlchemySession(LentSQLAlchemy):
         self._connection: Any = None
         """The connection that the last statement was sent on."""
 
-    def execute(self, statement: Statement) -> Rows:
-        try:
-            self._connection = self.raw.connection()
-            return self._execute(self._connection, statement)
-        except _ERRORS as error:
-            raise self._error(error) from error
+    def _current(self) -> Any:
+        self._connection = self.raw.connection()
+        return self._connection
 
     def finish(self) -> None:
         self.raw.flush()
@@ -143,11 +163,19 @@ class LentSQLAlchemySession(LentSQLAlchemy):
         session = self.raw
         return not _autocommits(self._engine) and (self.begun() or session.autobegin)
 
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw, self._connection)
+
     def holds(self) -> bool:
         session = self.raw
         if self._transaction not in (None, session.get_transaction()):
             return False
         return self._connection is None or _driver_holds(self._connection)
+
+
+@lru_cache(maxsize=256)
+def _text(statement: str) -> Any:
+    return sqlalchemy_text(statement)
 
 
 def _autocommits(connection: Any) -> bool:

@@ -6,21 +6,43 @@ it has no ``autocommit`` attribute.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
+import threading
 from typing import Any, ClassVar, Final, Literal
 
 from semel.errors import ConfigurationError, StoreUnavailable
 from semel.sql.connections.errors import sqlite_error
+from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Rows, Statement
 
-__all__ = ["LentAiosqlite", "LentSQLite", "SQLiteConnection"]
+__all__ = ["LentAiosqlite", "LentSQLite", "SQLiteConnection", "connect_file"]
 
 _REJECTED: Final = (UnicodeError, OverflowError, ValueError)
 """What the driver raises about a value that it cannot write."""
+_creating: Final = threading.Lock()
 
 
 def _rejected(error: Exception) -> StoreUnavailable:
     return StoreUnavailable(f"the driver cannot store this: {error}")
+
+
+def connect_file(path: str | os.PathLike[str], timeout: float) -> sqlite3.Connection:
+    """Open the file, for any thread, one at a time. A new file is readable by its owner only: it holds stored results.
+
+    SQLite gives the -wal and -shm files the permissions of the file itself.
+    """
+    name = os.fspath(path)
+    if name and name != ":memory:":
+        # Only a new file is opened here, and one thread at a time: closing a file drops every lock that this process
+        # has on it, those of SQLite too. If it cannot be created, SQLite says why.
+        with _creating, contextlib.suppress(OSError):
+            os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        return sqlite3.connect(name, timeout=timeout, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise sqlite_error(error, name) from error
 
 
 class SQLiteConnection:
@@ -50,6 +72,7 @@ class LentSQLite:
     dialect: Final = "sqlite"
     awaited: Literal[False] = False
     opening: ClassVar[str] = 'conn.execute("BEGIN IMMEDIATE"), or `with conn:` where autocommit is off'
+    style: ClassVar[EffectStyle] = "native"
     __slots__ = ("raw",)
 
     def __init__(self, raw: sqlite3.Connection) -> None:
@@ -68,6 +91,19 @@ class LentSQLite:
         except _REJECTED as error:
             raise _rejected(error) from error
 
+    def query(self, text: str, parameters: Any) -> QueryResult:
+        try:
+            cursor = self.raw.cursor()
+            cursor.row_factory = None
+            cursor.execute(text, parameters)
+            if cursor.description is None:
+                return QueryResult(None, (), cursor.rowcount)
+            return QueryResult([column[0] for column in cursor.description], cursor.fetchall(), 0)
+        except sqlite3.Error as error:
+            raise sqlite_error(error) from error
+        except _REJECTED as error:
+            raise _rejected(error) from error
+
     def finish(self) -> None:
         """Nothing is held back here."""
 
@@ -81,6 +117,9 @@ class LentSQLite:
 
     def begun(self) -> bool:
         return self.raw.in_transaction
+
+    def committers(self) -> tuple[Any, ...]:
+        return ()  # sqlite3's class takes no attributes
 
     def holds(self) -> bool:
         return self.begun()
@@ -114,6 +153,7 @@ class LentAiosqlite:
     dialect: Final = "sqlite"
     awaited: Literal[True] = True
     opening: ClassVar[str] = 'await conn.execute("BEGIN IMMEDIATE")'
+    style: ClassVar[EffectStyle] = "native"
     __slots__ = ("raw",)
 
     def __init__(self, raw: Any) -> None:
@@ -137,6 +177,22 @@ class LentAiosqlite:
         except _REJECTED as error:
             raise _rejected(error) from error
 
+    async def query(self, text: str, parameters: Any) -> QueryResult:
+        try:
+            cursor = await self.raw.cursor()
+            try:
+                cursor.row_factory = None
+                await cursor.execute(text, parameters)
+                if cursor.description is None:
+                    return QueryResult(None, (), cursor.rowcount)
+                return QueryResult([column[0] for column in cursor.description], await cursor.fetchall(), 0)
+            finally:
+                await cursor.close()
+        except sqlite3.Error as error:
+            raise sqlite_error(error) from error
+        except _REJECTED as error:
+            raise _rejected(error) from error
+
     async def finish(self) -> None:
         """Nothing is held back here."""
 
@@ -148,6 +204,9 @@ class LentAiosqlite:
             return bool(self.raw.in_transaction)
         except ValueError as error:  # raised by aiosqlite when there is no connection
             raise ConfigurationError("the aiosqlite connection is not open") from error
+
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw,)
 
     def holds(self) -> bool:
         return self.begun()

@@ -61,7 +61,10 @@ class DynamoDBSettings:
 
 def _parts_of(url: str) -> tuple[str, str, str | None]:
     """Return region, table and endpoint of ``dynamodb://eu-central-1/table?endpoint=http://localhost:8000``."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        parts = urlsplit("")
     region, table = parts.netloc, unquote(parts.path[1:])
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if parts.scheme != "dynamodb" or not region or not table or "/" in table or set(options) - {"endpoint"}:

@@ -9,12 +9,20 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from semel.core.policy import Duration
 from semel.errors import StoreURLError
 from semel.stores.batching.retries import CONTENTION_TRIES
-from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, MIGRATION_TIMEOUT, RETRY_FOR, TIMEOUT, ServerBounds
+from semel.stores.bounds import (
+    CONNECT_TIMEOUT,
+    CONNECTIONS,
+    MIGRATION_TIMEOUT,
+    RETRY_FOR,
+    TIMEOUT,
+    ServerBounds,
+    plain_url,
+)
 
 __all__ = ["MySQLSettings"]
 
 PORT: Final = 3306
-_OPTIONS: Final = ("ssl", "ssl_ca", "ssl_cert", "ssl_key", "unix_socket")
+_OPTIONS: Final = ("ssl", "ssl_ca", "ssl_cert", "ssl_key", "unix_socket", "charset")
 
 
 class MySQLSettings(ServerBounds):
@@ -31,7 +39,7 @@ class MySQLSettings(ServerBounds):
         retry_for: Duration = RETRY_FOR,
     ) -> None:
         super().__init__(connections, timeout, connect_timeout, retry_for)
-        self.where = _parsed(url)
+        self.where = _parsed(plain_url(url))
         """Arguments of the drivers' ``connect()``, by the names that both of them know."""
 
     @classmethod
@@ -68,9 +76,10 @@ def _parsed(url: str) -> dict[str, Any]:
     database = unquote(parts.path[1:])
     if parts.scheme not in ("mysql", "mariadb") or not database or "/" in database or parts.fragment:
         raise StoreURLError("a MySQL URL is mysql://user:password@host:3306/database")
-    unknown = [name for name in options if name not in _OPTIONS]
-    if unknown:
-        raise StoreURLError(f"a MySQL URL may have {', '.join(_OPTIONS)}, not {', '.join(unknown)[:80]}")
+    if set(options) - set(_OPTIONS):  # not quoted: behind a ? in a password its rest looks like an option
+        raise StoreURLError(f"a MySQL URL may have the options {', '.join(_OPTIONS)}, and this one has another")
+    if options.get("charset", "utf8mb4") != "utf8mb4":
+        raise StoreURLError("Semel always uses utf8mb4 on its own connections: leave charset out of the MySQL URL")
     where: dict[str, Any] = {
         "host": unquote(parts.hostname or "localhost"),
         "port": port,

@@ -6,7 +6,15 @@ from typing import Any, Final
 
 from semel.core.policy import Duration
 from semel.errors import StoreURLError
-from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, MIGRATION_TIMEOUT, RETRY_FOR, TIMEOUT, ServerBounds
+from semel.stores.bounds import (
+    CONNECT_TIMEOUT,
+    CONNECTIONS,
+    MIGRATION_TIMEOUT,
+    RETRY_FOR,
+    TIMEOUT,
+    ServerBounds,
+    plain_url,
+)
 
 __all__ = ["LISTEN_AGAIN", "PostgresSettings", "unreadable_url"]
 
@@ -28,7 +36,7 @@ class PostgresSettings(ServerBounds):
         retry_for: Duration = RETRY_FOR,
     ) -> None:
         super().__init__(connections, timeout, connect_timeout, retry_for)
-        self.url = url
+        self.url = plain_url(url)
 
     @classmethod
     def for_migration(cls, url: str) -> PostgresSettings:
@@ -73,4 +81,7 @@ class PostgresSettings(ServerBounds):
 
 def unreadable_url() -> StoreURLError:
     """The drivers' own errors show the part that they cannot read. That may be the password, so it is not quoted."""
-    return StoreURLError("the PostgreSQL URL cannot be read: percent-encode what is special in its user and password")
+    return StoreURLError(
+        "the PostgreSQL URL cannot be read: write postgresql://user:password@host:5432/database, percent-encode what "
+        "is special in its user and password, and leave out options that PostgreSQL does not have"
+    )

@@ -135,7 +135,8 @@ def _read(url: str) -> tuple[str, bool, list[Address], str, dict[str, Any]]:
     options: dict[str, Any] = {}
     for name, text in pairs:
         if name not in _OPTIONS:
-            raise StoreURLError(f"a Redis URL has no option {name!r}; the options are: {', '.join(_OPTIONS)}")
+            # Not quoted: behind a ? in a password its rest looks like an option.
+            raise StoreURLError(f"the Redis URL has an unknown option; the options are: {', '.join(_OPTIONS)}")
         try:
             options[name] = _OPTIONS[name](text)
         except ValueError as expected:
@@ -143,7 +144,7 @@ def _read(url: str) -> tuple[str, bool, list[Address], str, dict[str, Any]]:
     scheme, _, kind = parts.scheme.partition("+")
     kind = kind or "redis"
     if scheme not in ("redis", "rediss", "unix") or kind not in _PORTS or (scheme == "unix" and kind != "redis"):
-        raise StoreURLError(f"{parts.scheme[:40]!r} is no Redis URL: write {_EXAMPLES}")
+        raise StoreURLError(f"this is no Redis URL: write {_EXAMPLES}")
     if parts.fragment:
         raise StoreURLError("a Redis URL has no fragment; write a # in a password as %23")
     if scheme != "rediss" and (tls := [name for name in options if name.startswith("ssl_")]):

@@ -122,6 +122,10 @@ class AsyncTieredStore:
     async def wait(self, id: bytes, seconds: float) -> None:
         await self.primary.wait(id, seconds)
 
+    def open(self) -> None:
+        self.primary.open()
+        self.cache.open()
+
     async def close(self) -> None:
         await self.cache.close()
         await self.primary.close()

@@ -101,6 +101,10 @@ class AsyncRedisCache:
             await asyncio.wait([self._opener], timeout=seconds)
         return not self._outage.active
 
+    def open(self) -> None:
+        self._closed = False
+        self._servers.open()
+
     async def close(self) -> None:
         self._closed = True
         loop = asyncio.get_running_loop()

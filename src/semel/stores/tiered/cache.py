@@ -15,7 +15,7 @@ from semel.core.values import value
 
 __all__ = ["CACHE_MEMBERS", "AsyncCache", "Cache", "CachedRecord", "Tally", "Write"]
 
-CACHE_MEMBERS: Final = ("tally", "on_change", "get", "write", "settle", "connect", "close")
+CACHE_MEMBERS: Final = ("tally", "on_change", "get", "write", "settle", "connect", "open", "close")
 """What a cache declares, sync or async."""
 
 
@@ -88,6 +88,10 @@ class Cache(Protocol):
         """Wait until the cache can be reached, for so long at most. Returns whether it can."""
         ...
 
+    def open(self) -> None:
+        """Make the cache usable again after ``close``."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -104,5 +108,7 @@ class AsyncCache(Protocol):
     async def settle(self, id: bytes) -> None: ...
 
     async def connect(self, seconds: float) -> bool: ...
+
+    def open(self) -> None: ...
 
     async def close(self) -> None: ...

@@ -120,6 +120,10 @@ class RedisCache:
         self._writer.start()
         return self._connected.wait(seconds)
 
+    def open(self) -> None:
+        self._combiner.open()
+        self._writer.resume()
+
     def close(self) -> None:
         self._writer.stop()
         self._combiner.close()
@@ -371,6 +375,12 @@ class _WriterThread:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(STOP_SECONDS)
+
+    def resume(self) -> None:
+        """After ``stop``: start again when first needed."""
+        if self._stopped:
+            self._stopped = False
+            self._reset()
 
     def _run(self) -> None:
         while not self._stopped:

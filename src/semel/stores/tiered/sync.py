@@ -119,6 +119,10 @@ class TieredStore:
     def wait(self, id: bytes, seconds: float) -> None:
         self.primary.wait(id, seconds)
 
+    def open(self) -> None:
+        self.primary.open()
+        self.cache.open()
+
     def close(self) -> None:
         self.cache.close()
         self.primary.close()
