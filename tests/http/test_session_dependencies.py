@@ -74,9 +74,7 @@ def test_fastapis_usual_dependency_opens_the_session_of_a_route(file: str, ends:
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
                 asked = ["/pay?fail=1", "/pay", "/pay"]
-                answers = [
-                    (await client.post(path, headers={"Idempotency-Key": path})).status_code for path in asked
-                ]
+                answers = [(await client.post(path, headers={"Idempotency-Key": path})).status_code for path in asked]
         await engine.dispose()
         return answers
 
@@ -176,7 +174,7 @@ def started(dependency: Any, caplog: pytest.LogCaptureFixture, *, declared: bool
     router: Any = APIRouter() if included else app
 
     async def pay(session: Any = dependency) -> str:
-        return session
+        return str(session)
 
     rule: Callable[[Any], Any] = for_fastapi.idempotent() if declared else for_fastapi.natural()
     router.post("/pay")(rule(pay))

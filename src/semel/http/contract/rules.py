@@ -183,7 +183,7 @@ class Idempotent(_Declaration):
     """False for routes that issue secrets: the answer is stored without its body."""
     connection: Callable[[], Any] | None = None
     """Opens the connection or session that the handler writes its rows to: returns a context manager, or is a generator
-    that yields it. They are committed together with the answer, before it is sent. See ``semel.http.in_transaction``."""
+    that yields it. The rows are committed with the answer, before it is sent. See ``semel.http.in_transaction``."""
     connection_parameter: str | None = None
     """The handler's parameter for this connection, which is also available as ``op.connection``."""
     allow_decorators_below: bool = False
@@ -280,9 +280,13 @@ class Idempotent(_Declaration):
                 "that yields an async session, or pass an async_sessionmaker"
             )
         if inspect.iscoroutinefunction(opens):
-            raise PolicyError(f"connection={name} returns a coroutine: let it yield the session, or pass a sessionmaker")
+            raise PolicyError(
+                f"connection={name} returns a coroutine: let it yield the session, or pass a sessionmaker"
+            )
         if not awaited and inspect.isasyncgenfunction(opens):
-            raise PolicyError(f"connection={name} is async, and this service is not: pass one that opens a sync session")
+            raise PolicyError(
+                f"connection={name} is async, and this service is not: pass one that opens a sync session"
+            )
 
     def stores(self, status: int) -> bool:
         """Whether an answer with this status is stored and replayed. Otherwise the key is free again."""
