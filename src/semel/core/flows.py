@@ -136,7 +136,7 @@ def perform(call: Call) -> Flow:
         op, stored, lost = yield from send_again(call, op, result, error)
         loss = loss or lost
     if stored is not True or loss is not None:
-        return (yield from not_completed(call, claimed, result, stored, loss))
+        return (yield from not_completed(call, claimed, op, result, stored, loss))
     if call.hook is not None:
         call.tell(events.Completed, claimed.attempt, len(op.snapshot))
     return Outcome(result, False, claimed.attempt)
