@@ -185,6 +185,7 @@ def shown_by(page: Path) -> str:
     return "".join(line for block in blocks for line in block.splitlines(keepends=True) if line.strip())
 
 
+@pytest.mark.slow
 def test_the_tutorial_prints_the_same_after_the_readme_and_when_it_is_run_again(tmp_path: Path) -> None:
     readme, tutorial = ROOT / "README.md", DOCS / "tutorial" / "first-steps.md"
     assert run_as_file(readme, tmp_path) == shown_by(readme)
@@ -192,6 +193,18 @@ def test_the_tutorial_prints_the_same_after_the_readme_and_when_it_is_run_again(
     assert run_as_file(tutorial, tmp_path) == shown_by(tutorial)
     # The README says what happens: the parcel has left already.
     assert run_as_file(readme, tmp_path) == shown_by(readme).partition("\n")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["test-your-code.md", "crash-your-operation.md"])
+def test_the_tests_that_a_page_shows_pass(name: str, tmp_path: Path) -> None:
+    code = code_of(DOCS / "how-to" / name)
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["semel.testing.plugin"]\n', "utf-8")
+    (tmp_path / "test_page.py").write_text(code, "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    shown = code.count("\ndef test_")
+    assert f"{shown} passed" in finished.stdout, finished.stdout
 
 
 WRITES_FILES = [page for page in ALONE if page.is_relative_to(DOCS) and re.search(r"\.db\b|write_text", code_of(page))]

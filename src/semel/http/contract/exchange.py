@@ -40,9 +40,11 @@ from semel.http.contract.conditional import Preconditions, preconditions
 from semel.http.contract.problems import problem
 from semel.http.contract.rules import Conditional, Idempotent
 
-__all__ = ["CLAIMED", "FAILED", "KEY", "RESPONSES", "SETTLED", "Exchange", "ResponseSerializer"]
+__all__ = ["CLAIMED", "FAILED", "KEY", "RESPONSES", "SETTLED", "UNSTORED", "Exchange", "ResponseSerializer"]
 
 KEY: Final = b"idempotency-key"
+UNSTORED: Final = (b"idempotent-stored", b"false")
+"""Marks an answer that could not be stored before it was sent. A client that has it must not retry."""
 CLAIMED: Final = "semel.claimed"
 """Set in the scope or environ while an attempt runs: a second middleware of Semel must not claim the request."""
 SETTLED: Final = StoredResponse(204, [], b"")
@@ -327,10 +329,10 @@ class Exchange:
         """Return the captured header lines of a first answer, with the key added."""
         return headers + (self._echoed or self._echo())
 
-    def failure(self) -> StoredResponse:
+    def failure(self, stored: bool) -> StoredResponse:
         """Return the first answer of a handler that raised, if the rule stores such errors."""
         length = (b"content-length", str(len(FAILED.body)).encode())
-        return FAILED._replace(headers=self.with_key([*FAILED.headers, length]))
+        return FAILED._replace(headers=self.with_key([*FAILED.headers, length, *([] if stored else [UNSTORED])]))
 
     def with_carrier(
         self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Idempotent | None = None
@@ -368,7 +370,8 @@ class Exchange:
         ]
         mark = (rule.replay_marker if rule is not None else "idempotent-replayed").title()
         known = {word.lower() for word in named}
-        missing = [word for word in (*_EXPOSED, mark) if word.lower() not in known]
+        ours = (*_EXPOSED, mark, "Idempotent-Stored") if UNSTORED in headers else (*_EXPOSED, mark)
+        missing = [word for word in ours if word.lower() not in known]
         if not missing:
             return headers
         rest = [line for line in headers if line[0] != name]
