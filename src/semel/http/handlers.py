@@ -4,8 +4,8 @@
 thread: under WSGI, or for a plain function under ASGI. Its counterpart for ``async def`` is
 ``ASGIResponder.run``, written apart because a task can be cancelled and a thread cannot.
 
-``with_connection`` is for the transactional mode: the handler's rows and its answer are committed together, and then the
-answer is sent::
+``with_connection`` is for the transactional mode: the handler's rows and its answer are committed together, and then
+the answer is sent::
 
     @app.post("/payments", status_code=201)
     @idempotent(connection=sessions, connection_parameter="session")   # sessions = async_sessionmaker(engine)
