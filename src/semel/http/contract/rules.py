@@ -183,7 +183,7 @@ class Idempotent(_Declaration):
     """False for routes that issue secrets: the answer is stored without its body."""
     connection: Callable[[], Any] | None = None
     """Opens the connection or session that the handler writes its rows to: returns a context manager, or is a generator
-    that yields it. The rows are committed with the answer, before it is sent. See ``semel.http.in_transaction``."""
+    that yields it. The rows are committed with the answer, before it is sent. See ``semel.http.handlers``."""
     connection_parameter: str | None = None
     """The handler's parameter for this connection, which is also available as ``op.connection``."""
     allow_decorators_below: bool = False
