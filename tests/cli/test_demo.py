@@ -411,3 +411,20 @@ def test_the_bar_ends_where_the_storm_ends(monkeypatch: pytest.MonkeyPatch) -> N
     Screen(stream).show(_Late())
     assert "8.0 s of 8 s  finish" in stream.getvalue()
     assert "14" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("way", [("--direct",), ("--http", "--port", "0")], ids=["direct", "http"])
+def test_a_second_signal_ends_the_storm_at_once(demo: Callable[..., Demo], way: tuple[str, ...]) -> None:
+    running = demo(*way, "--seconds", "60", "--workers", "2")
+    assert running.process.stdout is not None
+    wanted = ["storm ", "stopping: "]
+    while wanted:
+        line = running.process.stdout.readline()
+        assert line, running.end()[2]
+        if line.startswith(wanted[0]):
+            del wanted[0]
+            running.process.send_signal(signal.SIGINT)
+    code, out, err = running.end()
+    assert (code, err) == (130, "semel: interrupted\n"), out
+    assert "CLEAN" not in out, "there was no time for a verdict"
+    until(lambda: running.workers() == [], "workers outlived the demo")

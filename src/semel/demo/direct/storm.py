@@ -14,15 +14,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from semel.core.states import State
 from semel.demo.direct.evidence import Ledger, Rows, Totals
 from semel.demo.direct.worker import OPERATION, key_of
 from semel.demo.processes import WorkerPool
 from semel.demo.screen import Stopping
-from semel.demo.verdict import StormVerdict, judge
-from semel.errors import StoreError
-from semel.stores.guard import Semel
-from semel.stores.urls import open_store
+from semel.demo.verdict import StormVerdict, judge, unsettled
 
 __all__ = ["Storm"]
 
@@ -66,14 +62,14 @@ class Storm:
         self._folder = folder
         self._store = store
         self._workers = workers
-        self._seed = seed
-        self._mode = mode
-        self._sabotage = sabotage
         self._run = secrets.token_hex(4)
         self._dice = random.Random(seed)
-        self._began = time.time()
         self._start = time.monotonic()
         self._numbers = 0
+        self._settings = {
+            "folder": str(folder), "store": store, "run": self._run, "seed": seed, "threads": THREADS,
+            "began": time.time(), "rate": RATE, "sabotage": sabotage, "mode": mode,
+        }  # fmt: skip
         self._pool = WorkerPool("semel.demo.direct.worker", folder / "workers.log")
         self.tally = Totals(folder)
         self._ledger: Ledger | Rows = Ledger(str(folder / "ledger.db"))
@@ -159,19 +155,11 @@ class Storm:
     def _judge(self) -> StormVerdict:
         seconds = self.elapsed
         self.tally.update()
-        with Semel(open_store(self._store), sweep_every=None) as guard:
-
-            def is_done(payment: int) -> bool:
-                try:
-                    record = guard.lookup(OPERATION, key_of(self._run, payment))
-                except StoreError:
-                    return False
-                return record is not None and record.state is State.DONE
-
-            return judge(
-                self.tally, self._ledger.effects(), self.kills, self._pool.crashes, seconds, is_done,
-                steps=self._mode == "steps",
-            )  # fmt: skip
+        keys = (key_of(self._run, payment) for payment in self.tally.begun)
+        return judge(
+            self.tally, self._ledger.effects(), self.kills, self._pool.crashes, seconds,
+            unsettled(self._store, OPERATION, keys), steps=self._settings["mode"] == "steps",
+        )  # fmt: skip
 
     def last_lines(self) -> str:
         """The end of what the workers printed."""
@@ -179,21 +167,7 @@ class Storm:
 
     def _spawn(self, *, finishing: bool) -> None:
         self._numbers += 1
-        self._pool.start(
-            {
-                "folder": str(self._folder),
-                "store": self._store,
-                "run": self._run,
-                "number": self._numbers,
-                "seed": self._seed,
-                "threads": THREADS,
-                "began": self._began,
-                "rate": RATE,
-                "finishing": finishing,
-                "sabotage": self._sabotage,
-                "mode": self._mode,
-            }
-        )
+        self._pool.start({**self._settings, "number": self._numbers, "finishing": finishing})
 
     def _look(self, show: Callable[[Storm], None]) -> None:
         self.tally.update()

@@ -77,11 +77,11 @@ class Service:
         while len(self.workers) < self._count:
             self.workers.start(self.settings)
 
-    def __exit__(self, *_: object) -> None:
-        """Stop all processes, in order if they can, and give the port back."""
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        """Stop all processes, in order if there is time, and give the port back."""
         self.books.close()
         self.workers.ask_to_finish()
-        self.workers.wait(STOP)
+        self.workers.wait(0.0 if kind is KeyboardInterrupt else STOP)
         self._socket.close()
 
     def counted(self) -> dict[str, int]:

@@ -56,6 +56,9 @@ MOST_PARTS: Final = 10_000
 _MOST_MEMBERS: Final = 32
 """How many members a gzip body may have."""
 _BOUNDARY: Final = re.compile(rb';[ \t]*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
+DECOMPRESSED_LIMIT: Final = 64 * 1024 * 1024
+"""The largest answer in bytes that is decompressed for a client; a larger one is sent as it is stored."""
+_DECOMPRESSED: Final = frozenset({b"gzip", b"x-gzip", b"deflate"})
 _PRECONDITIONS: Final = frozenset({b"content-type", b"if-match", b"if-none-match"})
 _READ: Final = _PRECONDITIONS | {b"content-length", b"origin"}
 """Header lines of a request that are read for every rule, besides the key."""
@@ -315,8 +318,10 @@ class Exchange:
     def replay(self, stored: StoredResponse, rule: Idempotent) -> StoredResponse:
         """Return the first answer, marked as a replay."""
         status, lines, body, omitted = as_response(stored)
-        if omitted:  # there is nothing to decode
-            lines = [line for line in lines if line[0] != b"content-encoding"]
+        for line in lines:
+            if line[0] == b"content-encoding":
+                lines, body = self._acceptable(lines, body, omitted)
+                break
         headers = [
             *lines,
             (rule.replay_marker_name, b"omitted" if omitted else b"true"),
@@ -325,6 +330,28 @@ class Exchange:
         if status not in (204, 304):
             headers.append((b"content-length", b"%d" % len(body)))
         return StoredResponse(status, headers, body, omitted)
+
+    def _acceptable(
+        self, lines: list[tuple[bytes, bytes]], body: bytes, omitted: bool
+    ) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """Return a compressed answer as it is stored, or decompressed for a client that does not accept its coding.
+
+        It is decompressed only if the application chose the coding for its client, which ``Vary`` says. So a client
+        that accepts the same codings as the first one gets the same bytes.
+        """
+        plain = [line for line in lines if line[0] != b"content-encoding"]
+        if omitted:  # there is nothing to decode
+            return plain, body
+        codings, varies = _words(lines, b"content-encoding"), _words(lines, b"vary")
+        accepted = _words(self.headers, b"accept-encoding")
+        if b"accept-encoding" not in varies or all(coding in accepted or b"*" in accepted for coding in codings):
+            return lines, body
+        for coding in reversed(codings):
+            decoded = decompress(body, DECOMPRESSED_LIMIT) if coding in _DECOMPRESSED else None
+            if decoded is None:  # brotli and others, which the standard library cannot read
+                return lines, body
+            body = decoded
+        return plain, body
 
     def with_key(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Return the captured header lines of a first answer, with the key added."""
@@ -348,7 +375,12 @@ class Exchange:
         left_out = framing if rule is None else framing | rule.replay_header_names
         present = {name for name, _ in answer}
         lines = [(bytes(name).lower(), bytes(value)) for name, value in carrier]
-        return answer + [line for line in lines if line[0] not in left_out and line[0] not in present]
+        return answer + [
+            line
+            for line in lines
+            # Both answers may have reasons to vary: CORS may be answered for this request, and not for the first.
+            if (line[0] not in left_out and line[0] not in present) or (line[0] == b"vary" and line not in answer)
+        ]
 
     def expose(self, headers: list[tuple[bytes, bytes]], rule: Idempotent | None = None) -> list[tuple[bytes, bytes]]:
         """Return the header lines. If a script in a browser may read the answer (CORS), let it read our headers too.
@@ -388,6 +420,17 @@ class Exchange:
             return header_value(key)
         except KeyInvalid:
             return header_value(key, quote=True)
+
+
+def _words(lines: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
+    """Return the words of a header that lists some, in lower case, without those of quality 0."""
+    words = []
+    for line, value in lines:
+        for part in value.lower().split(b",") if line == name else ():
+            word, _, quality = part.replace(b" ", b"").replace(b"\t", b"").partition(b";q=")
+            if word and not (quality and quality.strip(b"0.") == b""):
+                words.append(word)
+    return words
 
 
 class RequestHash:

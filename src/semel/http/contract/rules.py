@@ -46,6 +46,7 @@ REPLAY_HEADERS: Final = frozenset(
         "etag",
         "last-modified",
         "link",
+        "vary",
     }
 )
 """Headers that are part of the answer. All others belong to the single HTTP exchange, and are not replayed."""

@@ -60,8 +60,8 @@ def check_settings(**options: Any) -> list[CheckMessage]:
     if _GZIP in listed[listed.index(MIDDLEWARE) :]:
         messages.append(
             Warning(
-                "GZipMiddleware stands after IdempotencyMiddleware: a replay is compressed as the first answer was, "
-                "whatever its client accepts",
+                "GZipMiddleware stands after IdempotencyMiddleware: compressed answers are stored, and a replay is "
+                "compressed as the first answer was, or decompressed",
                 hint="Put IdempotencyMiddleware last.",
                 id="semel.W003",
             )
