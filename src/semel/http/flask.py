@@ -35,8 +35,7 @@ from semel.http.contract.routes import (
     mark_replaced,
 )
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
-from semel.http.handlers import find_handle, sync_endpoint, type_hints
-from semel.http.in_transaction import with_connection
+from semel.http.handlers import find_handle, sync_endpoint, type_hints, with_connection
 from semel.http.wsgi.middleware import WSGIMiddleware, WSGIResponder, current_responder
 from semel.http.wsgi.responder import Environ
 from semel.stores.guard import Semel
@@ -105,7 +104,7 @@ def _protect(view: F, rule: Rule) -> F:
     if isinstance(rule, Exempt):
         return mark_exempt(view, rule)
     check_declarable(view)
-    view = with_connection(view, rule)
+    view = with_connection(view, rule, awaited=False)
     handle = find_handle(view, type_hints(view), awaits=False)  # the guard of a Flask app is sync
     handler = _run_async(view) if inspect.iscoroutinefunction(view) else view
     endpoint = functools.wraps(view)(sync_endpoint(handler, rule, handle, _FRAMEWORK, _find_responder))

@@ -41,8 +41,12 @@ from semel.http.contract.conditional import Preconditions, preconditions
 from semel.http.contract.problems import problem
 from semel.http.contract.rules import Conditional, Idempotent, is_header_name
 
-__all__ = ["CLAIMED", "FAILED", "KEY_HEADER", "RESPONSES", "SETTLED", "Exchange", "KeyHeader", "ResponseSerializer"]
+__all__ = [
+    "CLAIMED", "FAILED", "KEY_HEADER", "RESPONSES", "SETTLED", "UNSTORED", "Exchange", "KeyHeader", "ResponseSerializer",
+]  # fmt: skip
 
+UNSTORED: Final = (b"idempotent-stored", b"false")
+"""Marks an answer that could not be stored before it was sent. A client that has it must not retry."""
 CLAIMED: Final = "semel.claimed"
 """Set in the scope or environ while an attempt runs: a second middleware of Semel must not claim the request."""
 SETTLED: Final = StoredResponse(204, [], b"")
@@ -357,10 +361,10 @@ class Exchange:
         """Return the captured header lines of a first answer, with the key added."""
         return headers + (self._echoed or self._echo())
 
-    def failure(self) -> StoredResponse:
+    def failure(self, stored: bool) -> StoredResponse:
         """Return the first answer of a handler that raised, if the rule stores such errors."""
         length = (b"content-length", str(len(FAILED.body)).encode())
-        return FAILED._replace(headers=self.with_key([*FAILED.headers, length]))
+        return FAILED._replace(headers=self.with_key([*FAILED.headers, length, *([] if stored else [UNSTORED])]))
 
     def with_carrier(
         self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Idempotent | None = None
@@ -400,6 +404,8 @@ class Exchange:
         mark = (rule.replay_marker if rule is not None else "idempotent-replayed").title()
         known = {word.lower() for word in named}
         ours = (self.key_header.title, "Retry-After", "Link", mark)
+        if UNSTORED in headers:
+            ours = (*ours, "Idempotent-Stored")
         missing = [word for word in ours if word.lower() not in known]
         if not missing:
             return headers

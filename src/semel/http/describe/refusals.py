@@ -113,7 +113,9 @@ def refusals(
         add(changed, "the resource is not in the version that the precondition names")
         if rule.precondition_required:
             add(_raised(lambda: preconditions([], required=True)), "no precondition was sent")
-    if rule.policy.takeover is not Takeover.RETRY:
+    if rule.policy.takeover is not Takeover.RETRY or (
+        rule.policy.on_unstored == "withhold" and rule.connection is None
+    ):
         add(OutcomeUnknown(), "an attempt ended without a result, and may have had its effect")
     if rule.connection is not None:
         add(TransactionConflict(), "the request conflicted with others in every attempt to run it")

@@ -22,9 +22,15 @@ from semel.engine.aio import AsyncGuard
 from semel.errors import ConfigurationError
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.rules import SAFE_METHODS, Rule
-from semel.http.django.answers import response_lines, rewrite_response, stream_response
 from semel.http.django.configuration import Configuration
-from semel.http.django.handling import Handling, current_handling, parsed_before
+from semel.http.django.handling import (
+    Handling,
+    current_handling,
+    parsed_before,
+    response_lines,
+    rewrite_response,
+    stream_response,
+)
 from semel.http.django.urls import DjangoRoutes
 from semel.stores.aio_guard import AsyncSemel
 from semel.stores.guard import Semel
