@@ -42,7 +42,8 @@ from semel.http.contract.problems import problem
 from semel.http.contract.rules import Conditional, Idempotent, is_header_name
 
 __all__ = [
-    "CLAIMED", "FAILED", "KEY_HEADER", "RESPONSES", "SETTLED", "UNSTORED", "Exchange", "KeyHeader", "ResponseSerializer",
+    "CLAIMED", "FAILED", "KEY_HEADER", "RESPONSES", "SETTLED", "UNSTORED", "Exchange", "KeyHeader",
+    "ResponseSerializer",
 ]  # fmt: skip
 
 UNSTORED: Final = (b"idempotent-stored", b"false")
@@ -403,9 +404,9 @@ class Exchange:
         ]
         mark = (rule.replay_marker if rule is not None else "idempotent-replayed").title()
         known = {word.lower() for word in named}
-        ours = (self.key_header.title, "Retry-After", "Link", mark)
+        ours = [self.key_header.title, "Retry-After", "Link", mark]
         if UNSTORED in headers:
-            ours = (*ours, "Idempotent-Stored")
+            ours.append("Idempotent-Stored")
         missing = [word for word in ours if word.lower() not in known]
         if not missing:
             return headers
