@@ -51,7 +51,7 @@ __all__ = [
 ]  # fmt: skip
 
 TenantResolver: TypeAlias = "Callable[[Request[Any, Any, Any]], str | Awaitable[str | None] | None]"
-_EXPOSED: Final = ("Idempotent-Replayed", "Retry-After", "Link")
+_EXPOSED: Final = ("Idempotent-Replayed", "Idempotent-Stored", "Retry-After", "Link")
 
 
 class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
