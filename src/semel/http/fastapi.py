@@ -13,9 +13,10 @@ The claim is made after the dependencies and the validation of the body, just be
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.errors import MissingDependency, TransactionConflict
@@ -24,6 +25,7 @@ from semel.http.asgi.messages import Scope
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
+from semel.http.contract.exchange import KEY_HEADER
 from semel.http.contract.middleware import check_installation
 from semel.http.contract.routes import Endpoint, MatchedRoute, RouteTable, declared_rule
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Rule
@@ -57,6 +59,7 @@ def install(
     routes: RouteTable | None = None,
     docs: str | None = None,
     max_request_body: int = MAX_REQUEST_BODY,
+    header: str = KEY_HEADER.title,
 ) -> None:
     """Protect the app, and describe its declared endpoints in the OpenAPI document that FastAPI generates.
 
@@ -66,14 +69,16 @@ def install(
         in the middleware, before the dependencies.
     :param docs: the URL of a page that explains the errors; they link to it.
     :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
+    :param header: the name of the header that has the key.
     """
-    check_installation(guard, AsyncSemel, tenant, max_request_body)  # Starlette makes the middleware later
+    check_installation(guard, AsyncSemel, tenant, max_request_body, header)  # Starlette makes the middleware later
     app.add_middleware(
         ASGIMiddleware, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+        header=header,
         request=Request, endpoints=lambda: endpoints(app), find_route=_StarletteRoutes(app),
     )  # fmt: skip
     if hasattr(app, "openapi"):
-        _describe(app, guard, docs)
+        _describe(app, guard, docs, header)
 
 
 def _protect(endpoint: Any, rule: Rule) -> Any:
@@ -120,9 +125,27 @@ def _endpoints_of(route: Route, path: str, host: str) -> Iterator[tuple[Any, End
     endpoint = route.endpoint
     by_class = isinstance(endpoint, type)  # an HTTPEndpoint: a method of the class for each of the protocol
     methods = [name.upper() for name in dir(endpoint) if name.upper() in _METHODS] if by_class else route.methods
+    late = _late_commit(getattr(route, "dependant", None))  # FastAPI's routes have one, Starlette's do not
     for method in sorted(methods or ()):
         function = getattr(endpoint, method.lower()) if by_class else endpoint
-        yield endpoint, Endpoint(method, path, declared_rule(function), route.name, host)
+        yield endpoint, Endpoint(method, path, declared_rule(function), route.name, host, late)
+
+
+def _late_commit(dependant: Any) -> str:
+    """Return the name of a dependency with ``yield`` that commits when it ends, after the answer was sent."""
+    for each in () if dependant is None else dependant.dependencies:
+        function = inspect.unwrap(each.call.func if isinstance(each.call, partial) else each.call)
+        yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        # FastAPI before 0.121 has no scope, and ends them at another time.
+        if yields and getattr(each, "scope", "function") != "function" and _ENDS & {*function.__code__.co_names}:
+            return str(function.__qualname__)
+        if within := _late_commit(each):
+            return within
+    return ""
+
+
+_ENDS: Final = frozenset({"commit", "begin"})
+"""Names in the code of a dependency that ends a transaction: ``session.commit()``, ``async with sessions.begin()``."""
 
 
 class _StarletteRoutes:
@@ -176,7 +199,7 @@ _PART: Final = re.compile(r"\\{\w+\\}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-def _describe(app: Any, guard: AsyncSemel, docs: str | None) -> None:
+def _describe(app: Any, guard: AsyncSemel, docs: str | None, header: str) -> None:
     """Have ``app.openapi()`` describe the declared endpoints, whenever FastAPI builds the document anew."""
     build = app.openapi
     known: dict[str, Any] | None = None
@@ -186,7 +209,7 @@ def _describe(app: Any, guard: AsyncSemel, docs: str | None) -> None:
         built: dict[str, Any] = build()
         if built is not known:
             app.openapi_schema = known = document(
-                built, [each for each in endpoints(app) if not each.host], guard=guard, docs=docs
+                built, [each for each in endpoints(app) if not each.host], guard=guard, docs=docs, header=header
             )
             return known
         return built

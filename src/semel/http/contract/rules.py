@@ -10,9 +10,11 @@ such as ``semel.http.fastapi``, also decorates endpoints. This module knows no f
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Final, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
@@ -26,7 +28,7 @@ from semel.errors import PolicyError
 __all__ = [
     "MAX_REQUEST_BODY", "RELEASED", "REPLAY_HEADERS", "SAFE_METHODS", "Conditional", "ConditionalSettings",
     "Decorators", "Exempt", "Idempotent", "IdempotentSettings", "Natural", "NaturalSettings", "Rule",
-    "check_max_request_body", "conditional", "exempt", "idempotent", "natural",
+    "check_max_request_body", "conditional", "exempt", "idempotent", "is_header_name", "natural",
 ]  # fmt: skip
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -58,6 +60,9 @@ MAX_REQUEST_BODY: Final = 64 * 1024 * 1024
 _GUARDS: Final = Policy()
 """Means "the guard's policy"; recognised by identity."""
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_GENERATORS: Final[tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...]] = (
+    (inspect.isasyncgenfunction, asynccontextmanager), (inspect.isgeneratorfunction, contextmanager),
+)  # fmt: skip
 _POLICY: Final = frozenset(each.name for each in fields(Policy) if each.init)
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -177,8 +182,8 @@ class Idempotent(_Declaration):
     keep_body: bool = True
     """False for routes that issue secrets: the answer is stored without its body."""
     connection: Callable[[], Any] | None = None
-    """Opens the connection or session (a context manager) that the handler writes its rows to. They are committed
-    together with the answer, before it is sent. See ``semel.http.in_transaction``."""
+    """Opens the connection or session that the handler writes its rows to: returns a context manager, or is a generator
+    that yields it. The rows are committed with the answer, before it is sent. See ``semel.http.handlers``."""
     connection_parameter: str | None = None
     """The handler's parameter for this connection, which is also available as ``op.connection``."""
     allow_decorators_below: bool = False
@@ -227,6 +232,9 @@ class Idempotent(_Declaration):
                 "that; or keep only connection= where the handler writes nothing but rows, which happen once by "
                 'themselves (guarantee="effectively_once")'
             )
+        for is_generator, manager in _GENERATORS:  # a dependency of FastAPI's, which yields a session
+            if is_generator(self.connection):
+                object.__setattr__(self, "connection", manager(self.connection))
         if self.connection_parameter is not None and self.connection is None:
             raise PolicyError("connection_parameter= needs connection=, which opens the connection")
         if self.include and self.exclude:
@@ -251,6 +259,34 @@ class Idempotent(_Declaration):
     def reads_body(self) -> bool:
         """Whether the whole body is needed to compare requests."""
         return self.reads_json or self.compare_decompressed
+
+    def check_connection(self, *, awaited: bool) -> None:
+        """Raise PolicyError if ``connection`` opens no connection, or one of the other kind.
+
+        :param awaited: whether the service is async.
+        """
+        connect: object = self.connection
+        if connect is None:
+            return
+        if not callable(connect):
+            raise PolicyError(
+                f"connection= is a function that opens a connection or session, such as engine.connect, not {connect!r}"
+            )
+        opens = inspect.unwrap(connect)
+        name = getattr(opens, "__qualname__", repr(opens))
+        if awaited and inspect.isgeneratorfunction(opens):
+            raise PolicyError(
+                f"connection={name} is a plain generator, and would block this async service: write it as an async def "
+                "that yields an async session, or pass an async_sessionmaker"
+            )
+        if inspect.iscoroutinefunction(opens):
+            raise PolicyError(
+                f"connection={name} returns a coroutine: let it yield the session, or pass a sessionmaker"
+            )
+        if not awaited and inspect.isasyncgenfunction(opens):
+            raise PolicyError(
+                f"connection={name} is async, and this service is not: pass one that opens a sync session"
+            )
 
     def stores(self, status: int) -> bool:
         """Whether an answer with this status is stored and replayed. Otherwise the key is free again."""
@@ -398,8 +434,13 @@ def _is_decorated(endpoint: Any) -> bool:
     return hasattr(endpoint, "__wrapped__")
 
 
+def is_header_name(name: object) -> bool:
+    """Whether this can be the name of a header (RFC 9110, 5.1)."""
+    return isinstance(name, str) and _TOKEN.fullmatch(name) is not None
+
+
 def _header_name(name: object) -> str:
-    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+    if not isinstance(name, str) or not is_header_name(name):
         raise PolicyError(f'replay_headers and replay_marker are names of headers, such as "etag", not {name!r}')
     return name.lower()
 
