@@ -497,7 +497,7 @@ def test_killed_in_mid_statement_it_is_paid_once(guard: Semel, conn: Any, databa
         blocker.execute("LOCK TABLE payment IN ACCESS EXCLUSIVE MODE")
         child = multiprocessing.get_context("spawn").Process(target=pay_and_die, args=(database,))
         child.start()
-        waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%semel_made%'"
+        waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%semel_effect%'"
         pid = None
         while pid is None and child.is_alive():
             row = conn.execute(waiting).fetchone()

@@ -92,7 +92,9 @@ class LentPsycopg:
             cursor = self._cursor(text, parameters or None, False)
             if cursor.rownumber is None:
                 return QueryResult(None, (), cursor.rowcount)
-            return QueryResult([column.name for column in cursor.description], cursor.fetchall(), 0)
+            found = cursor.pgresult  # not `description`, which makes an object for each column
+            names = [found.fname(at).decode(self.raw.info.encoding) for at in range(found.nfields)]
+            return QueryResult(names, cursor.fetchall(), 0)
         except _DRIVER_ERRORS as error:
             raise _semel_error(error) from error
 
