@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core.call import Call, Failed, Outcome, Pause, Raised, Recover, Returned, Run
@@ -65,7 +65,8 @@ class AsyncTransactionAttempt:
         :param effect: the SQL statement that is the whole handler; then ``own`` depends on the connection.
         """
         self._store = store
-        self._unit: AsyncUnit = unit_of(store, connection)
+        adopt = store.adopt
+        self._unit: AsyncUnit = unit_of(store, connection) if adopt is None else adopt(connection)
         if effect is None:
             self._unit.require(own)
             self._flow = transact(call, own, tries)
@@ -77,13 +78,11 @@ class AsyncTransactionAttempt:
         self.call = call
         self.claimed: Claimed | None = None
 
-    async def run(self, handler: Handler, recover: Handler) -> Outcome[Any]:
+    def run(self, handler: Handler, recover: Handler | None) -> Awaitable[Outcome[Any]]:
         """Run ``handler`` once, or return what is known of the call."""
-        outcome = await self._proceed(None, handler, recover)
-        assert isinstance(outcome, Outcome)
-        return outcome
+        return self._proceed(None, handler, recover)  # type: ignore[return-value]  # Run is for a handler not here
 
-    async def run_statement(self, effect: SQLEffect, recover: Handler) -> StatementResult:
+    async def run_statement(self, effect: SQLEffect, recover: Handler | None) -> StatementResult:
         """Run the effect once, or return its stored result."""
         outcome = await self.run(lambda op: self._unit.perform(effect), recover)
         result = outcome.value

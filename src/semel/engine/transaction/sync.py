@@ -60,7 +60,8 @@ class TransactionAttempt:
         :param effect: the SQL statement that is the whole handler; then ``own`` depends on the connection.
         """
         self._store = store
-        self._unit: Unit = unit_of(store, connection)
+        adopt = store.adopt
+        self._unit: Unit = unit_of(store, connection) if adopt is None else adopt(connection)
         if effect is None:
             self._unit.require(own)
             self._flow = transact(call, own, tries)
@@ -72,13 +73,11 @@ class TransactionAttempt:
         self.call = call
         self.claimed: Claimed | None = None
 
-    def run(self, handler: Handler, recover: Handler) -> Outcome[Any]:
+    def run(self, handler: Handler, recover: Handler | None) -> Outcome[Any]:
         """Run ``handler`` once, or return what is known of the call."""
-        outcome = self._proceed(None, handler, recover)
-        assert isinstance(outcome, Outcome)
-        return outcome
+        return self._proceed(None, handler, recover)  # type: ignore[return-value]  # Run is for a handler not here
 
-    def run_statement(self, effect: SQLEffect, recover: Handler) -> StatementResult:
+    def run_statement(self, effect: SQLEffect, recover: Handler | None) -> StatementResult:
         """Run the effect once, or return its stored result."""
         outcome = self.run(lambda op: self._unit.perform(effect), recover)
         result = outcome.value

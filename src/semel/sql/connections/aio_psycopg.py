@@ -112,7 +112,7 @@ class AsyncLentPsycopg:
 
     def holds(self) -> bool:
         # If the connection is lost, the next statement fails.
-        return self.begun() or bool(self.raw.pgconn.transaction_status == _LOST)
+        return self.raw.pgconn.transaction_status != _IDLE or bool(getattr(self.raw, "_num_transactions", 0))
 
     async def begin_with(self, statement: Statement) -> Rows:
         if not self._in_pipeline():
