@@ -129,6 +129,11 @@ class AsyncLentPsycopg:
         await self._send("COMMIT")
 
     async def rollback(self) -> None:
+        if not self._in_pipeline():
+            # Not rollback(), which throws away every prepared statement of the connection.
+            if self.raw.pgconn.transaction_status != _IDLE:
+                await self._send_text("ROLLBACK")
+            return
         try:
             await self.raw.rollback()
         except psycopg.Error as error:
@@ -139,9 +144,8 @@ class AsyncLentPsycopg:
         return bool(self.raw.pgconn.pipeline_status != _NO_PIPELINE)
 
     def _travels_as_text(self, query: Query) -> bool:
-        """A call of our functions does. So does a query that has one, where psycopg may prepare nothing."""
-        call = query.as_text
-        return call is not None and (call is query or self.raw.prepare_threshold is None) and not self._in_pipeline()
+        """A call of our functions does, and a query that has one: a cursor costs more than a plan saves."""
+        return query.as_text is not None and not self._in_pipeline()
 
     def _begin(self) -> str:
         """The BEGIN that psycopg would send, with the characteristics that the caller has set."""
