@@ -122,9 +122,16 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Modul
             connection.close()
 
 
+def skip_without_its_framework(page: Path) -> None:
+    """Not every Python has a release of each of them. Where all are installed, a missing one is an error."""
+    for name in ("quart", "celery"):
+        used = re.search(rf"^(import|from) {name}\b", code_of(page), re.MULTILINE)
+        if used and not importlib.util.find_spec(name) and not missing_is_an_error():
+            pytest.skip(f"{name} is not installed")
+
+
 def run_page(page: Path, app: types.ModuleType, database: str = DATABASE) -> None:
-    if "import quart" in code_of(page) and importlib.util.find_spec("quart") is None and not missing_is_an_error():
-        pytest.skip("Quart is not installed")
+    skip_without_its_framework(page)
     console = Console()
     document = parsed(page, console, database)
     document.namespace = vars(app)
@@ -178,6 +185,7 @@ def shown_by(page: Path) -> str:
     return "".join(line for block in blocks for line in block.splitlines(keepends=True) if line.strip())
 
 
+@pytest.mark.slow
 def test_the_tutorial_prints_the_same_after_the_readme_and_when_it_is_run_again(tmp_path: Path) -> None:
     readme, tutorial = ROOT / "README.md", DOCS / "tutorial" / "first-steps.md"
     assert run_as_file(readme, tmp_path) == shown_by(readme)
@@ -188,10 +196,24 @@ def test_the_tutorial_prints_the_same_after_the_readme_and_when_it_is_run_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in ALONE if page.is_relative_to(DOCS)], ids=name_of)
+@pytest.mark.parametrize("name", ["test-your-code.md", "crash-your-operation.md"])
+def test_the_tests_that_a_page_shows_pass(name: str, tmp_path: Path) -> None:
+    code = code_of(DOCS / "how-to" / name)
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["semel.testing.plugin"]\n', "utf-8")
+    (tmp_path / "test_page.py").write_text(code, "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110)
+    shown = code.count("\ndef test_")
+    assert f"{shown} passed" in finished.stdout, finished.stdout
+
+
+WRITES_FILES = [page for page in ALONE if page.is_relative_to(DOCS) and re.search(r"\.db\b|write_text", code_of(page))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WRITES_FILES, ids=name_of)
 def test_a_page_can_be_run_again_in_the_same_folder(page: Path, tmp_path: Path) -> None:
-    if "import quart" in code_of(page) and importlib.util.find_spec("quart") is None and not missing_is_an_error():
-        pytest.skip("Quart is not installed")
+    skip_without_its_framework(page)
     assert [run_as_file(page, tmp_path) for _ in range(2)] == [shown_by(page)] * 2
 
 

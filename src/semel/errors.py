@@ -12,7 +12,7 @@
     ├── RequestError                the request is refused; the record is unchanged
     │   ├── KeyMissing        400   the operation needs a key: send one
     │   ├── KeyInvalid        400   the key is malformed: send another
-    │   ├── KeyReused         422   the key belongs to a different request: use a new one
+    │   ├── KeyReused         422   the key was used before with other arguments, or another request
     │   ├── KeyExpired        422   the answer of this key has expired: use a new key
     │   ├── BodyTooLarge      413   the body of an HTTP request is too long for its route
     │   ├── DocumentError     400   a JSON document is malformed or has no canonical form (also a ValueError)
@@ -145,7 +145,11 @@ class KeyInvalid(RequestError):
 
 
 class KeyReused(RequestError):
-    """The key belongs to a different request, whose record is unchanged: use a new key."""
+    """The key was used before with other arguments, or for another request, whose record is unchanged.
+
+    The message names the arguments that are compared. A new request needs a new key. Leave out an argument that may
+    differ between retries, such as a clock or a trace id, with ``exclude=``.
+    """
 
     status = 422
     code = "idempotency_key_reused"

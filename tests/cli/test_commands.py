@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
+from contextlib import closing
 from pathlib import Path
+from typing import Any
+from wsgiref.util import setup_testing_defaults
 
 import pytest
 
@@ -17,7 +22,9 @@ from semel import OutcomeUnknown, Semel, SQLiteStore, State
 from semel.cli import main
 from semel.cli.app import COMMANDS, make_parser
 from semel.core.states import mermaid
+from semel.http.wsgi import WSGIMiddleware, idempotent
 from semel.stores.kinds import SCHEMES
+from semel.stores.urls import open_any_store
 from tests.servers import PostgresServer
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
@@ -46,6 +53,89 @@ def state_of(url: str, key: str) -> State:
     with Semel(SQLiteStore(url.removeprefix("sqlite:///"))) as guard:
         record = guard.lookup("pay", key)
     return State.ABSENT if record is None else record.state
+
+
+# the store
+
+
+def test_the_environment_names_the_store(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SEMEL_STORE", url)
+    for command in (
+        ["migrate", "--check"],
+        ["sweep", "--limit", "5"],
+        ["lookup", "pay", "done"],
+        ["lookup", "--json", "pay", "done", "--tenant", ""],
+        ["resolve", "pay", "doubtful", "--result", "1"],
+    ):
+        assert main(command) == 0, command
+    assert main(["release", "pay", "done"]) == 1, "it is not in doubt"
+    assert "secret" not in capsys.readouterr().err
+
+
+def test_a_url_on_the_command_line_comes_before_the_environment(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SEMEL_STORE", "postgresql://u:secret@127.0.0.1:1/d")
+    assert main(["lookup", url, "pay", "done"]) == 0
+    assert main(["lookup", url, "--json", "pay", "done"]) == 0
+    assert main(["lookup", "--tenant", "", url, "--json", "pay", "done"]) == 0
+    for words in (["lookup", url, "pay"], ["lookup", "pay"], ["sweep", "--limit", "none"]):
+        with pytest.raises(SystemExit) as exit:
+            main(words)
+        assert exit.value.code == 2, words
+    assert main(["lookup", "pay", "done"]) == 3
+    assert "secret" not in capsys.readouterr().err
+
+
+def test_an_option_without_a_url_takes_the_store_of_the_environment(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SEMEL_STORE", "memory:")
+    assert main(["demo", "--store", "--once"]) == 2
+    assert "cannot share a store in memory" in capsys.readouterr().err
+    monkeypatch.setenv("SEMEL_STORE", url)
+    assert main(["size", "--qps", "1", "--records", "10", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["store"][0]["store"] == "memory", "nobody asked for the other"
+    assert main(["size", "--qps", "1", "--records", "10", "--json", "--store"]) == 0
+    assert json.loads(capsys.readouterr().out)["store"][0]["store"] == "sqlite"
+    monkeypatch.delenv("SEMEL_STORE")
+    with pytest.raises(SystemExit) as exit:
+        main(["size", "--qps", "1", "--store"])
+    assert exit.value.code == 2
+    assert "SEMEL_STORE" in capsys.readouterr().err
+
+
+def commands_of(url: str) -> None:
+    """Every command that works on a store, once."""
+    with closing(open_any_store(url)) as store, Semel(store, sweep_every=None) as guard:
+        for key in ("doubtful", "released"):
+            with pytest.raises(Gone):
+                guard.run("pay", key=key, call=go_silent, guarantee="at_most_once")
+    assert main(["lookup", url, "pay", "doubtful"]) == 0
+    assert main(["resolve", url, "pay", "doubtful", "--result", "12"]) == 0
+    assert main(["release", url, "pay", "released"]) == 0
+    assert main(["lookup", url, "pay", "released"]) == 1
+    assert main(["sweep", url]) == 0
+
+
+def test_all_commands_work_where_only_asyncpg_is_installed(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    assert main(["migrate", postgres_url, "--check"]) == 1
+    assert main(["migrate", postgres_url]) == 0
+    assert main(["migrate", postgres_url, "--check"]) == 0
+    commands_of(postgres_url)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_all_commands_work_where_only_asyncmy_is_installed(mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymysql", None)
+    assert main(["migrate", mariadb_url]) == 0
+    assert main(["migrate", mariadb_url, "--check"]) == 0
+    commands_of(mariadb_url)
 
 
 # migrate
@@ -157,6 +247,92 @@ def test_lookup_shows_a_record_to_people(url: str, capsys: pytest.CaptureFixture
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if len(line.split()) > 1)
     assert lines["state"] == "unknown"
     assert lines["key"] == "doubtful"
+
+
+def test_what_is_stored_cannot_control_the_terminal(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[31mred\x9b2J\x7f\u202eright to left\u2066\nnew line é"
+    with Semel(SQLiteStore(url.removeprefix("sqlite:///"))) as guard:
+        guard.run("pay", key="evil", call=lambda: {"note": evil})
+        guard.run("pay", key="text", call=lambda: evil)
+    for key in ("evil", "text"):
+        assert main(["lookup", url, "pay", key]) == 0
+        shown = capsys.readouterr().out
+        assert all(c.isprintable() or c == "\n" for c in shown), shown
+        assert "\\u001b[31mred" in shown
+        assert "new line é" in shown
+    assert main(["lookup", url, "pay", "evil", "--json"]) == 0
+    shown = capsys.readouterr().out
+    assert all(c.isprintable() for c in shown.rstrip("\n")), shown
+    assert json.loads(shown)["result"] == {"note": evil}
+
+
+def test_an_error_that_quotes_a_key_cannot_control_the_terminal(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["release", url, "pay", "none\u202e"]) == 1
+    assert all(c.isprintable() or c == "\n" for c in capsys.readouterr().err)
+
+
+def test_lookup_shows_a_response_as_it_looks_on_the_wire(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    body = b'{"id": 7, "note": "\xc3\xa9"}'
+
+    def pay(environ: Any, start_response: Any) -> list[bytes]:
+        start_response("201 Created", [("Content-Type", "application/json"), ("ETag", '"1"')])
+        return [body]
+
+    with Semel(SQLiteStore(url.removeprefix("sqlite:///")), tenant="acme") as guard:
+        app = WSGIMiddleware(pay, guard=guard, routes={"POST /payments": idempotent()})
+        environ: dict[str, Any] = {"REQUEST_METHOD": "POST", "PATH_INFO": "/payments", "HTTP_IDEMPOTENCY_KEY": "k1"}
+        setup_testing_defaults(environ)
+        assert b"".join(app(environ, lambda *head: lambda data: None)) == body
+    assert main(["lookup", url, "POST /payments", "k1", "--tenant", "acme"]) == 0
+    lines = [line[12:].lower() for line in capsys.readouterr().out.splitlines()]
+    response = lines[lines.index("201") :]
+    assert {"content-type: application/json", 'etag: "1"'} <= set(response[1:-2])
+    assert response[-2:] == ["", '{"id": 7, "note": "é"}']
+    assert main(["lookup", url, "POST /payments", "k1", "--tenant", "acme", "--json"]) == 0
+    stored = json.loads(capsys.readouterr().out)["response"]
+    assert (stored["status"], stored["body"]) == (201, body.decode())
+    assert ["etag", '"1"'] in [[name.lower(), value] for name, value in stored["headers"]]
+
+
+def test_lookup_in_a_file_needs_no_write_access(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    connect = sqlite3.connect
+
+    def watched(database: Any, *args: Any, **settings: Any) -> sqlite3.Connection:
+        opened.append(str(database))
+        return connect(database, *args, **settings)
+
+    monkeypatch.setattr(sqlite3, "connect", watched)
+    assert main(["lookup", url, "pay", "done"]) == 0
+    assert opened
+    assert all(database.endswith("?mode=ro") for database in opened)
+
+
+UNPRIVILEGED = """
+import os, sys
+from semel.cli import main
+main(sys.argv[1:])  # imports all that it needs, which nobody else may read
+if os.getuid() == 0:
+    os.setuid(65534)
+try:
+    open(os.path.dirname(sys.argv[2].removeprefix("sqlite:///")) + "/new", "w")
+except OSError:
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_lookup_in_a_folder_that_may_not_be_written(url: str) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copy(url.removeprefix("sqlite:///"), folder / "app.db")
+        (folder / "app.db").chmod(0o444)
+        command = [sys.executable, "-c", UNPRIVILEGED, "lookup", f"sqlite:///{folder}/app.db", "pay", "done"]
+        folder.chmod(0o555)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        finally:
+            folder.chmod(0o700)
+    assert (done.returncode, done.stderr, done.stdout.count('{"paid": 12}')) == (0, "", 2)
 
 
 def test_lookup_of_nothing_is_absent_and_exit_code_1(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -294,7 +470,8 @@ def test_an_unknown_scheme_lists_those_there_are(capsys: pytest.CaptureFixture[s
 
 
 def test_a_missing_driver_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "psycopg", None)
+    for driver in ("psycopg", "asyncpg"):
+        monkeypatch.setitem(sys.modules, driver, None)
     for command in (
         ["migrate", "postgresql://h/d"],
         ["migrate", "postgresql://h/d", "--check"],
@@ -348,7 +525,7 @@ def test_without_a_command_the_help_is_shown_and_a_script_sees_that_something_is
     shown = capsys.readouterr()
     assert shown.out == ""
     for command in COMMANDS:
-        assert f"\n    {command.NAME} " in shown.err
+        assert f"\n    {command.name} " in shown.err
     monkeypatch.setattr(sys, "argv", ["semel"])
     assert main() == 2
     assert capsys.readouterr().err == shown.err
@@ -371,7 +548,7 @@ def test_every_command_and_option_has_its_place_in_the_reference() -> None:
     sections = {part.split("\n", 1)[0].strip("` "): part for part in DOCS.read_text().split("\n## ")}
     (commands,) = (a for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
     parsers: dict[str, argparse.ArgumentParser] = commands.choices
-    assert set(parsers) == {command.NAME for command in COMMANDS}
+    assert set(parsers) == {command.name for command in COMMANDS}
     for name, parser in parsers.items():
         section = sections.get(f"semel {name}")
         assert section is not None, f"docs/reference/cli.md has no section `semel {name}`"

@@ -5,6 +5,7 @@ First storms straight on the store, then the service and the storms over HTTP.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -25,6 +26,7 @@ from semel.cli.app import main
 from semel.cli.demo import MODES
 from semel.demo.direct.storm import RATE
 from semel.demo.direct.worker import DYING, TILLS
+from semel.demo.screen import Screen
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
@@ -54,7 +56,7 @@ class Demo:
         found = []
         for entry in Path("/proc").iterdir():
             try:
-                if entry.name.isdigit() and str(self.folder).encode() in (entry / "cmdline").read_bytes():
+                if entry.name.isdigit() and str(self.folder).encode() in (entry / "environ").read_bytes():
                     found.append(int(entry.name))
             except OSError:
                 continue  # gone meanwhile
@@ -221,11 +223,27 @@ def test_a_signal_ends_the_storm_with_its_verdict_and_no_process_is_left(
     running.process.send_signal(number)
     code, out, err = running.end()
     assert code == 0, out + err
+    assert "\nstopping: what was started is finished first" in "\n" + out
     assert out.rstrip().endswith("CLEAN")
     assert "NOT CLEAN" not in out
     assert "Traceback" not in err
     assert running.workers() == []
     assert list(tmp_path.iterdir()) == [], "the temporary folder is left behind"
+
+
+@pytest.mark.parametrize("way", [("--direct",), ("--http", "--no-storm", "--port", "0")], ids=["direct", "http"])
+def test_the_url_of_the_store_is_no_argument_of_a_worker(
+    demo: Callable[..., Demo], way: tuple[str, ...], tmp_path: Path
+) -> None:
+    """It may hold a password, and everybody on the machine can read the arguments of a process."""
+    (tmp_path / "here").mkdir()
+    env = {"SEMEL_STORE": f"sqlite:///{tmp_path}/here/secret.db"}
+    running = demo(*way, "--store", "--workers", "2", env=env)
+    until(lambda: len(running.workers()) >= 2, "the workers did not start")
+    arguments = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in running.workers()]
+    running.process.send_signal(signal.SIGINT)
+    running.end()
+    assert all(b"semel.demo" in each and b"secret" not in each for each in arguments), arguments
 
 
 def test_storm_follows_storm_until_it_is_told_to_stop(demo: Callable[..., Demo]) -> None:
@@ -345,11 +363,14 @@ def test_beside_the_service_there_is_a_storm_until_it_is_told_to_stop(
         seen += line
     assert seen.splitlines()[-1].endswith("CLEAN")
     stats = next(line for line in seen.splitlines() if line.strip().endswith("/stats"))
+    call = next(line for line in seen.splitlines() if line.strip().startswith("curl -i"))
+    subprocess.run(shlex.split(call), capture_output=True, text=True)
     counted = json.loads(subprocess.run(shlex.split(stats), capture_output=True, text=True).stdout)
-    assert counted["executions"] == 0, "the storm is another service's"
+    assert counted["executions"] == 1, "the storm is another service's"
     running.process.send_signal(signal.SIGINT)
     code, out, err = running.end()
     assert (code, err) == (0, ""), out
+    assert json.loads(out.rstrip().rpartition("GET /stats, at the end: ")[2]) == counted
     assert "NOT CLEAN" not in out
     assert running.workers() == []
     assert list(tmp_path.iterdir()) == []
@@ -372,3 +393,38 @@ def test_the_extra_is_named_when_its_packages_are_missing(
     assert main(["demo"]) == 2
     error = capsys.readouterr().err
     assert "pip install 'semel[demo]'" in error
+
+
+class _Late:
+    """A storm whose time is over, while its payments are being finished."""
+
+    title, phase, seconds, elapsed = "a storm", "finish", 8.0, 14.0
+
+    def numbers(self) -> list[tuple[str, int]]:
+        return [("kills", 1)]
+
+
+def test_the_bar_ends_where_the_storm_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    Screen(stream).show(_Late())
+    assert "8.0 s of 8 s  finish" in stream.getvalue()
+    assert "14" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("way", [("--direct",), ("--http", "--port", "0")], ids=["direct", "http"])
+def test_a_second_signal_ends_the_storm_at_once(demo: Callable[..., Demo], way: tuple[str, ...]) -> None:
+    running = demo(*way, "--seconds", "60", "--workers", "2")
+    assert running.process.stdout is not None
+    wanted = ["storm ", "stopping: "]
+    while wanted:
+        line = running.process.stdout.readline()
+        assert line, running.end()[2]
+        if line.startswith(wanted[0]):
+            del wanted[0]
+            running.process.send_signal(signal.SIGINT)
+    code, out, err = running.end()
+    assert (code, err) == (130, "semel: interrupted\n"), out
+    assert "CLEAN" not in out, "there was no time for a verdict"
+    until(lambda: running.workers() == [], "workers outlived the demo")

@@ -240,6 +240,22 @@ def test_the_page_says_all_of_it(module: Callable[[str], str], capsys: pytest.Ca
     assert all(len(re.split(r"(?<!\\)\|", line)) > 3 for line in page.splitlines() if line.startswith("|"))
 
 
+def test_a_route_with_a_transaction_has_no_lease(
+    module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_one = FLASK.replace("@idempotent()", "@idempotent(connection=open)")
+    assert main(["describe", f"{module(in_one)}:app"]) == 0
+    page = capsys.readouterr().out
+    (row,) = [line for line in page.splitlines() if line.startswith("| `POST /v1/payments`")]
+    assert [cell.strip() for cell in row.split("|")][6] == "none: one transaction"
+    assert "rolled back, runs again" in row
+    assert "holds a lease" not in page
+    assert "committed together, or rolled back together" in page
+    assert main(["describe", f"{module(in_one)}:app", "--json"]) == 0
+    (route,) = json.loads(capsys.readouterr().out)["routes"]
+    assert (route["lease"], route["on_abandoned"]) == (None, "rollback")
+
+
 def test_the_example_is_what_a_service_answers(
     module: Callable[[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -176,6 +176,8 @@ class ScriptedStore:
         self.script.waits.append(id)
         self.inner.wait(id, seconds)
 
+    def open(self) -> None: ...
+
     def close(self) -> None:
         self.inner.close()
 
@@ -223,6 +225,8 @@ class AsyncScriptedStore:
     async def wait(self, id: bytes, seconds: float) -> None:
         self.script.waits.append(id)
         await self.inner.wait(id, seconds)
+
+    def open(self) -> None: ...
 
     async def close(self) -> None:
         await self.inner.close()

@@ -41,6 +41,8 @@ class Watched:
     def wait(self, id: bytes, seconds: float) -> None:
         self.inner.wait(id, seconds)
 
+    def open(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -64,6 +66,8 @@ class AsyncWatched:
 
     async def wait(self, id: bytes, seconds: float) -> None:
         await self.inner.wait(id, seconds)
+
+    def open(self) -> None: ...
 
     async def close(self) -> None: ...
 

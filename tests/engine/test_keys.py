@@ -374,3 +374,44 @@ def test_a_fingerprint_that_is_not_plain_data_is_refused_and_claims_nothing(quic
     with pytest.raises(PolicyError):
         quick_engine.run(lambda: 1, fingerprint=object())
     assert quick_engine.script.ops == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "differ", "advice"),
+    [
+        ({}, "at, note, *rest, **others", 'exclude=("at",)'),
+        ({"exclude": ("note", "rest", "others")}, "at", 'exclude=("at",)'),
+        ({"key": lambda key: key, "exclude": ("rest", "others")}, "key, at, note", 'exclude=("at",)'),
+        ({"fingerprint": ("at", "note")}, "at, note", "leave it out of fingerprint="),
+        (
+            {"fingerprint": lambda key, at, *args, **kwargs: at},
+            "what the fingerprint= function returns",
+            "fingerprint=",
+        ),
+    ],
+    ids=["key", "exclude", "derived key", "chosen", "function"],
+)
+def test_a_reused_key_names_the_arguments_that_may_differ_and_never_a_value(
+    quick_engine: Engine, settings: Any, differ: str, advice: str
+) -> None:
+    def body(key: str, at: str, note: str = "", *rest: str, **others: str) -> None:
+        return None
+
+    ship = quick_engine.once(body, **settings)
+    quick_engine.do(ship, "k", "at noon", session=object())
+    with pytest.raises(KeyReused) as caught:
+        quick_engine.do(ship, "k", "an hour later")
+    message = str(caught.value)
+    assert message.startswith(f"op[k]: this key was used before, and not with the same arguments. Compared: {differ}. ")
+    assert advice in message
+    assert "noon" not in message
+    assert "later" not in message
+
+
+def test_a_reused_key_of_the_call_form_names_its_fingerprint(quick_engine: Engine) -> None:
+    quick_engine.run(lambda: 1, fingerprint={"at": "noon"})
+    with pytest.raises(
+        KeyReused, match=r"not with the same data\. Compared: what is passed as fingerprint=\."
+    ) as caught:
+        quick_engine.run(lambda: 1, fingerprint={"at": "later"})
+    assert "noon" not in str(caught.value)

@@ -49,7 +49,7 @@ class World(NamedTuple):
         return f"k{self.number}"
 
     def client(self) -> Any:
-        return sync._session().client(**DynamoDBSettings(self.url, 5, 5, 5, None).client())
+        return sync._session().create_client(**DynamoDBSettings(self.url, 5, 5, 5, None).client())
 
 
 def credentials() -> None:
@@ -221,5 +221,5 @@ def _meet(moment: Moment, at: int) -> None:
 
 if multiprocessing.parent_process() is not None:  # those that are forked need not read the service's description again
     credentials()
-    sync._session().client("dynamodb", region_name="eu-central-1").close()
+    sync._session().create_client("dynamodb", region_name="eu-central-1").close()
     aio._session().get_service_model("dynamodb")

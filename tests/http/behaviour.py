@@ -105,6 +105,8 @@ class Switchable:
     async def wait(self, id: bytes, seconds: float) -> None:
         await self._store.wait(id, seconds)
 
+    def open(self) -> None: ...
+
     async def close(self) -> None:
         await self._store.close()
 

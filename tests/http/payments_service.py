@@ -13,8 +13,6 @@ from typing import Any
 import httpx
 
 from semel.demo.http.service import Service
-from semel.demo.payments.data import prepare
-from semel.stores.urls import migrate_store
 
 ALICE = {"Authorization": "Bearer sk_alice"}
 BOB = {"Authorization": "Bearer sk_bob"}
@@ -53,7 +51,7 @@ class Payments:
                     return answer
             except httpx.TransportError:
                 pass
-            assert time.monotonic() < end, self.service.last_lines()
+            assert time.monotonic() < end, self.service.workers.last_lines()
             time.sleep(0.05)
 
     def stats(self) -> dict[str, int]:
@@ -73,14 +71,7 @@ def new_key() -> str:
 def serving(folder: Path, store: str | None = None, *, workers: int = 1, mistake: str = "") -> Iterator[Payments]:
     home = folder / f"payments-{next(_numbers)}"
     home.mkdir()
-    store = store or f"sqlite:///{home}/semel.db"
-    migrate_store(store)
-    prepare(store)
-    service = Service(home, store, store, workers=workers, port=0, mistake=mistake)
-    try:
-        service.start()
+    with Service(home, store, workers=workers, port=0, mistake=mistake) as service:
         payments = Payments(service)
         yield payments
         payments.client.close()
-    finally:
-        service.stop()

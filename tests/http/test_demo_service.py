@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import uuid
@@ -13,9 +14,9 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from semel.demo.http.run import welcome
 from semel.demo.payments import data
 from semel.demo.payments.data import Books
+from semel.demo.run import welcome
 from semel.sql.program import Program, Query
 from tests.http.payments_service import BOB, Payments, new_key, order, serving
 
@@ -265,11 +266,11 @@ def test_simulated_sizes_and_streams_are_replayed(payments: Payments) -> None:
 @pytest.mark.faults
 @pytest.mark.parametrize("crash", ["before", "after", True])
 def test_a_worker_that_dies_in_the_handler_costs_no_payment_and_makes_no_second(payments: Payments, crash: Any) -> None:
-    key, before, kills = new_key(), payments.stats(), payments.service.kills
+    key, before, kills = new_key(), payments.stats(), payments.service.workers.kills
     answer = payments.until_answered(lambda: payments.pay(key, customer=key, simulate={"crash": crash}))
     assert answer.status_code == 201
     after = payments.stats()
-    assert payments.service.kills == kills + 1
+    assert payments.service.workers.kills == kills + 1
     assert after["payments"] == before["payments"] + 1
     assert (after["executions"], after["taken_over"]) == (before["executions"] + 2, before["taken_over"] + 1)
     assert after["found_done"] == before["found_done"] + (crash != "before")
@@ -343,3 +344,12 @@ def test_the_document_is_valid_and_says_what_each_write_is(payments: Payments) -
     assert "Idempotency-Key" in json.dumps(wanted)
     assert "simulate" not in document["components"]["schemas"]["NewPayment"]["properties"]
     assert payments.client.get("/docs").status_code == 200
+
+
+def test_the_first_page_needs_nothing_from_the_internet(payments: Payments) -> None:
+    page = payments.client.get("/")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "POST /payments" in page.text
+    assert "://" not in page.text
+    for path in re.findall('href="([^"]*)"', page.text):
+        assert payments.client.get(path).status_code == 200

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,12 +22,13 @@ from django.urls import include, path, re_path
 from django.views import View
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from semel import MemoryStore, PostgresStore, Semel, SQLiteStore
+from semel import MemoryStore, NotMigrated, PostgresStore, RedisStore, Semel, SQLiteStore
 from semel.errors import ConfigurationError
-from semel.http.django import endpoints, exempt, idempotent, natural
+from semel.http.django import IdempotencyMiddleware, endpoints, exempt, idempotent, natural
 from semel.http.django.configuration import configuration
 from semel.sql import migrations as known
 from semel.sql import sync
+from semel.stores.sqlite import migrate
 from tests.http.django_project import MIDDLEWARE, Project
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -335,3 +338,94 @@ def test_the_example_pays_once(tmp_path: Path) -> None:
     assert json.loads(re.sub(r"^201 \S+ ", "", first)) == json.loads(re.sub(r"^201 \S+ ", "", again))
     assert "replayed" in again
     assert "idempotency_key_reused" in other
+
+
+# -- a store without tables, and tests
+
+
+def test_django_does_not_start_on_a_store_without_tables(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "empty.db", migrate=False)
+    with Semel(store, sweep_every=None) as guard, Project(guard) as project:
+        project.serve(PATTERNS[0])
+        with override_settings(INSTALLED_APPS=["semel.http.django"]):
+            assert "semel migrate" in found_by_checks()["semel.W004"][0]
+        with pytest.raises(NotMigrated, match="semel migrate"):
+            IdempotencyMiddleware(lambda request: None)
+        migrate(tmp_path / "empty.db")
+        with override_settings(INSTALLED_APPS=["semel.http.django"]):
+            assert found_by_checks() == {}
+        IdempotencyMiddleware(lambda request: None)
+
+
+def test_django_starts_while_its_store_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    store = RedisStore("redis://127.0.0.1:1", retry_for=0, connect_timeout=0.2)
+    with Semel(store, sweep_every=None) as guard, Project(guard) as project:
+        project.serve(PATTERNS[0])
+        with override_settings(INSTALLED_APPS=["semel.http.django"]):
+            assert found_by_checks() == {}
+        IdempotencyMiddleware(lambda request: None)
+    assert "its store cannot be used" in caplog.text
+
+
+TESTED = """
+from django.db import connection
+from django.http import HttpResponse
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+from semel import Semel
+from semel.http.django import idempotent
+
+SECRET_KEY = "x"
+INSTALLED_APPS = ["semel.http.django"]
+MIDDLEWARE = ["semel.http.django.IdempotencyMiddleware"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": %(file)r}}
+USE_TZ = True
+ROOT_URLCONF = "shop"
+guard = Semel("sqlite:///" + %(file)r, sweep_every=None)
+SEMEL = {"GUARD": "shop.guard", "TENANT": lambda request: "alice"%(more)s}
+ran = []
+
+
+def answer(request):
+    ran.append(request.path)
+    return HttpResponse(f"paid {len(ran)}")
+
+
+urlpatterns = [
+    path("leased", csrf_exempt(idempotent()(answer))),
+    path("transactional", csrf_exempt(idempotent(connection="default")(answer))),
+]
+"""
+TEST_CASE = """
+from django.db import connection
+from django.test import TestCase
+import shop
+
+
+class Payments(TestCase):
+    def test_they_happen_once(self):
+        for route in ("/leased", "/transactional"):
+            first, again = (self.client.post(route, headers={"Idempotency-Key": "k-1"}) for _ in range(2))
+            assert first.status_code == again.status_code == 200, first.content
+            assert first.content == again.content
+        assert shop.guard.run("ship", key=1, call=lambda: "shipped") == "shipped"
+        assert len(shop.ran) == 2
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [False, True])
+def test_tests_leave_the_developers_own_database_alone(tmp_path: Path, own: bool) -> None:
+    file = tmp_path / "shop.db"
+    # A test guard of one's own is used as it is; here it is the same, to see that the test would notice.
+    more = ', "TEST_GUARD": "shop.guard"' if own else ""
+    (tmp_path / "shop.py").write_text(TESTED % {"file": str(file), "more": more})
+    (tmp_path / "tests.py").write_text(TEST_CASE)
+    ran = subprocess.run(
+        [sys.executable, "-m", "django", "test"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={"PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}", "DJANGO_SETTINGS_MODULE": "shop"},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    with contextlib.closing(sqlite3.connect(file)) as raw:
+        assert raw.execute("SELECT count(*) FROM semel_record").fetchone() == (2 if own else 0,)

@@ -420,7 +420,7 @@ def test_a_request_that_a_view_makes_has_a_tenant_of_its_own(kind: str) -> None:
         app = flask.Flask("shop")
         for_flask.install(app, guard=Semel(MemoryStore()), tenant=tenant, routes={"POST /inner": idempotent()})
 
-        @app.post("/outer")
+        @app.post("/outer")  # type: ignore[untyped-decorator]
         @for_flask.idempotent()
         def outer() -> str:
             return str(app.test_client().post("/inner", headers={**KEY, "X-User": "bob"}).text)
@@ -432,7 +432,7 @@ def test_a_request_that_a_view_makes_has_a_tenant_of_its_own(kind: str) -> None:
         guard = AsyncSemel(AsyncMemoryStore())
         for_quart.install(app, guard=guard, tenant=tenant, routes={"POST /inner": idempotent()})
 
-        @app.post("/outer")
+        @app.post("/outer")  # type: ignore[untyped-decorator]
         @for_quart.idempotent()
         async def outer_async() -> str:
             inner = await app.test_client().post("/inner", headers={**KEY, "X-User": "bob"})

@@ -55,6 +55,7 @@ class Shop:
     rows: Callable[[], int]
     status = 201
     fails = False
+    commits = False
     seen: Any = None
 
     def ask(self, key: str, path: str = "/pay") -> Any:
@@ -81,6 +82,8 @@ class FastAPIShop(Shop):
         async def pay(session: AsyncSession, op: AsyncOperation) -> Any:
             assert op.connection is session
             await session.execute(sa.text("INSERT INTO payment VALUES (:key)"), {"key": op.key})
+            if self.commits:
+                await session.commit()
             if self.status != 201:
                 raise HTTPException(self.status)
             return self.answer()
@@ -117,6 +120,8 @@ class FlaskShop(Shop):
         def pay(conn: sa.Connection, op: Operation) -> Any:
             assert op.connection is conn
             conn.execute(sa.text("INSERT INTO payment VALUES (:key)"), {"key": op.key})
+            if self.commits:
+                conn.commit()
             if self.status != 201:
                 flask.abort(self.status)
             return self.answer(), 201
@@ -144,6 +149,8 @@ class DjangoShop(Shop):
     def work(self, conn: Any, op: Operation) -> Any:
         with conn.cursor() as cursor:
             cursor.execute("INSERT INTO payment VALUES (%s)", [op.key])
+        if self.commits:
+            conn.commit()
         return self.status, self.answer()
 
     def ask(self, key: str, path: str = "/pay") -> Any:
@@ -223,6 +230,15 @@ def test_a_handler_that_raises_leaves_no_row_and_the_retry_writes_one(shop: Any)
     assert shop.ask("k1").status_code == 500
     assert shop.rows() == 0
     shop.fails = False
+    assert shop.ask("k1").status_code == 201
+    assert shop.rows() == 1
+
+
+def test_a_commit_of_the_handlers_own_is_refused_before_a_row_is_durable(shop: Any) -> None:
+    shop.commits = True
+    assert [shop.ask("k1").status_code for _ in range(2)] == [500, 500]
+    assert shop.rows() == 0
+    shop.commits = False
     assert shop.ask("k1").status_code == 201
     assert shop.rows() == 1
 

@@ -113,6 +113,8 @@ class Troubled:
     def wait(self, id: bytes, seconds: float) -> None:
         self._inner.wait(id, seconds)
 
+    def open(self) -> None: ...
+
     def close(self) -> None:
         self._inner.close()
 

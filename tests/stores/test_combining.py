@@ -14,6 +14,7 @@ import pytest
 
 from semel.core.ops import Claim, Complete, Lookup, Op, Release, Renew, Resolve, SaveStep, Sweep
 from semel.core.states import Takeover
+from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, StoreUnavailable, StoreUncertain
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.combiner import Combiner
@@ -569,7 +570,7 @@ def test_those_outside_are_told_when_the_store_is_closed() -> None:
         combiner.close()
         outside.join(PATIENCE)
     finish(threads)
-    assert [str(error) for error in refused] == ["the store is closed"]
+    assert [str(error) for error in refused] == [STORE_CLOSED]
 
 
 def test_an_async_batch_is_bounded_by_what_it_stores() -> None:

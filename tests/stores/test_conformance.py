@@ -103,6 +103,8 @@ class BrokenStore:
     def wait(self, id: bytes, seconds: float) -> None:
         raise AssertionError("not declared")
 
+    def open(self) -> None: ...
+
     def close(self) -> None:
         pass
 

@@ -252,7 +252,8 @@ def test_no_error_shows_the_password(url: str, opens: Any) -> None:
     ("url", "words"),
     [
         ("mysql://app@host", "mysql://user:password@host:3306/database"),
-        ("mysql://app@host/db?charset=latin1", "ssl_ca"),
+        ("mysql://app@host/db?charset=latin1", "leave charset out"),
+        ("mysql://app@host/db?chraset=latin1", "ssl_ca"),
         ("mysql://app@host/db?ssl=maybe", "true or false"),
         ("mysql://app@host/db?ssl_ca=/no/such/file", "cannot be read"),
     ],

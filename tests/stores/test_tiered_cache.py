@@ -38,12 +38,14 @@ from semel.observe import events
 from semel.stores.tiered.cache import Tally, Write
 from semel.stores.tiered.copies import MARGIN, ServerTime, pack, unpack
 from semel.stores.tiered.outages import MAX_REFUSALS
+from semel.stores.tiered.rules import naming_claim
 from tests.servers import RedisClusterServers, RedisServer
 from tests.servers.freezing import freeze
 
 PATIENT = 5.0
 """The time-out of the cache where it must answer: this machine may be slow."""
 BOUND = 20.0
+NAMING = naming_claim()
 
 
 class Truth(MemoryStore):
@@ -52,10 +54,15 @@ class Truth(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[Op[Any]] = []
+        self.named: list[Op[Any]] = []
+        """The Ops of the record that has the primary's name."""
         self.fails: type[Op[Any]] | None = None
 
     def execute(self, op: Op[Any]) -> Any:
-        self.asked.append(op)
+        if op.id == NAMING.id:
+            self.named.append(op)
+        else:
+            self.asked.append(op)
         if self.fails is not None and isinstance(op, self.fails):
             raise StoreUnavailable("broken on purpose")
         return super().execute(op)
@@ -219,6 +226,16 @@ def test_nothing_but_the_end_of_its_time_leads_out_of_done() -> None:
 
 
 # What it costs
+
+
+def test_the_name_of_the_primary_is_asked_for_once(tiers: Tiers, open_tiers: Open, redis_url: str) -> None:
+    for key in "abc":
+        tiers.run(key, lambda: 1)
+    assert [type(op) for op in tiers.primary.named] == [Claim, Complete]
+    other = open_tiers(redis_url)  # another process
+    for key in "abc":
+        other.run(key, lambda: 1)
+    assert [type(op) for op in tiers.primary.named] == [Claim, Complete, Claim]
 
 
 def test_a_replay_is_one_redis_command_and_asks_the_truth_nothing(tiers: Tiers, raw: Redis) -> None:

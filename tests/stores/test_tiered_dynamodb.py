@@ -62,7 +62,7 @@ class Till:
             KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
             BillingMode="PAY_PER_REQUEST",
         )
-        self.redis_url = redis_url
+        self.url, self.redis_url = url, redis_url
         self.redis = redis_py.Redis.from_url(redis_url)
         self.asked: list[str] = []
         """Calls of the DynamoDB API."""
@@ -192,7 +192,8 @@ def test_it_is_written_once_and_then_the_cache_answers(open_till: Open) -> None:
     till = open_till()
     till.put(100)
     assert till.take() == "taken"
-    assert till.new() == ["describe_table", "put_item", "transact_write_items"]
+    name = ["put_item", "update_item"]  # of the primary, once
+    assert till.new() == ["describe_table", *name, "put_item", "transact_write_items"]
     till.settle()
     assert [till.take() for _ in range(3)] == ["taken"] * 3
     assert till.new() == [], "the truth is not asked"
@@ -247,7 +248,7 @@ def test_a_failure_that_is_remembered_is_replayed_as_the_truth_has_it(open_till:
 def test_a_duplicate_of_one_that_still_runs_is_turned_away_by_the_cache(open_till: Open) -> None:
     till = open_till(mark_after=0)
     till.put(100)
-    other = TieredStore(MemoryStore(), RedisCache(till.redis_url, timeout=PATIENT))
+    other = TieredStore(DynamoDBStore(till.url), RedisCache(till.redis_url, timeout=PATIENT))
     assert other.cache.connect(BOUND)
     told: list[str] = []
 
@@ -256,6 +257,7 @@ def test_a_duplicate_of_one_that_still_runs_is_turned_away_by_the_cache(open_til
         with Semel(other, sweep_every=None) as guard, pytest.raises(InProgress) as refused:
             guard.run("take", key="1", call=lambda: "never")
         told.append(type(refused.value).__name__)
+        assert other.tally.turned_away == 1
 
     till.before_the_end = meanwhile
     assert till.take() == "taken"

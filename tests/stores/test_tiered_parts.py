@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +13,17 @@ from semel import (
     AsyncMemoryStore,
     AsyncRedisCache,
     AsyncSemel,
+    AsyncSQLiteStore,
     AsyncTieredStore,
     ConfigurationError,
     MemoryStore,
     RedisCache,
     Semel,
+    SQLiteStore,
+    StoreUncertain,
     TieredStore,
 )
+from semel.core.ops import Lookup
 from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store
 from semel.stores.redis import RedisStore
 from semel.stores.tiered.cache import CACHE_MEMBERS, AsyncCache, Cache
@@ -109,3 +115,77 @@ def test_what_a_store_and_a_cache_declare_is_what_their_protocols_have() -> None
 
     assert members(Store) == members(AsyncStore) == set(STORE_MEMBERS)
     assert members(Cache) == members(AsyncCache) == set(CACHE_MEMBERS)
+
+
+# -- two databases, one Redis
+
+
+@pytest.mark.redis
+@pytest.mark.server
+def test_two_databases_on_one_redis_share_no_answers(tmp_path: Path, redis_url: str) -> None:
+    def open_tiered(file: str) -> TieredStore:
+        cache = RedisCache(redis_url, timeout=5.0)
+        assert cache.connect(10)
+        return TieredStore(SQLiteStore(tmp_path / file), cache)
+
+    for file in ("one.db", "two.db"):
+        with Semel(open_tiered(file), sweep_every=None) as guard:
+            assert guard.run("pay", key=1, call=lambda file=file: file) == file  # type: ignore[misc]
+    for file in ("one.db", "two.db"):
+        store = open_tiered(file)  # as another process would
+        with Semel(store, sweep_every=None) as guard:
+            assert guard.run("pay", key=1, call=lambda: "again") == file
+            assert store.tally.replayed == 1
+
+
+@pytest.mark.redis
+@pytest.mark.server
+def test_two_databases_on_one_redis_share_no_answers_in_event_loops(tmp_path: Path, redis_url: str) -> None:
+    async def pay(file: str, result: str) -> tuple[str, int]:
+        cache = AsyncRedisCache(redis_url, timeout=5.0)
+        assert await cache.connect(10)
+        store = AsyncTieredStore(AsyncSQLiteStore(tmp_path / file), cache)
+
+        async def call() -> str:
+            return result
+
+        async with AsyncSemel(store, sweep_every=None) as guard:
+            return await guard.run("pay", key=1, call=call), store.tally.replayed
+
+    for file in ("one.db", "two.db"):
+        assert asyncio.run(pay(file, file)) == (file, 0)
+    for file in ("one.db", "two.db"):
+        assert asyncio.run(pay(file, "again")) == (file, 1)
+
+
+@pytest.mark.redis
+@pytest.mark.server
+def test_a_cache_serves_one_primary(tmp_path: Path, redis_url: str) -> None:
+    cache = RedisCache(redis_url)
+    one, two = (TieredStore(SQLiteStore(tmp_path / file), cache) for file in ("one.db", "two.db"))
+    one.execute(Lookup(bytes(16)))
+    with pytest.raises(ConfigurationError, match="another primary"):
+        two.execute(Lookup(bytes(16)))
+    one.close()
+    two.close()
+
+
+def test_a_primary_that_is_away_is_named_later() -> None:
+    """Until then the cache is not used, and the error is that of the Op itself."""
+    primary = MemoryStore()
+    store = TieredStore(primary, RedisCache(NOBODY))
+    works, lost = primary.execute, iter([True, True])
+
+    def execute(op: Any) -> Any:
+        answer = works(op)
+        if next(lost, False):
+            raise StoreUncertain("the answer was lost")
+        return answer
+
+    primary.execute = execute  # type: ignore[method-assign]
+    with pytest.raises(StoreUncertain):
+        store.execute(Lookup(bytes(16)))  # neither the claim of the name is answered, nor the Op
+    assert store.cache.name == b""
+    assert store.execute(Lookup(bytes(16))) is None
+    assert store.cache.name
+    store.close()

@@ -78,7 +78,7 @@ def test_a_url_that_names_no_two_stores_is_refused_and_not_quoted(url: str) -> N
 
 
 def test_a_typo_in_a_url_lists_what_exists() -> None:
-    with pytest.raises(StoreURLError, match=r"no store is called 'tierd'; there are: memory, sqlite, .*tiered"):
+    with pytest.raises(StoreURLError, match=r"this is no URL: .* there are also: memory, sqlite, .*tiered"):
         open_store("tierd:memory:,redis://a")
     with pytest.raises(StoreURLError, match=r"no store is called 'postgre'; there are: memory, sqlite, .*tiered"):
         open_store("tiered:postgre://x,redis://a")

@@ -163,12 +163,19 @@ def ended(desk: Any, word: str, then: str | None = None) -> Any:
     )
 
 
+NOTICED_LATE = ("sqlite3", "asyncpg", "asyncpg-pool")
+"""Their commit cannot be refused: sqlite3's connection takes no attributes, and asyncpg's COMMIT is a statement."""
+REFUSED = "the handler called commit"
+ENDED = "the handler ended the transaction that Semel opened"
+
+
 @pytest.mark.parametrize("word", ["commit", "rollback"])
 def test_a_handler_that_ends_its_transaction_is_told_so_and_nothing_is_remembered(
     open_till: OpenTill, kind: str, word: str
 ) -> None:
-    if kind in ("pymysql", "asyncmy"):
+    if kind in ("pymysql", "asyncmy") and word == "rollback":
         pytest.skip("the driver does not say")
+    late = word == "rollback" or kind in NOTICED_LATE
     told: list[Any] = []
     desk = open_till(on_event=told.append, quota=Quota(live_keys=1))
     if kind.startswith("django"):
@@ -176,13 +183,13 @@ def test_a_handler_that_ends_its_transaction_is_told_so_and_nothing_is_remembere
 
         expected: Any = pytest.raises(TransactionManagementError)  # Django notices by itself
     else:
-        expected = pytest.raises(ConfigurationError, match="the handler ended the transaction that Semel opened")
+        expected = pytest.raises(ConfigurationError, match=ENDED if late else REFUSED)
     with expected:
         ended(desk, word)
     if not kind.startswith("django"):
         assert desk.lookup("k1") is None
         assert [type(event) for event in told] == [events.Started, events.Released]
-        assert desk.rows() == (["k1"] if word == "commit" else [])
+        assert desk.rows() == (["k1"] if word == "commit" and late else [])
         assert desk.pay("k2", own_transaction=True).replayed is False
     assert desk.lent.begun() is False
 
@@ -192,7 +199,71 @@ def test_sqlalchemy_tells_also_where_the_handler_has_begun_another(open_till: Op
     if not kind.startswith(("sqlalchemy", "session", "scoped")):
         pytest.skip("only SQLAlchemy has a transaction that can be known again")
     desk = open_till()
-    with pytest.raises(ConfigurationError, match="the handler ended the transaction"):
+    with pytest.raises(ConfigurationError, match=ENDED if word == "rollback" else REFUSED):
         ended(desk, word, "INSERT INTO payment (key) VALUES ('more')")
     assert desk.lookup("k1") is None
     assert "more" not in desk.rows()
+
+
+def committing(desk: Any, calls: list[str]) -> Any:
+    sql = "INSERT INTO payment (key) VALUES ('k1')"
+    if desk.lent.awaited:
+
+        async def work() -> str:
+            await desk.send(sql)
+            try:
+                await desk.conn.commit()
+            except ConfigurationError:
+                calls.append("refused")
+            return "paid"
+    else:
+
+        def work() -> str:  # type: ignore[misc]
+            desk.send(sql)
+            try:
+                desk.conn.commit()
+            except ConfigurationError:
+                calls.append("refused")
+            return "paid"
+
+    return work
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["own", "caller's"])
+def test_a_refused_commit_leaves_the_transaction_usable_and_commits_with_the_record(
+    open_till: OpenTill, kind: str, own: bool
+) -> None:
+    """Also if the handler goes on as if nothing had happened: it is all or nothing still."""
+    if kind in NOTICED_LATE or kind.startswith("django"):
+        pytest.skip("its commit cannot be refused, or is by the framework")
+    if kind.endswith("-autocommit") and not own:
+        pytest.skip("nothing would commit together")
+    desk, other = open_till(), open_till()
+    calls: list[str] = []
+
+    def attempt() -> Any:
+        work = committing(desk, calls)
+        return desk.run(
+            lambda: desk.guard.run_in_transaction(desk.conn, "pay", key="k1", call=work, own_transaction=own)
+        )
+
+    assert attempt() == "paid"
+    assert calls == ["refused"]
+    if not own:
+        if "sqlite" not in kind:  # whose readers wait for the writer
+            assert other.rows() == []
+        desk.run(desk.conn.commit)  # the caller's own
+    assert (other.rows(), attempt()) == (["k1"], "paid")
+    assert calls == ["refused"]
+
+
+def test_two_requests_with_one_key_leave_one_row_although_the_handler_commits(open_till: OpenTill, kind: str) -> None:
+    if kind in NOTICED_LATE or kind.startswith("django"):
+        pytest.skip("its commit cannot be refused, or is by the framework")
+    desk = open_till()
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=REFUSED):
+            ended(desk, "commit")
+    assert desk.rows() == []
+    assert desk.pay("k1", own_transaction=True).replayed is False
+    assert desk.rows() == ["k1"]

@@ -63,6 +63,8 @@ fastapi.natural(ttl="7d")  # type: ignore[call-arg]
 fastapi.exempt()  # type: ignore[call-arg]
 fastapi.idempotent(required="yes")  # type: ignore[arg-type]
 fastapi.idempotent(reused_status=418)  # type: ignore[arg-type]
+fastapi.idempotent(in_use_status=503)
+fastapi.idempotent(in_use_status=500)  # type: ignore[arg-type]
 fastapi.idempotent(guarantee="exactly_once")  # type: ignore[arg-type]
 fastapi.conditional(fastapi.idempotent())  # type: ignore[arg-type]
 

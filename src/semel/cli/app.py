@@ -1,9 +1,4 @@
-"""The argument parser, and the one place where an error becomes a message and an exit code.
-
-A command is a module with ``NAME``, ``HELP``, ``configure(parser)`` and ``run(args) -> exit code``. It raises
-``SemelError`` and never prints an error itself. It imports what it needs inside ``run``, so that ``--version`` and the
-help stay fast.
-"""
+"""The argument parser, and the one place where an error becomes a message and an exit code."""
 
 from __future__ import annotations
 
@@ -11,55 +6,86 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final, Protocol, cast
+from contextlib import suppress
+from typing import Final, NoReturn, cast
 
 from semel import __version__
-from semel.cli import demo, describe, diagram, lookup, migrate, recover, release, resolve, size, stores, sweep
-from semel.cli.exits import INTERRUPTED, USAGE, exit_code
+from semel.cli.commands import INTERRUPTED, USAGE, exit_code, say
+from semel.cli.demo import DEMO
+from semel.cli.describe import DESCRIBE
+from semel.cli.migrate import MIGRATE
+from semel.cli.records import LOOKUP, RELEASE, RESOLVE
+from semel.cli.recover import RECOVER
+from semel.cli.reference import DIAGRAM, STORES
+from semel.cli.size import SIZE
+from semel.cli.sweep import SWEEP
+from semel.cli.targets import STORE_VARIABLE
 from semel.errors import SemelError
+from semel.stores.kinds import SCHEMES
 
 __all__ = ["COMMANDS", "main", "make_parser"]
 
-
-class Command(Protocol):
-    NAME: str
-    HELP: str
-
-    def configure(self, parser: argparse.ArgumentParser) -> None: ...
-
-    def run(self, args: argparse.Namespace) -> int: ...
+COMMANDS: Final = (DEMO, MIGRATE, SWEEP, LOOKUP, RESOLVE, RELEASE, RECOVER, DESCRIBE, SIZE, STORES, DIAGRAM)
 
 
-COMMANDS: Final = tuple(
-    cast(Command, module)
-    for module in (demo, migrate, sweep, lookup, resolve, release, recover, describe, size, stores, diagram)
-)
+class _UsageError(Exception):
+    """The command line cannot be read."""
+
+    def __init__(self, parser: argparse.ArgumentParser, message: str) -> None:
+        super().__init__(message)
+        self.parser = parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises where argparse would exit, so that the words may be read in another way."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _UsageError(self, message)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="semel", description="Writes that happen once.", allow_abbrev=False)
+    parser = _Parser(prog="semel", description="Writes that happen once.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"semel {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        described = commands.add_parser(command.NAME, help=command.HELP, description=command.HELP, allow_abbrev=False)
+        described = commands.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False)
         command.configure(described)
         described.set_defaults(run=command.run)
     return parser
 
 
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Read the command line. Where the store's URL is missing, it is taken from the environment.
+
+    Exits with a message if the words cannot be read.
+    """
+    parser = make_parser()
+    try:
+        return parser.parse_args(words)
+    except _UsageError as error:
+        store = os.environ.get(STORE_VARIABLE)
+        if store:
+            with suppress(_UsageError):
+                args = parser.parse_args([words[0], store, *words[1:]])
+                # The first word may be a URL, and another word be missing.
+                if "url" in args and getattr(args, "operation", "").partition(":")[0] not in SCHEMES:
+                    return args
+        argparse.ArgumentParser.error(error.parser, str(error))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    parser = make_parser()
-    if not (sys.argv[1:] if argv is None else argv):
-        parser.print_help(sys.stderr)  # a person wants the help; to a script it is an error
+    words = sys.argv[1:] if argv is None else argv
+    if not words:
+        make_parser().print_help(sys.stderr)  # a person wants the help; to a script it is an error
         return USAGE
-    args = parser.parse_args(argv)
+    args = parse(words)
     try:
         code = cast(int, args.run(args))
         sys.stdout.flush()
         return code
     except SemelError as error:
-        print(f"semel: {error}", file=sys.stderr)
+        say(f"semel: {error}", sys.stderr)
         return exit_code(error)
     except KeyboardInterrupt:
         print("semel: interrupted", file=sys.stderr)

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import argparse
 
-from semel.cli.exits import FAILED, OK
-from semel.cli.signals import stop_on_signals
+from semel.cli.commands import FAILED, OK, Command, stop_on_signals
+from semel.cli.targets import add_store
 from semel.errors import ConfigurationError, StoreURLError
 
-NAME = "demo"
-HELP = "Serve payments that happen once, under a retry storm with killed workers; or one storm, with its verdict."
+__all__ = ["DEMO", "MODES"]
+
 PORT = 8080
 MODES = ("leased", "transactional", "steps")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from semel.stores.bounds import plain_url
-
-    parser.add_argument(
-        "--store",
-        type=plain_url,
-        metavar="URL",
-        help="where Semel keeps its records (default: SQLite in a temporary folder)",
-    )
+    add_store(parser, None, "where Semel keeps its records (default: SQLite in a temporary folder)")
     parser.add_argument("--port", type=_port, metavar="N", help="of 127.0.0.1, for the service; 0: a free one (8080)")
     parser.add_argument("--no-storm", action="store_true", help="only serve")
     parser.add_argument(
@@ -51,18 +44,15 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError("--mode is for storms straight on the store: leave out --http and --no-storm")
     if args.no_storm and (args.once or args.direct):
         raise ConfigurationError("--no-storm only serves: leave it out, or leave out --once and --direct")
-    if args.mode or args.direct or (args.once and not args.http):
-        if args.port is not None:
-            raise ConfigurationError("--port is for the service, and straight on the store there is none: leave it out")
-        from semel.demo.direct.storm import run as storm
+    from semel.demo.run import run_direct, run_http
 
-        with stop_on_signals() as stopping:
-            return OK if storm(args, stopping) else FAILED
-    from semel.demo.http.run import run as serve
-
-    args.port = (0 if args.once else PORT) if args.port is None else args.port
+    direct = args.mode or args.direct or (args.once and not args.http)
+    if direct and args.port is not None:
+        raise ConfigurationError("--port is for the service, and straight on the store there is none: leave it out")
+    if args.port is None:
+        args.port = 0 if args.once else PORT
     with stop_on_signals() as stopping:
-        return OK if serve(args, stopping) else FAILED
+        return OK if (run_direct if direct else run_http)(args, stopping) else FAILED
 
 
 def _in_memory(url: str) -> bool:
@@ -97,3 +87,11 @@ def _port(text: str) -> int:
     if not 0 <= number <= 65535:
         raise argparse.ArgumentTypeError(f"{text} is no port: 0 to 65535")
     return number
+
+
+DEMO = Command(
+    "demo",
+    "Serve payments that happen once, under a retry storm with killed workers; or one storm, with its verdict.",
+    configure,
+    run,
+)

@@ -7,12 +7,27 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
-from typing import Any
+from typing import Any, Final
 
-from semel.cli.exits import OK
+from semel.cli.commands import OK, Command
+from semel.cli.targets import load
 
-NAME = "describe"
-HELP = "Print what a service promises: routes, keys, store, replay contract, errors, an example."
+__all__ = ["DESCRIBE", "page"]
+
+_LEASED: Final = (
+    "- The claim is one atomic write, made before the handler runs. Its owner holds a lease, renewed while it runs; an "
+    "owner that comes back late is fenced off by its token."
+)
+_TRANSACTIONAL: Final = (
+    "- A route with one transaction has no lease: the handler's rows and the record are committed together, or rolled "
+    "back together."
+)
+_ABANDONED: Final = {
+    "retry": "runs again",
+    "reject": "500 until resolved",
+    "recover": "the recover hook decides",
+    "rollback": "rolled back, runs again",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +41,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.cli.targets import load
     from semel.http.describe.design import design_of
     from semel.http.describe.installation import find_installation
 
@@ -43,7 +57,7 @@ def page(design: dict[str, Any]) -> str:
         *_routes(design["routes"]),
         _undeclared(design["undeclared"]),
         *_keys(design),
-        *_store(design["store"], design["records"]),
+        *_store(design["store"], design["records"], [each for each in design["routes"] if "lease" in each]),
         *_replay(design),
         *_errors(design["errors"]),
         *_example(design["example"]),
@@ -79,11 +93,10 @@ def _claimed(route: dict[str, Any]) -> Iterable[str]:
     yield "one request in the service" if route["scope"] == "tenant" else "this method and path"
     window = route["ttl"] or "for ever"
     yield f"{window}, then refused for {route['reject_expired_for']}" if "reject_expired_for" in route else window
-    yield route["lease"]
-    yield "409" if waits == "raise" else f"waits {waits['wait']}, then 409"
-    yield {"retry": "runs again", "reject": "500 until resolved", "recover": "the recover hook decides"}[
-        route["on_abandoned"]
-    ]
+    yield route["lease"] or "none: one transaction"
+    status = route.get("in_use_status", 409)
+    yield f"{status}" if waits == "raise" else f"waits {waits['wait']}, then {status}"
+    yield _ABANDONED[route["on_abandoned"]]
     yield "runs unprotected" if route["on_store_error"] == "open" else "503, not run"
     yield "an answer: replayed" if route["failures"] == "remembered" else "frees the key"
 
@@ -121,12 +134,12 @@ def _keys(design: dict[str, Any]) -> list[str]:
     ]
 
 
-def _store(store: dict[str, Any], records: dict[str, Any]) -> list[str]:
+def _store(store: dict[str, Any], records: dict[str, Any], claimed: Sequence[dict[str, Any]]) -> list[str]:
     wakes = "is woken when the first ends" if store["wakes"] else "looks again and again, with growing pauses"
     lines = [
         f"- `{store['kind']}`. {store['about']}".rstrip(),
-        "- The claim is one atomic write, made before the handler runs. Its owner holds a lease, renewed while it "
-        "runs; an owner that comes back late is fenced off by its token.",
+        *([_LEASED] if not claimed or any(each["lease"] is not None for each in claimed) else []),
+        *([_TRANSACTIONAL] if any(each["lease"] is None for each in claimed) else []),
         f"- A duplicate that waits {wakes}.",
         f"- Keys are stored {'as sent' if records['keys'] == 'readable' else 'hashed only'}; the request is remembered "
         f"as {records['fingerprint']}; answers are {'encrypted' if records['encrypted'] else 'not encrypted'}.",
@@ -202,3 +215,11 @@ def _listed(words: Iterable[str]) -> str:
 def _table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+DESCRIBE = Command(
+    "describe",
+    "Print what a service promises: routes, keys, store, replay contract, errors, an example.",
+    configure,
+    run,
+)

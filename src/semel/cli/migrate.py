@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 
-from semel.cli.exits import FAILED, OK
+from semel.cli.commands import FAILED, OK, Command, say
+from semel.cli.targets import add_url
 from semel.errors import NotMigrated, SchemaDrift, StoreURLError
 
-NAME = "migrate"
-HELP = "Make or update the tables of a store; safe to run twice, and at once."
+__all__ = ["MIGRATE"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from semel.cli.targets import add_url
-
     add_url(parser)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(
@@ -29,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.stores.urls import has_tables, migrate_store, open_store
+    from semel.stores.urls import check_store, has_tables, migrate_store, open_store
 
     if args.text:
         from semel.stores.dynamodb import render_template
@@ -45,7 +43,13 @@ def run(args: argparse.Namespace) -> int:
         print(f"nothing to {'check' if args.check else 'migrate'}: this store has no tables")
         return OK
     if args.check:
-        return _check(args.url)
+        try:
+            check_store(args.url)
+        except (NotMigrated, SchemaDrift) as error:
+            say(f"semel: {error}", sys.stderr)
+            return FAILED
+        print("up to date")
+        return OK
     applied = migrate_store(args.url)
     for name in applied:
         print(f"applied {name}")
@@ -54,13 +58,4 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _check(url: str) -> int:
-    from semel.stores.urls import check_store
-
-    try:
-        check_store(url)
-    except (NotMigrated, SchemaDrift) as error:
-        print(f"semel: {error}", file=sys.stderr)
-        return FAILED
-    print("up to date")
-    return OK
+MIGRATE = Command("migrate", "Make or update the tables of a store; safe to run twice, and at once.", configure, run)

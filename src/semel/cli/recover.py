@@ -5,39 +5,35 @@ finish the operation in hand.
 from __future__ import annotations
 
 import argparse
+import random
 import sys
-import threading
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from semel.cli.exits import FAILED, OK
-from semel.cli.signals import SIGNALS, stop_on_signals
+from semel.cli.commands import FAILED, OK, SIGNALS, Command, positive, say, stop_on_signals
+from semel.cli.targets import load
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from semel.core.resume import ResumeReport
     from semel.observe.events import Event
+    from semel.stores.aio_guard import AsyncSemel
+    from semel.stores.guard import Semel
 
-NAME = "recover"
-HELP = "Resume abandoned operations of a service's resumable functions, until it is stopped."
-
-LOOK: Final = 0.2
-"""Seconds within which a signal is noticed."""
+__all__ = ["RECOVER"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from semel.cli.sweep import _positive
-
     parser.add_argument("guard", metavar="MODULE:GUARD", help="the guard, as the service imports it: shop.orders:guard")
     parser.add_argument("--app-dir", default=".", metavar="DIR", help="where to import it from (default: here)")
     parser.add_argument("--once", action="store_true", help="one round over all that was abandoned, then end")
     parser.add_argument("--every", default="5s", metavar="T", help="rest between two rounds (default: 5s)")
     parser.add_argument("--pause", default="1s", metavar="T", help="rest of one that failed, growing (default: 1s)")
-    parser.add_argument("--tries", type=_positive, default=10, metavar="N", help="attempts of one (default: 10)")
-    parser.add_argument("--limit", type=_positive, default=50, metavar="N", help="records in one look (default: 50)")
+    parser.add_argument("--tries", type=positive, default=10, metavar="N", help="attempts of one (default: 10)")
+    parser.add_argument("--limit", type=positive, default=50, metavar="N", help="records in one look (default: 50)")
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.cli.targets import load
     from semel.stores.aio_guard import AsyncSemel
     from semel.stores.guard import Semel
 
@@ -50,28 +46,31 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(f"{args.guard} has no resumable function: decorate one with once(…, resumable=True)")
     settings = {"every": args.every, "limit": args.limit, "tries": args.tries, "pause": args.pause}
     guard.add_event_hook(_print_failure)
-    rounds = _Rounds(args.once, ", ".join(sorted(guard.resumable)))
+    rounds = _Rounds(guard, args.once, args.every)
     if isinstance(guard, AsyncSemel):
         import asyncio
 
-        asyncio.run(_in_loop(guard, settings, rounds))
+        asyncio.run(_resume_async(guard, settings, rounds))
     else:
-        _in_thread(guard, settings, rounds)
+        _resume(guard, settings, rounds)
     return rounds.finished()
 
 
 class _Rounds:
     """Counts over all rounds, printed after each round that did something."""
 
-    def __init__(self, once: bool, operations: str) -> None:
+    def __init__(self, guard: Semel | AsyncSemel, once: bool, every: str) -> None:
+        from semel.core.policy import seconds
+
+        self._guard = guard
+        self._every = seconds(every, "every")
         self.once = once
-        self.operations = operations
         self.resumed = self.failed = self.given_up = 0
 
     def begin(self) -> None:
         """Print what is about to run. From here on a signal stops it in order."""
         if not self.once:
-            print(f"recovering {self.operations}; Ctrl-C stops it", flush=True)
+            print(f"recovering {', '.join(sorted(self._guard.resumable))}; Ctrl-C stops it", flush=True)
 
     def add(self, report: ResumeReport) -> None:
         self.resumed += report.resumed
@@ -81,6 +80,19 @@ class _Rounds:
             resting = f", {report.resting} resting" if report.resting else ""
             print(f"resumed {report.resumed}, {report.failed} failed{resting}", flush=True)
 
+    def fail(self, error: Exception) -> None:
+        """The store failed in a round; the next one may succeed."""
+        from semel.core.call import describe_error
+        from semel.observe.events import StoreFailed
+
+        if self.once:
+            raise error
+        self._guard.emit(StoreFailed("", "", "", "recover", describe_error(error)))
+
+    def pause(self) -> float:
+        """Seconds until the next round, with some jitter so that several processes do not run in step."""
+        return self._every * random.uniform(0.75, 1.25)
+
     def finished(self) -> int:
         left = f", {self.given_up} given up" if self.given_up else ""
         print(f"in all: resumed {self.resumed}, {self.failed} failed{left}")
@@ -89,76 +101,67 @@ class _Rounds:
 
 def _print_failure(event: Event) -> None:
     """Show the failures that need attention on the screen."""
-    from semel.observe.events import RecoveryFailed, RecoveryGivenUp
+    from semel.observe.events import RecoveryFailed, RecoveryGivenUp, StoreFailed
 
     if isinstance(event, RecoveryFailed):
-        print(f"{event.operation}[{event.key}]: attempt {event.attempt} failed: {event.error}", file=sys.stderr)
+        say(f"{event.operation}[{event.key}]: attempt {event.attempt} failed: {event.error}", sys.stderr)
     elif isinstance(event, RecoveryGivenUp):
-        print(f"{event.operation}[{event.key}]: given up after {event.attempt} attempts", file=sys.stderr)
+        say(f"{event.operation}[{event.key}]: given up after {event.attempt} attempts", sys.stderr)
+    elif isinstance(event, StoreFailed) and event.op == "recover":
+        say(f"a round failed, the next one may succeed: {event.error}", sys.stderr)
 
 
-def _in_thread(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
+def _resume(guard: Semel, settings: dict[str, Any], rounds: _Rounds) -> None:
     from semel.engine.resumer import Resumer
 
-    class Telling(Resumer):
-        def resume(self) -> ResumeReport:
-            report = super().resume()
-            rounds.add(report)
-            return report
-
-    failure: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            resumer.resume() if rounds.once else resumer.run()
-        except BaseException as error:
-            failure.append(error)
-
     with guard:
-        resumer = Telling(guard, **settings)
+        resumer = Resumer(guard, **settings)
         resumer.check()
-        with stop_on_signals() as stopping:
+        with stop_on_signals(resumer.stop) as stopping:
             rounds.begin()
-            thread = threading.Thread(target=work, name="semel-resumer", daemon=True)
-            thread.start()
-            while thread.is_alive():
-                thread.join(LOOK)
-                if stopping.is_set():
-                    resumer.stop()
-    if failure:
-        raise failure[0]
+            while not stopping.is_set():
+                try:
+                    rounds.add(resumer.resume())
+                except Exception as error:
+                    rounds.fail(error)
+                if rounds.once:
+                    break
+                stopping.wait(rounds.pause())
 
 
-async def _in_loop(guard: Any, settings: dict[str, Any], rounds: _Rounds) -> None:
+async def _resume_async(guard: AsyncSemel, settings: dict[str, Any], rounds: _Rounds) -> None:
     import asyncio
 
     from semel.engine.resumer import AsyncResumer
 
-    class Telling(AsyncResumer):
-        async def resume(self) -> ResumeReport:
-            report = await super().resume()
-            rounds.add(report)
-            return report
-
     async with guard:
-        resumer = Telling(guard, **settings)
+        resumer = AsyncResumer(guard, **settings)
         loop = asyncio.get_running_loop()
-        signalled = asyncio.Event()
+        stopping = asyncio.Event()
+        tasks = set()  # the loop itself does not hold them
+
+        def stop() -> None:
+            stopping.set()
+            tasks.add(loop.create_task(resumer.stop()))
+
         for number in SIGNALS:
-            loop.add_signal_handler(number, signalled.set)
+            loop.add_signal_handler(number, stop)
         try:
             rounds.begin()
-            if not rounds.once:
-                resumer.start()
-                await signalled.wait()
-                await resumer.stop()
-                return
-            work = asyncio.ensure_future(resumer.resume())
-            waiting = asyncio.ensure_future(signalled.wait())
-            await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            await resumer.stop()
-            await work
+            while not stopping.is_set():
+                try:
+                    rounds.add(await resumer.resume())
+                except Exception as error:
+                    rounds.fail(error)
+                if rounds.once:
+                    break
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), rounds.pause())
         finally:
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
+
+
+RECOVER = Command(
+    "recover", "Resume abandoned operations of a service's resumable functions, until it is stopped.", configure, run
+)

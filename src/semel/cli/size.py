@@ -8,14 +8,15 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from semel.cli.exits import FAILED, OK
+from semel.cli.commands import FAILED, OK, Command
+from semel.cli.targets import URLS, add_store
 from semel.errors import PolicyError
 
 if TYPE_CHECKING:
     from semel.cli.measuring.sizing import Measured
 
-NAME = "size"
-HELP = "Size the window: keys, bytes and work of a store, measured there; and how long it must be."
+__all__ = ["SIZE"]
+
 RECORDS: Final = 2000
 LARGEST: Final = 64 * 1024 * 1024
 """Bytes of an answer: the default limit of the codec."""
@@ -26,15 +27,11 @@ MUCH: Final = 200_000_000
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from semel.cli.targets import URLS
-
     parser.add_argument("--qps", required=True, metavar="N", help="new keys each second: first requests, not retries")
     parser.add_argument(
         "--window", metavar="T", help="how long answers are kept: 24h, 7d (default: what is needed, or 24h)"
     )
-    parser.add_argument(
-        "--store", default="memory:", metavar="URL", help=f"the store to measure in: {URLS} (default: memory:)"
-    )
+    add_store(parser, "memory:", f"the store to measure in: {URLS} (default: memory:)")
     parser.add_argument(
         "--body", default="1kB", metavar="SIZE", help="bytes of a stored answer, as they are after compression (1kB)"
     )
@@ -224,3 +221,8 @@ def _number(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+SIZE = Command(
+    "size", "Size the window: keys, bytes and work of a store, measured there; and how long it must be.", configure, run
+)

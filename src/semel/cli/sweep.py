@@ -5,26 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 
-from semel.cli.exits import INTERRUPTED, OK
-from semel.cli.signals import stop_on_signals
+from semel.cli.commands import INTERRUPTED, OK, Command, positive, stop_on_signals
+from semel.cli.targets import add_url, open_guard
 
-NAME = "sweep"
-HELP = "Remove expired records, a bounded batch or all of them."
+__all__ = ["SWEEP"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from semel.cli.targets import add_url
-
     add_url(parser)
-    parser.add_argument(
-        "--limit", type=_positive, default=1000, metavar="N", help="records in one step (default: 1000)"
-    )
+    parser.add_argument("--limit", type=positive, default=1000, metavar="N", help="records in one step (default: 1000)")
     parser.add_argument("--all", action="store_true", help="step after step, until nothing is left to remove")
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.cli.targets import open_guard
-
     removed = unknown = 0
     with open_guard(args.url) as guard, stop_on_signals() as stopping:
         try:
@@ -44,8 +37,4 @@ def run(args: argparse.Namespace) -> int:
     return INTERRUPTED if stopping.is_set() else OK
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not positive")
-    return number
+SWEEP = Command("sweep", "Remove expired records, a bounded batch or all of them.", configure, run)

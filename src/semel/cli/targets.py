@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from semel.errors import ConfigurationError, NotMigrated, SemelError
-from semel.sql.migrations import SQLITE
-from semel.stores.bounds import plain_url
-from semel.stores.guard import Semel
-from semel.stores.sqlite import open_read_only
-from semel.stores.urls import open_store, sqlite_path, tiers
 
-__all__ = ["URLS", "add_record", "add_url", "load", "open_guard"]
+if TYPE_CHECKING:
+    from semel.stores.guard import Semel
+
+__all__ = ["STORE_VARIABLE", "URLS", "add_record", "add_store", "add_url", "load", "open_guard"]
+
+STORE_VARIABLE: Final = "SEMEL_STORE"
+"""The environment variable that names the store where the command line does not. It keeps passwords out of ``ps``."""
 
 URLS: Final = (
     "sqlite:///app.db, postgresql://…, mysql://… or mariadb://…, redis://… (rediss:// with TLS, redis+sentinel://…, "
@@ -28,7 +31,25 @@ DEFAULTS: Final = ("app", "application")
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", type=plain_url, help=f"the store: {URLS}")
+    parser.add_argument(
+        "url", metavar="URL", type=_plain, help=f"the store: {URLS}; may be left out if {STORE_VARIABLE} is set"
+    )
+
+
+def add_store(parser: argparse.ArgumentParser, default: str | None, about: str) -> None:
+    """Add ``--store URL``. Without a URL it takes the one of the environment."""
+    parser.add_argument(
+        "--store", nargs="?", type=_plain, default=default, const=os.environ.get(STORE_VARIABLE, ""), metavar="URL",
+        help=f"{about}; without URL: the one in {STORE_VARIABLE}",
+    )  # fmt: skip
+
+
+def _plain(url: str) -> str:
+    from semel.stores.bounds import plain_url
+
+    if not url:
+        raise argparse.ArgumentTypeError(f"give a URL, or set {STORE_VARIABLE}")
+    return plain_url(url)
 
 
 def add_record(parser: argparse.ArgumentParser) -> None:
@@ -38,14 +59,29 @@ def add_record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tenant", default="", metavar="T", help="the tenant that the key belongs to (default: none)")
 
 
-def open_guard(url: str) -> Semel:
-    """Open a guard on an existing store. A SQLite file is neither created nor migrated."""
+@contextlib.contextmanager
+def open_guard(url: str, *, reads_only: bool = False) -> Iterator[Semel]:
+    """Open a guard on an existing store. A SQLite file is neither created nor migrated.
+
+    :param reads_only: for a SQLite file, need no write access. The guard can only look up.
+    """
+    from semel.sql.migrations import SQLITE
+    from semel.stores.guard import Semel
+    from semel.stores.sqlite import ReadOnlySQLiteStore, open_read_only
+    from semel.stores.urls import open_any_store, sqlite_path, tiers
+
     primary = tiers(url)[0] if url.startswith("tiered:") else url
-    if primary.partition(":")[0] == "sqlite":
-        with open_read_only(sqlite_path(primary)) as connection:
+    with contextlib.ExitStack() as stack:
+        if primary.startswith("sqlite:"):
+            connection = stack.enter_context(open_read_only(sqlite_path(primary)))
             if not connection.raw.execute(SQLITE.has_ledger).fetchall():
                 raise NotMigrated("the database has no Semel tables: run `semel migrate URL`")
-    return Semel(open_store(url), sweep_every=None)
+            if reads_only:
+                yield stack.enter_context(Semel(ReadOnlySQLiteStore(connection), sweep_every=None))
+                return
+            stack.pop_all().close()
+        with Semel(open_any_store(url), sweep_every=None) as guard:
+            yield guard
 
 
 def load(target: str, folder: str = ".") -> Any:

@@ -193,8 +193,8 @@ class Call:
     """One call of one operation. An engine creates it, and a flow reads it."""
 
     __slots__ = (
-        "accept", "codec", "fingerprint", "has_steps", "hook", "id", "input", "key", "nonce", "operation", "policy",
-        "quota", "resumption", "route", "serializer", "stored_key", "tenant", "writes",
+        "accept", "codec", "comparison", "fingerprint", "has_steps", "hook", "id", "input", "key", "nonce", "operation",
+        "policy", "quota", "resumption", "route", "serializer", "stored_key", "tenant", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -226,6 +226,8 @@ class Call:
         self.quota = quota
         self.route = operation
         """The operation's name on events. Over HTTP it has the template of the path, not the path of one request."""
+        self.comparison = "the same request"
+        """What the fingerprint compares, in words, for the error that says that it differs."""
         self.has_steps = False
         """Whether the store holds steps of this operation, so that a failed attempt must not delete the record."""
         self.input: bytes | None = None

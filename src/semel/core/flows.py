@@ -194,7 +194,9 @@ def check_same_request(call: Call, record: Record) -> None:
     """Raise KeyReused if the record belongs to another request. An empty fingerprint matches every other."""
     if call.fingerprint and record.fingerprint and call.fingerprint != record.fingerprint:
         call.tell(events.Mismatched)
-        raise KeyReused(f"{call}: this key was used for another request; use a new key for a new request")
+        raise KeyReused(
+            f"{call}: this key was used before, and not with {call.comparison}. A new request needs a new key"
+        )
 
 
 def key_expired(call: Call, record: Record) -> KeyExpired:

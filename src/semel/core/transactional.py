@@ -381,7 +381,7 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
         if not isinstance(cause, ConfigurationError):
             return (yield from _fail(call, own, row, claimed, cause))
         yield Rollback()
-        return _forget(call, claimed, cause)  # a mistake in the program is never remembered
+        return _forget(call, claimed, cause)
     except StoreError as error:
         error.result = result
         raise
@@ -409,8 +409,8 @@ def _fail(call: Call, own: bool, row: Row | None, claimed: Claimed, error: BaseE
     """
     if own:
         yield Rollback()
-    if not isinstance(error, call.policy.remembered):
-        return _forget(call, claimed, error)
+    if not isinstance(error, call.policy.remembered) or isinstance(error, ConfigurationError):
+        return _forget(call, claimed, error)  # a mistake in the program is never remembered
     try:
         if own:
             found = yield Lock(call.id, True)

@@ -1,7 +1,8 @@
 """The demo's worker processes: started, killed on purpose, replaced, and stopped.
 
-A worker reads its standard input. A line asks it to finish. End of file means that the parent died, and the worker ends
-too: no worker outlives the demo, however that ends.
+A worker reads its standard input. The first line has its settings as JSON: the store's URL may hold a password, which
+others could read among the arguments of a process. The next line asks it to finish. End of file means that the parent
+died, and the worker ends too: no worker outlives the demo, however that ends.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class WorkerPool:
 
     def __init__(self, module: str, log: Path, pass_fds: Sequence[int] = ()) -> None:
         """
-        :param module: run as ``python -m module '{settings as JSON}'``.
+        :param module: run as ``python -m module``.
         :param log: the file that gets what the workers print.
         :param pass_fds: file descriptors that the workers inherit.
         """
@@ -44,7 +45,7 @@ class WorkerPool:
 
     def start(self, settings: dict[str, Any]) -> None:
         """Start one worker."""
-        command = [sys.executable, "-m", self._module, json.dumps(settings)]
+        command = [sys.executable, "-m", self._module]
         with self._log.open("ab") as log:
             # In a process group of its own: Ctrl-C reaches only the parent, which lets the workers finish.
             worker = subprocess.Popen(
@@ -52,6 +53,7 @@ class WorkerPool:
                 pass_fds=self._pass_fds,
             )  # fmt: skip
         self.running.append(worker)
+        self._write(worker, json.dumps(settings))
 
     def kill_one(self, dice: random.Random) -> None:
         """Kill one without a warning, as the kernel would."""
@@ -72,9 +74,12 @@ class WorkerPool:
     def ask_to_finish(self) -> None:
         """Ask all workers to finish what they are doing and exit."""
         for worker in self.running:
-            assert worker.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it died a moment ago
-                worker.stdin.write(b"stop\n")
+            self._write(worker, "stop")
+
+    def _write(self, worker: subprocess.Popen[bytes], line: str) -> None:
+        assert worker.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died a moment ago
+            worker.stdin.write(line.encode() + b"\n")
 
     def wait(self, seconds: float, watch: Callable[[], None] | None = None) -> None:
         """Wait for all workers to exit, and kill those that are left after this many seconds."""

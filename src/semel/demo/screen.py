@@ -71,7 +71,7 @@ class Screen:
         cells = [f"{cell:<18}" for cell in numbers]
         return [
             view.title,
-            f"  {bar} {view.elapsed:5.1f} s of {view.seconds:g} s  {view.phase}",
+            f"  {bar} {min(view.elapsed, view.seconds):5.1f} s of {view.seconds:.3g} s  {view.phase}",
             "  " + "".join(cells[:4]),
             "  " + "".join(cells[4:]),
         ]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from semel.core.states import State
 from semel.demo.direct.evidence import Effect, Totals
+from semel.errors import StoreError
+from semel.stores.guard import Semel
+from semel.stores.urls import open_any_store
 
-__all__ = ["StormVerdict", "headed", "judge", "one_line", "table"]
+__all__ = ["StormVerdict", "headed", "judge", "one_line", "table", "unsettled"]
 
 
 @dataclass(frozen=True)
@@ -72,14 +76,11 @@ def judge(
     kills: int,
     crashes: int,
     seconds: float,
-    is_done: Callable[[int], bool],
+    unsettled: int,
     *,
     steps: bool = False,
 ) -> StormVerdict:
-    """
-    :param is_done: whether the store shows the payment as done.
-    :param steps: each payment has two effects, a charge and then a shipment.
-    """
+    """:param steps: each payment has two effects, a charge and then a shipment."""
     lines = list(effects)
     per_effect = Counter((effect.payment, effect.what) for effect in lines)
     charged = {
@@ -114,13 +115,27 @@ def judge(
         duplicates=len({payment for (payment, _), count in per_effect.items() if count > 1}),
         lost=len(unfinished | without_line | mismatched),
         mismatched=len(mismatched),
-        unsettled=sum(1 for payment in tally.begun if not is_done(payment)),
+        unsettled=unsettled,
         repeated=tally.repeated(),
         disordered=sum(
             payment not in charged or receipt < charged[payment]["receipt"] for payment, receipt in shipped.items()
         ),
         seconds=seconds,
     )
+
+
+def unsettled(store: str, operation: str, keys: Iterable[str], tenant: str | None = None) -> int:
+    """How many payments are not done according to Semel's own records: a cross-check at the end."""
+    with Semel(open_any_store(store), sweep_every=None) as guard:
+
+        def is_done(key: str) -> bool:
+            try:
+                record = guard.lookup(operation, key, tenant=tenant)
+            except StoreError:
+                return False
+            return record is not None and record.state is State.DONE
+
+        return sum(not is_done(key) for key in keys)
 
 
 _ROWS = (

@@ -2,6 +2,7 @@
 # Twin: AsyncGuard -> SyncGuard
 # Twin: over an async store -> over a sync store
 # Twin: runs a plain ``def`` in a thread; calls are awaited -> also takes coroutine functions; its store runs in threads
+# Twin: ``async with guard:`` does so -> ``with guard:`` does so
 # Twin: AWAITED: ClassVar[bool] = True -> AWAITED: ClassVar[bool] = False
 """``AsyncGuard``: everything that ``AsyncSemel`` does, over an async store.
 
@@ -82,9 +83,19 @@ class AsyncGuard(Guard):
             policy=policy, tenant=tenant, on_event=on_event, codec=codec, secret=secret,
             readable_keys=readable_keys, sweep_every=sweep_every, quota=quota,
         )  # fmt: skip
-        self.store: AsyncStore = self._open_store(store) if isinstance(store, str) else store
-        check_store(self.store, quota, awaited=self.AWAITED)
         # sync only: self._loop_guards: LoopGuards | None = None
+        self.use_store(self._open_store(store) if isinstance(store, str) else store)
+
+    def use_store(self, store: AsyncStore) -> None:
+        """Use another store from now on, in tests for example. The store of before is not closed."""
+        check_store(store, self.quota, awaited=self.AWAITED)
+        self.store: AsyncStore = store
+        self._start()
+
+    def _start(self) -> None:
+        self._closed = False
+        # sync only: if self._loop_guards is not None:
+        # sync only:     self._loop_guards.restart(self.store)
         self.driver = AsyncCallDriver(self.store, self.sweep_every, self._report_sweep)
         self.begin = self.driver.begin
         """For adapters: claim the key of a call. Returns an outcome, or an attempt that the adapter must end."""
@@ -377,7 +388,8 @@ class AsyncGuard(Guard):
         attempt = AsyncTransactionAttempt(self.store, connection, call, own, most)
         if running.get() is not None:
             refuse_nesting(call)
-        return attempt.run(handler, recover)
+        outcome: Awaitable[Outcome[Any]] = attempt.run(handler, recover)
+        return outcome
 
     # -- records
 
@@ -407,14 +419,32 @@ class AsyncGuard(Guard):
         self._report_sweep(swept.removed, swept.unknown)
         return swept
 
+    async def check(self) -> None:
+        """Raise unless the store can be used: NotMigrated if it lacks its tables, StoreUnavailable if it is away.
+
+        The ASGI middleware does so when an application starts.
+        """
+        await self.store.execute(Lookup(bytes(16)))
+
+    def open(self) -> None:
+        """Make the guard usable again after ``close``, together with its store. Does nothing while it is open.
+
+        ``async with guard:`` does so, and the middleware when an application starts.
+        """
+        if self._closed:
+            self.store.open()
+            self._start()
+
     async def close(self) -> None:
-        """Stop renewing and sweeping, and close the store."""
+        """Stop renewing and sweeping, and close the store. ``open`` makes the guard usable again."""
+        self._closed = True
         await self.driver.keeper.close()
         # sync only: if self._loop_guards is not None:
         # sync only:     self._loop_guards.close()
         await self.store.close()
 
     async def __aenter__(self) -> Self:
+        self.open()
         return self
 
     async def __aexit__(

@@ -148,6 +148,7 @@ class Guard:
         digest = declared.digest(args, kwargs)
         call = self.make_call(declared.operation, key, tenant, digest, declared.policy, declared.serializer)
         call.input = declared.input(args, kwargs)
+        call.comparison = declared.comparison
         return call
 
     def _plain_call(
@@ -163,7 +164,7 @@ class Guard:
             if len(self._operations) >= REMEMBERED:
                 self._operations.clear()
             self._operations.add(check_name("an operation", operation))
-        return self.make_call(
+        call = self.make_call(
             operation,
             normalize_key(key, ANY),
             self.tenant if tenant is None else checked_tenant(tenant),
@@ -171,6 +172,8 @@ class Guard:
             self._changed_policy(changes) if changes else self._policy,
             PLAIN if returns is None else self._serializer(returns),
         )
+        call.comparison = "the same data. Compared: what is passed as fingerprint="
+        return call
 
     def _statement_call(
         self,

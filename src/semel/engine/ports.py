@@ -15,12 +15,24 @@ from semel.core.semantics import Row
 from semel.core.transactional import ExecuteOnce, HandlerConflict, Keep, Lock, Occupied, SQLEffect
 from semel.errors import ConfigurationError
 
-__all__ = ["STORE_MEMBERS", "AsyncStore", "AsyncUnit", "Store", "Unit", "has_members", "unit_of"]
+__all__ = ["STORE_CLOSED", "STORE_MEMBERS", "AsyncStore", "AsyncUnit", "Store", "Unit", "has_members", "unit_of"]
 
 R = TypeVar("R")
 Accept: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
-STORE_MEMBERS: Final = ("wakes", "counts", "resumes", "adopt", "accept", "execute", "execute_many", "wait", "close")
+STORE_MEMBERS: Final = (
+    "wakes",
+    "counts",
+    "resumes",
+    "adopt",
+    "accept",
+    "execute",
+    "execute_many",
+    "wait",
+    "open",
+    "close",
+)
 """What a store declares, sync or async."""
+STORE_CLOSED: Final = "the store is closed; open() of its guard opens it again"
 
 
 class Store(Protocol):
@@ -61,8 +73,12 @@ class Store(Protocol):
         """Wait until the record may have changed, ``seconds`` at most. May return early."""
         ...
 
+    def open(self) -> None:
+        """Make the store usable again after ``close``, without connecting yet. Does nothing while it is open."""
+        ...
+
     def close(self) -> None:
-        """Close connections and end threads. Safe to call twice."""
+        """Close connections and end threads. Safe to call twice. Ops raise StoreUnavailable until ``open``."""
         ...
 
 
@@ -87,6 +103,8 @@ class AsyncStore(Protocol):
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]: ...
 
     async def wait(self, id: bytes, seconds: float) -> None: ...
+
+    def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -138,6 +156,14 @@ class Unit(Protocol):
         """Roll back the transaction that ``lock`` opened; does nothing if none is open."""
         ...
 
+    def watch(self) -> None:
+        """Refuse ``commit()`` on the caller's connection from now on, where its class permits that."""
+        ...
+
+    def unwatch(self) -> None:
+        """Allow ``commit()`` again."""
+        ...
+
 
 class AsyncUnit(Protocol):
     """A unit of work on an async connection. See ``Unit`` for the methods."""
@@ -163,6 +189,10 @@ class AsyncUnit(Protocol):
     async def finish(self) -> None: ...
 
     async def undo(self) -> None: ...
+
+    def watch(self) -> None: ...
+
+    def unwatch(self) -> None: ...
 
 
 def has_members(value: object, names: Sequence[str]) -> bool:

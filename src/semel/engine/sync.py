@@ -75,9 +75,19 @@ class SyncGuard(Guard):
             policy=policy, tenant=tenant, on_event=on_event, codec=codec, secret=secret,
             readable_keys=readable_keys, sweep_every=sweep_every, quota=quota,
         )  # fmt: skip
-        self.store: Store = self._open_store(store) if isinstance(store, str) else store
-        check_store(self.store, quota, awaited=self.AWAITED)
         self._loop_guards: LoopGuards | None = None
+        self.use_store(self._open_store(store) if isinstance(store, str) else store)
+
+    def use_store(self, store: Store) -> None:
+        """Use another store from now on, in tests for example. The store of before is not closed."""
+        check_store(store, self.quota, awaited=self.AWAITED)
+        self.store: Store = store
+        self._start()
+
+    def _start(self) -> None:
+        self._closed = False
+        if self._loop_guards is not None:
+            self._loop_guards.restart(self.store)
         self.driver = CallDriver(self.store, self.sweep_every, self._report_sweep)
         self.begin = self.driver.begin
         """For adapters: claim the key of a call. Returns an outcome, or an attempt that the adapter must end."""
@@ -369,7 +379,8 @@ class SyncGuard(Guard):
         attempt = TransactionAttempt(self.store, connection, call, own, most)
         if running.get() is not None:
             refuse_nesting(call)
-        return attempt.run(handler, recover)
+        outcome: Outcome[Any] = attempt.run(handler, recover)
+        return outcome
 
     # -- records
 
@@ -399,14 +410,32 @@ class SyncGuard(Guard):
         self._report_sweep(swept.removed, swept.unknown)
         return swept
 
+    def check(self) -> None:
+        """Raise unless the store can be used: NotMigrated if it lacks its tables, StoreUnavailable if it is away.
+
+        The ASGI middleware does so when an application starts.
+        """
+        self.store.execute(Lookup(bytes(16)))
+
+    def open(self) -> None:
+        """Make the guard usable again after ``close``, together with its store. Does nothing while it is open.
+
+        ``with guard:`` does so, and the middleware when an application starts.
+        """
+        if self._closed:
+            self.store.open()
+            self._start()
+
     def close(self) -> None:
-        """Stop renewing and sweeping, and close the store."""
+        """Stop renewing and sweeping, and close the store. ``open`` makes the guard usable again."""
+        self._closed = True
         self.driver.keeper.close()
         if self._loop_guards is not None:
             self._loop_guards.close()
         self.store.close()
 
     def __enter__(self) -> Self:
+        self.open()
         return self
 
     def __exit__(

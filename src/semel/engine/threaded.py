@@ -16,7 +16,7 @@ from semel.core.ops import Op
 from semel.engine.aio import AsyncGuard
 from semel.engine.declare.declaration import Declaration
 from semel.engine.forking import survive_forks
-from semel.engine.ports import Store
+from semel.engine.ports import STORE_CLOSED, Store
 from semel.errors import StoreUnavailable
 
 __all__ = ["LoopGuards", "ThreadedGuard", "ThreadedStore"]
@@ -51,6 +51,10 @@ class ThreadedStore:
     async def wait(self, id: bytes, seconds: float) -> None:
         await asyncio.to_thread(self._store.wait, id, seconds)
 
+    def open(self) -> None:
+        self._store.open()
+        self._start()
+
     async def close(self) -> None:
         await asyncio.to_thread(self._store.close)
         self.shut_down()
@@ -63,7 +67,7 @@ class ThreadedStore:
         try:
             answer = asyncio.get_running_loop().run_in_executor(self._threads, function, argument)
         except RuntimeError as error:  # the threads have ended
-            raise StoreUnavailable("the store is closed") from error
+            raise StoreUnavailable(STORE_CLOSED) from error
         return await answer
 
 
@@ -102,6 +106,11 @@ class LoopGuards:
             return (await self.here().perform(declared, args, kwargs)).value
 
         return once
+
+    def restart(self, store: Store) -> None:
+        """Make new guards, over this store: the threads of the former ones have ended."""
+        self._store = store
+        self._guards.clear()
 
     def close(self) -> None:
         """End the threads of all guards. The store itself is left open."""

@@ -13,9 +13,10 @@ The claim is made after the dependencies and the validation of the body, just be
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.errors import MissingDependency, TransactionConflict
@@ -120,9 +121,27 @@ def _endpoints_of(route: Route, path: str, host: str) -> Iterator[tuple[Any, End
     endpoint = route.endpoint
     by_class = isinstance(endpoint, type)  # an HTTPEndpoint: a method of the class for each of the protocol
     methods = [name.upper() for name in dir(endpoint) if name.upper() in _METHODS] if by_class else route.methods
+    late = _late_commit(getattr(route, "dependant", None))  # FastAPI's routes have one, Starlette's do not
     for method in sorted(methods or ()):
         function = getattr(endpoint, method.lower()) if by_class else endpoint
-        yield endpoint, Endpoint(method, path, declared_rule(function), route.name, host)
+        yield endpoint, Endpoint(method, path, declared_rule(function), route.name, host, late)
+
+
+def _late_commit(dependant: Any) -> str:
+    """Return the name of a dependency with ``yield`` that commits when it ends, after the answer was sent."""
+    for each in () if dependant is None else dependant.dependencies:
+        function = inspect.unwrap(each.call.func if isinstance(each.call, partial) else each.call)
+        yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        # FastAPI before 0.121 has no scope, and ends them at another time.
+        if yields and getattr(each, "scope", "function") != "function" and _ENDS & {*function.__code__.co_names}:
+            return str(function.__qualname__)
+        if within := _late_commit(each):
+            return within
+    return ""
+
+
+_ENDS: Final = frozenset({"commit", "begin"})
+"""Names in the code of a dependency that ends a transaction: ``session.commit()``, ``async with sessions.begin()``."""
 
 
 class _StarletteRoutes:

@@ -101,7 +101,7 @@ def _protect(view: F, rule: Rule) -> F:
     if isinstance(rule, Exempt):
         return mark_exempt(view, rule)
     check_declarable(view)
-    view = with_connection(view, rule)
+    view = with_connection(view, rule, awaited=False)
     handle = find_handle(view, type_hints(view), awaits=False)  # the guard of a Flask app is sync
     handler = _run_async(view) if inspect.iscoroutinefunction(view) else view
     endpoint = functools.wraps(view)(sync_endpoint(handler, rule, handle, _FRAMEWORK, _find_responder))

@@ -33,14 +33,15 @@ MISTAKES: Final = (SemelError, TypeError, AttributeError)
 """Errors of opening a connection that are mistakes of the service, not of the database: they are raised as they are."""
 
 
-def with_connection(function: F, rule: Rule) -> F:
-    """Return the handler with its connection filled in, if the rule names a parameter for it."""
-    if isinstance(rule, Idempotent) and rule.connection is not None and not callable(rule.connection):
-        raise PolicyError(
-            f"connection= is a function that opens a connection or session, such as engine.connect, not "
-            f"{rule.connection!r}"
-        )
-    parameter = rule.connection_parameter if isinstance(rule, Idempotent) else None
+def with_connection(function: F, rule: Rule, *, awaited: bool) -> F:
+    """Return the handler with its connection filled in, if the rule names a parameter for it.
+
+    :param awaited: whether the service is async.
+    """
+    if not isinstance(rule, Idempotent):
+        return function
+    rule.check_connection(awaited=awaited)
+    parameter = rule.connection_parameter
     if parameter is None:
         return function
     signature = inspect.signature(function)

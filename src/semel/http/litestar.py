@@ -82,7 +82,7 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         if sum(isinstance(plugin, SemelPlugin) for plugin in app_config.plugins) > 1:
             raise ConfigurationError("SemelPlugin is installed in this app already: one guard for one app")
         app_config.middleware.insert(0, cast(Any, self._around))
-        app_config.on_startup.append(self._report)
+        app_config.on_startup.append(self._start)
         if app_config.cors_config is not None:  # Litestar answers CORS outside of all middlewares
             self._exposed = list(dict.fromkeys([*app_config.cors_config.expose_headers, *_EXPOSED]))
             app_config.cors_config = dataclasses.replace(app_config.cors_config, expose_headers=self._exposed)
@@ -117,9 +117,9 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
 
         return self.middleware.around(inside)
 
-    def _report(self, app: Litestar) -> None:
+    async def _start(self, app: Litestar) -> None:
         self.middleware.list_endpoints = lambda: endpoints(app)
-        self.middleware.report()
+        await self.middleware.start()
 
 
 def endpoints(app: Litestar) -> list[Endpoint]:

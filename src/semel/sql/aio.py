@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from semel.core.call import Raised
 from semel.core.ops import SaveStep
@@ -27,7 +27,7 @@ from semel.errors import (
     TransactionConflict,
 )
 from semel.sql import migrations
-from semel.sql.connections.adopt import AsyncLentConnection, Dialect, adopt, not_migrated
+from semel.sql.connections.adopt import WRAPPERS_FOUND, AsyncLentConnection, Dialect, adopt, not_migrated
 from semel.sql.connections.errors import (
     Contention,
     DatabaseBusy,
@@ -100,7 +100,8 @@ _ADVICE: Final = "nothing is stored; roll back and run the unit of work again"
 
 def adopt_unit_async(raw: object, dialect: Dialect) -> AsyncSQLUnit:
     """The caller's connection as a unit of work, for a store of this dialect."""
-    connection: AsyncLentConnection = adopt(raw)
+    wrapper = WRAPPERS_FOUND.get(type(raw))
+    connection: AsyncLentConnection = adopt(raw) if wrapper is None else wrapper(raw)
     if connection.dialect == dialect and connection.awaited is True:
         return AsyncSQLUnit(connection)
     kind = f"{type(raw).__module__.partition('.')[0]}'s {type(raw).__name__}"
@@ -113,10 +114,18 @@ def adopt_unit_async(raw: object, dialect: Dialect) -> AsyncSQLUnit:
     )
 
 
+def _refuse_commit() -> NoReturn:
+    raise ConfigurationError(
+        "the handler called commit() in a transaction whose record is not written yet, so a crash would leave its rows "
+        "without the record, and a retry would write them again. Nothing was committed. Leave commit() out: Semel, or "
+        "whoever opened the transaction, commits when the handler has returned"
+    )
+
+
 class AsyncSQLUnit:
     """A unit of work on the caller's connection."""
 
-    __slots__ = ("_programs", "connection", "finish", "undo")
+    __slots__ = ("_programs", "_watched", "connection", "finish", "undo")
 
     def __init__(self, connection: AsyncLentConnection) -> None:
         self.connection = connection
@@ -125,6 +134,7 @@ class AsyncSQLUnit:
         """Send what the caller's layer still holds back."""
         self.undo = connection.rollback
         """Roll back what ``lock`` opened. Does nothing when no transaction is open."""
+        self._watched: list[Any] = []
 
     def require(self, own: bool) -> None:
         """Raise unless a transaction is open; with ``own``, which opens one, raise if one is open already."""
@@ -249,6 +259,18 @@ class AsyncSQLUnit:
             return await run_async(self._programs.step_saved(id, name), self.connection)
         except SemelError as error:
             raise self._conflict(error, "the step's mark") from error.__cause__
+
+    def watch(self) -> None:
+        """Refuse ``commit()`` while the handler runs: its rows would be durable without the record."""
+        for raw in self.connection.committers():
+            if "commit" not in raw.__dict__:  # an outer call on the same connection watches it already
+                raw.commit = _refuse_commit
+                self._watched.append(raw)
+
+    def unwatch(self) -> None:
+        """Allow ``commit()`` again. Does nothing if it is not refused."""
+        while self._watched:
+            del self._watched.pop().commit
 
     def _require_open(self) -> None:
         """Before a commit of ours: raise if, as far as the driver knows, there is no transaction left to commit."""

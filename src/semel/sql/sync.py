@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from semel.core.call import Raised
 from semel.core.ops import SaveStep
@@ -25,7 +25,7 @@ from semel.errors import (
     TransactionConflict,
 )
 from semel.sql import migrations
-from semel.sql.connections.adopt import Dialect, LentConnection, adopt, not_migrated
+from semel.sql.connections.adopt import WRAPPERS_FOUND, Dialect, LentConnection, adopt, not_migrated
 from semel.sql.connections.errors import (
     Contention,
     DatabaseBusy,
@@ -98,7 +98,8 @@ _ADVICE: Final = "nothing is stored; roll back and run the unit of work again"
 
 def adopt_unit(raw: object, dialect: Dialect) -> SQLUnit:
     """The caller's connection as a unit of work, for a store of this dialect."""
-    connection: LentConnection = adopt(raw)
+    wrapper = WRAPPERS_FOUND.get(type(raw))
+    connection: LentConnection = adopt(raw) if wrapper is None else wrapper(raw)
     if connection.dialect == dialect and connection.awaited is False:
         return SQLUnit(connection)
     kind = f"{type(raw).__module__.partition('.')[0]}'s {type(raw).__name__}"
@@ -110,10 +111,18 @@ def adopt_unit(raw: object, dialect: Dialect) -> SQLUnit:
     )
 
 
+def _refuse_commit() -> NoReturn:
+    raise ConfigurationError(
+        "the handler called commit() in a transaction whose record is not written yet, so a crash would leave its rows "
+        "without the record, and a retry would write them again. Nothing was committed. Leave commit() out: Semel, or "
+        "whoever opened the transaction, commits when the handler has returned"
+    )
+
+
 class SQLUnit:
     """A unit of work on the caller's connection."""
 
-    __slots__ = ("_programs", "connection", "finish", "undo")
+    __slots__ = ("_programs", "_watched", "connection", "finish", "undo")
 
     def __init__(self, connection: LentConnection) -> None:
         self.connection = connection
@@ -122,6 +131,7 @@ class SQLUnit:
         """Send what the caller's layer still holds back."""
         self.undo = connection.rollback
         """Roll back what ``lock`` opened. Does nothing when no transaction is open."""
+        self._watched: list[Any] = []
 
     def require(self, own: bool) -> None:
         """Raise unless a transaction is open; with ``own``, which opens one, raise if one is open already."""
@@ -246,6 +256,18 @@ class SQLUnit:
             return run(self._programs.step_saved(id, name), self.connection)
         except SemelError as error:
             raise self._conflict(error, "the step's mark") from error.__cause__
+
+    def watch(self) -> None:
+        """Refuse ``commit()`` while the handler runs: its rows would be durable without the record."""
+        for raw in self.connection.committers():
+            if "commit" not in raw.__dict__:  # an outer call on the same connection watches it already
+                raw.commit = _refuse_commit
+                self._watched.append(raw)
+
+    def unwatch(self) -> None:
+        """Allow ``commit()`` again. Does nothing if it is not refused."""
+        while self._watched:
+            del self._watched.pop().commit
 
     def _require_open(self) -> None:
         """Before a commit of ours: raise if, as far as the driver knows, there is no transaction left to commit."""

@@ -160,6 +160,9 @@ class MemoryStore:
             with self._lock:
                 self._records.unwatch(id, wake)
 
+    def open(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Do nothing. The records stay available to other users of the store."""
 
@@ -195,6 +198,9 @@ class AsyncMemoryStore:
                 await asyncio.wait([changed], timeout=seconds)
             finally:
                 self._records.unwatch(id, wake)
+
+    def open(self) -> None:
+        """Do nothing."""
 
     async def close(self) -> None:
         """Do nothing."""

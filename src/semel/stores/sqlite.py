@@ -32,7 +32,7 @@ from semel.sql.program import Program, Statement
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.combiner import Combiner
 
-__all__ = ["AsyncSQLiteStore", "SQLiteStore", "check", "migrate", "open_read_only"]
+__all__ = ["AsyncSQLiteStore", "ReadOnlySQLiteStore", "SQLiteStore", "check", "migrate", "open_read_only"]
 
 R = TypeVar("R")
 BUSY_TIMEOUT: Final = 10.0
@@ -47,6 +47,21 @@ def migrate(path: str | os.PathLike[str]) -> list[str]:
         raw.close()
 
 
+def _connect_read_only(path: str) -> sqlite3.Connection:
+    where = Path(path).resolve().as_uri()
+    raw = sqlite3.connect(f"{where}?mode=ro", uri=True)
+    try:
+        raw.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+    except sqlite3.OperationalError:
+        raw.close()
+        # In a folder that may not be written, SQLite cannot make the files that readers and writers share. Where there
+        # are none, nobody has the file open, and it can be read without them.
+        if os.path.exists(f"{path}-wal"):
+            raise
+        return sqlite3.connect(f"{where}?immutable=1", uri=True)
+    return raw
+
+
 @contextlib.contextmanager
 def open_read_only(path: str | os.PathLike[str]) -> Iterator[SQLiteConnection]:
     """Open a file that exists, to read only."""
@@ -54,10 +69,37 @@ def open_read_only(path: str | os.PathLike[str]) -> Iterator[SQLiteConnection]:
     if not os.path.exists(name):
         raise StoreUnavailable(f"there is no file {name!r}: `semel migrate URL` makes one")
     try:
-        with contextlib.closing(sqlite3.connect(f"{Path(name).resolve().as_uri()}?mode=ro", uri=True)) as raw:
+        with contextlib.closing(_connect_read_only(name)) as raw:
             yield SQLiteConnection(raw, name)
     except sqlite3.Error as error:
         raise sqlite_error(error, name) from error
+
+
+class ReadOnlySQLiteStore:
+    """Answers ``Lookup`` from a file, without write access to it."""
+
+    wakes = counts = resumes = False
+    adopt = accept = None
+
+    def __init__(self, connection: SQLiteConnection) -> None:
+        """:param connection: of ``open_read_only``, which also closes it."""
+        self._connection = connection
+
+    def execute(self, op: Op[R]) -> R:
+        answer: R = sync.run(dialect.program(op, _now), self._connection)
+        return answer
+
+    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return [self.execute(op) for op in ops]
+
+    def wait(self, id: bytes, seconds: float) -> None:
+        """The engine polls and never calls this."""
+
+    def open(self) -> None:
+        """The connection belongs to the caller."""
+
+    def close(self) -> None:
+        """The connection belongs to the caller."""
 
 
 def check(path: str | os.PathLike[str]) -> None:
@@ -216,6 +258,9 @@ class SQLiteStore:
         """Wrap the caller's connection, to write records in the caller's transaction."""
         return sync.adopt_unit(connection, "sqlite")
 
+    def open(self) -> None:
+        self._combiner.open()
+
     def close(self) -> None:
         self._combiner.close()
 
@@ -225,18 +270,24 @@ class _SQLiteThread:
 
     def __init__(self, writer: _Writer) -> None:
         self._writer = writer
-        self._start()
-        survive_forks(self._start)
+        self._forget_thread()
+        survive_forks(self._forget_thread)
 
-    def _start(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-sqlite")
+    def _forget_thread(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
 
     async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-sqlite")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._writer.run, ops)
 
     async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._writer.close)
-        self._thread.shutdown()
+        thread, self._thread = self._thread, None
+        if thread is None:
+            self._writer.close()
+        else:
+            await asyncio.get_running_loop().run_in_executor(thread, self._writer.close)
+            thread.shutdown()
 
 
 class AsyncSQLiteStore:
@@ -272,6 +323,9 @@ class AsyncSQLiteStore:
     def adopt(self, connection: object) -> aio.AsyncSQLUnit:
         """Wrap the caller's connection, to write records in the caller's transaction."""
         return aio.adopt_unit_async(connection, "sqlite")
+
+    def open(self) -> None:
+        self._combiner.open()
 
     async def close(self) -> None:
         await self._combiner.close()

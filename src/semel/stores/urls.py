@@ -5,17 +5,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from semel.core.ops import Op
 from semel.engine.ports import AsyncStore, Store
-from semel.errors import StoreURLError
+from semel.errors import MissingDependency, StoreURLError
 from semel.stores.bounds import plain_url
 from semel.stores.kinds import SCHEMES, StoreKind, load
 
-__all__ = ["check_store", "has_tables", "migrate_store", "open_async_store", "open_store", "sqlite_path", "tiers"]
+__all__ = [
+    "BridgedStore", "check_store", "has_tables", "migrate_store", "open_any_store", "open_async_store", "open_store",
+    "sqlite_path", "tiers",
+]  # fmt: skip
 
+R = TypeVar("R")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -43,12 +50,23 @@ def open_async_store(url: str) -> AsyncStore:
     return store
 
 
+def open_any_store(url: str) -> Store:
+    """Open a store to use in this thread, by whichever driver is installed. For commands; services open their own."""
+    try:
+        return open_store(url)
+    except MissingDependency as missing:
+        try:
+            return BridgedStore(lambda: open_async_store(url))
+        except MissingDependency:
+            raise missing from None
+
+
 def migrate_store(url: str) -> list[str]:
     """Create or update the store's tables. Returns the names of the migrations that were applied."""
     kind, url = _kind_of(url)
     if kind.name == "tiered":
         return migrate_store(tiers(url)[0])
-    applied: list[str] = [] if kind.migrate is None else load(kind.migrate)(*_arguments(kind, url))
+    applied: list[str] = [] if kind.migrate is None else _call(kind.migrate, *_arguments(kind, url))
     return applied
 
 
@@ -58,7 +76,7 @@ def check_store(url: str) -> None:
     if kind.name == "tiered":
         check_store(tiers(url)[0])
     elif kind.check is not None:
-        load(kind.check)(*_arguments(kind, url))
+        _call(kind.check, *_arguments(kind, url))
 
 
 def has_tables(url: str) -> bool:
@@ -117,3 +135,59 @@ def _arguments(kind: StoreKind, url: str) -> tuple[str, ...]:
     if kind.name == "memory":
         return ()
     return (sqlite_path(url) if kind.name == "SQLite" else url,)
+
+
+def _call(function: str, *arguments: str) -> Any:
+    """Call a function of a store's module. Where only the async driver is installed, call its async version."""
+    try:
+        return load(function)(*arguments)
+    except MissingDependency as missing:
+        try:
+            return asyncio.run(load(f"{function}_async")(*arguments))
+        except (MissingDependency, AttributeError):
+            raise missing from None
+
+
+class BridgedStore:
+    """A sync store that runs an async one in an event loop of its own. Not for several threads."""
+
+    wakes = False
+    adopt = None
+
+    def __init__(self, open_store: Callable[[], AsyncStore]) -> None:
+        """:param open_store: opens the async store; called inside the event loop."""
+
+        async def opened() -> AsyncStore:
+            return open_store()
+
+        self._runner = asyncio.Runner()
+        try:
+            self._store = self._runner.run(opened())
+        except BaseException:
+            self._runner.close()
+            raise
+        self._closed = False
+        self.counts = self._store.counts
+        self.resumes = self._store.resumes
+        self.accept = self._store.accept
+
+    def execute(self, op: Op[R]) -> R:
+        return self._runner.run(self._store.execute(op))
+
+    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return self._runner.run(self._store.execute_many(ops))
+
+    def wait(self, id: bytes, seconds: float) -> None:
+        self._runner.run(self._store.wait(id, seconds))
+
+    def open(self) -> None:
+        if self._closed:
+            self._closed = False
+            self._runner = asyncio.Runner()
+            self._store.open()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._runner.run(self._store.close())
+            self._runner.close()

@@ -123,45 +123,36 @@ def _everywhere(
     progress: Callable[[str], None] | None,
 ) -> Report:
     report = Report()
+
+    def crash_at(target: int) -> str | None:
+        """Crash at one point, in a world of its own. Returns None if the operation ended before that point."""
+        world = setup()
+        try:
+            point = nursery.attempt(world, patience, how, target)
+            if point is not None:
+                nursery.attempt(world, patience)
+            try:
+                check(world)
+            except AssertionError as error:
+                raise CrashFailure(point or "a run without a crash", str(error) or "check() failed") from error
+        except CrashFailure:
+            raise
+        except Exception as error:
+            raise CrashFailure(f"point {target}", repr(error)) from error
+        finally:
+            if teardown is not None:
+                teardown(world)
+        return point
+
     with contextlib.closing(_Nursery(operation)) as nursery:
         for target in range(1, MOST_POINTS + 1):
-            point = _at(how, target, nursery, setup, check, teardown, patience)
+            point = crash_at(target)
             if point is None:
                 return report
             report.points.append(point)
             if progress is not None:
                 progress(point)
     raise CrashFailure(f"{MOST_POINTS} points", "the operation has more points than this limit: use a smaller one")
-
-
-def _at(
-    how: How,
-    target: int,
-    nursery: _Nursery,
-    setup: Callable[[], W],
-    check: Callable[[W], None],
-    teardown: Callable[[W], None] | None,
-    patience: float,
-) -> str | None:
-    """Crash at one point, in a world of its own. Returns None if the operation ended before that point."""
-    world = setup()
-    try:
-        point = nursery.attempt(world, patience, how, target)
-        if point is not None:
-            nursery.attempt(world, patience)
-        where = point or "a run without a crash"
-        try:
-            check(world)
-        except AssertionError as error:
-            raise CrashFailure(where, str(error) or "check() failed") from error
-    except CrashFailure:
-        raise
-    except Exception as error:
-        raise CrashFailure(f"point {target}", repr(error)) from error
-    finally:
-        if teardown is not None:
-            teardown(world)
-    return point
 
 
 class _Nursery:
@@ -219,12 +210,7 @@ def _serve(operation: Callable[[Any], Any], pipe: Any) -> None:
 
 
 def _child(
-    operation: Callable[[Any], Any],
-    world: Any,
-    how: How | None,
-    target: int,
-    patience: float,
-    writing: int,
+    operation: Callable[[Any], Any], world: Any, how: How | None, target: int, patience: float, writing: int
 ) -> None:
     def report(text: str) -> None:
         os.write(writing, text.encode() + b"\0")

@@ -36,17 +36,9 @@ from semel.testing.effects import EffectLog, Line, answered_twice, effects, over
 from semel.testing.hammer import OPERATION, Hammer, HammerPolicy, Job, as_argument, open_job_store
 
 __all__ = [
-    "EffectLog",
-    "Line",
-    "Worker",
-    "Workers",
-    "answered_twice",
-    "effects",
-    "overlapping",
-    "unexcused",
-    "until",
+    "EffectLog", "Line", "Worker", "Workers", "answered_twice", "effects", "overlapping", "unexcused", "until",
     "verdicts",
-]
+]  # fmt: skip
 
 STOP_SECONDS: Final = 60.0
 """Seconds that workers have to end by themselves before they are killed."""

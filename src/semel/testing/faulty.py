@@ -84,6 +84,9 @@ class _Faulty:
     def wait(self, id: bytes, seconds: float) -> None:
         self._inner.wait(id, seconds)
 
+    def open(self) -> None:
+        self._inner.open()
+
     def close(self) -> None:
         self._inner.close()
 
@@ -111,6 +114,9 @@ class _AsyncFaulty:
 
     async def wait(self, id: bytes, seconds: float) -> None:
         await self._inner.wait(id, seconds)
+
+    def open(self) -> None:
+        self._inner.open()
 
     async def close(self) -> None:
         await self._inner.close()

@@ -165,20 +165,12 @@ _TRANSACTION: Final = {
     Moment.ANSWER_LOST: (First.ANSWER, Retry.REPLAYS, False, 1, State.DONE),
 }
 
-_CALLERS: Final = {
-    Moment.KILLED_BEFORE_CLAIM: (First.NOTHING, Retry.RUNS, False, 1, State.DONE),
-    Moment.CLAIM_NOT_STORED: (First.UNAVAILABLE, Retry.RUNS, False, 1, State.DONE),
-    Moment.KILLED_BEFORE_EFFECT: (First.NOTHING, Retry.RUNS, False, 1, State.DONE),
-    Moment.EFFECT_FAILED: (First.ERROR, Retry.RUNS, False, 1, State.DONE),
-    Moment.EFFECT_ANSWER_LOST: (First.ERROR, Retry.RUNS, False, 1, State.DONE),
-    Moment.KILLED_AFTER_EFFECT: (First.NOTHING, Retry.RUNS, False, 1, State.DONE),
+_CALLERS: Final[dict[Moment, tuple[First, Retry, bool, int, State]]] = {
+    **{moment: cell for moment, cell in _TRANSACTION.items() if moment is not Moment.OUTCOME_ANSWER_LOST},
     Moment.CONFLICT: (First.CONFLICT, Retry.RUNS, False, 1, State.DONE),
-    Moment.OUTCOME_NOT_STORED: (First.UNAVAILABLE, Retry.RUNS, False, 1, State.DONE),
     Moment.KILLED_BEFORE_COMMIT: (First.NOTHING, Retry.RUNS, False, 1, State.DONE),
     Moment.ROLLED_BACK: (First.ANSWER, Retry.RUNS, False, 1, State.DONE),
     Moment.COMMIT_ANSWER_LOST: (First.DRIVER, Retry.REPLAYS, False, 1, State.DONE),
-    Moment.KILLED_AFTER_OUTCOME: (First.NOTHING, Retry.REPLAYS, False, 1, State.DONE),
-    Moment.ANSWER_LOST: (First.ANSWER, Retry.REPLAYS, False, 1, State.DONE),
 }
 
 _TABLE: Final = {

@@ -93,6 +93,26 @@ class Arguments:
         else:
             self._paths = self._compile(choice, excluded)
 
+    def describe(self, key: object = None) -> str:
+        """Return what is compared, by name, for the error that says that it differs. It never shows a value.
+
+        :param key: the parameter that is the key. It is left out: it cannot differ.
+        """
+        advice = "If an argument may differ between retries, such as a clock or a trace id, "
+        if self._paths is not None:
+            names, advice = [path for path, _, _ in self._paths], advice + "leave it out of fingerprint="
+        elif self._columns is not None:
+            names = [column[0] for column in self._columns if column is not None and column[0] != key]
+            example = next(
+                (name for name in names if name != self._calls.parameters[0].name), names[0] if names else ""
+            )
+            advice += f'leave it out: exclude=("{example}",)'
+            variable = (("*", self._calls.rest), ("**", self._calls.keywords))
+            names += [star + name for star, name in variable if name and name not in self._excluded]
+        else:
+            names, advice = ["what the fingerprint= function returns"], advice + "leave it out there"
+        return f"the same arguments. Compared: {', '.join(names)}. {advice}"
+
     def digest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """Return the fingerprint of one call: 16 bytes, or none if the choice is None.
 

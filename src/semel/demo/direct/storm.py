@@ -1,34 +1,26 @@
-"""Storms straight on the store, one after another: processes call a protected function beside a ledger.
+"""A storm straight on the store: processes call a protected function beside a ledger.
 
-In a storm workers are killed and replaced, then everything that was started is finished, then the verdict follows.
+Workers are killed and replaced, then everything that was started is finished, then the verdict follows.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
 import secrets
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from semel.core.states import State
-from semel.demo.direct.evidence import Ledger, Rows, Totals, refuse_without_transactions
+from semel.demo.direct.evidence import Ledger, Rows, Totals
 from semel.demo.direct.worker import OPERATION, key_of
 from semel.demo.processes import WorkerPool
-from semel.demo.screen import Screen, Stopping, color_wanted
-from semel.demo.verdict import StormVerdict, headed, judge, table
-from semel.errors import StoreError
-from semel.stores.guard import Semel
-from semel.stores.urls import migrate_store, open_store
+from semel.demo.screen import Stopping
+from semel.demo.verdict import StormVerdict, judge, unsettled
 
-__all__ = ["Storm", "run"]
+__all__ = ["Storm"]
 
 TICK: Final = 0.1
 """Seconds between two updates of the screen."""
@@ -43,7 +35,6 @@ CALM: Final = 10.0
 """Seconds for the workers to finish."""
 FINISH: Final = 30.0
 """Seconds for the last worker, which finishes everything."""
-WORKERS = 4
 
 
 class Storm:
@@ -71,14 +62,14 @@ class Storm:
         self._folder = folder
         self._store = store
         self._workers = workers
-        self._seed = seed
-        self._mode = mode
-        self._sabotage = sabotage
         self._run = secrets.token_hex(4)
         self._dice = random.Random(seed)
-        self._began = time.time()
         self._start = time.monotonic()
         self._numbers = 0
+        self._settings = {
+            "folder": str(folder), "store": store, "run": self._run, "seed": seed, "threads": THREADS,
+            "began": time.time(), "rate": RATE, "sabotage": sabotage, "mode": mode,
+        }  # fmt: skip
         self._pool = WorkerPool("semel.demo.direct.worker", folder / "workers.log")
         self.tally = Totals(folder)
         self._ledger: Ledger | Rows = Ledger(str(folder / "ledger.db"))
@@ -145,6 +136,7 @@ class Storm:
 
     def _calm(self, show: Callable[[Storm], None]) -> None:
         """Stop killing, and let the workers finish."""
+        self.seconds = min(self.seconds, self.elapsed)  # it may have been stopped
         self.phase = "calm"
         self._pool.ask_to_finish()
         self._pool.wait(CALM, lambda: self._look(show))
@@ -163,19 +155,11 @@ class Storm:
     def _judge(self) -> StormVerdict:
         seconds = self.elapsed
         self.tally.update()
-        with Semel(open_store(self._store), sweep_every=None) as guard:
-
-            def is_done(payment: int) -> bool:
-                try:
-                    record = guard.lookup(OPERATION, key_of(self._run, payment))
-                except StoreError:
-                    return False
-                return record is not None and record.state is State.DONE
-
-            return judge(
-                self.tally, self._ledger.effects(), self.kills, self._pool.crashes, seconds, is_done,
-                steps=self._mode == "steps",
-            )  # fmt: skip
+        keys = (key_of(self._run, payment) for payment in self.tally.begun)
+        return judge(
+            self.tally, self._ledger.effects(), self.kills, self._pool.crashes, seconds,
+            unsettled(self._store, OPERATION, keys), steps=self._settings["mode"] == "steps",
+        )  # fmt: skip
 
     def last_lines(self) -> str:
         """The end of what the workers printed."""
@@ -183,65 +167,9 @@ class Storm:
 
     def _spawn(self, *, finishing: bool) -> None:
         self._numbers += 1
-        self._pool.start(
-            {
-                "folder": str(self._folder),
-                "store": self._store,
-                "run": self._run,
-                "number": self._numbers,
-                "seed": self._seed,
-                "threads": THREADS,
-                "began": self._began,
-                "rate": RATE,
-                "finishing": finishing,
-                "sabotage": self._sabotage,
-                "mode": self._mode,
-            }
-        )
+        self._pool.start({**self._settings, "number": self._numbers, "finishing": finishing})
 
     def _look(self, show: Callable[[Storm], None]) -> None:
         self.tally.update()
         self.effects = self._ledger.count()
         show(self)
-
-
-def run(args: argparse.Namespace, stopping: Stopping) -> bool:
-    """Run one storm, or storms until Ctrl-C. Returns whether all were clean."""
-    mode = args.mode or "leased"
-    if mode == "transactional" and args.store:
-        refuse_without_transactions(args.store)
-    stream = sys.stderr if args.json else sys.stdout
-    screen = Screen(stream)
-    total, storms = StormVerdict(), 0
-    with tempfile.TemporaryDirectory(prefix="semel-demo-", ignore_cleanup_errors=True) as home:
-        store = args.store or "sqlite:///" + str(Path(home).resolve() / "semel.db")
-        migrate_store(store)
-        while not stopping.is_set():
-            storms += 1
-            folder = Path(home, f"storm-{storms}")
-            folder.mkdir()
-            seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed + storms - 1
-            storm = Storm(
-                folder,
-                store,
-                seconds=args.seconds,
-                workers=args.workers or WORKERS,
-                seed=seed,
-                mode=mode,
-                sabotage=os.environ.get("SEMEL_DEMO_SABOTAGE", ""),
-                number=storms,
-            )
-            verdict = storm.run(stopping, screen.show)
-            total += verdict
-            if not args.json:
-                screen.say(headed(storm.title, verdict, table(verdict, color=color_wanted(stream))))
-            if not verdict.clean:
-                screen.say("the end of the workers' log:\n" + storm.last_lines())
-            if args.once:
-                break
-    if args.json:
-        about = {"storms": storms, "store": store.partition(":")[0], "mode": mode, "seed": seed}
-        print(json.dumps({**total.as_json(), **about}), flush=True)
-    elif storms > 1:
-        screen.say(headed(f"all {storms} storms", total, table(total, color=color_wanted(stream))))
-    return total.clean

@@ -1,7 +1,7 @@
 """One worker process of the storm: clients in threads that call a protected handler, in one of three modes, and retry.
 
 ``Till.charge`` is the protected function. It is written as a user would write it, except for the places where it kills
-its own process. The module is run as ``python -m semel.demo.direct.worker '{…}'``.
+its own process. The module is run as ``python -m semel.demo.direct.worker``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,22 +53,22 @@ class PaymentFailed(Exception):
     """The handler fails before it has done anything: the client will ask again."""
 
 
+@dataclass(frozen=True)
 class Config:
-    """What the storm tells a worker, as JSON on the command line."""
+    """What the storm tells a worker, as JSON in the first line of its standard input."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.folder = Path(settings["folder"])
-        self.store: str = settings["store"]
-        self.run: str = settings["run"]
-        self.number: int = settings["number"]
-        self.seed: int = settings["seed"]
-        self.threads: int = settings["threads"]
-        self.began: float = settings["began"]
-        self.rate: float = settings["rate"]
-        self.finishing: bool = settings["finishing"]
-        """Ask for each payment in ``finish.json`` once, without faults; False: the storm."""
-        self.sabotage: str = settings.get("sabotage", "")
-        self.mode: str = settings["mode"]
+    folder: str
+    store: str
+    run: str
+    number: int
+    seed: int
+    threads: int
+    began: float
+    rate: float
+    finishing: bool
+    """Ask for each payment in ``finish.json`` once, without faults; False: the storm."""
+    sabotage: str
+    mode: str
 
 
 def key_of(run: str, payment: int) -> str:
@@ -219,7 +220,7 @@ class TransactionalTill(Till):
         if self._config.finishing:
             return False
         try:
-            os.close(os.open(self._config.folder / f"died-{payment}", os.O_CREAT | os.O_EXCL))
+            os.close(os.open(f"{self._config.folder}/died-{payment}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return False
         return True
@@ -316,26 +317,22 @@ def listen(stopping: threading.Event) -> None:
     os._exit(1)
 
 
-def main(argv: list[str]) -> int:
-    config = Config(**json.loads(argv[1]))
+def main() -> int:
+    config = Config(**json.loads(sys.stdin.readline()))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     stopping = threading.Event()
     threading.excepthook = crash
     threading.Thread(target=listen, args=(stopping,), daemon=True).start()
-    ledger = Ledger(str(config.folder / "ledger.db"))
-    sightings = Sightings(config.folder / f"worker-{config.number}.jsonl")
+    ledger = Ledger(f"{config.folder}/ledger.db")
+    sightings = Sightings(Path(config.folder, f"worker-{config.number}.jsonl"))
     with Semel(open_store(config.store), sweep_every=None) as guard:
         till = TILLS[config.mode](config, guard, ledger, sightings)
-        begun = json.loads((config.folder / "finish.json").read_text()) if config.finishing else []
-        clients = []
-        for i in range(config.threads):
-            dice = random.Random(f"{config.seed}/{config.number}/{i}")
-            if config.finishing:
-                client = threading.Thread(target=finish, args=(begun, till, stopping, dice))
-            else:
-                client = threading.Thread(target=storm, args=(config, till, stopping, dice))
+        begun = json.loads(Path(config.folder, "finish.json").read_text()) if config.finishing else []
+        dice = [random.Random(f"{config.seed}/{config.number}/{i}") for i in range(config.threads)]
+        work, what = (finish, begun) if config.finishing else (storm, config)
+        clients = [threading.Thread(target=work, args=(what, till, stopping, each)) for each in dice]
+        for client in clients:
             client.start()
-            clients.append(client)
         for client in clients:
             client.join()
     ledger.close()
@@ -344,4 +341,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(main())

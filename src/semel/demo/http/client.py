@@ -99,16 +99,11 @@ class Clients:
         self._pace = pace
         self._numbers = 0
         self._stopping = False
-        self._calm = False
         self._dice = random.Random(seed)
 
     def stop(self) -> None:
-        """Start no new payments, and finish those that were started."""
+        """Start no new payments, and finish those that were started. No client hangs up from now on."""
         self._stopping = True
-
-    def calm(self) -> None:
-        """Let no client hang up from now on."""
-        self._calm = True
 
     async def storm(self) -> None:
         """Send payments until ``stop``."""
@@ -117,7 +112,6 @@ class Clients:
 
     async def finish(self) -> None:
         """Request every payment once more, like clients that come back later."""
-        self._calm = True
         orders = list(self.seen.begun.values())
 
         async def take(http: Any) -> None:
@@ -160,7 +154,7 @@ class Clients:
     async def _try(self, http: Any, order: Order) -> bool:
         import httpx
 
-        hasty = not self._calm and self._dice.random() < HASTY
+        hasty = not self._stopping and self._dice.random() < HASTY
         counts = self.seen.counts
         counts["asked"] += 1
         try:

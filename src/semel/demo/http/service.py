@@ -1,20 +1,18 @@
-"""The payments service as several processes on one socket. The socket belongs to the parent, so the port outlives them.
-
-``tend`` replaces a process that has died.
-"""
+"""The payments service as several processes on one socket, which belongs to the parent: the port outlives them."""
 
 from __future__ import annotations
 
 import http.client
 import importlib
-import random
 import socket
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
+from semel.demo.payments.data import Books, has_books, stats
 from semel.demo.processes import WorkerPool
 from semel.errors import ConfigurationError, MissingDependency
+from semel.stores.urls import migrate_store
 
 __all__ = ["HOST", "Service", "require_packages"]
 
@@ -38,40 +36,40 @@ def require_packages() -> None:
 
 
 class Service:
-    """Processes that serve; ``tend`` replaces the dead."""
+    """Processes that serve, with a store and business rows. ``tend`` replaces a process that has died."""
 
-    def __init__(self, folder: Path, store: str, books: str, *, workers: int, port: int, mistake: str = "") -> None:
+    def __init__(self, folder: Path, store: str | None, *, workers: int, port: int, mistake: str = "") -> None:
         """
+        :param store: by default SQLite in the folder.
         :param port: 0 takes a free one.
         :param mistake: what is wrong with the service on purpose.
         """
+        self.store = store or f"sqlite:///{folder}/semel.db"
+        migrate_store(self.store)
+        # In the store's own database where it has SQL tables, otherwise in a file.
+        where = self.store if has_books(self.store) else f"sqlite:///{folder}/books.db"
+        self.books = Books(where)
+        self.books.prepare()
         self._socket = _listen(port)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://{HOST}:{self.port}"
         self._count = workers
         self.workers = WorkerPool("semel.demo.payments.app", folder / "service.log", [self._socket.fileno()])
         self.settings: dict[str, Any] = {
-            "descriptor": self._socket.fileno(), "store": store, "books": books, "mistake": mistake,
+            "descriptor": self._socket.fileno(), "store": self.store, "books": where, "mistake": mistake,
         }  # fmt: skip
 
-    @property
-    def kills(self) -> int:
-        return self.workers.kills
-
-    @property
-    def crashes(self) -> int:
-        return self.workers.crashes
-
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         """Start the processes; done when one of them answers."""
         self.tend()
         end = time.monotonic() + START
         while not self._answers():
             self.workers.reap()
-            if self.crashes or time.monotonic() > end:
-                self.stop()
-                raise ConfigurationError("the demo's service does not start:\n" + self.last_lines())
+            if self.workers.crashes or time.monotonic() > end:
+                self.__exit__()
+                raise ConfigurationError("the demo's service does not start:\n" + self.workers.last_lines())
             time.sleep(TICK)
+        return self
 
     def tend(self) -> None:
         """Replace what has died."""
@@ -79,19 +77,16 @@ class Service:
         while len(self.workers) < self._count:
             self.workers.start(self.settings)
 
-    def kill_one(self, dice: random.Random) -> None:
-        """Kill one process without a warning."""
-        self.workers.kill_one(dice)
-
-    def stop(self) -> None:
-        """Stop all processes, in order if they can, and give the port back."""
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        """Stop all processes, in order if there is time, and give the port back."""
+        self.books.close()
         self.workers.ask_to_finish()
-        self.workers.wait(STOP)
+        self.workers.wait(0.0 if kind is KeyboardInterrupt else STOP)
         self._socket.close()
 
-    def last_lines(self) -> str:
-        """The end of what the processes printed."""
-        return self.workers.last_lines()
+    def counted(self) -> dict[str, int]:
+        """What ``GET /stats`` says."""
+        return self.books.run(stats())._asdict()
 
     def _answers(self) -> bool:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=1.0)

@@ -7,7 +7,6 @@ the same payment is found whatever its id is.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 import secrets
@@ -17,16 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from semel.core.states import State
 from semel.demo.http.client import DECLINED, Clients
 from semel.demo.http.service import Service
-from semel.demo.payments.data import QUERIES, Books
+from semel.demo.payments.data import QUERIES
 from semel.demo.screen import Stopping
-from semel.demo.verdict import StormVerdict
+from semel.demo.verdict import StormVerdict, unsettled
 from semel.errors import StoreError
 from semel.sql.program import Program, Rows, Statement
-from semel.stores.guard import Semel
-from semel.stores.urls import open_store
 
 __all__ = ["HTTPStorm"]
 
@@ -47,8 +43,6 @@ class HTTPStorm:
     def __init__(
         self,
         service: Service,
-        store: str,
-        books: Books,
         *,
         seconds: float,
         seed: int,
@@ -56,13 +50,12 @@ class HTTPStorm:
         kill_every: float = KILL_EVERY,
         number: int = 1,
     ) -> None:
-        self.title = f"semel demo · storm {number} over HTTP · {store.partition(':')[0]} · seed {seed}"
+        self.title = f"semel demo · storm {number} over HTTP · {service.store.partition(':')[0]} · seed {seed}"
         self.phase = "storm"
         self.seconds = seconds
         self.effects = 0
         self._service = service
-        self._store = store
-        self._books = books
+        self._books = service.books
         self._run = f"storm-{secrets.token_hex(4)}"
         self._dice = random.Random(seed)
         self._kill_every = kill_every
@@ -70,7 +63,7 @@ class HTTPStorm:
         self._start = time.monotonic()
         self._look_at = 0.0
         self._executions: Counter[str] = Counter()
-        self._before = (service.kills, service.crashes)
+        self._before = (service.workers.kills, service.workers.crashes)
 
     @property
     def elapsed(self) -> float:
@@ -78,7 +71,7 @@ class HTTPStorm:
 
     @property
     def kills(self) -> int:
-        return self._service.kills - self._before[0]
+        return self._service.workers.kills - self._before[0]
 
     def numbers(self) -> list[tuple[str, int]]:
         counts = self._clients.seen.counts
@@ -95,30 +88,31 @@ class HTTPStorm:
 
     def run(self, stopping: Stopping, show: Callable[[HTTPStorm], None]) -> StormVerdict:
         """Run until the time is over or ``stopping`` is set; then calm, a last round, and the verdict."""
-        with _Loop(self._clients.storm()) as clients:
-            next_kill = self._start + min(self._kill_every, self.seconds / 4)
-            while self.elapsed < self.seconds and not stopping.is_set() and clients.running:
-                self._service.tend()
-                if time.monotonic() >= next_kill:
-                    self._service.kill_one(self._dice)
-                    next_kill = time.monotonic() + self._kill_every * (0.5 + self._dice.random())
-                self._look(show)
-                stopping.wait(TICK)
-            self.phase = "calm"
-            self._clients.stop()
-            self._clients.calm()
-            self._wait(clients, show)
+        clients = _Loop(self._clients.storm())
+        next_kill = self._start + min(self._kill_every, self.seconds / 4)
+        while self.elapsed < self.seconds and not stopping.is_set() and clients.is_alive():
+            self._service.tend()
+            if time.monotonic() >= next_kill:
+                self._service.workers.kill_one(self._dice)
+                next_kill = time.monotonic() + self._kill_every * (0.5 + self._dice.random())
+            self._look(show)
+            stopping.wait(TICK)
+        self.seconds = min(self.seconds, self.elapsed)  # it may have been stopped
+        self.phase = "calm"
+        self._clients.stop()
+        self._wait(clients, show)
         self.phase = "finish"
-        with _Loop(self._clients.finish()) as clients:
-            self._wait(clients, show)
+        self._wait(_Loop(self._clients.finish()), show)
         return self._judge()
 
     def _wait(self, clients: _Loop, show: Callable[[HTTPStorm], None]) -> None:
         end = time.monotonic() + ENDING
-        while clients.running and time.monotonic() < end:
+        while clients.is_alive() and time.monotonic() < end:
             self._service.tend()
             self._look(show)
             time.sleep(TICK)
+        if clients.error is not None:
+            raise clients.error
 
     def _look(self, show: Callable[[HTTPStorm], None]) -> None:
         if time.monotonic() >= self._look_at:
@@ -129,6 +123,10 @@ class HTTPStorm:
             except StoreError:
                 pass  # the screen shows older figures
         show(self)
+
+    def last_lines(self) -> str:
+        """The end of what the service's processes printed."""
+        return self._service.workers.last_lines()
 
     def _judge(self) -> StormVerdict:
         seconds, seen = self.elapsed, self._clients.seen
@@ -156,63 +154,31 @@ class HTTPStorm:
             failures=seen.counts["broken"] + seen.counts["hung_up"],
             store_errors=seen.counts["failed"],
             kills=self.kills,
-            crashes=self._service.crashes - self._before[1] + seen.strange.total(),
+            crashes=self._service.workers.crashes - self._before[1] + seen.strange.total(),
             duplicates=sum(count > 1 for count in per_customer.values()),
             lost=len(lost | mismatched),
             mismatched=len(mismatched),
-            unsettled=self._unsettled(),
+            unsettled=unsettled(
+                self._service.store, OPERATION, (order.key for order in self._clients.seen.begun.values()), TENANT
+            ),
             seconds=seconds,
         )
 
-    def _unsettled(self) -> int:
-        """How many payments are not done according to Semel's own records: a cross-check at the end."""
-        with Semel(open_store(self._store), sweep_every=None) as guard:
 
-            def is_done(key: str) -> bool:
-                try:
-                    record = guard.lookup(OPERATION, key, tenant=TENANT)
-                except StoreError:
-                    return False
-                return record is not None and record.state is State.DONE
-
-            return sum(not is_done(order.key) for order in self._clients.seen.begun.values())
-
-
-class _Loop:
-    """An event loop in a thread that runs one task."""
+class _Loop(threading.Thread):
+    """Runs a coroutine in an event loop of its own. It ends with the process, if not before."""
 
     def __init__(self, work: Coroutine[Any, Any, None]) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._task = self._loop.create_task(work)
-        self._thread = threading.Thread(target=self._go, name="demo-clients", daemon=True)
-        self._error: BaseException | None = None
+        super().__init__(name="demo-clients", daemon=True)
+        self._work = work
+        self.error: BaseException | None = None
+        self.start()
 
-    def _go(self) -> None:
+    def run(self) -> None:
         try:
-            self._loop.run_until_complete(self._task)
-        except asyncio.CancelledError:
-            pass
+            asyncio.run(self._work)
         except BaseException as error:
-            self._error = error
-        finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
-
-    @property
-    def running(self) -> bool:
-        return self._thread.is_alive()
-
-    def __enter__(self) -> _Loop:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self.running:
-            with contextlib.suppress(RuntimeError):  # it has just ended
-                self._loop.call_soon_threadsafe(self._task.cancel)
-        self._thread.join()
-        if self._error is not None and exc[0] is None:
-            raise self._error
+            self.error = error
 
 
 def _rows(query: str, beginning: str) -> Program[Rows]:

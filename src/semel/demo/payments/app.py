@@ -1,7 +1,7 @@
 """The application (its routes, the guard, documented errors for whatever a client sends) and a process that serves it.
 
-A process is run as ``python -m semel.demo.payments.app '{…}'`` on the parent's socket, so the port survives when the
-process is killed. It ends when a line arrives on standard input, or when its parent dies.
+A process is run as ``python -m semel.demo.payments.app`` on the parent's socket, so the port survives when the process
+is killed. It reads its settings from standard input, and ends when a second line arrives or when its parent dies.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.routing import APIRoute
 
 from semel import __version__
 from semel.core.policy import Policy
@@ -38,6 +40,12 @@ LEASE: Final = 2.0
 """Seconds until a silent worker is taken over: short, so that it can be watched."""
 GRACE: Final = 3
 """Seconds for running requests to end when the process stops."""
+_PAGE: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
+<style>body {{ font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto }} td {{ padding-right: 1.5em }}</style>
+<h1>{title}</h1><p>{description}<table>{rows}</table>
+<p><a href="/stats">How often a handler ran</a>, <a href="/openapi.json">the OpenAPI document</a>,
+<a href="/docs">its pages</a> (these load their scripts from the internet).
+"""
 
 
 @dataclass(frozen=True)
@@ -83,8 +91,15 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     return app
 
 
-async def _home() -> RedirectResponse:
-    return RedirectResponse("/docs")
+async def _home(request: Request) -> HTMLResponse:
+    """A page that needs nothing from the internet."""
+    routes = [route for route in router.routes if isinstance(route, APIRoute)]
+    rows = "".join(
+        f"<tr><td><code>{method} {route.path}</code><td>{escape((route.description or '').partition(chr(10))[0])}"
+        for route in routes
+        for method in sorted(route.methods or ())
+    )
+    return HTMLResponse(_PAGE.format(title=request.app.title, description=request.app.description, rows=rows))
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:
@@ -129,8 +144,8 @@ def _listen(server: Any) -> None:
     os._exit(1)
 
 
-def main(argv: list[str]) -> int:
-    config = json.loads(argv[1])
+def main() -> int:
+    config = json.loads(sys.stdin.readline())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor: int = config.pop("descriptor")
     asyncio.run(serve(ServiceSettings(**config), descriptor))
@@ -138,4 +153,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(main())

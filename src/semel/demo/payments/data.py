@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from typing import Any, Final, NamedTuple, TypeVar
 
 from semel.demo.databases import connect
@@ -19,12 +20,11 @@ from semel.errors import StoreError, StoreURLError
 from semel.sql.program import Program, load_queries
 from semel.sql.sync import Connection, run
 
-__all__ = ["Books", "Counts", "PaymentRow", "RefundRow", "has_books", "prepare"]
+__all__ = ["Books", "Counts", "PaymentRow", "RefundRow", "has_books"]
 
 R = TypeVar("R")
 QUERIES: Final = load_queries("semel.demo.payments", "queries.sql")
 _TABLES: Final = ("payment_table", "payment_index", "refund_table", "customer_table", "execution_table")
-_SCHEMES: Final = ("sqlite", "postgresql", "postgres")
 
 
 class PaymentRow(NamedTuple):
@@ -61,17 +61,8 @@ class Counts(NamedTuple):
 
 def has_books(store: str) -> bool:
     """Whether the business rows can be in the store's own database."""
-    return store.partition(":")[0] in _SCHEMES
-
-
-def prepare(url: str) -> None:
-    """Create the tables, before the workers start."""
-    books = Books(url)
-    try:
-        for name in _TABLES:
-            books.run(_one(name))
-    finally:
-        books.close()
+    scheme = store.partition(":")[0]
+    return scheme == "sqlite" or (scheme in ("postgresql", "postgres") and find_spec("psycopg") is not None)
 
 
 class Books:
@@ -85,6 +76,14 @@ class Books:
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="demo-books")
         self._connection: Any = None
+
+    def prepare(self) -> None:
+        """Create the tables, before the workers start."""
+        try:
+            for name in _TABLES:
+                self.run(_one(name))
+        finally:
+            self._drop()
 
     async def ask(self, program: Program[R], *, atomic: bool = False) -> R:
         """Run a program without holding up the event loop; ``atomic``: as one transaction."""

@@ -12,21 +12,9 @@ from pydantic import BaseModel, BeforeValidator, Field, StringConstraints
 from pydantic.json_schema import SkipJsonSchema
 
 __all__ = [
-    "Amount",
-    "Customer",
-    "CustomerId",
-    "CustomerRecord",
-    "Error",
-    "NewPayment",
-    "NewRefund",
-    "Payment",
-    "PaymentChange",
-    "PaymentId",
-    "Payments",
-    "Refund",
-    "Simulation",
-    "Stats",
-]
+    "Amount", "Customer", "CustomerId", "CustomerRecord", "Error", "NewPayment", "NewRefund", "Payment",
+    "PaymentChange", "PaymentId", "Payments", "Refund", "Simulation", "Stats",
+]  # fmt: skip
 
 LARGEST_AMOUNT = 1_000_000_000_000
 LARGEST_BODY = 8 * 1024 * 1024

@@ -59,6 +59,7 @@ class Declaration:
         "_place",
         "_warned",
         "awaits",
+        "comparison",
         "fingerprint",
         "function",
         "handle",
@@ -106,6 +107,7 @@ class Declaration:
         self.fingerprint = Arguments(
             given, fingerprint, exclude=exclude, secret=secret, name=getattr(function, "__qualname__", None)
         )
+        self.comparison = self.fingerprint.describe(key)
         self.serializer = serializer_for(hints.get("return", Signature.empty), serializer)
         self.policy = policy
         self.recover = None if policy.recover is None else select("recover", policy.recover, given, self.operation)

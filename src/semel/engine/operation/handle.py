@@ -94,10 +94,12 @@ class OperationHandle:
 
     @property
     def key(self) -> str:
+        """The idempotency key, as the caller passed it."""
         return self._call.key
 
     @property
     def tenant(self) -> str:
+        """The tenant that the key belongs to; empty if there is none."""
         return self._call.tenant
 
     @property

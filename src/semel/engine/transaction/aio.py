@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core.call import Call, Failed, Outcome, Pause, Raised, Recover, Returned, Run
@@ -78,10 +78,6 @@ class AsyncTransactionAttempt:
         self.call = call
         self.claimed: Claimed | None = None
 
-    def run(self, handler: Handler, recover: Handler | None) -> Awaitable[Outcome[Any]]:
-        """Run ``handler`` once, or return what is known of the call."""
-        return self._proceed(None, handler, recover)  # type: ignore[return-value]  # Run is for a handler not here
-
     async def run_statement(self, effect: SQLEffect, recover: Handler | None) -> StatementResult:
         """Run the effect once, or return its stored result."""
         outcome = await self.run(lambda op: self._unit.perform(effect), recover)
@@ -94,10 +90,11 @@ class AsyncTransactionAttempt:
 
     async def begin(self) -> Outcome[Any] | None:
         """Open the transaction and lock the key. Returns an outcome if there is nothing to run."""
-        step = await self._proceed(None, None, as_handler(self.call.policy.recover))
+        step = await self.run(None, as_handler(self.call.policy.recover))
         if isinstance(step, Outcome):
             return step
         self.claimed = step.claimed
+        self._unit.watch()
         self.operation = AsyncOperation(self.call, None, step.claimed, self._store.execute)
         return None
 
@@ -141,19 +138,25 @@ class AsyncTransactionAttempt:
 
     async def _roll_back(self, ending: Raised | HandlerConflict) -> None:
         try:
-            await self._proceed(ending, None, None)
+            await self.run(None, None, ending)
         except BaseException as raised:
             if raised is not ending.error:
                 raise
 
     async def _end(self, ending: Returned | Rejected | Raised | HandlerConflict) -> Outcome[Any]:
-        outcome = await self._proceed(ending, None, None)
+        outcome = await self.run(None, None, ending)
         assert isinstance(outcome, Outcome)
         return outcome
 
-    async def _proceed(self, answer: Any, handler: Handler | None, recover: Handler | None) -> Run | Outcome[Any]:
-        """Do what the flow asks for until there is an outcome, or until it asks to run a handler that is not here."""
+    async def run(self, handler: Handler | None, recover: Handler | None, answer: Any = None) -> Any:
+        """Run ``handler`` once and return its Outcome, or the one that is known.
+
+        :param handler: None if it is called elsewhere: then return a Run, and go on when it has ended.
+        :param answer: how it has ended.
+        """
         flow, unit = self._flow, self._unit
+        if answer is not None:
+            unit.unwatch()
         error: StoreError | None = None
         try:
             while True:
@@ -195,6 +198,7 @@ class AsyncTransactionAttempt:
         """Run the handler, and flush what it wrote."""
         op = AsyncOperation(self.call, None, claimed, self._store.execute)
         outer = running.get()
+        self._unit.watch()
         try:
             running.set(op)
             result = work(op)
@@ -210,6 +214,7 @@ class AsyncTransactionAttempt:
             return Raised(error)
         finally:
             running.set(outer)
+            self._unit.unwatch()
         return Returned(result)
 
     # sync: def _undo(self) -> None:

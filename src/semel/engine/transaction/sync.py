@@ -73,10 +73,6 @@ class TransactionAttempt:
         self.call = call
         self.claimed: Claimed | None = None
 
-    def run(self, handler: Handler, recover: Handler | None) -> Outcome[Any]:
-        """Run ``handler`` once, or return what is known of the call."""
-        return self._proceed(None, handler, recover)  # type: ignore[return-value]  # Run is for a handler not here
-
     def run_statement(self, effect: SQLEffect, recover: Handler | None) -> StatementResult:
         """Run the effect once, or return its stored result."""
         outcome = self.run(lambda op: self._unit.perform(effect), recover)
@@ -89,10 +85,11 @@ class TransactionAttempt:
 
     def begin(self) -> Outcome[Any] | None:
         """Open the transaction and lock the key. Returns an outcome if there is nothing to run."""
-        step = self._proceed(None, None, as_handler(self.call.policy.recover))
+        step = self.run(None, as_handler(self.call.policy.recover))
         if isinstance(step, Outcome):
             return step
         self.claimed = step.claimed
+        self._unit.watch()
         self.operation = Operation(self.call, None, step.claimed, self._store.execute)
         return None
 
@@ -136,19 +133,25 @@ class TransactionAttempt:
 
     def _roll_back(self, ending: Raised | HandlerConflict) -> None:
         try:
-            self._proceed(ending, None, None)
+            self.run(None, None, ending)
         except BaseException as raised:
             if raised is not ending.error:
                 raise
 
     def _end(self, ending: Returned | Rejected | Raised | HandlerConflict) -> Outcome[Any]:
-        outcome = self._proceed(ending, None, None)
+        outcome = self.run(None, None, ending)
         assert isinstance(outcome, Outcome)
         return outcome
 
-    def _proceed(self, answer: Any, handler: Handler | None, recover: Handler | None) -> Run | Outcome[Any]:
-        """Do what the flow asks for until there is an outcome, or until it asks to run a handler that is not here."""
+    def run(self, handler: Handler | None, recover: Handler | None, answer: Any = None) -> Any:
+        """Run ``handler`` once and return its Outcome, or the one that is known.
+
+        :param handler: None if it is called elsewhere: then return a Run, and go on when it has ended.
+        :param answer: how it has ended.
+        """
         flow, unit = self._flow, self._unit
+        if answer is not None:
+            unit.unwatch()
         error: StoreError | None = None
         try:
             while True:
@@ -190,6 +193,7 @@ class TransactionAttempt:
         """Run the handler, and flush what it wrote."""
         op = Operation(self.call, None, claimed, self._store.execute)
         outer = running.get()
+        self._unit.watch()
         try:
             running.set(op)
             result = work(op)
@@ -203,6 +207,7 @@ class TransactionAttempt:
             return Raised(error)
         finally:
             running.set(outer)
+            self._unit.unwatch()
         return Returned(result)
 
     def _undo(self) -> None:

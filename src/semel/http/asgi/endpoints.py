@@ -38,7 +38,7 @@ def protect(
         return mark_exempt(function, rule)
     check_declarable(function)
     refuse_generators(function)
-    declared, function = function, with_connection(function, rule)
+    declared, function = function, with_connection(function, rule, awaited=True)
     hints = type_hints(function)
     awaits = inspect.iscoroutinefunction(function)
     handle = find_handle(function, hints, awaits=awaits)

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
 from semel.engine.aio import AsyncGuard
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, StoreError
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.responder import ASGIResponder
 from semel.http.contract.middleware import Middleware
@@ -82,7 +82,7 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         """Handlers that run on without a client. The event loop holds only weak references to tasks."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._reported:
+        if not self._reported or scope["type"] == "lifespan":
             await self._look(scope, receive, send)
         if scope["type"] != "http":
             await self.app(scope, receive, send)
@@ -107,13 +107,32 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
 
     async def _look(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raise if a route is misconfigured: at start-up, or at each request if the server has no lifespan."""
-        try:
+        if scope["type"] != "lifespan":
             self.report()
+            return
+        try:
+            await self.start()
         except ConfigurationError as error:
-            if scope["type"] == "lifespan":
-                await receive()
-                await send({"type": "lifespan.startup.failed", "message": str(error)})
+            await receive()
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
             raise
+
+    async def start(self) -> None:
+        """Prepare for requests, when the application starts. Raises if a route is misconfigured, or tables are missing.
+
+        A guard that an earlier run of the application has closed is opened again. A store that is away is no reason not
+        to start: requests are refused until it is back.
+        """
+        if not self._reported:
+            self.report()
+        self.guard.open()
+        try:
+            await self.guard.check()
+        except ConfigurationError:
+            await self.guard.close()  # nothing runs that would close it later
+            raise
+        except StoreError as error:
+            _log.warning("the application starts, but its store cannot be used: %s", error)
 
     def tenant_of(self, scope: Scope) -> str | Awaitable[str] | None:
         """Return the tenant of a request, to be awaited if ``tenant`` is async; None for the guard's own."""

@@ -232,7 +232,7 @@ class Lifecycle(Generic[A]):
             if key is None:
                 self._report_unkeyed(rule)
                 return True
-            if not rule.reads_json and rule.connection is None:
+            if not rule.reads_body and rule.connection is None:
                 exchange.body = None
             # The tenant comes first: a request that has none is refused before its body is read.
             tenant = None if middleware.tenant is None else (yield FIND_TENANT)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import zlib
 from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
@@ -48,7 +50,15 @@ SETTLED: Final = StoredResponse(204, [], b"")
 FAILED: Final = StoredResponse(500, [(b"content-type", b"text/plain; charset=utf-8")], b"Internal Server Error")
 """The stored answer of a handler that raised, if the rule stores such errors."""
 DOCUMENT_LIMIT: Final = 8 * 1024 * 1024
-"""The largest body in bytes that is parsed as JSON; a larger one is compared byte by byte."""
+"""The largest body in bytes that is parsed as JSON or decompressed; a larger one is compared byte by byte."""
+MOST_PARTS: Final = 10_000
+"""How many parts of a multipart body are told apart. Behind them the boundary counts: a hostile body must be cheap."""
+_MOST_MEMBERS: Final = 32
+"""How many members a gzip body may have."""
+_BOUNDARY: Final = re.compile(rb';[ \t]*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
+DECOMPRESSED_LIMIT: Final = 64 * 1024 * 1024
+"""The largest answer in bytes that is decompressed for a client; a larger one is sent as it is stored."""
+_DECOMPRESSED: Final = frozenset({b"gzip", b"x-gzip", b"deflate"})
 _PRECONDITIONS: Final = frozenset({b"content-type", b"if-match", b"if-none-match"})
 _READ: Final = _PRECONDITIONS | {KEY, b"content-length", b"origin"}
 """Header lines of a request that are read for every rule."""
@@ -159,6 +169,8 @@ class Exchange:
                 self._scripted = True
             else:
                 self._counted.append((name, value))
+                if value[:10].lower() == b"multipart/" and name == b"content-type":
+                    self._hash.split_at(value)
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -210,8 +222,22 @@ class Exchange:
             lines = [line for line in self.headers if line[0] in wanted]
         if len(lines) > 1:
             lines = sorted(lines, key=_name)  # lines of the same name keep their order
-        document = self._document(rule) if rule.reads_json else None
-        return self._hash.digest(self.method, self.host + self.path, self._query, lines, document)
+        if rule.compare_parts:  # a retry has another boundary
+            lines = [
+                (name, _BOUNDARY.sub(b"", value)) if name == b"content-type" else (name, value) for name, value in lines
+            ]
+        hash, document = self._hash, None
+        if rule.reads_body and self.body is not None:
+            body = b"".join(self.body)
+            if rule.compare_decompressed and (plain := self._decompressed(body)) is not None:
+                hash, body = hash.of(plain), plain
+            document = self._document(rule, body) if rule.reads_json else None
+        return hash.digest(self.method, self.host + self.path, self._query, lines, document)
+
+    def _decompressed(self, body: bytes) -> bytes | None:
+        """Return what a compressed body decompresses to; None if it is not compressed, or not in a way we read."""
+        codings = [value.strip().lower() for name, value in self.headers if name == b"content-encoding"]
+        return decompress(body, DOCUMENT_LIMIT) if codings in ([b"gzip"], [b"x-gzip"], [b"deflate"]) else None
 
     def call(self, guard: Guard, rule: Idempotent, key: str, tenant: str | None) -> Call:
         """Return the call to claim. Call it once the body has arrived."""
@@ -232,12 +258,11 @@ class Exchange:
         """Return the request's preconditions. Raises PreconditionError if they are malformed or missing."""
         return preconditions(self.headers, required=rule.precondition_required)
 
-    def _document(self, rule: Idempotent) -> bytes | None:
-        """Return the body as canonical JSON; None if it is not JSON or too large, so that its bytes are compared."""
-        if self.body is None:
-            return None
+    @staticmethod
+    def _document(rule: Idempotent, body: bytes) -> bytes | None:
+        """Return the body as canonical JSON; None if it is not JSON, so that its bytes are compared."""
         try:
-            document = parse_json(b"".join(self.body))
+            document = parse_json(body)
             if rule.include or rule.exclude:
                 document = select_fields(document, include=rule.include or None, exclude=rule.exclude or None)
             return canonical_json(document)
@@ -253,7 +278,9 @@ class Exchange:
         reported = isinstance(error, StoreError) and error.retryable  # by an event
         if error.status >= 500 and not reported:
             _log.error("%s %a: %s", self.method, self.path, error)
-        status = rule.reused_status if rule is not None and isinstance(error, KeyReused) else None
+        status: int | None = None
+        if rule is not None and isinstance(error, (KeyReused, InProgress)):
+            status = rule.reused_status if isinstance(error, KeyReused) else rule.in_use_status
         answer = problem(error, instance=self.path, status=status, docs=self.docs)
         length = (b"content-length", str(len(answer.body)).encode())
         return answer._replace(headers=[*answer.headers, length, *self._echo()])
@@ -261,8 +288,10 @@ class Exchange:
     def replay(self, stored: StoredResponse, rule: Idempotent) -> StoredResponse:
         """Return the first answer, marked as a replay."""
         status, lines, body, omitted = as_response(stored)
-        if omitted:  # there is nothing to decode
-            lines = [line for line in lines if line[0] != b"content-encoding"]
+        for line in lines:
+            if line[0] == b"content-encoding":
+                lines, body = self._acceptable(lines, body, omitted)
+                break
         headers = [
             *lines,
             (rule.replay_marker_name, b"omitted" if omitted else b"true"),
@@ -271,6 +300,28 @@ class Exchange:
         if status not in (204, 304):
             headers.append((b"content-length", b"%d" % len(body)))
         return StoredResponse(status, headers, body, omitted)
+
+    def _acceptable(
+        self, lines: list[tuple[bytes, bytes]], body: bytes, omitted: bool
+    ) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """Return a compressed answer as it is stored, or decompressed for a client that does not accept its coding.
+
+        It is decompressed only if the application chose the coding for its client, which ``Vary`` says. So a client
+        that accepts the same codings as the first one gets the same bytes.
+        """
+        plain = [line for line in lines if line[0] != b"content-encoding"]
+        if omitted:  # there is nothing to decode
+            return plain, body
+        codings, varies = _words(lines, b"content-encoding"), _words(lines, b"vary")
+        accepted = _words(self.headers, b"accept-encoding")
+        if b"accept-encoding" not in varies or all(coding in accepted or b"*" in accepted for coding in codings):
+            return lines, body
+        for coding in reversed(codings):
+            decoded = decompress(body, DECOMPRESSED_LIMIT) if coding in _DECOMPRESSED else None
+            if decoded is None:  # brotli and others, which the standard library cannot read
+                return lines, body
+            body = decoded
+        return plain, body
 
     def with_key(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Return the captured header lines of a first answer, with the key added."""
@@ -293,7 +344,12 @@ class Exchange:
         left_out = _FRAMING if rule is None else _FRAMING | rule.replay_header_names
         present = {name for name, _ in answer}
         lines = [(bytes(name).lower(), bytes(value)) for name, value in carrier]
-        return answer + [line for line in lines if line[0] not in left_out and line[0] not in present]
+        return answer + [
+            line
+            for line in lines
+            # Both answers may have reasons to vary: CORS may be answered for this request, and not for the first.
+            if (line[0] not in left_out and line[0] not in present) or (line[0] == b"vary" and line not in answer)
+        ]
 
     def expose(self, headers: list[tuple[bytes, bytes]], rule: Idempotent | None = None) -> list[tuple[bytes, bytes]]:
         """Return the header lines. If a script in a browser may read the answer (CORS), let it read our headers too.
@@ -333,6 +389,17 @@ class Exchange:
             return header_value(key, quote=True)
 
 
+def _words(lines: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
+    """Return the words of a header that lists some, in lower case, without those of quality 0."""
+    words = []
+    for line, value in lines:
+        for part in value.lower().split(b",") if line == name else ():
+            word, _, quality = part.replace(b" ", b"").replace(b"\t", b"").partition(b";q=")
+            if word and not (quality and quality.strip(b"0.") == b""):
+                words.append(word)
+    return words
+
+
 class RequestHash:
     """The fingerprint of a request, computed while its body arrives.
 
@@ -340,11 +407,30 @@ class RequestHash:
     ``semel.core.encoding.fingerprint``.
     """
 
-    __slots__ = ("_body", "_request", "_size")
+    __slots__ = ("_body", "_content_type", "_request", "_secret", "_size")
 
     def __init__(self, secret: bytes | None) -> None:
+        self._secret = secret
+        self._body: blake2b | PartsHash
         self._request, self._body = _new_hashes(secret)
         self._size = 0
+        self._content_type = b""
+        """That of a multipart body."""
+
+    def split_at(self, content_type: bytes) -> None:
+        """Leave the boundary of a multipart body out of the body's hash. It counts as a part of the Content-Type."""
+        found = _BOUNDARY.search(content_type)
+        if found is not None and not self._content_type:
+            self._content_type = content_type
+            self._body = PartsHash(_new_hashes(self._secret)[1], found[1] or found[2])
+
+    def of(self, body: bytes) -> RequestHash:
+        """Return the hash of the same request with another body."""
+        other = RequestHash(self._secret)
+        if self._content_type:
+            other.split_at(self._content_type)
+        other.feed(body)
+        return other
 
     def feed(self, chunk: bytes) -> None:
         """Take the next chunk of the body. How the body is cut into chunks does not matter."""
@@ -362,12 +448,67 @@ class RequestHash:
         for name, value in lines:
             parts += b"h%d:%b%d:%b" % (len(name), name, len(value), value)
         if document is None:
-            parts += b"b%d:%b" % (self._size, self._body.digest())
+            parts += b"b%d:%b" % (0 if self._content_type else self._size, self._body.digest())
         else:
             parts += b"d%d:%b" % (len(document), document)
         whole = self._request.copy()
         whole.update(parts)
         return whole.digest()
+
+
+class PartsHash:
+    """The hash of a multipart body without its boundary, which each try makes anew.
+
+    It is a hash of the hashes of what stands between the boundaries, so that two bodies have the same one only if they
+    differ in nothing but the boundary.
+    """
+
+    __slots__ = ("_delimiter", "_empty", "_left", "_part", "_tail", "_whole")
+
+    def __init__(self, empty: blake2b, boundary: bytes) -> None:
+        self._empty = empty
+        self._whole = empty.copy()
+        self._part = empty.copy()
+        self._delimiter = b"\r\n--" + boundary
+        self._tail = b"\r\n"  # the first boundary has no line before it
+        self._left = MOST_PARTS
+
+    def copy(self) -> PartsHash:
+        return self  # no two requests share it
+
+    def update(self, chunk: bytes) -> None:
+        *ended, rest = (self._tail + chunk).split(self._delimiter, self._left)
+        for piece in ended:
+            self._part.update(piece)
+            self._whole.update(self._part.digest())
+            self._part = self._empty.copy()
+        self._left -= len(ended)
+        kept = max(0, len(rest) - len(self._delimiter) + 1) if self._left else len(rest)
+        self._part.update(rest[:kept])
+        self._tail = rest[kept:]  # which may be the beginning of a boundary
+
+    def digest(self) -> bytes:
+        part, whole = self._part.copy(), self._whole.copy()
+        part.update(self._tail)
+        whole.update(part.digest())
+        return whole.digest()
+
+
+def decompress(body: bytes, limit: int) -> bytes | None:
+    """Return what a gzip or zlib body decompresses to; None if it is neither, is cut, or expands beyond the limit."""
+    plain = b""
+    for _ in range(_MOST_MEMBERS):
+        stream = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, as its first bytes say
+        try:
+            plain += stream.decompress(body, limit - len(plain) + 1)
+        except zlib.error:
+            return None
+        if len(plain) > limit or not stream.eof:
+            return None
+        body = stream.unused_data
+        if not body:
+            return plain
+    return None
 
 
 @lru_cache(maxsize=16)

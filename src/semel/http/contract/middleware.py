@@ -111,6 +111,7 @@ class Middleware(Generic[App, G]):
         """Buffer requests from now on if one of the rules has a transaction: a conflict runs its request again."""
         for rule in rules:
             if isinstance(rule, Idempotent) and rule.connection is not None:
+                rule.check_connection(awaited=self.guard.AWAITED)
                 rule.under(self.guard.policy)  # raises where the policy and a transaction exclude each other
                 self.reruns.possible = True
 

@@ -43,7 +43,10 @@ TITLES: Final = {
 
 _DETAILS: Final = {
     ConditionFailed.code: "A condition of the change does not hold, so nothing was changed.",
-    KeyReused.code: "This Idempotency-Key came before with another request. Use a new key for a new request.",
+    KeyReused.code: (
+        "This key was sent before with a different request, so nothing was done. Send a retry exactly as the first "
+        "request was sent, and a new request with a new key."
+    ),
     InProgress.code: "The first request with this key is still being processed. Send the same request again later.",
     KeyExpired.code: "This Idempotency-Key was used too long ago, and its answer is forgotten. Use a new key.",
     BodyTooLarge.code: "The body of this request is longer than this route takes. Nothing was done.",

@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from semel.core.values import value
@@ -44,6 +45,8 @@ class Endpoint:
     """The name of the function."""
     host: str = ""
     """The pattern of the host that the route is bound to; empty if it serves all hosts."""
+    late_commit: str = ""
+    """The name of a dependency that commits after the answer was stored; empty if there is none."""
 
     def __str__(self) -> str:
         return f"{self.method} {self.host}{self.path}" + (f" ({self.name})" if self.name else "")
@@ -103,10 +106,7 @@ class Routes:
 
     def merge(self, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
         """Return these endpoints with the table's rules filled in, and the rest of the table after them."""
-        listed = [
-            Endpoint(each.method, each.path, each.rule or self.find(each.method, each.path), each.name, each.host)
-            for each in endpoints
-        ]
+        listed = [replace(each, rule=each.rule or self.find(each.method, each.path)) for each in endpoints]
         known = {(each.method, each.path) for each in listed}
         rest = [(*route, rule) for route, rule in self.rules.items() if route not in known]
         return [*listed, *(Endpoint(method, path, rule) for method, path, rule in rest)]
@@ -191,6 +191,16 @@ def report(endpoints: Iterable[Endpoint]) -> list[Endpoint]:
             "" if len(missing) == 1 else "s",
             ", ".join(str(each) for each in missing),
         )
+    for each in endpoints:
+        if each.late_commit and isinstance(each.rule, Idempotent):
+            _log.warning(
+                "%s: the dependency %s commits after the answer was stored and sent. If that commit fails, retries get "
+                "an answer without its effect. Commit in the endpoint, end the dependency before the answer with "
+                'Depends(%s, scope="function"), or use connection=.',
+                each,
+                each.late_commit,
+                each.late_commit,
+            )
     if unclaimed := never_claimed(endpoints):
         _log.warning(
             "%s declared @idempotent(), but a GET is never claimed: it runs each time. Make it a POST, or remove the "

@@ -10,9 +10,11 @@ such as ``semel.http.fastapi``, also decorates endpoints. This module knows no f
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Final, Literal, NoReturn, Self, TypeAlias, TypedDict, TypeVar, Unpack
@@ -46,6 +48,7 @@ REPLAY_HEADERS: Final = frozenset(
         "etag",
         "last-modified",
         "link",
+        "vary",
     }
 )
 """Headers that are part of the answer. All others belong to the single HTTP exchange, and are not replayed."""
@@ -57,6 +60,9 @@ MAX_REQUEST_BODY: Final = 64 * 1024 * 1024
 _GUARDS: Final = Policy()
 """Means "the guard's policy"; recognised by identity."""
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_GENERATORS: Final[tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...]] = (
+    (inspect.isasyncgenfunction, asynccontextmanager), (inspect.isgeneratorfunction, contextmanager),
+)  # fmt: skip
 _POLICY: Final = frozenset(each.name for each in fields(Policy) if each.init)
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,6 +78,7 @@ class IdempotentSettings(PolicyChanges, total=False):
     key_mode: HeaderMode
     key_format: KeyFormat | str
     reused_status: Literal[422, 409, 400]
+    in_use_status: Literal[409, 425, 429, 503]
     scope: Literal["operation", "tenant"]
     external_effects: bool
     released: frozenset[int]
@@ -81,6 +88,8 @@ class IdempotentSettings(PolicyChanges, total=False):
     canonical_json: bool
     include: tuple[str, ...]
     exclude: tuple[str, ...]
+    compare_parts: bool
+    compare_decompressed: bool
     max_stored_body: int
     max_request_body: int | None
     keep_body: bool
@@ -142,6 +151,8 @@ class Idempotent(_Declaration):
     key_format: KeyFormat = field(default_factory=lambda: KeyFormat.named("any"))
     reused_status: Literal[422, 409, 400] = 422
     """The status of "same key, different payload"."""
+    in_use_status: Literal[409, 425, 429, 503] = 409
+    """The status of a duplicate while the first request still runs. Many clients never retry 409, and retry others."""
     scope: Literal["operation", "tenant"] = "operation"
     """``"tenant"``: a key belongs to one request in the whole service, whatever its path."""
     external_effects: bool = False
@@ -159,6 +170,11 @@ class Idempotent(_Declaration):
     """Fields of a JSON body to compare, by dotted path; all of them by default, and if the body has none of these."""
     exclude: tuple[str, ...] = ()
     """Fields of a JSON body that are not compared."""
+    compare_parts: bool = False
+    """Compare multipart bodies by their parts, without the boundary, which a client makes anew for each retry."""
+    compare_decompressed: bool = False
+    """Compare bodies with ``Content-Encoding: gzip`` or ``deflate`` by what they decompress to, up to 8 MiB: a retry
+    may be compressed in another way, or hold another time stamp."""
     max_stored_body: int = MAX_STORED_BODY
     """The longest answer body that is stored, in bytes. Of a longer answer only status and headers are stored."""
     max_request_body: int | None = None
@@ -166,8 +182,8 @@ class Idempotent(_Declaration):
     keep_body: bool = True
     """False for routes that issue secrets: the answer is stored without its body."""
     connection: Callable[[], Any] | None = None
-    """Opens the connection or session (a context manager) that the handler writes its rows to. They are committed
-    together with the answer, before it is sent. See ``semel.http.in_transaction``."""
+    """Opens the connection or session that the handler writes its rows to: returns a context manager, or is a generator
+    that yields it. The rows are committed with the answer, before it is sent. See ``semel.http.in_transaction``."""
     connection_parameter: str | None = None
     """The handler's parameter for this connection, which is also available as ``op.connection``."""
     allow_decorators_below: bool = False
@@ -189,6 +205,8 @@ class Idempotent(_Declaration):
     def __post_init__(self) -> None:
         if self.reused_status not in (422, 409, 400):
             raise PolicyError(f"reused_status is 422, 409 or 400, not {self.reused_status!r}")
+        if self.in_use_status not in (409, 425, 429, 503):
+            raise PolicyError(f"in_use_status is 409, 425, 429 or 503, not {self.in_use_status!r}")
         if self.scope not in ("operation", "tenant"):
             raise PolicyError(f'scope is "operation" or "tenant", not {self.scope!r}')
         object.__setattr__(self, "replay_headers", frozenset(map(_header_name, self.replay_headers)))
@@ -214,6 +232,9 @@ class Idempotent(_Declaration):
                 "that; or keep only connection= where the handler writes nothing but rows, which happen once by "
                 'themselves (guarantee="effectively_once")'
             )
+        for is_generator, manager in _GENERATORS:  # a dependency of FastAPI's, which yields a session
+            if is_generator(self.connection):
+                object.__setattr__(self, "connection", manager(self.connection))
         if self.connection_parameter is not None and self.connection is None:
             raise PolicyError("connection_parameter= needs connection=, which opens the connection")
         if self.include and self.exclude:
@@ -233,6 +254,39 @@ class Idempotent(_Declaration):
     @cached_property
     def reads_json(self) -> bool:
         return self.canonical_json or bool(self.include or self.exclude)
+
+    @cached_property
+    def reads_body(self) -> bool:
+        """Whether the whole body is needed to compare requests."""
+        return self.reads_json or self.compare_decompressed
+
+    def check_connection(self, *, awaited: bool) -> None:
+        """Raise PolicyError if ``connection`` opens no connection, or one of the other kind.
+
+        :param awaited: whether the service is async.
+        """
+        connect: object = self.connection
+        if connect is None:
+            return
+        if not callable(connect):
+            raise PolicyError(
+                f"connection= is a function that opens a connection or session, such as engine.connect, not {connect!r}"
+            )
+        opens = inspect.unwrap(connect)
+        name = getattr(opens, "__qualname__", repr(opens))
+        if awaited and inspect.isgeneratorfunction(opens):
+            raise PolicyError(
+                f"connection={name} is a plain generator, and would block this async service: write it as an async def "
+                "that yields an async session, or pass an async_sessionmaker"
+            )
+        if inspect.iscoroutinefunction(opens):
+            raise PolicyError(
+                f"connection={name} returns a coroutine: let it yield the session, or pass a sessionmaker"
+            )
+        if not awaited and inspect.isasyncgenfunction(opens):
+            raise PolicyError(
+                f"connection={name} is async, and this service is not: pass one that opens a sync session"
+            )
 
     def stores(self, status: int) -> bool:
         """Whether an answer with this status is stored and replayed. Otherwise the key is free again."""

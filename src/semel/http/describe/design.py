@@ -93,6 +93,8 @@ def _route(endpoint: Endpoint, policy: Policy) -> dict[str, Any]:
         route["failures"] = "remembered" if under.stores(500) else "run again"
         route["replay_marker"] = under.replay_marker.title()
         route["max_stored_body"] = under.max_stored_body if under.keep_body else 0
+        if under.connection is not None:  # a crash rolls back the rows and the record: nobody holds a lease
+            route |= {"lease": None, "on_abandoned": "rollback"}
     return route
 
 

@@ -26,8 +26,11 @@ _TAKEOVERS: Final = {Takeover.RETRY: "retry", Takeover.REJECT: "reject", Takeove
 _SETTINGS: Final = (
     "key_mode",
     "reused_status",
+    "in_use_status",
     "external_effects",
     "canonical_json",
+    "compare_parts",
+    "compare_decompressed",
     "keep_body",
     "max_stored_body",
     "max_request_body",

@@ -94,7 +94,7 @@ def refusals(
     )
     if isinstance(rule, Conditional):
         add(_raised(lambda: preconditions([(IF_MATCH, b"7")])), "If-Match or If-None-Match is malformed")
-    add(InProgress(""), _in_progress(rule))
+    add(InProgress(""), _in_progress(rule), rule.in_use_status)
     add(BodyTooLarge(), "the body is longer than this route accepts")
     add(KeyReused(), "the Idempotency-Key was used before with a different request", rule.reused_status)
     if rule.policy.reject_seconds:

@@ -11,7 +11,9 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
-from semel.errors import ConfigurationError
+from semel.engine.guard import Guard
+from semel.engine.sync import SyncGuard
+from semel.errors import ConfigurationError, NotMigrated, StoreError
 from semel.http.contract.routes import undeclared
 from semel.http.contract.rules import Exempt
 from semel.http.django.configuration import configuration
@@ -54,16 +56,30 @@ def check_settings(**options: Any) -> list[CheckMessage]:
                     id="semel.W001",
                 )
             )
+        messages += _check_tables(config.guard)
     if _GZIP in listed[listed.index(MIDDLEWARE) :]:
         messages.append(
             Warning(
-                "GZipMiddleware stands after IdempotencyMiddleware: a replay is compressed as the first answer was, "
-                "whatever its client accepts",
+                "GZipMiddleware stands after IdempotencyMiddleware: compressed answers are stored, and a replay is "
+                "compressed as the first answer was, or decompressed",
                 hint="Put IdempotencyMiddleware last.",
                 id="semel.W003",
             )
         )
     return messages
+
+
+def _check_tables(guard: Guard) -> list[CheckMessage]:
+    """Warn if the store lacks its tables. An Error would stop ``manage.py migrate``, which may create them."""
+    try:
+        if isinstance(guard, SyncGuard):
+            guard.check()
+    except NotMigrated as error:
+        hint = "Create them with `manage.py migrate` if the store is one of DATABASES, else with `semel migrate URL`."
+        return [Warning(str(error), hint=hint, id="semel.W004")]
+    except StoreError:
+        pass  # it is away, which says nothing about the project
+    return []
 
 
 def check_views(**options: Any) -> list[CheckMessage]:

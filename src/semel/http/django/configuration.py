@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 from django.conf import settings
+from django.core import mail
 from django.utils.module_loading import import_string
 
 from semel.core.values import value
+from semel.engine.aio import AsyncGuard
 from semel.engine.guard import Guard
+from semel.engine.sync import SyncGuard
 from semel.errors import ConfigurationError
 from semel.http.contract.rules import MAX_REQUEST_BODY, check_max_request_body
+from semel.stores.memory import AsyncMemoryStore, MemoryStore
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
@@ -23,7 +27,7 @@ __all__ = ["Configuration", "configuration", "user"]
 
 TenantResolver: TypeAlias = "Callable[[HttpRequest], Any]"
 
-_KNOWN: Final = frozenset({"GUARD", "TENANT", "DOCS", "MAX_REQUEST_BODY"})
+_KNOWN: Final = frozenset({"GUARD", "TEST_GUARD", "TENANT", "DOCS", "MAX_REQUEST_BODY"})
 
 
 def user(request: HttpRequest) -> str | None:
@@ -64,17 +68,36 @@ def configuration() -> Configuration:
     if unknown := sorted(setting.keys() - _KNOWN):
         there = ", ".join(sorted(_KNOWN))
         raise ConfigurationError(f"SEMEL has unknown settings: {', '.join(unknown)}; there are {there}")
-    guard = _imported("GUARD", setting["GUARD"])
-    if not isinstance(guard, Guard) and callable(guard) and not inspect.isclass(guard):
-        guard = _call_once(guard)
-    if not isinstance(guard, Guard):
-        raise ConfigurationError(f"SEMEL's GUARD is a guard such as Semel(SQLiteStore('app.db')), not {guard!r}")
+    in_tests = hasattr(mail, "outbox")  # by setup_test_environment(): Django's own sign
+    guard = _guard("TEST_GUARD" if in_tests and "TEST_GUARD" in setting else "GUARD", setting)
+    if in_tests and "TEST_GUARD" not in setting:
+        _keep_in_memory(guard)
     tenant = _imported("TENANT", setting.get("TENANT"))
     if tenant is not None and not callable(tenant):
         raise ConfigurationError(f"SEMEL's TENANT is a function of the request, or its dotted path, not {tenant!r}")
     longest = setting.get("MAX_REQUEST_BODY", MAX_REQUEST_BODY)
     check_max_request_body(longest)
     return Configuration(guard, tenant, setting.get("DOCS"), longest)
+
+
+def _guard(name: str, setting: dict[str, Any]) -> Guard:
+    guard = _imported(name, setting[name])
+    if not isinstance(guard, Guard) and callable(guard) and not inspect.isclass(guard):
+        guard = _call_once(guard)
+    if not isinstance(guard, Guard):
+        raise ConfigurationError(f"SEMEL's {name} is a guard such as Semel(SQLiteStore('app.db')), not {guard!r}")
+    return guard
+
+
+def _keep_in_memory(guard: Guard) -> None:
+    """While tests run, keep records in memory: the guard's store is the developer's own database, not the test one.
+
+    Transactional views still write their records with their rows, into the test database.
+    """
+    if isinstance(guard, (AsyncGuard, SyncGuard)) and not isinstance(guard.store, (MemoryStore, AsyncMemoryStore)):
+        store: Any = AsyncMemoryStore() if isinstance(guard, AsyncGuard) else MemoryStore()
+        store.adopt = guard.store.adopt  # uses the view's connection, and none of the store's
+        guard.use_store(store)
 
 
 @functools.cache

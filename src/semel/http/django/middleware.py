@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.conf import settings
 from django.core.handlers.asgi import ASGIRequest
 
-from semel.errors import ConfigurationError
+from semel.engine.sync import SyncGuard
+from semel.errors import ConfigurationError, StoreError
 from semel.http.contract.routes import report
 from semel.http.django.configuration import configuration
 from semel.http.django.under_asgi import UnderASGI
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["IdempotencyMiddleware"]
 
+_log = logging.getLogger("semel.http")
+
 
 class IdempotencyMiddleware:
     """Runs sync under WSGI and async under ASGI, as Django requires."""
@@ -31,6 +35,11 @@ class IdempotencyMiddleware:
 
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         config = configuration()
+        if isinstance(config.guard, SyncGuard):  # an async one asks when its first request comes
+            try:
+                config.guard.check()
+            except StoreError as error:
+                _log.warning("the application starts, but its store cannot be used: %s", error)
         self._under: UnderASGI | UnderWSGI
         if iscoroutinefunction(get_response):
             self._under = UnderASGI(get_response, config)

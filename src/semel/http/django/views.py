@@ -50,7 +50,7 @@ def _protect(view: F, declared: Rule) -> F:
             f"{view.__qualname__}: Django has no async transactions, so with connection= it is a plain def, which "
             "ASGI serves as well, in a thread. What it must await can be called with async_to_sync()"
         )
-    view = with_connection(view, rule)
+    view = with_connection(view, rule, awaited=False)
     function = inspect.unwrap(view)  # method_decorator() decorates a partial
     handle = find_handle(function, type_hints(function), awaits=awaits)
     if awaits:

@@ -135,6 +135,9 @@ class LentAsyncmy:
         # sync: return bool(self.raw.server_status & SERVER_STATUS_IN_TRANS)
         return bool(self.raw.get_transaction_status())
 
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw,)
+
     def holds(self) -> bool:
         return self.in_transaction()
 

@@ -85,6 +85,9 @@ class LentAsyncpg(AsyncpgConnection):
     def begun(self) -> bool:
         return bool(self.raw.is_in_transaction())
 
+    def committers(self) -> tuple[Any, ...]:
+        return ()  # it has no commit(), and refuses transaction() within ours
+
     def holds(self) -> bool:
         return bool(self.raw.is_closed()) or self.begun()  # if it is closed, the next statement fails
 

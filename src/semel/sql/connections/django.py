@@ -79,6 +79,9 @@ class LentDjango:
         within_test = bool(blocks and blocks[-1]._from_testcase)
         return self.in_transaction() and not within_test
 
+    def committers(self) -> tuple[Any, ...]:
+        return ()  # Django refuses commit() within atomic() by itself
+
     def holds(self) -> bool:
         return self.in_transaction()
 

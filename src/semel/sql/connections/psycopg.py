@@ -108,6 +108,9 @@ class LentPsycopg:
         # In a pipeline the BEGIN of `conn.transaction()` may not be sent yet.
         return self.raw.pgconn.transaction_status not in _NOT_BEGUN or bool(getattr(self.raw, "_num_transactions", 0))
 
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw,)
+
     def holds(self) -> bool:
         # If the connection is lost, the next statement fails.
         return self.raw.pgconn.transaction_status != _IDLE or bool(getattr(self.raw, "_num_transactions", 0))

@@ -123,6 +123,9 @@ class LentPyMySQL:
         # status after the last other statement.
         return bool(self.raw.server_status & SERVER_STATUS_IN_TRANS)
 
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw,)
+
     def holds(self) -> bool:
         return self.in_transaction()
 

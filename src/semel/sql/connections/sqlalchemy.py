@@ -23,9 +23,13 @@ from semel.sql.program import Rows, Statement
 
 __all__ = ["LentSQLAlchemy", "LentSQLAlchemySession"]
 
-_DIALECTS: Final[dict[str, Dialect]] = {
-    "sqlite": "sqlite", "postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql",
-}  # fmt: skip
+
+class _SupportedDialects(dict[str, Dialect]):
+    def __missing__(self, name: str) -> Dialect:
+        raise ConfigurationError(f"transactions are supported on {', '.join(self)}, not on {name}")
+
+
+_DIALECTS: Final = _SupportedDialects(sqlite="sqlite", postgresql="postgresql", mysql="mysql", mariadb="mysql")
 _ADOPTED: Final = "semel.adopted"
 _ERRORS: Final = (SQLAlchemyError, UnicodeError, OverflowError, ValueError, OSError)
 """SQLAlchemy's errors; what a driver raises about a value it cannot send; asyncpg's error when it cannot connect, which
@@ -40,15 +44,10 @@ class LentSQLAlchemy:
     style: ClassVar[EffectStyle] = "named"
     __slots__ = ("_engine", "_transaction", "dialect", "raw")
 
-    def __init__(self, raw: Any, engine: Any = None) -> None:
-        """:param engine: the engine of a session."""
-        engine = raw if engine is None else engine
-        name = engine.dialect.name
-        if name not in _DIALECTS:
-            raise ConfigurationError(f"transactions are supported on {', '.join(_DIALECTS)}, not on {name}")
+    def __init__(self, raw: Any) -> None:
         self.raw = raw
-        self.dialect = _DIALECTS[name]
-        self._engine = engine
+        self.dialect = _DIALECTS[raw.dialect.name]
+        self._engine = raw
         self._transaction: Any = None
         """The transaction that ``begin_with`` opened."""
 
@@ -101,6 +100,9 @@ class LentSQLAlchemy:
     def begun(self) -> bool:
         return bool(self.raw.in_transaction())
 
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw,)
+
     def holds(self) -> bool:
         connection = self.raw
         return self._transaction in (None, connection.get_transaction()) and _driver_holds(connection)
@@ -145,7 +147,10 @@ class LentSQLAlchemySession(LentSQLAlchemy):
             raise ConfigurationError(
                 f"the session has no single engine ({error}): pass session.connection(bind_arguments=…) instead"
             ) from error
-        super().__init__(session, engine)
+        self.raw = session
+        self.dialect = _DIALECTS[engine.dialect.name]
+        self._engine = engine
+        self._transaction = None
         self._connection: Any = None
         """The connection that the last statement was sent on."""
 
@@ -166,6 +171,9 @@ class LentSQLAlchemySession(LentSQLAlchemy):
     def in_transaction(self) -> bool:
         session = self.raw
         return not _autocommits(self._engine) and (self.raw.in_transaction() or session.autobegin)
+
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw, self._connection)
 
     def holds(self) -> bool:
         session = self.raw

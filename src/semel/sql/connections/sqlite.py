@@ -118,6 +118,9 @@ class LentSQLite:
     def begun(self) -> bool:
         return self.raw.in_transaction
 
+    def committers(self) -> tuple[Any, ...]:
+        return ()  # sqlite3's class takes no attributes
+
     def holds(self) -> bool:
         return self.begun()
 
@@ -201,6 +204,9 @@ class LentAiosqlite:
             return bool(self.raw.in_transaction)
         except ValueError as error:  # raised by aiosqlite when there is no connection
             raise ConfigurationError("the aiosqlite connection is not open") from error
+
+    def committers(self) -> tuple[Any, ...]:
+        return (self.raw,)
 
     def holds(self) -> bool:
         return self.begun()

@@ -21,6 +21,7 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from semel.core.ops import Op
+from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, StoreUnavailable, StoreUncertain
 from semel.stores.batching.limits import (
     MAX_BATCH,
@@ -88,7 +89,7 @@ class AsyncCombiner:
             self._futures.clear()
             self._loop, self._scheduled, self._idle = loop, False, list(self._connections)
         if self._closed:
-            raise StoreUnavailable("the store is closed")
+            raise StoreUnavailable(STORE_CLOSED)
         future: asyncio.Future[Any] = loop.create_future()
         waiting = self._futures.get(id(op))
         if waiting is not None:
@@ -127,6 +128,10 @@ class AsyncCombiner:
             await asyncio.sleep(0)  # Ops that queue behind a Sweep start in the next turn
         for connection in self._connections:
             await connection.close()
+
+    def open(self) -> None:
+        """Accept Ops again after ``close``. Connections open when first used."""
+        self._closed = False
 
     async def _wait_for_room(self, ops: Sequence[Op[Any]]) -> None:
         loop = asyncio.get_running_loop()

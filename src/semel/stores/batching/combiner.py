@@ -32,6 +32,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from semel.core.ops import Op
 from semel.engine.forking import survive_forks
+from semel.engine.ports import STORE_CLOSED
 from semel.errors import StoreUnavailable, StoreUncertain
 from semel.stores.batching.limits import (
     MAX_BATCH,
@@ -133,11 +134,15 @@ class Combiner:
     def close(self) -> None:
         """Refuse new Ops and close the connections: idle ones now, busy ones after their batch."""
         with self._lock:
+            idle = [] if self._closed else list(self._idle)
             self._closed = True
-            idle, self._idle = self._idle, []
             self._wake_outside()
         for connection in idle:
             connection.close()
+
+    def open(self) -> None:
+        """Accept Ops again after ``close``. Connections open when first used."""
+        self._closed = False
 
     def _run(self, entries: list[_Entry]) -> list[Any]:
         try:
@@ -154,7 +159,7 @@ class Combiner:
         while True:
             with self._lock:
                 if self._closed:
-                    raise StoreUnavailable("the store is closed")
+                    raise StoreUnavailable(STORE_CLOSED)
                 if self._has_room(entries):
                     self._queue.extend(entries)
                     if self._idle and not self._gathering:
@@ -216,13 +221,12 @@ class Combiner:
             if successor is not None:
                 successor.connection, leader.connection = connection, None
                 successor.wake()
-            elif self._closed:
-                leader.connection = None
-                connection.close()
             else:
                 if connection not in self._idle:
                     self._idle.append(connection)
                 leader.connection = None
+                if self._closed:
+                    connection.close()
         for entry, answer in zip(batch, answers, strict=True):
             entry.answer, entry.answered = answer, True
             entry.wake()

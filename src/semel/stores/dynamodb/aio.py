@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from semel.core.ops import Op
 from semel.core.policy import Duration
+from semel.engine.ports import STORE_CLOSED
 from semel.errors import SemelError, StoreError, StoreUnavailable
 from semel.stores.dynamodb.failures import CallRetry, error_of, public_error, take_error, take_reply
 from semel.stores.dynamodb.programs import ApiCall, DynamoDBPrograms, Reply
@@ -109,6 +110,9 @@ class AsyncDynamoDBStore:
         """Never called: the engine polls."""
         await asyncio.sleep(min(seconds, 0.05))
 
+    def open(self) -> None:
+        self._closed = False
+
     async def close(self) -> None:
         running = [task for task in self._running.values() if task.get_loop() is asyncio.get_running_loop()]
         if running:
@@ -117,6 +121,7 @@ class AsyncDynamoDBStore:
         self._client = None
         if self._loop is asyncio.get_running_loop():
             await self._stack.aclose()
+            self._loop = None
 
     async def _send(self, call: ApiCall, retry: CallRetry) -> Reply:
         """Make a call, and repeat it as ``retry`` says. Returns the reply."""
@@ -137,7 +142,7 @@ class AsyncDynamoDBStore:
     async def _open(self) -> Any:
         loop = asyncio.get_running_loop()
         if self._closed:
-            raise StoreUnavailable("the store is closed")
+            raise StoreUnavailable(STORE_CLOSED)
         if self._loop is not loop:
             self._loop, self._client, self._stack, self._opening = loop, None, AsyncExitStack(), asyncio.Lock()
         if self._client is None:

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar, cast
 from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.engine.forking import survive_forks
+from semel.engine.ports import STORE_CLOSED
 from semel.errors import SemelError, StoreError, StoreUnavailable
 from semel.stores.dynamodb import table
 from semel.stores.dynamodb.failures import CallRetry, error_of, public_error, take_error, take_reply
@@ -32,7 +33,7 @@ R = TypeVar("R")
 @functools.cache
 def _session() -> Any:
     """Return the session of the process: it holds the credentials and the slow-to-read model of the service."""
-    return require("boto3", "dynamodb").session.Session()
+    return require("botocore.session", "dynamodb").get_session()
 
 
 _client_lock: Final = threading.Lock()
@@ -40,11 +41,11 @@ _client_lock: Final = threading.Lock()
 
 
 def open_client(settings: DynamoDBSettings) -> Any:
-    """Return a client of boto3 with these settings."""
+    """Return a client with these settings."""
     config = require("botocore.config", "dynamodb").Config(**settings.config())
     try:
         with _client_lock:
-            return _session().client(**settings.client(), config=config)
+            return _session().create_client(**settings.client(), config=config)
     except Exception as error:
         raise public_error(error_of(error, settings.table)) from error
 
@@ -124,7 +125,7 @@ class DynamoDBStore:
         :param clock: seconds since 1970; by default the service's, from the Date headers of its responses.
         """
         self._settings = DynamoDBSettings(url, timeout, connect_timeout, retry_for, clock)
-        require("boto3", "dynamodb")
+        require("botocore.session", "dynamodb")
         self._programs = DynamoDBPrograms(self._settings.table, self._settings.clock)
         self._client: Any = None
         self._closed = False
@@ -159,6 +160,9 @@ class DynamoDBStore:
         """Never called: the engine polls."""
         time.sleep(min(seconds, 0.05))
 
+    def open(self) -> None:
+        self._closed = False
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
@@ -186,7 +190,7 @@ class DynamoDBStore:
         if client is None:
             with self._lock:
                 if self._closed:
-                    raise StoreUnavailable("the store is closed")
+                    raise StoreUnavailable(STORE_CLOSED)
                 if self._client is None:
                     self._client = open_client(self._settings)
                 client = self._client

@@ -94,5 +94,8 @@ class AsyncMySQLStore:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""
         return sql.adopt_unit_async(connection, "mysql")
 
+    def open(self) -> None:
+        self._combiner.open()
+
     async def close(self) -> None:
         await self._combiner.close()

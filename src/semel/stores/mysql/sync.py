@@ -91,5 +91,8 @@ class MySQLStore:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""
         return sql.adopt_unit(connection, "mysql")
 
+    def open(self) -> None:
+        self._combiner.open()
+
     def close(self) -> None:
         self._combiner.close()

@@ -120,6 +120,11 @@ class AsyncPostgresStore:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""
         return sql.adopt_unit_async(connection, "postgresql")
 
+    def open(self) -> None:
+        # sync only: self._listener.resume()
+        # sync only: self._watchdog.resume()
+        self._combiner.open()
+
     async def close(self) -> None:
         await self._listener.stop()
         # sync only: self._watchdog.stop()

@@ -111,6 +111,11 @@ class PostgresStore:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""
         return sql.adopt_unit(connection, "postgresql")
 
+    def open(self) -> None:
+        self._listener.resume()
+        self._watchdog.resume()
+        self._combiner.open()
+
     def close(self) -> None:
         self._listener.stop()
         self._watchdog.stop()

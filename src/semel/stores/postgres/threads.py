@@ -93,14 +93,19 @@ class Watchdog:
     def stop(self) -> None:
         self._stop.set()
 
+    def resume(self) -> None:
+        """After ``stop``: start again when first needed. The thread of before has an event of its own."""
+        if self._stop.is_set():
+            self._stop, self._started = threading.Event(), False
+
     def _start(self) -> None:
         with self._lock:
             if not self._started and not self._stop.is_set():
                 self._started = True
-                threading.Thread(target=self._look, name="semel-watchdog", daemon=True).start()
+                threading.Thread(target=self._look, args=(self._stop,), name="semel-watchdog", daemon=True).start()
 
-    def _look(self) -> None:
-        while not self._stop.wait(1.0):
+    def _look(self, stop: threading.Event) -> None:
+        while not stop.wait(1.0):
             now = time.monotonic()
             for connection in list(self._watched):
                 if connection.overdue_at < now:
@@ -184,7 +189,8 @@ class PostgresListener:
         with self._lock:
             if not self._started:
                 self._started = True
-                threading.Thread(target=self._listen, name="semel-listener", daemon=True).start()
+                events = (self._stop, self._listening)
+                threading.Thread(target=self._listen, args=events, name="semel-listener", daemon=True).start()
         return self._listening.wait(min(seconds, self._settings.connect_timeout))
 
     def enter(self, id: bytes) -> threading.Lock:
@@ -206,20 +212,25 @@ class PostgresListener:
     def stop(self) -> None:
         self._stop.set()
 
-    def _listen(self) -> None:
-        while not self._stop.is_set():
+    def resume(self) -> None:
+        """After ``stop``: start again when first needed. The thread of before has events of its own."""
+        if self._stop.is_set():
+            self._stop, self._listening, self._started = threading.Event(), threading.Event(), False
+
+    def _listen(self, stop: threading.Event, listening: threading.Event) -> None:
+        while not stop.is_set():
             try:
                 with self._driver.connect(self._settings).raw as raw:
                     raw.execute(f"LISTEN {dialect.CHANNEL}")
                     self._wake(list(self._gates))  # for what was sent while nobody listened
-                    self._listening.set()
-                    while not self._stop.is_set():
+                    listening.set()
+                    while not stop.is_set():
                         for notification in raw.notifies(timeout=LISTEN_AGAIN):
                             self._wake([notification.payload])
             except Exception:
-                self._listening.clear()
+                listening.clear()
                 self._wake(list(self._gates))
-                self._stop.wait(0.25)
+                stop.wait(0.25)
 
     def _wake(self, ids: list[str]) -> None:
         with self._lock:

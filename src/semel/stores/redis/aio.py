@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from semel.core.ops import Op, Sweep, Swept
 from semel.core.policy import Duration
+from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
 from semel.stores.redis.aio_connection import AsyncRedisConnection, open_connection
 from semel.stores.redis.aio_servers import AsyncServers
@@ -83,7 +84,7 @@ class AsyncRedisStore:
         redirection: Address | None = None
         while True:
             if self._closed:
-                closed = StoreUnavailable("the store is closed")
+                closed = StoreUnavailable(STORE_CLOSED)
                 raise closed if retry is None else retry.failure(closed)
             connection: AsyncRedisConnection | None = None
             durable: AsyncRedisConnection | None = None
@@ -172,6 +173,10 @@ class AsyncRedisStore:
         for address in await servers.masters():
             found.update(dict.fromkeys(await servers.assess(await servers.connection(address))))
         return list(found)
+
+    def open(self) -> None:
+        self._closed = False
+        self._servers.open()
 
     async def close(self) -> None:
         self._closed = True

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
+from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, SemelError, StoreError
 from semel.stores.redis.aio_connection import AsyncRedisConnection, open_connection
 from semel.stores.redis.commands import RedisCommand
@@ -20,7 +21,6 @@ from semel.stores.redis.topology import SearchTime, Topology, topology_of
 __all__ = ["AsyncServers"]
 
 R = TypeVar("R")
-CLOSED: Final = "the store is closed"
 
 
 class AsyncServers:
@@ -108,7 +108,7 @@ class AsyncServers:
         except asyncio.CancelledError:
             if not task.cancelled() or (caller is not None and caller.cancelling() > cancellations):
                 raise
-            raise ServerUnreachable(CLOSED) from None
+            raise ServerUnreachable(STORE_CLOSED) from None
 
     def drop(self, connection: AsyncRedisConnection) -> None:
         """Close a connection that is lost, or that leads to a server which is no longer a master."""
@@ -121,6 +121,10 @@ class AsyncServers:
     async def assess(self, connection: AsyncRedisConnection) -> list[Risk]:
         """Return the risks of a server; new ones are logged."""
         return self._risks.report(await connection.exchange(QUESTIONS))
+
+    def open(self) -> None:
+        """Open connections again after ``close``, when they are asked for."""
+        self._closed = False
 
     async def close(self) -> None:
         self._closed = True
@@ -207,7 +211,7 @@ class AsyncServers:
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise ServerUnreachable(CLOSED)
+            raise ServerUnreachable(STORE_CLOSED)
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed():

@@ -147,6 +147,11 @@ class RedisStore:
         finally:
             connection.close()
 
+    def open(self) -> None:
+        self._listener.resume()
+        self._combiner.open()
+        self._durable.open()
+
     def close(self) -> None:
         self._listener.stop()
         self._combiner.close()
@@ -408,7 +413,8 @@ class RedisListener:
         with self._lock:
             if not self._started:
                 self._started = True
-                threading.Thread(target=self._run, name="semel-listener", daemon=True).start()
+                events = (self._stop, self._subscribed)
+                threading.Thread(target=self._run, args=events, name="semel-listener", daemon=True).start()
         return self._subscribed.wait(seconds)
 
     def enter(self, key: bytes) -> threading.Lock:
@@ -430,9 +436,14 @@ class RedisListener:
     def stop(self) -> None:
         self._stop.set()
 
-    def _run(self) -> None:
+    def resume(self) -> None:
+        """After ``stop``: start again when first needed. The thread of before has events of its own."""
+        if self._stop.is_set():
+            self._stop, self._subscribed, self._started = threading.Event(), threading.Event(), False
+
+    def _run(self, stop: threading.Event, subscribed: threading.Event) -> None:
         tries = 0
-        while not self._stop.is_set():
+        while not stop.is_set():
             raw: Any = None
             try:
                 masters = self._masters()
@@ -440,17 +451,17 @@ class RedisListener:
                 raw.send_command("SUBSCRIBE", self._channel)
                 raw.read_response(disable_decoding=True)
                 self._wake(list(self._gates))  # messages may have been missed before we subscribed
-                self._subscribed.set()
-                while not self._stop.is_set():
+                subscribed.set()
+                while not stop.is_set():
                     if raw.can_read(LISTEN_AGAIN):
                         message = raw.read_response(disable_decoding=True)
                         if message[0] == b"message":
                             self._wake([message[2]])
             except Exception:  # whatever failed: connect again; the waiters poll until then
                 tries += 1
-                self._subscribed.clear()
+                subscribed.clear()
                 self._wake(list(self._gates))
-                self._stop.wait(0.25)
+                stop.wait(0.25)
             finally:
                 if raw is not None:
                     raw.disconnect()

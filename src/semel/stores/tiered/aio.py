@@ -19,15 +19,23 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
-from semel.core.ops import Claim, Op
+from semel.core.ops import Claim, Claimed, Complete, Op
 from semel.core.policy import Duration
 
 # sync only: from semel.engine.forking import survive_forks
 from semel.engine.ports import AsyncStore
-from semel.errors import SemelError
+from semel.errors import ConfigurationError, SemelError, StoreError
 from semel.observe import events
 from semel.stores.tiered.cache import AsyncCache, Tally
-from semel.stores.tiered.rules import IN_PROGRESS_TTL, KEEP, MARK_AFTER, MAX_COPY_BYTES, TierRules, check_parts
+from semel.stores.tiered.rules import (
+    IN_PROGRESS_TTL,
+    KEEP,
+    MARK_AFTER,
+    MAX_COPY_BYTES,
+    TierRules,
+    check_parts,
+    naming_claim,
+)
 
 __all__ = ["AsyncTieredStore"]
 
@@ -74,6 +82,8 @@ class AsyncTieredStore:
         )
         # sync only: survive_forks(self._rules.reset)
         cache.on_change = _report_to(on_event)
+        self._named = False
+        """Whether the cache has the name of our primary."""
 
     @property
     def tally(self) -> Tally:
@@ -82,6 +92,8 @@ class AsyncTieredStore:
 
     async def execute(self, op: Op[R]) -> R:
         rules, cache = self._rules, self.cache
+        if not self._named and not await self._name_cache():
+            return await self.primary.execute(op)
         if type(op) is Claim:
             existing = rules.answer(op, await cache.get(op.id))
             if existing is not None:
@@ -104,6 +116,8 @@ class AsyncTieredStore:
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         """Run several Ops on the primary, which shares its round trips; then write to the cache."""
         rules, cache = self._rules, self.cache
+        if not self._named and not await self._name_cache():
+            return await self.primary.execute_many(ops)
         at = monotonic()
         answers = await self.primary.execute_many(ops)
         now = monotonic()
@@ -119,8 +133,32 @@ class AsyncTieredStore:
                 await cache.settle(op.id)
         return answers
 
+    async def _name_cache(self) -> bool:
+        """Ask the primary for its name, or give it one. Returns False if that fails: without it the cache is not used.
+
+        The name is a record of the primary, so all processes that use this database find the same one, and those that
+        use another database find another. It is the fingerprint, which a record has from its first moment.
+        """
+        claim = naming_claim()
+        try:
+            answer = await self.primary.execute(claim)
+            if isinstance(answer, Claimed):
+                await self.primary.execute(Complete(claim.id, answer.token, b"", claim.ttl))
+        except StoreError:
+            return False
+        found = claim.fingerprint if isinstance(answer, Claimed) else answer.record.fingerprint
+        name = found.hex().encode() + b":"
+        if self.cache.name not in (b"", name):
+            raise ConfigurationError("this cache belongs to a tiered store with another primary: make one for each")
+        self.cache.name, self._named = name, True
+        return True
+
     async def wait(self, id: bytes, seconds: float) -> None:
         await self.primary.wait(id, seconds)
+
+    def open(self) -> None:
+        self.primary.open()
+        self.cache.open()
 
     async def close(self) -> None:
         await self.cache.close()

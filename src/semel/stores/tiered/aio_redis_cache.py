@@ -49,6 +49,7 @@ class AsyncRedisCache:
     ) -> None:
         """Same parameters as ``RedisCache``."""
         self.tally = Tally()
+        self.name = b""
         self.on_change: Callable[[str | None], None] | None = None
         self._settings = cache_settings(url, prefix, timeout, connect_timeout)
         self._prefix = self._settings.prefix.encode()
@@ -67,7 +68,7 @@ class AsyncRedisCache:
     # -- what a tiered store calls ---------------------------------------------------------------------------------
 
     async def get(self, id: bytes) -> CachedRecord | None:
-        key = copy_key(self._prefix, id)
+        key = copy_key(self._prefix + self.name, id)
         connection, clock = self._ready(key)
         if connection is None or clock is None:
             self.tally.skipped += 1
@@ -100,6 +101,10 @@ class AsyncRedisCache:
         if self._opener is not None:
             await asyncio.wait([self._opener], timeout=seconds)
         return not self._outage.active
+
+    def open(self) -> None:
+        self._closed = False
+        self._servers.open()
 
     async def close(self) -> None:
         self._closed = True
@@ -140,7 +145,7 @@ class AsyncRedisCache:
     def _send(self, write: Write) -> None:
         if write.wanted is not None and not write.wanted():
             return
-        key = copy_key(self._prefix, write.id)
+        key = copy_key(self._prefix + self.name, write.id)
         connection, clock = self._ready(key)
         if connection is None or clock is None or len(self._writes) >= MAX_PENDING:
             self.tally.dropped += 1

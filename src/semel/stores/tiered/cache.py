@@ -15,7 +15,7 @@ from semel.core.values import value
 
 __all__ = ["CACHE_MEMBERS", "AsyncCache", "Cache", "CachedRecord", "Tally", "Write"]
 
-CACHE_MEMBERS: Final = ("tally", "on_change", "get", "write", "settle", "connect", "close")
+CACHE_MEMBERS: Final = ("tally", "name", "on_change", "get", "write", "settle", "connect", "open", "close")
 """What a cache declares, sync or async."""
 
 
@@ -69,6 +69,9 @@ class Cache(Protocol):
     """A cache for threads."""
 
     tally: Tally
+    name: bytes
+    """The name of the primary, set by the store before the first entry. It is part of every entry's key, so that two
+    primaries never share entries."""
     on_change: Callable[[str | None], None] | None
     """Called with an error text when the cache is lost, and with None when it is back. May be called in any thread."""
 
@@ -88,6 +91,10 @@ class Cache(Protocol):
         """Wait until the cache can be reached, for so long at most. Returns whether it can."""
         ...
 
+    def open(self) -> None:
+        """Make the cache usable again after ``close``."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -95,6 +102,7 @@ class AsyncCache(Protocol):
     """A cache for one event loop."""
 
     tally: Tally
+    name: bytes
     on_change: Callable[[str | None], None] | None
 
     async def get(self, id: bytes) -> CachedRecord | None: ...
@@ -104,5 +112,7 @@ class AsyncCache(Protocol):
     async def settle(self, id: bytes) -> None: ...
 
     async def connect(self, seconds: float) -> bool: ...
+
+    def open(self) -> None: ...
 
     async def close(self) -> None: ...

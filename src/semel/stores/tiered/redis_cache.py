@@ -77,6 +77,7 @@ class RedisCache:
         :param connect_timeout: how long a new connection may take; no caller waits for it.
         """
         self.tally = Tally()
+        self.name = b""
         self.on_change: Callable[[str | None], None] | None = None
         self._settings = cache_settings(url, prefix, timeout, connect_timeout)
         self._prefix = self._settings.prefix.encode()
@@ -120,6 +121,10 @@ class RedisCache:
         self._writer.start()
         return self._connected.wait(seconds)
 
+    def open(self) -> None:
+        self._combiner.open()
+        self._writer.resume()
+
     def close(self) -> None:
         self._writer.stop()
         self._combiner.close()
@@ -144,7 +149,9 @@ class RedisCache:
             if connection is None:
                 self.tally.skipped += len(places)
                 continue
-            replies = connection.exchange([RedisCommand((b"GET", copy_key(self._prefix, ids[i]))) for i in places])
+            replies = connection.exchange(
+                [RedisCommand((b"GET", copy_key(self._prefix + self.name, ids[i]))) for i in places]
+            )
             clock, now = self._times[address], time.monotonic()
             for i, reply in zip(places, replies, strict=True):
                 if isinstance(reply, SemelError):
@@ -157,7 +164,7 @@ class RedisCache:
         return found
 
     def _address_of(self, id: bytes) -> Address | None:
-        return self._servers.topology.address_of(copy_key(self._prefix, id))
+        return self._servers.topology.address_of(copy_key(self._prefix + self.name, id))
 
     def _usable(self, connections: _OpenConnections, address: Address) -> RedisConnection | None:
         connection = connections.open.get(address)
@@ -234,7 +241,7 @@ class RedisCache:
     def _deliver(self, writes: list[Write]) -> None:
         groups: dict[Address, list[RedisCommand]] = {}
         for write in writes:
-            key = copy_key(self._prefix, write.id)
+            key = copy_key(self._prefix + self.name, write.id)
             address = self._servers.topology.address_of(key)
             if address is None or address not in self._writing.open:
                 self.tally.dropped += 1
@@ -371,6 +378,12 @@ class _WriterThread:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(STOP_SECONDS)
+
+    def resume(self) -> None:
+        """After ``stop``: start again when first needed."""
+        if self._stopped:
+            self._stopped = False
+            self._reset()
 
     def _run(self) -> None:
         while not self._stopped:

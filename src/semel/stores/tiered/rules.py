@@ -23,18 +23,28 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import threading
 from typing import Any, Final
 
 from semel.core.ops import Claim, Claimed, Complete, Existing, Op, Record, Release, Renew, Resolve
 from semel.core.policy import Duration, seconds
-from semel.core.states import DONE, State
+from semel.core.states import DONE, State, Takeover
 from semel.engine.ports import STORE_MEMBERS, has_members
 from semel.errors import ConfigurationError
 from semel.stores.tiered.cache import CACHE_MEMBERS, CachedRecord, Tally, Write
 from semel.stores.tiered.copies import MARGIN
 
-__all__ = ["IN_PROGRESS_TTL", "KEEP", "MARK_AFTER", "MAX_COPY_BYTES", "TierRules", "TrackedAttempt", "check_parts"]
+__all__ = [
+    "IN_PROGRESS_TTL",
+    "KEEP",
+    "MARK_AFTER",
+    "MAX_COPY_BYTES",
+    "TierRules",
+    "TrackedAttempt",
+    "check_parts",
+    "naming_claim",
+]
 
 KEEP: Final = "1h"
 IN_PROGRESS_TTL: Final = "5s"
@@ -44,6 +54,8 @@ MAX_ATTEMPTS: Final = 10_000
 """The most running attempts that are tracked. Beyond that, the oldest get no mark, and no copy until the next claim."""
 MAX_NONCES: Final = 4096
 """The most claims that are remembered because a mark has answered them and they may be sent again."""
+NAME_TTL: Final = 10 * 365 * 86400.0
+"""How long a primary has its name. When it gets a new one, the copies under the old one are not found any more."""
 SHARE_OF_LEASE: Final = 0.8
 """A mark ends when this share of the lease is over."""
 
@@ -55,6 +67,14 @@ _URL_EXAMPLES: Final = {
     False: "open_store('tiered:postgresql://…,redis://…')",
     True: "open_async_store('tiered:postgresql://…,redis://…')",
 }
+
+
+def naming_claim() -> Claim:
+    """Return the claim of the record whose fingerprint is the name of a primary."""
+    return Claim(
+        b"semel-tier-name.", int.from_bytes(os.urandom(7)), os.urandom(16), 10.0, NAME_TTL, Takeover.RETRY,
+        "semel", "semel.tiered", "name",
+    )  # fmt: skip
 
 
 class TrackedAttempt:

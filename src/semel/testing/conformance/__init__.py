@@ -38,28 +38,10 @@ if TYPE_CHECKING:
     from semel.testing.conformance.machine import machine_for as machine_for
 
 __all__ = [
-    "FAMILIES",
-    "AsyncStage",
-    "AsyncStoreSuite",
-    "Batch",
-    "Elapse",
-    "Elsewhere",
-    "Family",
-    "Linger",
-    "ManualClock",
-    "MovableClock",
-    "Proof",
-    "Script",
-    "Stage",
-    "StoreSuite",
-    "Together",
-    "WaitForChange",
-    "async_machine_for",
-    "check",
-    "machine_for",
-    "play",
-    "play_async",
-]
+    "FAMILIES", "AsyncStage", "AsyncStoreSuite", "Batch", "Elapse", "Elsewhere", "Family", "Linger", "ManualClock",
+    "MovableClock", "Proof", "Script", "Stage", "StoreSuite", "Together", "WaitForChange", "async_machine_for", "check",
+    "machine_for", "play", "play_async",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

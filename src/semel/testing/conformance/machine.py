@@ -13,10 +13,9 @@ shorter.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from hypothesis import HealthCheck, settings
@@ -41,6 +40,7 @@ from semel.core.ops import (
 from semel.core.semantics import Row, apply, is_expired, sweepable
 from semel.core.states import State, Takeover
 from semel.engine.ports import AsyncStore, Store
+from semel.stores.urls import BridgedStore
 from semel.testing.conformance.stages import MovableClock
 
 __all__ = ["Model", "async_machine_for", "check", "machine_for"]
@@ -58,36 +58,6 @@ COARSE: Final = 300.0
 """Seconds by which times may differ. Long times are longer than this, and short ones have already ended."""
 STEP: Final = 0.001
 """Model time between two Ops."""
-
-
-class _Bridge:
-    """A sync store that runs an async one in an event loop of its own."""
-
-    def __init__(self, open_store: Callable[[], AsyncStore]) -> None:
-        self._runner = asyncio.Runner()
-        self._store = self._runner.run(_open(open_store))
-        self.wakes = False
-        self.counts = self._store.counts
-        self.resumes = self._store.resumes
-        self.adopt = None
-        self.accept = self._store.accept
-
-    def execute(self, op: Op[R]) -> R:
-        return self._runner.run(self._store.execute(op))
-
-    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return self._runner.run(self._store.execute_many(ops))
-
-    def wait(self, id: bytes, seconds: float) -> None:
-        self._runner.run(self._store.wait(id, seconds))
-
-    def close(self) -> None:
-        self._runner.run(self._store.close())
-        self._runner.close()
-
-
-async def _open(open_store: Callable[[], AsyncStore]) -> AsyncStore:
-    return open_store()
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -272,7 +242,7 @@ def async_machine_for(
     forgets_expired: bool = False,
 ) -> type[StoreMachine]:
     """Return a state machine for an async store. ``open_store`` is called inside an event loop."""
-    return machine_for(lambda: _Bridge(open_store), clock=clock, tick=tick, forgets_expired=forgets_expired)
+    return machine_for(lambda: BridgedStore(open_store), clock=clock, tick=tick, forgets_expired=forgets_expired)
 
 
 def check(machine: type[StoreMachine], examples: int = 40, steps: int = 30) -> None:

@@ -22,34 +22,10 @@ from semel.core.states import State, Takeover
 from semel.core.values import value
 
 __all__ = [
-    "LIVE",
-    "PAST_SHORT",
-    "SHORT",
-    "TTL",
-    "Batch",
-    "Elapse",
-    "Elsewhere",
-    "Family",
-    "Linger",
-    "Proof",
-    "Request",
-    "Script",
-    "Together",
-    "WaitForChange",
-    "abandoned",
-    "abandoned_many",
-    "assert_owner_is_refused",
-    "assert_unchanged",
-    "claim",
-    "done",
-    "drained",
-    "new_id",
-    "new_nonce",
-    "running",
-    "shown",
-    "unknown",
-    "won",
-]
+    "LIVE", "PAST_SHORT", "SHORT", "TTL", "Batch", "Elapse", "Elsewhere", "Family", "Linger", "Proof", "Request",
+    "Script", "Together", "WaitForChange", "abandoned", "abandoned_many", "assert_owner_is_refused", "assert_unchanged",
+    "claim", "done", "drained", "new_id", "new_nonce", "running", "shown", "unknown", "won",
+]  # fmt: skip
 
 F = TypeVar("F", bound="Callable[[], Script]")
 

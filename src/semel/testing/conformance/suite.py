@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from semel.core.ops import Lookup
 from semel.engine.ports import AsyncStore, Store
 from semel.testing.conformance.families import claims, concurrency, lifetimes, owners, steps
 from semel.testing.conformance.script import Proof
@@ -142,6 +143,14 @@ class StoreSuite(_Suite):
         store.close()
         assert declared == (self.wakes, self.counts, self.resumes), "the suite and the store must declare the same"
 
+    def test_opens_again(self, open_store: Callable[[], Store]) -> None:
+        store = open_store()
+        for _ in range(2):
+            assert store.execute(Lookup(bytes(16))) is None
+            store.close()
+            store.open()
+        store.close()
+
     def test_model(self, open_store: Callable[[], Store], clock: MovableClock | None) -> None:
         pytest.importorskip("hypothesis")
         from semel.testing.conformance.machine import check, machine_for
@@ -163,6 +172,17 @@ class AsyncStoreSuite(_Suite):
 
         declared = asyncio.run(ask())
         assert declared == (self.wakes, self.counts, self.resumes), "the suite and the store must declare the same"
+
+    def test_opens_again(self, open_store: Callable[[], AsyncStore]) -> None:
+        async def use() -> None:
+            store = open_store()
+            for _ in range(2):
+                assert await store.execute(Lookup(bytes(16))) is None
+                await store.close()
+                store.open()
+            await store.close()
+
+        asyncio.run(use())
 
     def test_model(self, open_store: Callable[[], AsyncStore], clock: MovableClock | None) -> None:
         pytest.importorskip("hypothesis")

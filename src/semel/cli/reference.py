@@ -1,21 +1,21 @@
-"""``semel stores``: what each kind of store promises, side by side."""
+"""``semel stores`` and ``semel diagram``: facts about the library, printed from the tables that the code uses."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
-from semel.cli.exits import OK
+from semel.cli.commands import OK, Command
 
-NAME = "stores"
-HELP = "Show what each kind of store can do, side by side."
+__all__ = ["DIAGRAM", "STORES"]
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure_stores(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def stores(args: argparse.Namespace) -> int:
+    """What each kind of store promises, side by side."""
     from semel.stores.kinds import KINDS, TRAITS
 
     if args.json:
@@ -33,3 +33,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _word(promise: bool | str) -> str:
     return promise if isinstance(promise, str) else ("yes" if promise else "no")
+
+
+def diagram(args: argparse.Namespace) -> int:
+    """The life of a record, drawn from the transition table."""
+    from semel.core.states import mermaid
+
+    print(mermaid())
+    return OK
+
+
+STORES = Command("stores", "Show what each kind of store can do, side by side.", configure_stores, stores)
+DIAGRAM = Command("diagram", "Print the life of a record as a Mermaid state diagram.", lambda parser: None, diagram)

@@ -1,0 +1,148 @@
+"""``semel lookup``, ``semel resolve`` and ``semel release``: show one record, or settle one that is in doubt."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from semel.cli.commands import FAILED, OK, Command, as_json, say
+from semel.cli.targets import add_record, open_guard
+from semel.core.ops import Record
+from semel.core.states import State
+from semel.errors import PolicyError, SemelError
+
+__all__ = ["LOOKUP", "RELEASE", "RESOLVE"]
+
+
+def configure_lookup(parser: argparse.ArgumentParser) -> None:
+    add_record(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def lookup(args: argparse.Namespace) -> int:
+    with open_guard(args.url, reads_only=True) as guard:
+        record = guard.lookup(args.operation, args.key, tenant=args.tenant or None)
+    shown = {"operation": args.operation, "key": args.key, "tenant": args.tenant, **describe(record)}
+    if args.json:
+        print(as_json(shown))
+    else:
+        width = max(map(len, shown))
+        for name, value in shown.items():
+            if name == "response":
+                text = "\n".join(_response_lines(value)).replace("\n", "\n" + " " * (width + 2))
+            else:  # in one line: what is stored must not look like another field
+                text = value.replace("\n", "\\n") if isinstance(value, str) else as_json(value)
+            say(f"{name.replace('_', ' '):<{width}}  {text}")
+    return OK if record is not None else FAILED
+
+
+def describe(record: Record | None) -> dict[str, Any]:
+    """A record as plain values. Times are seconds from now. Fields that mean nothing in its state are left out."""
+    if record is None:
+        return {"state": State.ABSENT.name.lower()}
+    shown: dict[str, Any] = {
+        "state": record.state.name.lower(),
+        "id": record.id.hex(),
+        "attempt": record.attempt,
+        "token": record.token,
+        "age": round(record.age, 3),
+    }
+    if record.state is State.RUNNING:
+        shown["lease_left"] = round(record.lease_left, 3)
+    if record.state is State.DONE:
+        shown["expires_in"] = round(record.expires_in, 3)
+        shown.update(_outcome(record))
+    return shown
+
+
+def _outcome(record: Record) -> dict[str, Any]:
+    from semel.codec import Codec
+    from semel.core.encoding.serializers import PLAIN, decode_result
+    from semel.core.encoding.snapshot import Kind, decode_response
+
+    try:
+        snapshot = Codec().open(record.snapshot or b"", record.id)
+        if snapshot.kind is Kind.EMPTY:
+            return {"not_kept": snapshot.reason}
+        if snapshot.kind is Kind.RESPONSE:
+            status, headers, body, omitted = decode_response(snapshot.payload)
+            lines = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
+            return {"response": {"status": status, "headers": lines, "body": None if omitted else _text(body)}}
+        if snapshot.kind is Kind.VALUE:
+            try:
+                return {"result": decode_result(PLAIN, snapshot.serializer, snapshot.payload)}
+            except SemelError:
+                pass  # only the program knows this type: show the stored form
+        name = "failure" if snapshot.kind is Kind.ERROR else "result"
+        return {name: _as_stored(snapshot.payload)}
+    except SemelError as error:
+        return {"unreadable": str(error)}
+
+
+def _as_stored(payload: bytes) -> Any:
+    try:
+        return json.loads(payload)
+    except ValueError:
+        return repr(payload)
+
+
+def _text(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return repr(body)
+
+
+def _response_lines(response: dict[str, Any]) -> list[str]:
+    """A response as it looks on the wire: status, headers, an empty line, the body."""
+    headers = [f"{name}: {value}" for name, value in response["headers"]]
+    body = "(the body was not kept)" if response["body"] is None else response["body"]
+    return [str(response["status"]), *headers, "", *body.split("\n")]
+
+
+def configure_resolve(parser: argparse.ArgumentParser) -> None:
+    add_record(parser)
+    parser.add_argument(
+        "--result", default="null", metavar="JSON", help="what later calls are answered (default: null)"
+    )
+
+
+def resolve(args: argparse.Namespace) -> int:
+    try:
+        result = json.loads(args.result)
+    except ValueError as error:
+        raise PolicyError(f"--result is not JSON ({error}); a text needs its quotes: --result '\"paid\"'") from error
+    with open_guard(args.url) as guard:
+        guard.resolve(args.operation, args.key, result, tenant=args.tenant or None)
+    say(f"resolved {args.operation}[{args.key}]: later calls get {json.dumps(result)}")
+    return OK
+
+
+def configure_release(parser: argparse.ArgumentParser) -> None:
+    add_record(parser)
+    parser.add_argument(
+        "--force", action="store_true", help="also while its owner runs; that owner's outcome will be refused"
+    )
+
+
+def release(args: argparse.Namespace) -> int:
+    with open_guard(args.url) as guard:
+        guard.release(args.operation, args.key, tenant=args.tenant or None, force=args.force)
+    say(f"released {args.operation}[{args.key}]: the next call runs it")
+    return OK
+
+
+LOOKUP = Command("lookup", "Show the record of an operation; exit code 1 when there is none.", configure_lookup, lookup)
+RESOLVE = Command(
+    "resolve",
+    "Say that an unknown or abandoned operation did happen: later calls are answered with the result given here.",
+    configure_resolve,
+    resolve,
+)
+RELEASE = Command(
+    "release",
+    "Say that an unknown or abandoned operation did not happen: the next call runs it.",
+    configure_release,
+    release,
+)
