@@ -251,9 +251,17 @@ class OutcomeError(SemelError):
 
 
 class OutcomeUnknown(OutcomeError):
-    """An attempt ended without an outcome, and the policy forbids another: find out what happened and ``resolve()``."""
+    """An attempt ended without an outcome, and the policy forbids another: find out what happened and ``resolve()``.
+
+    With ``on_unstored="withhold"`` also: the handler ran, and its outcome could not be stored. ``result`` is what it
+    returned, for the caller that ran it.
+    """
 
     code = "idempotency_outcome_unknown"
+
+    def __init__(self, message: str = "", *, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class LeaseLost(OutcomeError):
@@ -321,7 +329,7 @@ class StoreError(SemelError):
     retryable = True
     retry_after: float | None = 1.0
     result: Any = None
-    """What the handler returned, if it ran and only its outcome could not be stored."""
+    """What the handler returned, if it ran and its transaction or its writes could not be stored with its outcome."""
     answered: bool = False
     """Whether the store knows the answer but could not confirm it. If so, the handler is not run, even under
     ``on_store_error="open"``."""

@@ -1,6 +1,7 @@
 """The flow by itself: a generator that is sent answers. No engine, no store, no clock."""
 
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -17,6 +18,7 @@ from semel.core.call import (
     Returned,
     Run,
     Stopped,
+    StoreLater,
 )
 from semel.core.encoding.serializers import PLAIN
 from semel.core.encoding.snapshot import Envelope, Kind
@@ -36,6 +38,7 @@ from semel.errors import (
     StoreUnavailable,
     StoreUncertain,
 )
+from semel.observe import events
 from semel.observe.events import Event
 
 ID = identity("t", "op", "k")
@@ -170,10 +173,12 @@ def test_a_wait_for_a_lease_that_has_ended_is_short_and_not_zero() -> None:
 
 
 def offer(flow: Driven, pauses: list[float]) -> None:
-    """Refuse the outcome until the flow gives up."""
+    """Refuse the outcome until the flow leaves it to the engine."""
     while True:
         assert isinstance(flow.next, Complete)
         flow.fail(StoreUnavailable("down"))
+        if isinstance(flow.next, StoreLater):
+            return
         assert isinstance(flow.next, Pause)
         pauses.append(flow.next.seconds)
         flow.answer(None)
@@ -182,18 +187,28 @@ def offer(flow: Driven, pauses: list[float]) -> None:
 def test_settling_pauses_between_tries_and_stops_in_time() -> None:
     flow = Driven(completion_timeout=1.0).answer(Claimed(1, 1)).answer(Returned("x"))
     pauses: list[float] = []
-    with pytest.raises(StoreUnavailable) as raised:
-        offer(flow, pauses)
+    offer(flow, pauses)
     assert pauses == list(SETTLE_PAUSES)
     assert sum(pauses) <= 1.0
+    assert flow.names()[-1] == "unstored"
+    outcome = flow.ends(None)
+    assert (outcome.value, outcome.replayed, outcome.stored) == ("x", False, False)
+
+
+@pytest.mark.parametrize("guarantee", ["effectively_once", "at_most_once", "at_least_once"])
+def test_a_result_that_is_not_stored_may_be_withheld(guarantee: Any) -> None:
+    flow = Driven(completion_timeout=0, on_unstored="withhold", guarantee=guarantee)
+    flow.answer(Claimed(1, 1)).answer(Returned("x")).fail(StoreUnavailable("down"))
+    assert flow.next == StoreLater(Complete(ID, 1, flow.call.seal_value("x"), 86400.0), (events.Completed, 1, ANY))
+    with pytest.raises(OutcomeUnknown, match="ran, but its outcome could not be stored: down") as raised:
+        flow.answer(None)
     assert raised.value.result == "x"
 
 
 def test_settling_goes_on_at_the_slowest_pace_for_as_long_as_it_may() -> None:
     flow = Driven(completion_timeout=3.0).answer(Claimed(1, 1)).answer(Returned("x"))
     pauses: list[float] = []
-    with pytest.raises(StoreUnavailable):
-        offer(flow, pauses)
+    offer(flow, pauses)
     assert 2.0 < sum(pauses) <= 3.0
     assert max(pauses) == SETTLE_PAUSES[-1]
 
@@ -295,26 +310,25 @@ def test_that_an_outcome_is_too_large_may_be_learned_while_settling() -> None:
         flow.answer(True)
 
 
-def test_a_store_that_cannot_hold_even_that_is_told_with_the_result() -> None:
-    flow = Driven().answer(Claimed(1, 1)).answer(Returned("x")).fail(RecordTooLarge("full"))
-    with pytest.raises(RecordTooLarge, match="ran, but its outcome could not be stored") as raised:
-        flow.fail(RecordTooLarge("full"))
-    assert raised.value.result == "x"
-
-
-def test_that_is_told_with_the_result_also_when_it_is_learned_late() -> None:
-    flow = Driven().answer(Claimed(1, 1)).answer(Returned("x")).fail(RecordTooLarge("full"))
-    flow.fail(StoreUnavailable("down")).answer(None)
-    with pytest.raises(RecordTooLarge, match="ran, but its outcome could not be stored") as raised:
-        flow.fail(RecordTooLarge("full"))
-    assert raised.value.result == "x"
-
-
-def test_where_the_policy_is_open_the_caller_has_its_answer_all_the_same() -> None:
-    flow = Driven(on_store_error="open").answer(Claimed(1, 1)).answer(Returned("x")).fail(RecordTooLarge("full"))
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("on_store_error", ["closed", "open"])
+def test_a_store_that_cannot_hold_even_that_keeps_the_result_from_nobody(on_store_error: Any, late: bool) -> None:
+    """More tries would not help, so none are asked for."""
+    flow = Driven(on_store_error=on_store_error).answer(Claimed(1, 1)).answer(Returned("x"))
+    flow.fail(RecordTooLarge("full"))
+    if late:
+        flow.fail(StoreUnavailable("down")).answer(None)
     with pytest.raises(StopIteration) as stop:
         flow.fail(RecordTooLarge("full"))
-    assert stop.value.value.value == "x"
+    assert (stop.value.value.value, stop.value.value.stored) == ("x", False)
+    assert flow.names()[-1] == "unstored"
+
+
+def test_a_store_that_cannot_hold_even_that_withholds_it_where_the_policy_says_so() -> None:
+    flow = Driven(on_unstored="withhold").answer(Claimed(1, 1)).answer(Returned("x")).fail(RecordTooLarge("full"))
+    with pytest.raises(OutcomeUnknown, match="ran, but its outcome could not be stored: full") as raised:
+        flow.fail(RecordTooLarge("full"))
+    assert raised.value.result == "x"
 
 
 def test_an_open_policy_runs_nothing_in_the_place_of_an_answer_that_is_there() -> None:

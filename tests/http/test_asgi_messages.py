@@ -151,7 +151,8 @@ def test_an_application_that_raises_half_way_through_its_answer_has_not_answered
     asyncio.run(run())
 
 
-def test_an_answer_let_through_that_cannot_be_stored_is_cut_short() -> None:
+@pytest.mark.parametrize("on_unstored", ["deliver", "withhold"])
+def test_an_answer_let_through_that_cannot_be_stored_is_cut_short_where_it_is_withheld(on_unstored: Any) -> None:
     class Refusing(AsyncMemoryStore):
         down = False
 
@@ -176,10 +177,18 @@ def test_an_answer_let_through_that_cannot_be_stored_is_cut_short() -> None:
     async def receive() -> Any:
         return {"type": "http.request"}
 
-    guarded = at_the_edge(app, AsyncSemel(store), idempotent(max_stored_body=10, policy=Policy(completion_timeout=0)))
-    with pytest.raises(ConnectionError):
-        asyncio.run(guarded(scope_of(), receive, send))
-    assert sent[-1]["more_body"] is True
+    async def run() -> None:
+        policy = Policy(completion_timeout=0, on_unstored=on_unstored)
+        async with AsyncSemel(store) as guard:
+            guarded = at_the_edge(app, guard, idempotent(max_stored_body=10, policy=policy))
+            if on_unstored == "deliver":
+                await guarded(scope_of(), receive, send)
+            else:
+                with pytest.raises(ConnectionError):
+                    await guarded(scope_of(), receive, send)
+
+    asyncio.run(run())
+    assert sent[-1]["more_body"] is (on_unstored == "withhold")
 
 
 @pytest.mark.parametrize("sends", [0, 1, 2])

@@ -411,14 +411,15 @@ def test_an_attempt_that_was_replaced_answers_with_its_successors_answer_and_set
         assert answer.headers[REPLAYED] == "true"
 
 
-def test_an_answer_that_cannot_be_stored_is_not_sent(runs: list[Any]) -> None:
+@pytest.mark.parametrize("on_unstored", ["deliver", "withhold"])
+def test_an_answer_that_cannot_be_stored_is_sent_unless_it_is_withheld(runs: list[Any], on_unstored: Any) -> None:
     class Failing(MemoryStore):
         def execute(self, op: Any) -> Any:
             if isinstance(op, Complete):
                 raise StoreUnavailable("secret-host: gone")
             return super().execute(op)
 
-    @idempotent(completion_timeout=0.01)
+    @idempotent(completion_timeout=0.01, on_unstored=on_unstored)
     def pay(request: HttpRequest, how: str) -> Any:
         runs.append(how)
         response = HttpResponse("paid")
@@ -429,11 +430,20 @@ def test_an_answer_that_cannot_be_stored_is_not_sent(runs: list[Any]) -> None:
         project.serve(path("<how>", pay))
         for how in ("whole", "streamed"):
             answer = post(project.client(), f"/{how}")
-            assert (answer.status_code, answer.json()["code"]) == (503, "idempotency_store_unavailable")
-            assert "secret-host" not in answer.content.decode()
-            assert dict(answer.cookies) == {}
+            assert "secret-host" not in body_text(answer)
+            if on_unstored == "deliver":
+                assert (answer.status_code, body_text(answer)) == (200, "paid")
+                assert answer.headers["Idempotent-Stored"] == "false"
+            else:
+                assert (answer.status_code, answer.json()["code"]) == (500, "idempotency_outcome_unknown")
+                assert dict(answer.cookies) == {}
             assert post(project.client(), f"/{how}").status_code == 409
     assert runs == ["whole", "streamed"]
+
+
+def body_text(answer: Any) -> str:
+    content = b"".join(answer.streaming_content) if answer.streaming else answer.content
+    return str(content.decode())
 
 
 # -- the view's transaction

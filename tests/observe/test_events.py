@@ -25,7 +25,7 @@ from semel import (
     current_operation,
 )
 from semel.core.keys import identity
-from semel.core.ops import Claim, Release, Renew
+from semel.core.ops import Claim, Complete, Release, Renew
 from semel.core.quota import Meter
 from semel.engine.guard import Guard
 from semel.errors import NotUndone
@@ -35,6 +35,7 @@ from semel.http.contract.middleware import Middleware
 from semel.http.contract.rules import idempotent
 from semel.observe import events
 from semel.observe.events import EVENTS, Event
+from semel.testing.faults import until
 from tests.engine.driving import Engine
 from tests.engine.scripted import Gate
 
@@ -195,6 +196,13 @@ def result_dropped(engine: Engine) -> Found:
     return {"reason": str}
 
 
+def unstored(engine: Engine) -> Found:
+    engine.script.on(Complete, before=StoreUnavailable("down"))
+    engine.run(lambda: 1, tenant="acme", completion_timeout=0)
+    until(lambda: not engine.guard.driver.keeper.backlog, 10, "it is stored")
+    return {"attempt": 1, "error": "down"}
+
+
 def store_failed(engine: Engine) -> Found:
     engine.script.on(Claim, before=StoreUnavailable("down"))
     with pytest.raises(StoreUnavailable):
@@ -250,7 +258,7 @@ SCENARIOS: dict[str, Callable[[Engine], Found]] = {
     for scenario in (
         started, taken_over, completed, failure_remembered, recovered, released, replayed, waited, turned_away,
         mismatched, went_unknown, lease_lost, renewed, renewal_failed, step_saved, undo_failed, result_dropped,
-        store_failed, unprotected, unkeyed, expired, over_quota, resolved, swept,
+        unstored, store_failed, unprotected, unkeyed, expired, over_quota, resolved, swept,
     )
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from semel.core.ops import Claim, Complete, Release, SaveStep
-from semel.errors import StoreUnavailable, StoreUncertain, TransactionConflict
+from semel.errors import StoreError, StoreUnavailable, StoreUncertain, TransactionConflict
 from semel.testing.partial_failures import Mode, Moment
 
 Write = Literal["claim", "effect", "step", "later", "outcome", "commit"]
@@ -108,7 +108,13 @@ class Troubled:
         return answer
 
     def execute_many(self, ops: Sequence[Any]) -> list[Any]:
-        return self._inner.execute_many(ops)  # type: ignore[no-any-return]
+        answers: list[Any] = []
+        for op in ops:
+            try:
+                answers.append(self.execute(op))
+            except StoreError as error:
+                answers.append(error)
+        return answers
 
     def wait(self, id: bytes, seconds: float) -> None:
         self._inner.wait(id, seconds)

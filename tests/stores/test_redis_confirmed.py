@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from semel import AsyncRedisStore, AsyncSemel, RedisStore, Semel, StoreUncertain
+from semel import AsyncRedisStore, AsyncSemel, OutcomeUnknown, RedisStore, Semel, StoreUncertain
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Op, Record, Release, Renew, Resolve, SaveStep
 from semel.core.states import State
 from tests.servers import RedisServer
@@ -120,8 +120,9 @@ def test_an_answer_that_no_replica_has_is_not_handed_out(
     asyncio.run(main())
 
 
-def test_a_caller_whose_operation_was_run_is_told_so_only_when_a_replica_has_it(
-    private_redis: RedisServer, replica: RedisServer
+@pytest.mark.parametrize("on_unstored", ["deliver", "withhold"])
+def test_nobody_is_told_that_an_outcome_is_stored_before_a_replica_has_it(
+    private_redis: RedisServer, replica: RedisServer, on_unstored: Any
 ) -> None:
     """The operation's own caller and the next one, in another process: neither is told what a failover would forget."""
     ran: list[int] = []
@@ -137,8 +138,12 @@ def test_a_caller_whose_operation_was_run_is_told_so_only_when_a_replica_has_it(
     assert replica.pid is not None
     try:
         with owner, other:
-            with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
-                owner.run("charge", key=1, call=charge, completion_timeout="10ms")
+            if on_unstored == "deliver":
+                unconfirmed = owner.run_outcome("charge", key=1, call=charge, completion_timeout="10ms")
+                assert (unconfirmed.value, unconfirmed.stored) == ("charged", False)
+            else:
+                with pytest.raises(OutcomeUnknown, match="only 0 of 1 replicas"):
+                    owner.run("charge", key=1, call=charge, completion_timeout="10ms", on_unstored="withhold")
             with pytest.raises(StoreUncertain, match="only 0 of 1 replicas"):
                 other.run("charge", key=1, call=charge)
     finally:

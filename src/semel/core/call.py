@@ -1,9 +1,9 @@
 """One call of an operation: what it is, what its flow asks of the engine, and what comes of it.
 
 A flow (``core/flows.py``, ``core/transactional.py``) works on a ``Call``. It yields Ops for the store
-(``core/ops.py``) and the requests below for the engine: ``Run``, ``Recover``, ``Await`` and ``Pause``. The engine
-reports what the handler did as ``Returned``, ``Raised``, ``Declined``, ``Stopped`` or ``NotRun``. In the end the flow
-returns an ``Outcome``, or ``Failed`` with the error that the engine raises.
+(``core/ops.py``) and the requests below for the engine: ``Run``, ``Recover``, ``Await``, ``Pause`` and ``StoreLater``.
+The engine reports what the handler did as ``Returned``, ``Raised``, ``Declined``, ``Stopped`` or ``NotRun``. In the
+end the flow returns an ``Outcome``, or ``Failed`` with the error that the engine raises.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ __all__ = [
     "Returned",
     "Run",
     "Stopped",
+    "StoreLater",
     "Verdict",
     "describe_error",
 ]
@@ -70,6 +71,8 @@ class Outcome(Generic[T]):
     """True when the handler did not run: this is the first call's result."""
     attempt: int
     """Which attempt produced the result; more than 1 when an abandoned attempt was taken over."""
+    stored: bool = True
+    """False when the handler ran and its result is not stored. Semel goes on trying in the background for a while."""
 
 
 @value
@@ -118,6 +121,15 @@ class Pause:
     seconds: float
 
 
+@value
+class StoreLater:
+    """Go on trying to store this outcome in the background, and keep the lease alive meanwhile."""
+
+    op: Complete
+    report: tuple[Any, ...]
+    """The event to tell once it is stored: its class and its details."""
+
+
 # -- what the engine reports of the handler
 
 
@@ -154,7 +166,7 @@ class NotRun:
     error: BaseException
 
 
-Request: TypeAlias = "Op[Any] | Run | Recover | Await | Pause"
+Request: TypeAlias = "Op[Any] | Run | Recover | Await | Pause | StoreLater"
 Flow: TypeAlias = Generator[Request, Any, "Outcome[Any] | Failed"]
 
 

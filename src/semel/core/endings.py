@@ -7,6 +7,8 @@
   attempt may be run again anyway, this is like an exception. Otherwise it is like a crash: Release to ABANDONED, so
   that the recover hook can look, or to UNKNOWN if nobody may run it again.
 - Another owner took over: the caller gets the outcome of that owner.
+- The store does not take the outcome: the caller gets its result all the same, unless the policy withholds it, and the
+  engine goes on trying to store it. Nobody is told to retry: that would make the effect happen again.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, Final
 
-from semel.core.call import Call, Failed, Flow, Outcome, Pause, Request, describe_error
+from semel.core.call import Call, Failed, Flow, Outcome, Pause, Request, StoreLater, describe_error
 from semel.core.encoding.serializers import NotSerializable
-from semel.core.ops import Claimed, Complete, Lookup, NotWritten, Record, Release
+from semel.core.ops import Claimed, Complete, CompleteWith, Lookup, NotWritten, Record, Release
 from semel.core.states import State
-from semel.errors import LeaseLost, NotUndone, RecordTooLarge, ResultNotStored, StoreError
+from semel.errors import LeaseLost, NotUndone, OutcomeUnknown, RecordTooLarge, ResultNotStored, StoreError
 from semel.observe import events
 
 __all__ = ["SETTLE_PAUSES", "complete", "fail", "lose", "release", "replay"]
@@ -28,7 +30,10 @@ SETTLE_PAUSES: Final = (0.02, 0.05, 0.1, 0.25, 0.5)
 
 
 def complete(call: Call, claimed: Claimed, result: Any) -> Flow:
-    """Store the result. Raises ResultNotStored if the record is done but the result itself could not be stored."""
+    """Store the result. Raises ResultNotStored if the record is done but the result itself could not be stored.
+
+    If the store fails, ``on_unstored`` decides what the caller gets.
+    """
     loss: NotSerializable | None = None
     try:
         snapshot = call.seal_value(result)
@@ -42,12 +47,12 @@ def complete(call: Call, claimed: Claimed, result: Any) -> Flow:
     except StoreError as error:
         op, stored, lost = yield from _send_again(call, op, result, error)
         loss = loss or lost
+        if isinstance(stored, StoreError):
+            return (yield from _unstored(call, claimed, op, result, stored))
     if type(stored) is NotWritten:
         return (yield from fail(call, claimed, stored.error))
     if stored is False:
         return (yield from lose(call, claimed))
-    if stored is None:
-        return Outcome(result, False, claimed.attempt)
     if loss is not None:
         call.tell(events.ResultDropped, str(loss))
         raise ResultNotStored(
@@ -66,16 +71,14 @@ def fail(call: Call, claimed: Claimed, error: BaseException) -> Flow:
     if isinstance(error, policy.remembered):
         op = Complete(call.id, claimed.token, call.seal_error(error), policy.retention_seconds)
         try:
-            try:
-                stored = yield op
-            except StoreError as failure:
-                about = f"{type(error).__qualname__}, "
-                _, stored, _ = yield from _send_again(call, op, error, failure, about)
-        except StoreError:
-            stored = None  # the lease ends by itself, and the handler's own error matters more to the caller
-        if stored:
+            stored = yield op
+        except StoreError as failure:
+            op, stored, _ = yield from _send_again(call, op, error, failure, f"{type(error).__qualname__}, ")
+        if isinstance(stored, StoreError):  # the handler's own error matters more to the caller
+            yield from _store_later(call, claimed, op, stored, events.FailureRemembered, describe_error(error))
+        elif stored:
             call.tell(events.FailureRemembered, claimed.attempt, describe_error(error))
-        elif stored is False:
+        else:
             call.tell(events.LeaseLostEvent, claimed.attempt, claimed.token)
         return Failed(error)
     to = State.ABANDONED if call.has_steps else State.ABSENT
@@ -109,36 +112,33 @@ def _send_again(
     """Retry a completion that the store has not stored. If it is too large, send smaller ones: the effect has happened
     and must not happen again.
 
-    Returns the Op that was stored, its answer, and the error to raise if the result is lost.
+    Returns the Op that was sent last, the store's answer or error, and the error to raise if the result is lost.
     """
-    try:
-        if not isinstance(error, RecordTooLarge):
-            return op, (yield from _retry(call, op, result, error)), None
-    except RecordTooLarge as too_large:
-        error = too_large
+    if not isinstance(error, RecordTooLarge):
+        answer = yield from _retry(call, op, error)
+        if not isinstance(answer, RecordTooLarge):
+            return op, answer, None
+        error = answer
     reason = f"{about}{error}"
     for less, lost in call.shorter_completions(op, result, reason):
         if lost is None:
             call.tell(events.ResultDropped, reason)
         try:
-            try:
-                return less, (yield less), lost
-            except RecordTooLarge:
-                raise
-            except StoreError as failure:
-                return less, (yield from _retry(call, less, result, failure)), lost
+            answer = yield less
         except RecordTooLarge as again:
-            error = again
-    if call.policy.fails_open and type(op) is Complete:
-        return op, None, None
-    raise _not_stored(call, result, error) from error
+            answer = again
+        except StoreError as failure:
+            answer = yield from _retry(call, less, failure)
+        if not isinstance(answer, RecordTooLarge):
+            return less, answer, lost
+        error = answer
+    return op, error, None
 
 
-def _retry(call: Call, op: Complete, result: Any, error: StoreError) -> Generator[Request, Any, bool | None]:
+def _retry(call: Call, op: Complete, error: StoreError) -> Generator[Request, Any, bool | StoreError]:
     """Send a completion to a failing store until it is stored, for at most the policy's ``completion_timeout``.
 
-    Returns the store's answer, or None if it was not stored and the policy fails open: the caller gets its result
-    all the same.
+    Returns the store's answer, or its last error.
     """
     remaining = call.policy.completion_seconds
     pauses = iter(SETTLE_PAUSES)
@@ -147,26 +147,39 @@ def _retry(call: Call, op: Complete, result: Any, error: StoreError) -> Generato
         call.tell(events.StoreFailed, "complete", str(error))
         pause = next(pauses, pause)
         if pause > remaining:
-            # Not for CompleteWith: without its writes the operation has had no effect.
-            if call.policy.fails_open and type(op) is Complete:
-                return None
-            raise _not_stored(call, result, error) from error
+            return error
         remaining -= pause
         yield Pause(pause)
         try:
             stored: bool = yield op
             return stored
-        except RecordTooLarge:
-            raise
+        except RecordTooLarge as too_large:
+            return too_large
         except StoreError as again:
             error = again
 
 
-def _not_stored(call: Call, result: Any, error: StoreError) -> StoreError:
-    """Return the error to raise. The store's own message does not say that the handler ran, so this one does."""
-    failure = type(error)(f"{call} ran, but its outcome could not be stored: {error}")
-    failure.result = result
-    return failure
+def _unstored(call: Call, claimed: Claimed, op: Complete, result: Any, error: StoreError) -> Flow:
+    """The handler returned, and the store does not take the result: deliver it, or withhold it."""
+    # The store's own message does not say that the handler ran.
+    message = f"{call} ran, but its outcome could not be stored: {error}"
+    if isinstance(op, CompleteWith):  # without its writes the operation has had no effect, so a retry is right
+        failure = type(error)(message)
+        failure.result = result
+        raise failure from error
+    yield from _store_later(call, claimed, op, error, events.Completed, len(op.snapshot))
+    if call.policy.on_unstored == "withhold":
+        raise OutcomeUnknown(message, result=result) from error
+    return Outcome(result, False, claimed.attempt, stored=False)
+
+
+def _store_later(
+    call: Call, claimed: Claimed, op: Complete, error: StoreError, event: type[events.Event], detail: Any
+) -> Generator[Request, Any, None]:
+    """Report that the outcome is not stored, and leave it to the engine. More tries cannot help if it is too large."""
+    call.tell(events.Unstored, claimed.attempt, str(error))
+    if not isinstance(error, RecordTooLarge):
+        yield StoreLater(op, (event, claimed.attempt, detail))
 
 
 def lose(call: Call, claimed: Claimed) -> Flow:

@@ -35,6 +35,7 @@ Guarantee: TypeAlias = Literal["effectively_once", "at_most_once", "at_least_onc
 OnAbandoned: TypeAlias = Literal["retry", "reject"]
 OnInterrupted: TypeAlias = Literal["release", "abandon"]
 OnStoreError: TypeAlias = Literal["closed", "open"]
+OnUnstored: TypeAlias = Literal["deliver", "withhold"]
 Remember: TypeAlias = Literal["all"] | type[BaseException] | tuple[type[BaseException], ...]
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -114,12 +115,17 @@ class Policy:
     again, and the latter if it is rejected or recovered.
     """
     on_store_error: OnStoreError | None = None
+    on_unstored: OnUnstored = "deliver"
+    """What the caller gets if the handler has returned and its result could not be stored within
+    ``completion_timeout``: the result, or OutcomeUnknown, which holds it. Either way Semel goes on trying to store it
+    in the background, and nobody may take over meanwhile.
+    """
     remember_errors: Remember | None = None
     """Exceptions that are stored and replayed like a result. Any other exception means that nothing happened: the key
     is free again. ``"all"`` is every exception; to get your own classes back, name them: ``(Exception, Declined)``.
     """
     completion_timeout: Duration = 5.0
-    """How long to try to store the outcome of a finished handler while the store fails."""
+    """How long to try to store the outcome of a finished handler while the store fails, before ``on_unstored``."""
     resumable: bool = False
     """Store the function's arguments, so that a resumer can continue if the process dies. For functions decorated with
     ``once``.
@@ -143,6 +149,7 @@ class Policy:
         _known("on_abandoned", self.on_abandoned, (None, "retry", "reject"))
         _known("on_interrupted", self.on_interrupted, (None, "release", "abandon"))
         _known("on_store_error", self.on_store_error, (None, "closed", "open"))
+        _known("on_unstored", self.on_unstored, ("deliver", "withhold"))
         if self.on_duplicate != "raise" and not isinstance(self.on_duplicate, Wait):
             raise PolicyError(f'on_duplicate is "raise" or Wait(seconds), not {self.on_duplicate!r}')
         if self.recover is not None and not callable(self.recover):

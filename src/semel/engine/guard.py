@@ -15,7 +15,17 @@ from semel.core.encoding.fingerprint import Arguments, hash_key
 from semel.core.encoding.serializers import PLAIN, NotSerializable, ResultSerializer, Serializer, serializer_for
 from semel.core.keys import KeyFormat, check_name, identity, identity_hash, normalize_key
 from semel.core.ops import Resolve
-from semel.core.policy import Duration, Guarantee, OnAbandoned, OnInterrupted, OnStoreError, Policy, Remember, seconds
+from semel.core.policy import (
+    Duration,
+    Guarantee,
+    OnAbandoned,
+    OnInterrupted,
+    OnStoreError,
+    OnUnstored,
+    Policy,
+    Remember,
+    seconds,
+)
 from semel.core.quota import Meter, Quota
 from semel.core.states import State
 from semel.engine.declare.declaration import Declaration, Selector
@@ -43,6 +53,7 @@ class PolicyChanges(TypedDict, total=False):
     recover: Callable[..., Any] | None
     on_interrupted: OnInterrupted | None
     on_store_error: OnStoreError | None
+    on_unstored: OnUnstored
     remember_errors: Remember | None
     completion_timeout: Duration
     resumable: bool

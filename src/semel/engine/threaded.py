@@ -113,6 +113,7 @@ class LoopGuards:
         self._guards.clear()
 
     def close(self) -> None:
-        """End the threads of all guards. The store itself is left open."""
+        """End the threads and the keepers of all guards. The store itself is left open."""
         for guard in list(self._guards.values()):
+            guard.driver.keeper.stop()
             guard.threaded_store.shut_down()

@@ -213,6 +213,16 @@ class ResultDropped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Unstored(Event):
+    """The handler ended, but its outcome could not be stored. Semel goes on trying in the background."""
+
+    name = "unstored"
+    level = ERROR
+    attempt: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoreFailed(Event):
     """The store failed at this Op. The policy decides what happens next."""
 
@@ -334,6 +344,7 @@ EVENTS: Final[tuple[type[Event], ...]] = (
     StepSaved,
     UndoFailed,
     ResultDropped,
+    Unstored,
     StoreFailed,
     Unprotected,
     Unkeyed,

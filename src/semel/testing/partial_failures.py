@@ -107,7 +107,7 @@ _LEASED: Final = {
     Moment.FAILURE_ANSWER_LOST: (First.ERROR, Retry.RUNS, False, 1, State.DONE),
     Moment.EFFECT_ANSWER_LOST: (First.ERROR, Retry.RUNS, False, 2, State.DONE),
     Moment.KILLED_AFTER_EFFECT: (First.NOTHING, Retry.RUNS, True, 2, State.DONE),
-    Moment.OUTCOME_NOT_STORED: (First.UNAVAILABLE, Retry.RUNS, True, 2, State.DONE),
+    Moment.OUTCOME_NOT_STORED: (First.ANSWER, Retry.RUNS, True, 2, State.DONE),
     Moment.OUTCOME_LATE: (First.ANSWER, Retry.REPLAYS, False, 1, State.DONE),
     Moment.OUTCOME_ANSWER_LOST: (First.ANSWER, Retry.REPLAYS, False, 1, State.DONE),
     Moment.KILLED_AFTER_OUTCOME: (First.NOTHING, Retry.REPLAYS, False, 1, State.DONE),
@@ -118,7 +118,7 @@ _DERIVED: Final = {
     **_LEASED,
     Moment.EFFECT_ANSWER_LOST: (First.ERROR, Retry.RUNS, False, 1, State.DONE),
     Moment.KILLED_AFTER_EFFECT: (First.NOTHING, Retry.RUNS, True, 1, State.DONE),
-    Moment.OUTCOME_NOT_STORED: (First.UNAVAILABLE, Retry.RUNS, True, 1, State.DONE),
+    Moment.OUTCOME_NOT_STORED: (First.ANSWER, Retry.RUNS, True, 1, State.DONE),
 }
 
 _AT_MOST_ONCE: Final = {
@@ -130,7 +130,7 @@ _AT_MOST_ONCE: Final = {
     Moment.FAILURE_ANSWER_LOST: (First.ERROR, Retry.REPLAYS_FAILURE, False, 0, State.DONE),
     Moment.EFFECT_ANSWER_LOST: (First.ERROR, Retry.REPLAYS_FAILURE, False, 1, State.DONE),
     Moment.KILLED_AFTER_EFFECT: (First.NOTHING, Retry.REFUSED, True, 1, State.UNKNOWN),
-    Moment.OUTCOME_NOT_STORED: (First.UNAVAILABLE, Retry.REFUSED, True, 1, State.UNKNOWN),
+    Moment.OUTCOME_NOT_STORED: (First.ANSWER, Retry.REFUSED, True, 1, State.UNKNOWN),
 }
 
 _RECOVER: Final = {
@@ -139,7 +139,7 @@ _RECOVER: Final = {
     # must not raise.
     Moment.EFFECT_ANSWER_LOST: (First.ERROR, Retry.RUNS, False, 2, State.DONE),
     Moment.KILLED_AFTER_EFFECT: (First.NOTHING, Retry.RECOVERS, True, 1, State.DONE),
-    Moment.OUTCOME_NOT_STORED: (First.UNAVAILABLE, Retry.RECOVERS, True, 1, State.DONE),
+    Moment.OUTCOME_NOT_STORED: (First.ANSWER, Retry.RECOVERS, True, 1, State.DONE),
 }
 
 _STEPS: Final = {
@@ -148,7 +148,7 @@ _STEPS: Final = {
     Moment.STEP_ANSWER_LOST: (First.UNCERTAIN, Retry.RESUMES, False, 1, State.DONE),
     Moment.KILLED_AFTER_STEP: (First.NOTHING, Retry.RESUMES, True, 1, State.DONE),
     Moment.LATER_STEP_FAILED: (First.ERROR, Retry.RESUMES, False, 1, State.DONE),
-    Moment.OUTCOME_NOT_STORED: (First.UNAVAILABLE, Retry.RESUMES, True, 1, State.DONE),
+    Moment.OUTCOME_NOT_STORED: (First.ANSWER, Retry.RESUMES, True, 1, State.DONE),
 }
 
 _TRANSACTION: Final = {

@@ -11,7 +11,20 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias, TypeVar
 
-from semel.core.call import Await, Call, Declined, Failed, Outcome, Pause, Raised, Recover, Returned, Run, Stopped
+from semel.core.call import (
+    Await,
+    Call,
+    Declined,
+    Failed,
+    Outcome,
+    Pause,
+    Raised,
+    Recover,
+    Returned,
+    Run,
+    Stopped,
+    StoreLater,
+)
 from semel.core.ops import Claimed, Count, Lookup, Op, Release
 from semel.engine.drive.aio_keeper import AsyncKeeper
 from semel.engine.drive.attempts import AsyncAttempt
@@ -35,7 +48,7 @@ class AsyncCallDriver:
     def __init__(self, store: AsyncStore, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
         self.store = store
         self.flights = Flights()
-        self.keeper = AsyncKeeper(store, sweep_every, on_swept, self.flights.lose)
+        self.keeper = AsyncKeeper(store, sweep_every, on_swept, self.flights)
 
     def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Awaitable[Outcome[Any]]:
         """Run ``handler`` once for this call, or return what is known of it."""
@@ -106,6 +119,8 @@ class AsyncCallDriver:
                         await self._wait_for(request)
                     elif isinstance(request, Await):
                         await store.wait(request.id, request.seconds)
+                    elif isinstance(request, StoreLater):
+                        self.keeper.store_later(execution.hand_over(request))
                     elif isinstance(request, Pause):
                         await shielded(asyncio.sleep(request.seconds), execution)
                     else:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
 
-from semel.core.ops import Sweep
+from semel.core.ops import Op, Sweep
+from semel.engine.drive.backlog import CLOSE_TIMEOUT, Backlog, UnstoredOutcome
+from semel.engine.drive.flights import Flights
 from semel.engine.drive.keeper import SWEEP_AGAIN, SWEEP_LIMIT, SWEEP_STEPS, fitted
 from semel.engine.drive.leases import RETRY_AFTER, Lease, Leases
 from semel.engine.ports import AsyncStore
@@ -29,13 +32,17 @@ class AsyncKeeper:
         store: AsyncStore,
         sweep_every: float | None,
         on_swept: Callable[[int, int], None],
-        on_lost: Callable[[Lease], object] | None = None,
+        flights: Flights | None = None,
     ) -> None:
         self._store = store
         self._sweep_every = sweep_every
         self._on_swept = on_swept
-        self._on_lost = on_lost
-        self.leases = Leases(on_lost)
+        self._flights = flights or Flights()
+        self.leases = Leases(self._flights.lose)
+        self.backlog = Backlog(self.leases, self._flights)
+        self._storing: asyncio.Task[None] | None = None
+        """Stores the backlog, while there is one."""
+        self._closing = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = _NEVER
@@ -52,12 +59,29 @@ class AsyncKeeper:
         if lease.due < self._rings_at:
             self._set(lease.due)
 
+    def store_later(self, outcome: UnstoredOutcome) -> None:
+        """Store an outcome in the background, and renew its lease until that is done."""
+        self.backlog.add(outcome)
+        if self._storing is None or self._storing.done():
+            # A task of its own: a store that fails slowly must not keep the leases waiting.
+            self._storing = asyncio.get_running_loop().create_task(self._store_backlog(), name="semel-completer")
+
+    def stop(self) -> None:
+        """Stop, from any thread, and wait for nothing."""
+        self._closed = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._closing.set)
+
     async def close(self) -> None:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        await asyncio.gather(*filter(None, (self._round, self._sweeping)), return_exceptions=True)
+        self._closing.set()
+        if self._storing is not None:
+            await asyncio.wait([self._storing], timeout=CLOSE_TIMEOUT)
+            self._storing.cancel()
+        await asyncio.gather(*filter(None, (self._round, self._sweeping, self._storing)), return_exceptions=True)
 
     def _set(self, when: float) -> None:
         assert self._loop is not None
@@ -70,8 +94,9 @@ class AsyncKeeper:
         if self._loop is not None and not self._loop.is_closed():
             raise ConfigurationError("this AsyncSemel belongs to another event loop: make one per loop")
         # What a closed loop has left behind is over: its timer never fires, and its leases have no owner.
-        self._loop, self._timer, self._round, self._sweeping = loop, None, None, None
-        self.leases, self._rings_at = Leases(self._on_lost), _NEVER
+        self._loop, self._timer, self._round, self._sweeping, self._storing = loop, None, None, None, None
+        self.leases, self._rings_at = Leases(self._flights.lose), _NEVER
+        self.backlog, self._closing = Backlog(self.leases, self._flights), asyncio.Event()
         self._sweep_at = time.monotonic() + self._sweep_every if self._sweep_every else _NEVER
 
     def _ring(self) -> None:
@@ -99,11 +124,30 @@ class AsyncKeeper:
     async def _renew(self) -> None:
         for due in self.leases.trips(time.monotonic()):
             sent = time.monotonic()
-            try:
-                answers = list(await self._store.execute_many([lease.renewal() for lease in due]))
-            except Exception as error:  # a store that breaks its contract must not end the keeper
-                answers = [error]
-            self.leases.renewed(due, fitted(answers, due), sent, time.monotonic())
+            answers = await self._execute_all([lease.renewal() for lease in due])
+            self.leases.renewed(due, answers, sent, time.monotonic())
+
+    async def _store_backlog(self) -> None:
+        waiting = self.backlog
+        try:
+            while waiting:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), waiting.next_pause())
+                due = waiting.due()
+                answers = await self._execute_all([outcome.request.op for outcome in due])
+                waiting.answered(due, answers, time.monotonic())
+                if self._closed:
+                    break
+        finally:
+            waiting.give_up()
+
+    async def _execute_all(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        """Execute the Ops. The answer of one that failed is its error, whatever the store raises."""
+        try:
+            answers = list(await self._store.execute_many(ops))
+        except Exception as error:  # a store that breaks its contract must not end the keeper
+            answers = [error]
+        return fitted(answers, ops)
 
     async def _sweep(self) -> None:
         pause = self._sweep_every or 0

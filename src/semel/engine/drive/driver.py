@@ -12,7 +12,20 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import Any, TypeAlias, TypeVar
 
-from semel.core.call import Await, Call, Declined, Failed, NotRun, Outcome, Raised, Recover, Returned, Run, Stopped
+from semel.core.call import (
+    Await,
+    Call,
+    Declined,
+    Failed,
+    NotRun,
+    Outcome,
+    Raised,
+    Recover,
+    Returned,
+    Run,
+    Stopped,
+    StoreLater,
+)
 from semel.core.ops import Claimed, Op
 from semel.engine.drive.attempts import Attempt
 from semel.engine.drive.execution import Changed, Execution, as_handler
@@ -35,7 +48,7 @@ class CallDriver:
     def __init__(self, store: Store, sweep_every: float | None, on_swept: Callable[[int, int], None]) -> None:
         self.store = store
         self.flights = Flights()
-        self.keeper = Keeper(store, sweep_every, on_swept, self.flights.lose)
+        self.keeper = Keeper(store, sweep_every, on_swept, self.flights)
 
     def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Outcome[Any]:
         """Run ``handler`` once for this call, or return what is known of it."""
@@ -97,6 +110,8 @@ class CallDriver:
                         self._wait_for(request)
                     elif isinstance(request, Await):
                         store.wait(request.id, request.seconds)
+                    elif isinstance(request, StoreLater):
+                        self.keeper.store_later(execution.hand_over(request))
                     else:
                         time.sleep(request.seconds)
                 except StoreError as failure:

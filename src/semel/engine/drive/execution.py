@@ -6,7 +6,8 @@ is a generator that never waits. A driver carries out what it yields:
 - an ``Op``: execute it on the store;
 - ``Run``, ``Recover``: run the handler or the recover hook, and send the result;
 - ``Await``: call ``store.wait``; ``Poll``, ``Pause``: sleep;
-- ``Changed``: wait until a flight changes.
+- ``Changed``: wait until a flight changes;
+- ``StoreLater``: pass what ``hand_over`` returns to the keeper.
 
 ``driver.py`` does so in threads and ``aio_driver.py`` in an event loop.
 """
@@ -17,10 +18,11 @@ from collections.abc import Callable, Generator
 from time import monotonic
 from typing import Any, TypeAlias
 
-from semel.core.call import Await, Call, Failed, NotRun, Outcome, Pause, Recover, Run
+from semel.core.call import Await, Call, Failed, NotRun, Outcome, Pause, Recover, Run, StoreLater
 from semel.core.flows import perform
 from semel.core.ops import Claim, Claimed, Complete, Existing, Op
 from semel.core.values import value
+from semel.engine.drive.backlog import UnstoredOutcome
 from semel.engine.drive.flights import Flight, Flights
 from semel.engine.drive.leases import Lease, Leases
 from semel.errors import StoreError
@@ -45,7 +47,7 @@ class Poll:
     seconds: float
 
 
-Step: TypeAlias = "Op[Any] | Run | Recover | Await | Poll | Pause | Changed"
+Step: TypeAlias = "Op[Any] | Run | Recover | Await | Poll | Pause | Changed | StoreLater"
 
 
 class Execution:
@@ -79,6 +81,13 @@ class Execution:
                 self.flight = None
             self.finished = True
             self.steps.close()  # breaks the reference cycle of an unfinished call
+
+    def hand_over(self, request: StoreLater) -> UnstoredOutcome:
+        """Leave the lease and the flight to the keeper: the call ends, and its outcome is stored in the background."""
+        lease, self.lease = self.lease, None
+        flight, self.flight = self.flight, None
+        assert lease is not None
+        return UnstoredOutcome(request, lease, flight, monotonic())
 
     def _proceed(self) -> Generator[Step, Any, Outcome[Any] | Failed]:
         flow = perform(self.call)

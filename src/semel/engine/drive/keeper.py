@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from semel.core.ops import Sweep
+from semel.core.ops import Op, Sweep
+from semel.engine.drive.backlog import CLOSE_TIMEOUT, Backlog, UnstoredOutcome
+from semel.engine.drive.flights import Flights
 from semel.engine.drive.leases import Lease, Leases
 from semel.engine.forking import survive_forks
 from semel.engine.ports import Store
@@ -39,22 +41,23 @@ class Keeper:
         store: Store,
         sweep_every: float | None,
         on_swept: Callable[[int, int], None],
-        on_lost: Callable[[Lease], object] | None = None,
+        flights: Flights | None = None,
     ) -> None:
         self._store = store
         self._sweep_every = sweep_every
         self._on_swept = on_swept
-        self._on_lost = on_lost
-        self.leases = Leases(on_lost)
-        self._condition = threading.Condition()
-        self._sleeps_until = _AWAKE
-        self._started = False
+        self._flights = flights or Flights()
         self._closed = False
-        survive_forks(self._forked)
+        self._reset()
+        survive_forks(self._reset)
 
-    def _forked(self) -> None:
+    def _reset(self) -> None:
         self._condition = threading.Condition()
-        self.leases = Leases(self._on_lost)
+        self.leases = Leases(self._flights.lose)
+        self.backlog = Backlog(self.leases, self._flights)
+        self._storing: threading.Thread | None = None
+        """Stores the backlog, while there is one."""
+        self._closing = threading.Event()
         self._sleeps_until = _AWAKE
         self._started = False
 
@@ -67,10 +70,23 @@ class Keeper:
             with self._condition:
                 self._condition.notify()
 
+    def store_later(self, outcome: UnstoredOutcome) -> None:
+        """Store an outcome in the background, and renew its lease until that is done."""
+        with self._condition:
+            self.backlog.add(outcome)
+            if self._storing is None:
+                # A thread of its own: a store that fails slowly must not keep the leases waiting.
+                self._storing = threading.Thread(target=self._store_backlog, name="semel-completer", daemon=True)
+                self._storing.start()
+
     def close(self) -> None:
         self._closed = True
+        self._closing.set()
         with self._condition:
             self._condition.notify()
+            storing = self._storing
+        if storing is not None:
+            storing.join(CLOSE_TIMEOUT)
 
     def _start(self) -> None:
         with self._condition:
@@ -101,6 +117,19 @@ class Keeper:
                     sweeper.start()
                 sweep_at = time.monotonic() + (self._sweep_every or 0)
 
+    def _store_backlog(self) -> None:
+        while True:
+            self._closing.wait(self.backlog.next_pause())
+            due = self.backlog.due()
+            answers = execute_all(self._store, [outcome.request.op for outcome in due])
+            self.backlog.answered(due, answers, time.monotonic())
+            if self._closed:
+                self.backlog.give_up()
+            with self._condition:  # nobody may add an outcome and leave it to a thread that ends
+                if not self.backlog:
+                    self._storing = None
+                    return
+
     def _sweep(self) -> None:
         while self._is_behind():
             time.sleep(min(SWEEP_AGAIN, self._sweep_every or 0))
@@ -122,13 +151,19 @@ def renew(store: Store, leases: Leases) -> None:
     """Renew the leases that are due, in as few round trips as ``Leases.trips`` allows."""
     for due in leases.trips(time.monotonic()):
         sent = time.monotonic()
-        try:
-            answers = list(store.execute_many([lease.renewal() for lease in due]))
-        except Exception as error:  # a store that breaks its contract must not end the keeper
-            answers = [error]
-        leases.renewed(due, fitted(answers, due), sent, time.monotonic())
+        answers = execute_all(store, [lease.renewal() for lease in due])
+        leases.renewed(due, answers, sent, time.monotonic())
 
 
-def fitted(answers: list[Any], due: list[Lease]) -> list[Any]:
-    """One answer for each lease: answers that a broken store has left out count as failures."""
-    return [*answers, *[StoreUncertain("the store did not answer the renewal") for _ in due]][: len(due)]
+def execute_all(store: Store, ops: Sequence[Op[Any]]) -> list[Any]:
+    """Execute the Ops. The answer of one that failed is its error, whatever the store raises."""
+    try:
+        answers = list(store.execute_many(ops))
+    except Exception as error:  # a store that breaks its contract must not end the keeper
+        answers = [error]
+    return fitted(answers, ops)
+
+
+def fitted(answers: list[Any], ops: Sequence[Op[Any]]) -> list[Any]:
+    """One answer for each Op: answers that a broken store has left out count as failures."""
+    return [*answers, *[StoreUncertain("the store did not answer") for _ in ops]][: len(ops)]

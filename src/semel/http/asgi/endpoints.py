@@ -16,8 +16,7 @@ from semel.http.asgi.middleware import ASGIResponder, current_responder
 from semel.http.contract.endpoint import Compensate, Framework, Request
 from semel.http.contract.routes import check_declarable, mark_exempt, mark_replaced
 from semel.http.contract.rules import Exempt, Idempotent, Rule
-from semel.http.handlers import find_handle, run_handler, sync_endpoint, type_hints, with_handle
-from semel.http.in_transaction import with_connection
+from semel.http.handlers import find_handle, run_handler, sync_endpoint, type_hints, with_connection, with_handle
 
 __all__ = ["ThreadedResponder", "async_endpoint", "protect", "threaded_responder"]
 

@@ -18,8 +18,9 @@ the store cannot be reached                           none              503
 the handler answers, and its status is stored         complete          its answer, once it is stored
 the handler answers, and its status is not stored     decline           its answer; the key is free again
 the answer is whole, but another owner took over      complete or lost  the other owner's answer
-the answer cannot be stored                           complete fails    the store's error; an answer that has begun
-                                                                        already is cut off
+the store does not take the answer                    complete, later   its answer, marked ``Idempotent-Stored: false``,
+                                                                        or 500 where the policy withholds it
+its transaction does not commit                       complete fails    503; an answer that has begun is cut off
 the lease is lost and the handler cancelled (ASGI)    lost              the new owner's answer, or 409
 the handler raises PreconditionError                  decline           412, 428 or 400; the key is free again
 its transaction conflicts with another one            fail, rolled      the request is run again; 503 after the last
@@ -56,7 +57,7 @@ from semel.errors import (
 )
 from semel.http.contract.capture import Capture
 from semel.http.contract.conditional import Preconditions
-from semel.http.contract.exchange import CLAIMED, FAILED, Exchange
+from semel.http.contract.exchange import CLAIMED, FAILED, UNSTORED, Exchange
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.rerun import Rerun, RunAgain
 from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
@@ -189,6 +190,8 @@ class Lifecycle(Generic[A]):
         """The handler's answer, while the attempt runs."""
         self.answer: StoredResponse | None = None
         """The answer to send in place of the application's."""
+        self.stored = True
+        """False if the attempt has ended and its answer is not stored yet."""
         self.rerun: Rerun | None = None
         """The original request; None if it cannot be run again."""
         self.runs_again = False
@@ -262,7 +265,7 @@ class Lifecycle(Generic[A]):
             if self.attempt is None and self.on_settled is not None:
                 self.on_settled()
         self._environment[CLAIMED] = True
-        self.capture = Capture(rule)
+        self.capture = Capture(rule, exchange.key_header.name)
         if self.over:
             yield from self._end(Declined(None))
             return False
@@ -351,7 +354,7 @@ class Lifecycle(Generic[A]):
             return Ending.ANSWER
         if isinstance(left, rule.policy.remembered) or (isinstance(left, Exception) and rule.stores(500)):
             yield from self._end(Returned(FAILED))
-            self.answer = self.answer or self.exchange.failure()
+            self.answer = self.answer or self.exchange.failure(self.stored)
             return self._answer_or_run_again(Ending.ANSWER_AND_RAISE)
         yield from self._end(Raised(left), refuse=False)
         return Ending.RAISE
@@ -401,8 +404,14 @@ class Lifecycle(Generic[A]):
             if not self.runs_again:
                 self.answer = self.exchange.refusal(error, rule)
         else:
-            if outcome is not None and outcome.replayed:
+            if outcome is None:
+                pass
+            elif outcome.replayed:
                 self.answer = self.exchange.replay(outcome.value, rule)
+            elif not outcome.stored:
+                self.stored = False
+                if capture is not None:
+                    capture.headers.append(UNSTORED)
         finally:
             self.attempt = self.capture = None
             self._environment.pop(CLAIMED, None)
