@@ -3,7 +3,7 @@
 So authentication, rate limits and validation come first, and refuse requests without a claim. If the endpoints of an
 application cannot be decorated, ``routes=`` names their rules, and the claim is made here, at the edge.
 
-A request without a key claims nothing, so it gets no task, no buffer and no hash.
+A request without a key claims nothing, so it gets no task and no buffer.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from semel.errors import ConfigurationError, StoreError
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.responder import ASGIResponder
 from semel.http.contract.endpoint import Lifecycle
+from semel.http.contract.exchange import KEY_HEADER
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
@@ -62,6 +63,7 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         routes: RouteTable | None = None,
         docs: str | None = None,
         max_request_body: int = MAX_REQUEST_BODY,
+        header: str = KEY_HEADER.title,
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
         find_route: RouteFinder | None = None,
@@ -72,23 +74,27 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
         :param docs: the URL of a page that explains the errors; they link to it.
         :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
+        :param header: the name of the header that has the key.
         :param request: makes the framework's own request from the scope, for ``tenant``.
         :param endpoints: lists the application's endpoints, for the report at start-up.
         :param find_route: finds the route of a request in the framework's own table, for hosts and events.
         """
         super().__init__(
             app, guard, AsyncGuard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+            header=header,
             request=request, endpoints=endpoints, find_route=find_route,
         )  # fmt: skip
         self._left: set[asyncio.Task[None]] = set()
         """Handlers that run on without a client. The event loop holds only weak references to tasks."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._reported or scope["type"] == "lifespan":
-            await self._look(scope, receive, send)
         if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._begin_lifespan(receive, send)
             await self.app(scope, receive, send)
             return
+        if not self._reported:  # the server has no lifespan
+            self.report()
         method = scope["method"].upper()  # ASGI wants it so, but not every server does it
         if method in SAFE_METHODS:
             token = current.set(_SAFE)
@@ -134,11 +140,8 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         finally:
             current.reset(token)
 
-    async def _look(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raise if a route is misconfigured: at start-up, or at each request if the server has no lifespan."""
-        if scope["type"] != "lifespan":
-            self.report()
-            return
+    async def _begin_lifespan(self, receive: Receive, send: Send) -> None:
+        """Start, and tell the server if that fails."""
         try:
             await self.start()
         except ConfigurationError as error:

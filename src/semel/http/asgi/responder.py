@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from semel.core.call import Call, Declined, Pause, Raised, Returned, Stopped
 from semel.engine.drive.attempts import AsyncAttempt
@@ -38,7 +38,7 @@ from semel.http.contract.endpoint import (
     OpenTransaction,
     Request,
 )
-from semel.http.contract.exchange import KEY, SETTLED, Exchange
+from semel.http.contract.exchange import SETTLED, Exchange
 from semel.http.contract.rerun import Rerun, RunAgain
 from semel.http.contract.rules import Rule
 
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 __all__ = ["ASGIResponder"]
 
 T = TypeVar("T")
-_KEY_LENGTH: Final = len(KEY)
 
 
 class ASGIResponder:
@@ -56,7 +55,11 @@ class ASGIResponder:
 
     def __init__(self, middleware: ASGIMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
         self.loop = asyncio.get_running_loop()
-        self.life: Lifecycle[AsyncAttempt] = Lifecycle(middleware, scope, _make_exchange)
+        exchange = Exchange(
+            scope["method"].upper(), scope["path"], scope.get("query_string", b""), scope["headers"],
+            secret=middleware.guard.secret, docs=middleware.docs, key_header=middleware.key_header,
+        )  # fmt: skip
+        self.life: Lifecycle[AsyncAttempt] = Lifecycle(middleware, scope, exchange)
         self._middleware = middleware
         self._scope = scope
         self._receive = receive
@@ -72,21 +75,19 @@ class ASGIResponder:
         """Whether ``life.answer`` has been sent."""
         self._client_left = False
         """Whether the client left before its request was complete."""
-        for name, _ in scope["headers"]:
-            if len(name) == _KEY_LENGTH and name.lower() == KEY:
-                break
-        else:
+        if not exchange.keys:
             return
         if "extensions" in scope:
             without_files(scope)
-        self.life.exchange = Exchange(
-            scope["method"].upper(), scope["path"], scope.get("query_string", b""), scope["headers"],
-            secret=middleware.guard.secret, docs=middleware.docs,
-        )  # fmt: skip
         self.body = body = BodyReader()
         body.source, body.life = receive, self.life
         if middleware.reruns.possible:
             self.life.rerun = Rerun(scope, scope.values())
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the request has the header of the key, valid or not."""
+        return self.body is not None
 
     # -- running the application
 
@@ -376,14 +377,3 @@ class ASGIResponder:
         lines = exchange.expose(lines, rule)
         await send({"type": "http.response.start", "status": answer.status, "headers": lines})
         await send({"type": "http.response.body", "body": answer.body, "more_body": False})
-
-
-def _make_exchange(scope: Scope, middleware: Any) -> Exchange:
-    return Exchange(
-        scope["method"].upper(),
-        scope["path"],
-        scope.get("query_string", b""),
-        scope["headers"],
-        secret=middleware.guard.secret,
-        docs=middleware.docs,
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from semel.core.encoding.snapshot import StoredResponse, make_response
-from semel.http.contract.exchange import KEY
 from semel.http.contract.rules import Idempotent
 
 __all__ = ["Capture", "cut_off"]
@@ -15,6 +14,8 @@ class Capture:
     """One answer: its status, its header lines, and its body up to ``max_stored_body``."""
 
     rule: Idempotent
+    key_name: bytes
+    """The header of the key, which Semel sets itself."""
     status = 0
     size = 0
     """Bytes of the body so far."""
@@ -30,7 +31,7 @@ class Capture:
         wanted, mark = self.rule.replay_header_names, self.rule.replay_marker_name
         for name, value in headers:
             line = bytes(name).lower(), bytes(value)
-            if line[0] == KEY or line[0] == mark:
+            if line[0] == self.key_name or line[0] == mark:
                 continue
             if line[0] in wanted:
                 self._replayed.append(line)

@@ -162,15 +162,18 @@ class Lifecycle(Generic[A]):
         self,
         middleware: Middleware[Any, Any],
         environment: MutableMapping[str, Any],
-        make_exchange: Callable[[MutableMapping[str, Any], Middleware[Any, Any]], Exchange],
+        exchange: Exchange | Callable[[MutableMapping[str, Any], Middleware[Any, Any]], Exchange],
     ) -> None:
         """
         :param environment: the ASGI scope or the WSGI environ.
-        :param make_exchange: called when the exchange is first needed.
+        :param exchange: the exchange, or a function that is called when it is first needed.
         """
-        self._middleware = middleware
-        self._environment = environment
-        self._make_exchange = make_exchange
+        self._middleware: Middleware[Any, Any] = middleware
+        self._environment: MutableMapping[str, Any] = environment
+        if isinstance(exchange, Exchange):
+            self.exchange = exchange
+        else:
+            self._make_exchange = exchange
         self.rule: Idempotent | None = None
         """The rule that the request was claimed under, or was refused by."""
         self.natural: Natural | None = None
@@ -267,7 +270,7 @@ class Lifecycle(Generic[A]):
                 self.on_settled()
         self._environment[CLAIMED] = True
         self.capture = Capture()
-        self.capture.rule = rule
+        self.capture.rule, self.capture.key_name = rule, exchange.key_header.name
         if self.over:
             yield from self._end(Declined(None))
             return False
