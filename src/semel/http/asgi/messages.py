@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias
 
-from semel.http.contract.exchange import KEY
-
 __all__ = ["FILES", "App", "Message", "Receive", "Scope", "Send", "has_key", "without_files"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -15,15 +13,15 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_LENGTH: Final = len(KEY)
 FILES: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
 """Messages by which the server sends a file that the application never reads: nothing could be captured."""
 
 
-def has_key(scope: Scope) -> bool:
-    """Whether the request has an Idempotency-Key header, valid or not."""
+def has_key(scope: Scope, header: bytes) -> bool:
+    """Whether the request has the header of the key, valid or not."""
+    length = len(header)
     for name, _ in scope["headers"]:  # noqa: SIM110 (every request pays for this, and a generator costs more)
-        if len(name) == _LENGTH and name.lower() == KEY:
+        if len(name) == length and name.lower() == header:
             return True
     return False
 

@@ -19,6 +19,7 @@ from semel.engine.aio import AsyncGuard
 from semel.errors import ConfigurationError, StoreError
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.responder import ASGIResponder
+from semel.http.contract.exchange import KEY_HEADER
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
@@ -60,6 +61,7 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         routes: RouteTable | None = None,
         docs: str | None = None,
         max_request_body: int = MAX_REQUEST_BODY,
+        header: str = KEY_HEADER.title,
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
         find_route: RouteFinder | None = None,
@@ -70,12 +72,14 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
         :param docs: the URL of a page that explains the errors; they link to it.
         :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
+        :param header: the name of the header that has the key.
         :param request: makes the framework's own request from the scope, for ``tenant``.
         :param endpoints: lists the application's endpoints, for the report at start-up.
         :param find_route: finds the route of a request in the framework's own table, for hosts and events.
         """
         super().__init__(
             app, guard, AsyncGuard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+            header=header,
             request=request, endpoints=endpoints, find_route=find_route,
         )  # fmt: skip
         self._left: set[asyncio.Task[None]] = set()

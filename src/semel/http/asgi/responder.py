@@ -74,11 +74,16 @@ class ASGIResponder:
         self._client_left = False
         """Whether the client left before its request was complete."""
 
+    @property
+    def has_key(self) -> bool:
+        """Whether the request has the header of the key, valid or not."""
+        return self._body is not None
+
     # -- running the application
 
     async def respond(self, rule: Rule | None) -> None:
         """Run the application. ``rule`` is the rule to claim here, at the edge, if there is one."""
-        if not has_key(self._scope):
+        if not has_key(self._scope, self._middleware.key_header.name):
             await self._respond_unkeyed(rule)
             return
         if "extensions" in self._scope:
@@ -405,4 +410,5 @@ def _make_exchange(scope: Scope, middleware: Any) -> Exchange:
         scope["headers"],
         secret=middleware.guard.secret,
         docs=middleware.docs,
+        key_header=middleware.key_header,
     )

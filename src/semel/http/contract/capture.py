@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from semel.core.encoding.snapshot import StoredResponse
-from semel.http.contract.exchange import KEY
+from semel.http.contract.exchange import KEY_HEADER
 from semel.http.contract.rules import Idempotent
 
 __all__ = ["Capture", "cut_off"]
@@ -14,10 +14,11 @@ __all__ = ["Capture", "cut_off"]
 class Capture:
     """One answer: its status, its header lines, and its body up to ``max_stored_body``."""
 
-    __slots__ = ("_chunks", "_replayed", "_rule", "_size", "headers", "overflowed", "status")
+    __slots__ = ("_chunks", "_key_name", "_replayed", "_rule", "_size", "headers", "overflowed", "status")
 
-    def __init__(self, rule: Idempotent) -> None:
+    def __init__(self, rule: Idempotent, key_name: bytes = KEY_HEADER.name) -> None:
         self._rule = rule
+        self._key_name = key_name
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         """All header lines except those that Semel sets itself."""
@@ -32,7 +33,7 @@ class Capture:
         wanted, mark = self._rule.replay_header_names, self._rule.replay_marker_name
         for name, value in headers:
             line = bytes(name).lower(), bytes(value)
-            if line[0] == KEY or line[0] == mark:
+            if line[0] == self._key_name or line[0] == mark:
                 continue
             if line[0] in wanted:
                 self._replayed.append(line)

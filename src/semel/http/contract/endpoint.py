@@ -265,7 +265,7 @@ class Lifecycle(Generic[A]):
             if self.attempt is None and self.on_settled is not None:
                 self.on_settled()
         self._environment[CLAIMED] = True
-        self.capture = Capture(rule)
+        self.capture = Capture(rule, exchange.key_header.name)
         if self.over:
             yield from self._end(Declined(None))
             return False

@@ -32,17 +32,20 @@ from semel.errors import (
     KeyMissing,
     KeyReused,
     LeaseLost,
+    PolicyError,
     RequestError,
     SemelError,
     StoreError,
 )
 from semel.http.contract.conditional import Preconditions, preconditions
 from semel.http.contract.problems import problem
-from semel.http.contract.rules import Conditional, Idempotent
+from semel.http.contract.rules import Conditional, Idempotent, is_header_name
 
-__all__ = ["CLAIMED", "FAILED", "KEY", "RESPONSES", "SETTLED", "UNSTORED", "Exchange", "ResponseSerializer"]
+__all__ = [
+    "CLAIMED", "FAILED", "KEY_HEADER", "RESPONSES", "SETTLED", "UNSTORED", "Exchange", "KeyHeader",
+    "ResponseSerializer",
+]  # fmt: skip
 
-KEY: Final = b"idempotency-key"
 UNSTORED: Final = (b"idempotent-stored", b"false")
 """Marks an answer that could not be stored before it was sent. A client that has it must not retry."""
 CLAIMED: Final = "semel.claimed"
@@ -62,14 +65,37 @@ DECOMPRESSED_LIMIT: Final = 64 * 1024 * 1024
 """The largest answer in bytes that is decompressed for a client; a larger one is sent as it is stored."""
 _DECOMPRESSED: Final = frozenset({b"gzip", b"x-gzip", b"deflate"})
 _PRECONDITIONS: Final = frozenset({b"content-type", b"if-match", b"if-none-match"})
-_READ: Final = _PRECONDITIONS | {KEY, b"content-length", b"origin"}
-"""Header lines of a request that are read for every rule."""
-_EXPOSED: Final = ("Idempotency-Key", "Retry-After", "Link")
-_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"content-type", b"trailer", KEY})
+_READ: Final = _PRECONDITIONS | {b"content-length", b"origin"}
+"""Header lines of a request that are read for every rule, besides the key."""
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"content-type", b"trailer"})
 """Header lines that describe one body. They are dropped from an answer that is replaced by another."""
+_TAKEN: Final = _READ | _FRAMING | {b"authorization", b"cookie", b"host", b"retry-after", b"link"}
+"""Names of headers that mean something else."""
 _LONGEST_PATH: Final = 200
 _log = logging.getLogger("semel.http")
 _name = itemgetter(0)
+
+
+class KeyHeader:
+    """The header that has the key, in each of the spellings that are compared."""
+
+    __slots__ = ("framing", "name", "read", "title", "variable")
+
+    def __init__(self, title: object) -> None:
+        """Raises PolicyError if this cannot be the header of the key."""
+        if not isinstance(title, str) or not is_header_name(title) or title.lower().encode() in _TAKEN:
+            raise PolicyError(f'header= is the name of the header that has the key, "X-Idempotency-Key", not {title!r}')
+        self.title = title
+        """As it is shown to people."""
+        self.name = title.lower().encode()
+        """In lower case, as in ASGI."""
+        self.variable = "HTTP_" + title.upper().replace("-", "_")
+        """In the environ of WSGI."""
+        self.read = _READ | {self.name}
+        self.framing = _FRAMING | {self.name}
+
+
+KEY_HEADER: Final = KeyHeader("Idempotency-Key")
 
 
 def as_response(value: Any) -> StoredResponse:
@@ -124,7 +150,7 @@ class Exchange:
 
     __slots__ = (
         "_body_size", "_counted", "_echoed", "_hash", "_keys", "_lines", "_query", "_scripted", "_verbatim",
-        "announced_length", "body", "docs", "host", "key", "method", "path",
+        "announced_length", "body", "docs", "host", "key", "key_header", "method", "path",
     )  # fmt: skip
 
     def __init__(
@@ -136,7 +162,9 @@ class Exchange:
         *,
         secret: bytes | None = None,
         docs: str | None = None,
+        key_header: KeyHeader = KEY_HEADER,
     ) -> None:
+        self.key_header = key_header
         self.method = method
         self.path = path
         self.docs = docs
@@ -159,11 +187,12 @@ class Exchange:
         self._keys: list[bytes] = []
         self._counted: list[tuple[bytes, bytes]] = []
         """Header lines that are part of every fingerprint."""
+        read, key_name = key_header.read, key_header.name
         for line, value in headers:
             name = line.lower()
-            if name not in _READ:
+            if name not in read:
                 continue
-            if name == KEY:
+            if name == key_name:
                 self._keys.append(value)
             elif name == b"content-length":
                 self.announced_length = self.announced_length or (int(value) if value.isdigit() else 0)
@@ -193,17 +222,21 @@ class Exchange:
         lines = self._keys
         if not lines:
             if rule.required:
-                raise KeyMissing("This request needs an Idempotency-Key header: a new key for each new request.")
+                raise KeyMissing(
+                    f"This request needs the header {self.key_header.title}: a new key for each new request."
+                )
             return None
         if len(lines) > 1:
-            raise KeyInvalid("Send one Idempotency-Key header line, not several.")
+            raise KeyInvalid(f"Send one {self.key_header.title} header line, not several.")
         try:
             text = lines[0].decode("ascii")
         except UnicodeDecodeError as error:
-            raise KeyInvalid("The Idempotency-Key holds characters other than printable ASCII.") from error
-        key = self.key = parse_header(text, rule.key_mode, rule.key_format)
+            raise KeyInvalid(f"The {self.key_header.title} holds characters other than printable ASCII.") from error
+        key = self.key = parse_header(text, rule.key_mode, rule.key_format, self.key_header.title)
         self._verbatim = rule.key_mode == "raw"
-        self._echoed = [(KEY, lines[0])] if key == text else None  # a bare key is echoed as it was sent
+        self._echoed = (
+            [(self.key_header.name, lines[0])] if key == text else None
+        )  # a bare key is echoed as it was sent
         return key
 
     def operation(self, rule: Idempotent) -> str:
@@ -343,7 +376,8 @@ class Exchange:
         """
         if not carrier:
             return answer
-        left_out = _FRAMING if rule is None else _FRAMING | rule.replay_header_names
+        framing = self.key_header.framing
+        left_out = framing if rule is None else framing | rule.replay_header_names
         present = {name for name, _ in answer}
         lines = [(bytes(name).lower(), bytes(value)) for name, value in carrier]
         return answer + [
@@ -370,7 +404,9 @@ class Exchange:
         ]
         mark = (rule.replay_marker if rule is not None else "idempotent-replayed").title()
         known = {word.lower() for word in named}
-        ours = (*_EXPOSED, mark, "Idempotent-Stored") if UNSTORED in headers else (*_EXPOSED, mark)
+        ours = [self.key_header.title, "Retry-After", "Link", mark]
+        if UNSTORED in headers:
+            ours.append("Idempotent-Stored")
         missing = [word for word in ours if word.lower() not in known]
         if not missing:
             return headers
@@ -380,7 +416,8 @@ class Exchange:
     def _echo(self) -> list[tuple[bytes, bytes]]:
         """Return the header line that repeats the key, or nothing without a key."""
         if self._echoed is None:
-            self._echoed = [] if self.key is None else [(KEY, self._quoted(self.key).encode())]
+            line = None if self.key is None else (self.key_header.name, self._quoted(self.key).encode())
+            self._echoed = [] if line is None else [line]
         return self._echoed
 
     def _quoted(self, key: str) -> str:

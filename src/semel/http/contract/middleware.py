@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
+from semel.http.contract.exchange import KEY_HEADER, KeyHeader
 from semel.http.contract.rerun import Reruns
 from semel.http.contract.routes import Endpoint, MatchedRoute, RouteFinder, Routes, RouteTable, report
 from semel.http.contract.rules import MAX_REQUEST_BODY, Idempotent, Rule, check_max_request_body
@@ -35,12 +36,13 @@ class Middleware(Generic[App, G]):
         routes: RouteTable | None,
         docs: str | None,
         max_request_body: int = MAX_REQUEST_BODY,
+        header: str = KEY_HEADER.title,
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
         find_route: RouteFinder | None = None,
         level: int = 3,
     ) -> None:
-        check_installation(guard, wanted, tenant, max_request_body)
+        self.key_header = check_installation(guard, wanted, tenant, max_request_body, header)
         if tenant is None and not guard.tenant:
             warnings.warn(
                 "tenant= is missing: all callers share one space of keys, so one may get another's answer",
@@ -116,8 +118,13 @@ class Middleware(Generic[App, G]):
                 self.reruns.possible = True
 
 
-def check_installation(guard: object, wanted: type[Guard], tenant: object, max_request_body: object) -> None:
-    """Raise ConfigurationError for a guard of the other kind, or for a setting that cannot be used."""
+def check_installation(
+    guard: object, wanted: type[Guard], tenant: object, max_request_body: object, header: object
+) -> KeyHeader:
+    """Return the header of the key.
+
+    Raises ConfigurationError for a guard of the other kind, or for a setting that cannot be used.
+    """
     if not isinstance(guard, wanted):
         needed = "an AsyncSemel" if wanted.AWAITED else "a Semel"
         raise ConfigurationError(f"guard= takes {needed} here, not {type(guard).__name__}")
@@ -127,3 +134,4 @@ def check_installation(guard: object, wanted: type[Guard], tenant: object, max_r
             "requests, set it on the guard: Semel(store, tenant=…)"
         )
     check_max_request_body(max_request_body)
+    return KeyHeader(header)

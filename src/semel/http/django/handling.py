@@ -64,7 +64,7 @@ class Handling:
         if again:
             _forget_body(self.request, self._body)
             _put_back(self.request, self._session)
-        elif "HTTP_IDEMPOTENCY_KEY" in self.request.META:
+        elif self._configuration.has_key(self.request):
             self._body = getattr(self.request, "_body", None)
             self._session = _session_of(self.request)
         return again
@@ -73,7 +73,7 @@ class Handling:
         """Return whether a claim will be made, so that the tenant must be known."""
         request = self.request
         self.declared = isinstance(rule, Idempotent) and request.method not in SAFE_METHODS
-        return self.declared and self._configuration.tenant is not None and "HTTP_IDEMPOTENCY_KEY" in request.META
+        return self.declared and self._configuration.tenant is not None and self._configuration.has_key(request)
 
     def prepare(self, rule: Rule) -> None:
         """Find the tenant in the thread of the view: ``TENANT`` may need the database connection of that thread."""

@@ -76,6 +76,7 @@ class UnderASGI:
                 tenant=self._configuration.tenant and _tenant,
                 docs=self._configuration.docs,
                 max_request_body=self._configuration.max_request_body,
+                header=self._configuration.key_header.title,
                 find_route=DjangoRoutes(),
             )
         middleware.keep(*self._rules)
@@ -97,7 +98,7 @@ class UnderASGI:
         return self._idempotency
 
     async def respond(self, request: HttpRequest) -> HttpResponseBase:
-        if "HTTP_IDEMPOTENCY_KEY" in request.META:
+        if self._configuration.has_key(request):
             _make_rewindable(request)
         exchange = DjangoExchange(Handling(request, self._configuration, in_loop=True))
         query = request.META["QUERY_STRING"].encode()  # which the test client's scope has as text

@@ -53,6 +53,7 @@ class UnderWSGI:
                 tenant=configuration.tenant and _tenant,
                 docs=configuration.docs,
                 max_request_body=configuration.max_request_body,
+                header=configuration.key_header.title,
                 find_route=DjangoRoutes(),
             )
 

@@ -37,7 +37,7 @@ from semel.http.contract.rules import Rule
 from semel.http.handlers import drive
 from semel.http.wsgi.answers import ExcInfo, HeldAnswer, LetThrough, Peeked, ThenRaised, Write
 from semel.http.wsgi.body import RequestBody
-from semel.http.wsgi.lines import KEY, Lines, as_bytes, as_text, header_lines, path_text, status_line
+from semel.http.wsgi.lines import Lines, as_bytes, as_text, header_lines, path_text, status_line
 from semel.http.wsgi.transaction import open_transaction
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class WSGIResponder:
     def respond(self, rule: Rule | None) -> Iterable[bytes]:
         """Run the application; ``rule`` is the one to claim here, at the edge."""
         life = self.life
-        if KEY in self._environ:
+        if self._middleware.key_header.variable in self._environ:
             if self._middleware.reruns.possible:
                 life.rerun = Rerun(self._environ)
             self._body = RequestBody(self._environ, life.exchange.feed)
@@ -296,9 +296,10 @@ def _make_exchange(environ: Any, middleware: Any) -> Exchange:
         environ["REQUEST_METHOD"].upper(),
         path_text(environ),
         environ.get("QUERY_STRING", "").encode("latin-1"),
-        header_lines(environ),
+        header_lines(environ, middleware.key_header),
         secret=middleware.guard.secret,
         docs=middleware.docs,
+        key_header=middleware.key_header,
     )
 
 
