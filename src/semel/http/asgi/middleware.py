@@ -86,11 +86,13 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         """Handlers that run on without a client. The event loop holds only weak references to tasks."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._reported or scope["type"] == "lifespan":
-            await self._look(scope, receive, send)
         if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._begin_lifespan(receive, send)
             await self.app(scope, receive, send)
             return
+        if not self._reported:  # the server has no lifespan
+            self.report()
         method = scope["method"].upper()  # ASGI wants it so, but not every server does it
         if method in SAFE_METHODS:
             token = _current.set(_SAFE)
@@ -109,11 +111,8 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         finally:
             _current.reset(token)
 
-    async def _look(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raise if a route is misconfigured: at start-up, or at each request if the server has no lifespan."""
-        if scope["type"] != "lifespan":
-            self.report()
-            return
+    async def _begin_lifespan(self, receive: Receive, send: Send) -> None:
+        """Start, and tell the server if that fails."""
         try:
             await self.start()
         except ConfigurationError as error:
