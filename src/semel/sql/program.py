@@ -102,8 +102,9 @@ class Statement:
 
     def values(self, style: Style) -> tuple[str, list[Any]]:
         """Return the text and the positional values for a driver of this style."""
-        text, names = self.query.rendered(style)
-        return text, [self.params[name] for name in names]
+        query = self.query
+        text, names = query._rendered.get(style) or query.rendered(style)
+        return text, list(map(self.params.__getitem__, names))
 
 
 Program: TypeAlias = Generator[Statement, Rows, R]
