@@ -539,7 +539,7 @@ def test_a_store_that_cannot_list_is_refused() -> None:
 
         def execute(self, op: Any) -> Any: ...
 
-        execute_many = wait = close = execute
+        execute_many = wait = open = close = execute
 
     with pytest.raises(ConfigurationError, match="Plain does not: use MemoryStore"):
         Resumer(Semel(Plain(), sweep_every=None))  # type: ignore[arg-type]
