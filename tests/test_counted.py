@@ -1,8 +1,8 @@
 """What one request costs, counted instead of timed: Python calls, objects, store commands and round trips.
 
-Each case has two rows, for a first request and for its replay. The figures are upper bounds, taken on Python 3.11 and 3.13. To
-add a case, write a generator that yields a function of the key and the traffic that it causes, and add it to CASES. The
-end of its name says where its records are, ``…_on_postgres``: that is the marker of the server.
+Each case has two rows, for a first request and for its replay. The figures are upper bounds, taken on Python 3.11 and
+3.13. To add a case, write a generator that yields a function of the key and the traffic that it causes, and add it to
+CASES. The end of its name says where its records are, ``…_on_postgres``: that is the marker of the server.
 """
 
 import asyncio
