@@ -79,10 +79,11 @@ def perform(call: Call) -> Flow:
                 call.tell(events.StoreFailed, "claim", str(error))
                 answer = yield claim
         except StoreError as error:
-            call.tell(events.StoreFailed, "claim", str(error))
             if error.answered or not policy.fails_open:
+                call.alert(events.StoreFailed, "claim", str(error))
                 raise
-            call.tell(events.Unprotected)
+            call.tell(events.StoreFailed, "claim", str(error))
+            call.alert(events.Unprotected)
             return (yield from _unprotected())
         if type(answer) is Claimed:
             return (yield from _execute(call, answer))
@@ -176,7 +177,7 @@ def _save_input(call: Call, claimed: Claimed) -> Generator[Request, Any, NotRun 
     try:
         stored = yield SaveStep(call.id, claimed.token, INPUT, call.seal_input(), len(claimed.steps))
     except StoreError as error:
-        call.tell(events.StoreFailed, "keep input", str(error))
+        call.alert(events.StoreFailed, "keep input", str(error))
         return None if call.policy.fails_open else NotRun(error)
     except NotSerializable as error:
         return NotRun(PolicyError(f"{call}: its arguments cannot be stored, so it was not run: {error}"))

@@ -53,6 +53,7 @@ from semel.errors import (
     NotUndone,
     PreconditionError,
     SemelError,
+    StoreError,
     TransactionConflict,
 )
 from semel.http.contract.capture import Capture
@@ -298,6 +299,9 @@ class Lifecycle(Generic[A]):
                 pause = None if self.rerun is None else self.rerun.next_pause(call)
                 if pause is None:
                     raise
+            except StoreError as error:
+                call.alert(events.StoreFailed, "the beginning of the transaction", str(error))
+                raise
             yield Pause(pause)
 
     # -- how it ends
@@ -402,6 +406,8 @@ class Lifecycle(Generic[A]):
             if isinstance(error, TransactionConflict) and self.rerun is not None and not sent:
                 self.runs_again = self.rerun.plan(attempt.call)
             if not self.runs_again:
+                if isinstance(error, StoreError) and error.retryable and not isinstance(error, TransactionConflict):
+                    attempt.call.alert(events.StoreFailed, "the end of the call", str(error))
                 self.answer = self.exchange.refusal(error, rule)
         else:
             if outcome is None:
