@@ -127,7 +127,15 @@ def test_scripts_of_other_origins_may_read_our_headers() -> None:
     scope = scope_of()
     scope["headers"].append((b"origin", b"https://shop.example"))
     exposed = header(asyncio.run(ask(app, scope)), b"access-control-expose-headers")
-    wanted = {b"idempotency-key", b"idempotent-replayed", b"link", b"retry-after", b"x-again", b"x-request-id"}
+    wanted = {
+        b"idempotent-stored",
+        b"idempotency-key",
+        b"idempotent-replayed",
+        b"link",
+        b"retry-after",
+        b"x-again",
+        b"x-request-id",
+    }
     assert {word.strip().lower() for word in exposed[0].split(b",")} == wanted
     assert config.expose_headers == ["X-Request-Id", "Link"]  # the caller's own is left alone
 

@@ -107,10 +107,10 @@ def test_a_wait_is_over_in_time_though_nobody_can_listen(database: str) -> None:
     """The port's promise: after `seconds` at the latest."""
     store = PostgresStore(database)
 
-    def unreachable() -> Any:
+    def unreachable(*_: Any) -> Any:
         raise OSError("no more connections")
 
-    store._listener._connect = unreachable
+    store._listener._receive = unreachable
     try:
         before = time.monotonic()
         store.wait(b"x" * 16, 0.1)

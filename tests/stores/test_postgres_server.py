@@ -31,7 +31,8 @@ from semel.sql.connections.psycopg import PsycopgConnection
 from semel.sql.migrations import LOCK_TIMEOUT, POSTGRES
 from semel.sql.sync import check
 from semel.sql.sync import migrate as migrate_on
-from semel.stores.postgres import aio, migrate, sync
+from semel.stores import listening
+from semel.stores.postgres import migrate
 from tests.servers import PostgresServer
 
 PATIENCE = 30.0
@@ -161,8 +162,7 @@ def test_a_waiter_is_woken_and_does_not_just_look_again(
     database: str, driver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the second look out of reach, only a notification can end the wait in time."""
-    for module in (aio, sync):
-        monkeypatch.setattr(module, "LISTEN_AGAIN", 1000.0)
+    monkeypatch.setattr(listening, "LISTEN_AGAIN", 1000.0)
     with contextlib.closing(PostgresStore(database)) as other:
         claimed = other.execute(claim(1, lease=1000.0))
         assert isinstance(claimed, Claimed)

@@ -154,8 +154,7 @@ def test_a_slot_that_nobody_has_is_an_error_and_is_sought_again(private_redis_cl
 def test_who_waits_is_woken_whichever_node_ends_the_attempt(
     redis_cluster: RedisClusterServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("sync", "aio"):
-        monkeypatch.setattr(f"semel.stores.redis.{module}.LISTEN_AGAIN", 60.0)
+    monkeypatch.setattr("semel.stores.listening.LISTEN_AGAIN", 60.0)
     first = [int(words) for words in redis_cluster.members[0].cli("CLUSTER", "SLOTS").split()[:1]]
     slots = [first[0], (first[0] + 5500) % 16384, (first[0] + 11000) % 16384]
 

@@ -35,9 +35,8 @@ from semel import (
 from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Release, Renew, Resolve
 from semel.core.states import TRANSITIONS, Move, State, Takeover
 from semel.observe import events
-from semel.stores.tiered.cache import Tally, Write
+from semel.stores.tiered.cache import MAX_REFUSALS, Tally, Write
 from semel.stores.tiered.copies import MARGIN, ServerTime, pack, unpack
-from semel.stores.tiered.outages import MAX_REFUSALS
 from semel.stores.tiered.rules import naming_claim
 from tests.servers import RedisClusterServers, RedisServer
 from tests.servers.freezing import freeze

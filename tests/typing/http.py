@@ -69,6 +69,8 @@ fastapi.idempotent(guarantee="exactly_once")  # type: ignore[arg-type]
 fastapi.conditional(fastapi.idempotent())  # type: ignore[arg-type]
 
 fastapi.install(FastAPI(), guard=AsyncSemel(AsyncMemoryStore()), tenant=lambda request: str(request.user.id))
+fastapi.install(FastAPI(), guard=AsyncSemel(AsyncMemoryStore()), header="X-Idempotency-Key")
+fastapi.install(FastAPI(), guard=AsyncSemel(AsyncMemoryStore()), header=b"x-key")  # type: ignore[arg-type]
 fastapi.install(FastAPI(), guard=Semel(MemoryStore()))  # type: ignore[arg-type]
 fastapi.install(FastAPI(), guard=AsyncSemel(AsyncMemoryStore()), tenent=None)  # type: ignore[call-arg]
 flask.install(Flask("shop"), guard=Semel(MemoryStore()), tenant=lambda request: request.remote_user)

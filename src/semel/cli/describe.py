@@ -129,8 +129,8 @@ def _keys(design: dict[str, Any]) -> list[str]:
         whose = f"Keys are scoped by tenant, found by `{tenant['found_by']}`: equal keys of two tenants never meet."
     return [
         "### Keys",
-        "The client makes the key, one for each new request, and sends it as `Idempotency-Key` with the request and "
-        f"with each retry of it. {whose}",
+        f"The client makes the key, one for each new request, and sends it as `{design['header']}` with the request "
+        f"and with each retry of it. {whose}",
     ]
 
 

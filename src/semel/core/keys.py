@@ -175,8 +175,8 @@ _ESCAPED = re.compile(r"\\(.)")
 _PERCENT = re.compile(rb"%(..)")
 
 
-def parse_header(value: str, mode: HeaderMode = "auto", format: KeyFormat = ANY) -> str:
-    """Return the key in the value of one ``Idempotency-Key`` field line. Raises KeyInvalid.
+def parse_header(value: str, mode: HeaderMode = "auto", format: KeyFormat = ANY, name: str = "Idempotency-Key") -> str:
+    """Return the key in the value of one ``Idempotency-Key`` field line. Raises KeyInvalid, which says that ``name``.
 
     ``auto``: a value that starts with a quote must be a Structured Field String, whose parameters are checked and
     ignored; any other value is a bare key. ``strict``: only the String. ``raw``: the value as it is, with quotes.
@@ -186,20 +186,20 @@ def parse_header(value: str, mode: HeaderMode = "auto", format: KeyFormat = ANY)
         return value
     text = value.strip(" \t")
     if not text:
-        raise KeyInvalid("the Idempotency-Key field is empty")
+        raise KeyInvalid(f"the {name} field is empty")
     if not (text.isascii() and text.isprintable()):
-        raise KeyInvalid(f"the Idempotency-Key field {_abbreviate(text)} holds characters other than printable ASCII")
+        raise KeyInvalid(f"the {name} field {_abbreviate(text)} holds characters other than printable ASCII")
     if mode not in ("auto", "strict", "raw"):
         raise PolicyError(f"unknown header mode {mode!r}: choose one of auto, strict, raw")
     if mode == "raw":
         key = text
     elif text[0] == '"':
-        key = _structured_string(text)
+        key = _structured_string(text, name)
     elif mode == "strict":
-        raise KeyInvalid(f'the Idempotency-Key field {_abbreviate(text)} must be a quoted string, like "8e03978e"')
+        raise KeyInvalid(f'the {name} field {_abbreviate(text)} must be a quoted string, like "8e03978e"')
     elif _BARE.fullmatch(text) is None:
         raise KeyInvalid(
-            f"the Idempotency-Key field {_abbreviate(text)} holds a blank, quote, comma, semicolon or backslash: "
+            f"the {name} field {_abbreviate(text)} holds a blank, quote, comma, semicolon or backslash: "
             "send one key, and quote it if it needs these characters"
         )
     else:
@@ -224,15 +224,15 @@ def header_value(key: str, quote: bool = False) -> str:
     return key
 
 
-def _structured_string(text: str) -> str:
+def _structured_string(text: str, name: str) -> str:
     string = _STRING.match(text)
     if string is None:
-        raise KeyInvalid(f"the Idempotency-Key field {_abbreviate(text)} has no closing quote, or a wrong escape")
+        raise KeyInvalid(f"the {name} field {_abbreviate(text)} has no closing quote, or a wrong escape")
     at = string.end()
     while at < len(text):
         parameter = _PARAMETER.match(text, at)
         if parameter is None or not _is_utf8(parameter["display"]):
-            raise KeyInvalid(f"the Idempotency-Key field {_abbreviate(text)} goes on wrongly after the closing quote")
+            raise KeyInvalid(f"the {name} field {_abbreviate(text)} goes on wrongly after the closing quote")
         at = parameter.end()
     inner = string[0][1:-1]
     return _ESCAPED.sub(r"\1", inner) if "\\" in inner else inner

@@ -34,7 +34,6 @@ from semel.core.call import (
     describe_error,
 )
 from semel.core.encoding.serializers import NotSerializable
-from semel.core.endings import replay
 from semel.core.flows import (
     FIRST_POLL,
     SLOWEST_POLL,
@@ -44,7 +43,7 @@ from semel.core.flows import (
     no_recovery,
     outcome_unknown,
 )
-from semel.core.ops import Claimed, Lookup, Op, Record
+from semel.core.ops import Claimed, Op, Record
 from semel.core.quota import admit
 from semel.core.semantics import Row, may_take_over, same_request, show, state_of
 from semel.core.states import State, Takeover
@@ -99,6 +98,8 @@ class Lock(Op["Row | Occupied | None"]):
     """Open the transaction first."""
     waits: bool = False
     """Whether the flow polls until the key is free. Then the store must not keep a lock that the key's holder needs."""
+    looks: bool = False
+    """Only look: no transaction is open that could hold the lock."""
 
 
 @value
@@ -182,11 +183,68 @@ class HandlersFault(StoreUnavailable):
 Flow: TypeAlias = Generator["Op[Any] | Run | Recover | Pause | Rollback", Any, "Outcome[Any] | Failed"]
 
 
-def transact(call: Call, own: bool, tries: int) -> Flow:
-    """Perform one call in a transaction. With ``own``, open and end it here, and run it again after a conflict."""
-    if call.quota is not None:
+def transact(call: Call, own: bool, tries: int, effect: SQLEffect | None = None, header: bytes | None = None) -> Flow:
+    """Perform one call in a transaction. With ``own``, open and end it here, and run it again after a conflict.
+
+    :param effect: the whole handler, which ``execute_once`` did not get done in one statement.
+    :param header: the start of its snapshot, if the database can still write the record with it.
+    """
+    if call.quota is not None and effect is None:
         yield from admit(call, call.quota)
-    return (yield from _transact(call, own, tries, None, b""))
+    remaining, interval = call.policy.wait_seconds, FIRST_POLL  # a duplicate waits so long over all tries
+    tried, started = 1, False
+    while True:
+        try:
+            row = yield Lock(call.id, own, remaining > 0)
+            record = _FIRST if row is None else _claim(call, row)
+            if type(record) is Claimed:
+                started = True
+                try:
+                    if record.attempt > 1:
+                        known: Outcome[Any] | Failed | None = yield from _take_over(call, own, row, record)
+                        if known is not None:
+                            return known
+                    elif call.quota is not None or call.hook is not None:
+                        _start(call)
+                    if effect is None or header is None or own or row is not None:
+                        outcome = yield _RUN_FIRST if record is _FIRST else Run(record)
+                    else:
+                        outcome = yield ExecuteOnce(effect, _keep(call, False, None, record, header))
+                    if type(outcome) is Returned:
+                        return (yield from _complete(call, own, row, record, outcome.value))
+                    return (yield from _end(call, own, row, record, outcome))
+                except StoreUnavailable:
+                    _free_quota(call, record)  # the next run claims again
+                    raise
+            if own:
+                yield Rollback()  # nothing was done in it, and a duplicate that waits needs a new database snapshot
+        except TransactionConflict as error:
+            if not own:
+                raise
+            yield Rollback()
+            call.tell(events.Conflicted, tried, str(error))
+            if tried == tries or (started and call.policy.guarantee == "at_most_once"):
+                raise
+            yield Pause(pause_after(call, tried))
+            tried += 1
+            continue
+        assert isinstance(record, Record)
+        if record.state is State.DONE:
+            return _replay(call, record)
+        check_same_request(call, record)
+        if record.state is State.UNKNOWN:
+            raise outcome_unknown(call, record)
+        if isinstance(row, Occupied):
+            remaining -= row.waited
+        if remaining <= 0:
+            if isinstance(row, Occupied) and row.error is not None:
+                raise row.error
+            raise in_progress(call, record)
+        span = min(remaining, interval)
+        yield Pause(span)
+        call.tell(events.Waited, span)
+        remaining -= span
+        interval = min(interval * 2, SLOWEST_POLL)
 
 
 def execute_once(call: Call, own: bool, tries: int, effect: SQLEffect, header: bytes | None) -> Flow:
@@ -202,48 +260,16 @@ def execute_once(call: Call, own: bool, tries: int, effect: SQLEffect, header: b
         found = yield ExecuteOnce(effect, _keep(call, True, None, _FIRST, header))
         kind = type(found)
         if kind is bytes:
-            if call.quota is not None:
-                call.quota.add_key(call.tenant)
-            call.tell(events.Started, 1, 0)
+            _start(call)
             return _executed(call, True, found)
         if kind is Raised:
-            if call.quota is not None:
-                call.quota.add_key(call.tenant)
-            call.tell(events.Started, 1, 0)
+            _start(call)
             return (yield from _fail(call, True, None, _FIRST, found.error))
         if found is None:
-            record = yield Lookup(call.id)
-            if record is not None and record.state is State.DONE:
-                return _replay(call, record)
-    return (yield from _transact(call, own, tries, effect, header))
-
-
-def _transact(call: Call, own: bool, tries: int, effect: SQLEffect | None, header: bytes | None) -> Flow:
-    waiting = _Waiting(call.policy.wait_seconds)
-    for tried in range(1, tries + 1):
-        try:
-            return (yield from _unit(call, own, waiting, effect, header))
-        except TransactionConflict as error:
-            if not own:
-                raise
-            yield Rollback()
-            call.tell(events.Conflicted, tried, str(error))
-            if tried == tries or (waiting.over and call.policy.guarantee == "at_most_once"):
-                raise
-        yield Pause(pause_after(call, tried))
-    raise AssertionError("tries is at least 1")
-
-
-class _Waiting:
-    """How long a duplicate may still wait, over all tries."""
-
-    __slots__ = ("interval", "over", "remaining")
-
-    def __init__(self, seconds: float) -> None:
-        self.remaining = seconds
-        self.interval = FIRST_POLL
-        self.over = False
-        """Whether the key was free, so that the handler was started."""
+            row = yield Lock(call.id, False, looks=True)
+            if isinstance(row, Row) and state_of(row, 0.0) is State.DONE:
+                return _replay(call, show(row, 0.0))
+    return (yield from transact(call, own, tries, effect, header))
 
 
 def pause_after(call: Call, tried: int) -> float:
@@ -254,51 +280,21 @@ def pause_after(call: Call, tried: int) -> float:
     return longest * (0.5 + ((call.nonce >> (8 * (tried % 7))) & 0xFF) / 512)
 
 
-def _unit(call: Call, own: bool, waiting: _Waiting, effect: SQLEffect | None, header: bytes | None) -> Flow:
-    while True:
-        row = yield Lock(call.id, own, waiting.remaining > 0)
-        record = _claim(call, row)
-        if isinstance(record, Claimed):
-            waiting.over = True
-            try:
-                return (yield from _execute(call, own, row, record, effect, header))
-            except StoreUnavailable:
-                _free_quota(call, record)  # the next run claims again
-                raise
-        if own:
-            yield Rollback()  # nothing was done in it, and a duplicate that waits needs a new snapshot of the database
-        if record.state is State.DONE:
-            return _replay(call, record)
-        check_same_request(call, record)
-        if record.state is State.UNKNOWN:
-            raise outcome_unknown(call, record)
-        if isinstance(row, Occupied):
-            waiting.remaining -= row.waited
-        if waiting.remaining <= 0:
-            if isinstance(row, Occupied) and row.error is not None:
-                raise row.error
-            raise in_progress(call, record)
-        span = min(waiting.remaining, waiting.interval)
-        yield Pause(span)
-        call.tell(events.Waited, span)
-        waiting.remaining -= span
-        waiting.interval = min(waiting.interval * 2, SLOWEST_POLL)
-
-
 def _replay(call: Call, record: Record) -> Outcome[Any]:
     if record.expires_in <= call.policy.reject_seconds:
         raise key_expired(call, record)
-    check_same_request(call, record)
-    return replay(call, record)
+    if record.fingerprint != call.fingerprint:
+        check_same_request(call, record)
+    return call.replay(record)
 
 
-def _claim(call: Call, row: Row | Occupied | None) -> Claimed | Record:
+def _claim(call: Call, row: Row | Occupied) -> Claimed | Record:
     """Return Claimed if the call may run, otherwise the record that prevents it. The rules are those of a claim."""
     if isinstance(row, Occupied):
         return _TAKEN
-    if row is None or state_of(row, 0.0) is State.ABSENT:
-        return Claimed(0, 1)
     record = show(row, 0.0)
+    if record.state is State.ABSENT:
+        return _FIRST
     if record.state is not State.ABANDONED or not same_request(row.fingerprint, call.fingerprint):
         return record
     if may_take_over(row.takeover, call.policy.takeover):
@@ -309,30 +305,14 @@ def _claim(call: Call, row: Row | Occupied | None) -> Claimed | Record:
 _TAKEN: Final = Record(b"", State.RUNNING, 0, 1, b"", None, 1.0, 0.0, 1.0)
 """A placeholder for a record that another transaction is about to write."""
 _FIRST: Final = Claimed(0, 1)
+_RUN_FIRST: Final = Run(_FIRST)
 
 
-def _execute(
-    call: Call, own: bool, row: Row | None, claimed: Claimed, effect: SQLEffect | None, header: bytes | None
-) -> Flow:
-    if claimed.attempt == 1:
-        if call.quota is not None:
-            call.quota.add_key(call.tenant)
-        call.tell(events.Started, 1, 0)
-    else:
-        call.tell(events.TakenOver, claimed.attempt, 0)
-        if call.policy.recover is not None:
-            recovered: Outcome[Any] | Failed | None = yield from _recover(call, own, row, claimed)
-            if recovered is not None:
-                return recovered
-    if effect is None or header is None or own or row is not None:
-        outcome = yield Run(claimed)
-    else:
-        outcome = yield ExecuteOnce(effect, _keep(call, False, None, claimed, header))
+def _end(call: Call, own: bool, row: Row | None, claimed: Claimed, outcome: Any) -> Flow:
+    """End an attempt whose handler did not simply return."""
     kind = type(outcome)
     if kind is bytes:
         return _executed(call, False, outcome)
-    if kind is Returned:
-        return (yield from _complete(call, own, row, claimed, outcome.value))
     if kind is Rejected:
         return (yield from _reject(call, row, claimed, outcome.value))
     if kind is HandlerConflict:
@@ -351,10 +331,23 @@ def _free_quota(call: Call, claimed: Claimed) -> None:
         call.quota.remove_key(call.tenant)
 
 
-def _recover(
+def _start(call: Call) -> None:
+    """The first attempt of a call runs."""
+    if call.quota is not None:
+        call.quota.add_key(call.tenant)
+    if call.hook is not None:
+        call.tell(events.Started, 1, 0)
+
+
+def _take_over(
     call: Call, own: bool, row: Row | None, claimed: Claimed
 ) -> Generator[Any, Any, Outcome[Any] | Failed | None]:
-    """Ask the hook what the abandoned attempt did. Returns None if it did nothing, so that the handler runs."""
+    """Ask the hook what the abandoned attempt did. Returns None if there is none, or if it did nothing, so that the
+    handler runs.
+    """
+    call.tell(events.TakenOver, claimed.attempt, 0)
+    if call.policy.recover is None:
+        return None
     outcome = yield Recover(claimed)
     if type(outcome) is not Returned:
         if own:
@@ -396,13 +389,14 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
         done = "is done and will not run again" if own else "is done if you commit (not if you roll back)"
         raise ResultNotStored(f"{call} {done}, but its result is lost: {loss}", result=result) from loss
     # A transaction of the caller is not committed yet, and perhaps never will be.
-    call.tell(events.Completed if own else events.Prepared, claimed.attempt, len(snapshot))
+    if call.hook is not None:
+        call.tell(events.Completed if own else events.Prepared, claimed.attempt, len(snapshot))
     return Outcome(result, False, claimed.attempt)
 
 
 def _executed(call: Call, own: bool, snapshot: bytes) -> Outcome[Any]:
     call.tell(events.Completed if own else events.Prepared, 1, len(snapshot))
-    return Outcome(call.open_snapshot(snapshot), False, 1)
+    return call.open_outcome(snapshot, 1, replayed=False)
 
 
 def _fail(call: Call, own: bool, row: Row | None, claimed: Claimed, error: BaseException) -> Flow:

@@ -35,7 +35,7 @@ from semel.engine.drive.execution import as_handler
 from semel.engine.drive.keeper import SWEEP_LIMIT
 from semel.engine.drive.waiting import run_in_thread
 from semel.engine.guard import Guard, PolicyChanges, at_least_one, check_store
-from semel.engine.operation import AsyncOperation
+from semel.engine.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore
 from semel.engine.transaction.aio import AsyncTransactionAttempt
 from semel.engine.transaction.rules import TRIES, check_tries, connection_parameter, pick_connection, refuse_nesting
@@ -266,8 +266,9 @@ class AsyncGuard(Guard):
         :param tries: the maximum number of runs of ``call`` with ``own_transaction``; defaults to 10.
         """
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
+        recover = what.policy.recover
         outcome: Outcome[T] = await self._transact(
-            connection, what, with_handle(call), as_handler(what.policy.recover), own_transaction, tries
+            connection, what, with_handle(call), recover and as_handler(recover), own_transaction, tries
         )
         return outcome.value
 
@@ -287,8 +288,9 @@ class AsyncGuard(Guard):
     ) -> Outcome[T]:
         """Like ``run_in_transaction``, but return an ``Outcome``, which says if the result is a replay."""
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
+        recover = what.policy.recover
         return await self._transact(
-            connection, what, with_handle(call), as_handler(what.policy.recover), own_transaction, tries
+            connection, what, with_handle(call), recover and as_handler(recover), own_transaction, tries
         )
 
     async def execute_once(
@@ -318,8 +320,10 @@ class AsyncGuard(Guard):
         call = self._statement_call(operation, key, tenant, parameters, fingerprint, changes)
         effect = SQLEffect(statement, parameters)
         attempt = AsyncTransactionAttempt(self.store, connection, call, False, TRIES, effect)
-        refuse_nesting(call)
-        return await attempt.run_statement(effect, as_handler(call.policy.recover))
+        if running.get() is not None:
+            refuse_nesting(call)
+        recover = call.policy.recover
+        return await attempt.run_statement(effect, recover and as_handler(recover))
 
     @requires_brackets
     def once_in_transaction(
@@ -376,13 +380,16 @@ class AsyncGuard(Guard):
         connection: object,
         call: Call,
         handler: Callable[[AsyncOperation], Any],
-        recover: Callable[[AsyncOperation], Any],
+        recover: Callable[[AsyncOperation], Any] | None,
         own: bool,
         tries: int | None,
     ) -> Awaitable[Outcome[Any]]:
-        attempt = AsyncTransactionAttempt(self.store, connection, call, own, check_tries(own, tries))
-        refuse_nesting(call)
-        return attempt.run(handler, recover)
+        most = TRIES if tries is None else check_tries(own, tries)
+        attempt = AsyncTransactionAttempt(self.store, connection, call, own, most)
+        if running.get() is not None:
+            refuse_nesting(call)
+        outcome: Awaitable[Outcome[Any]] = attempt.run(handler, recover)
+        return outcome
 
     # -- records
 

@@ -27,7 +27,7 @@ from semel.engine.drive.driver import CallDriver
 from semel.engine.drive.execution import as_handler
 from semel.engine.drive.keeper import SWEEP_LIMIT
 from semel.engine.guard import Guard, PolicyChanges, at_least_one, check_store
-from semel.engine.operation import Operation
+from semel.engine.operation import Operation, running
 from semel.engine.ports import Store
 from semel.engine.transaction.rules import TRIES, check_tries, connection_parameter, pick_connection, refuse_nesting
 from semel.engine.transaction.sync import TransactionAttempt
@@ -259,8 +259,9 @@ class SyncGuard(Guard):
         :param tries: the maximum number of runs of ``call`` with ``own_transaction``; defaults to 10.
         """
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
+        recover = what.policy.recover
         outcome: Outcome[T] = self._transact(
-            connection, what, with_handle(call), as_handler(what.policy.recover), own_transaction, tries
+            connection, what, with_handle(call), recover and as_handler(recover), own_transaction, tries
         )
         return outcome.value
 
@@ -280,8 +281,9 @@ class SyncGuard(Guard):
     ) -> Outcome[T]:
         """Like ``run_in_transaction``, but return an ``Outcome``, which says if the result is a replay."""
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
+        recover = what.policy.recover
         return self._transact(
-            connection, what, with_handle(call), as_handler(what.policy.recover), own_transaction, tries
+            connection, what, with_handle(call), recover and as_handler(recover), own_transaction, tries
         )
 
     def execute_once(
@@ -311,8 +313,10 @@ class SyncGuard(Guard):
         call = self._statement_call(operation, key, tenant, parameters, fingerprint, changes)
         effect = SQLEffect(statement, parameters)
         attempt = TransactionAttempt(self.store, connection, call, False, TRIES, effect)
-        refuse_nesting(call)
-        return attempt.run_statement(effect, as_handler(call.policy.recover))
+        if running.get() is not None:
+            refuse_nesting(call)
+        recover = call.policy.recover
+        return attempt.run_statement(effect, recover and as_handler(recover))
 
     @requires_brackets
     def once_in_transaction(
@@ -367,13 +371,16 @@ class SyncGuard(Guard):
         connection: object,
         call: Call,
         handler: Callable[[Operation], Any],
-        recover: Callable[[Operation], Any],
+        recover: Callable[[Operation], Any] | None,
         own: bool,
         tries: int | None,
     ) -> Outcome[Any]:
-        attempt = TransactionAttempt(self.store, connection, call, own, check_tries(own, tries))
-        refuse_nesting(call)
-        return attempt.run(handler, recover)
+        most = TRIES if tries is None else check_tries(own, tries)
+        attempt = TransactionAttempt(self.store, connection, call, own, most)
+        if running.get() is not None:
+            refuse_nesting(call)
+        outcome: Outcome[Any] = attempt.run(handler, recover)
+        return outcome
 
     # -- records
 

@@ -25,6 +25,7 @@ from semel.http.asgi.messages import Scope
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
+from semel.http.contract.exchange import KEY_HEADER
 from semel.http.contract.middleware import check_installation
 from semel.http.contract.routes import Endpoint, MatchedRoute, RouteTable, declared_rule
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Rule
@@ -58,6 +59,7 @@ def install(
     routes: RouteTable | None = None,
     docs: str | None = None,
     max_request_body: int = MAX_REQUEST_BODY,
+    header: str = KEY_HEADER.title,
 ) -> None:
     """Protect the app, and describe its declared endpoints in the OpenAPI document that FastAPI generates.
 
@@ -67,14 +69,16 @@ def install(
         in the middleware, before the dependencies.
     :param docs: the URL of a page that explains the errors; they link to it.
     :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
+    :param header: the name of the header that has the key.
     """
-    check_installation(guard, AsyncSemel, tenant, max_request_body)  # Starlette makes the middleware later
+    check_installation(guard, AsyncSemel, tenant, max_request_body, header)  # Starlette makes the middleware later
     app.add_middleware(
         ASGIMiddleware, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+        header=header,
         request=Request, endpoints=lambda: endpoints(app), find_route=_StarletteRoutes(app),
     )  # fmt: skip
     if hasattr(app, "openapi"):
-        _describe(app, guard, docs)
+        _describe(app, guard, docs, header)
 
 
 def _protect(endpoint: Any, rule: Rule) -> Any:
@@ -82,7 +86,7 @@ def _protect(endpoint: Any, rule: Rule) -> Any:
 
 
 _FRAMEWORK: Final = Framework(
-    blank=lambda: Response(status_code=204),
+    blank=partial(Response, status_code=204),
     abort=HTTPException,
     # A plain Exception: dependencies roll back in "except Exception".
     run_again=lambda: HTTPException(TransactionConflict.status),
@@ -195,7 +199,7 @@ _PART: Final = re.compile(r"\\{\w+\\}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-def _describe(app: Any, guard: AsyncSemel, docs: str | None) -> None:
+def _describe(app: Any, guard: AsyncSemel, docs: str | None, header: str) -> None:
     """Have ``app.openapi()`` describe the declared endpoints, whenever FastAPI builds the document anew."""
     build = app.openapi
     known: dict[str, Any] | None = None
@@ -205,7 +209,7 @@ def _describe(app: Any, guard: AsyncSemel, docs: str | None) -> None:
         built: dict[str, Any] = build()
         if built is not known:
             app.openapi_schema = known = document(
-                built, [each for each in endpoints(app) if not each.host], guard=guard, docs=docs
+                built, [each for each in endpoints(app) if not each.host], guard=guard, docs=docs, header=header
             )
             return known
         return built

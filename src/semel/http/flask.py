@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 from semel.errors import ConfigurationError, MissingDependency
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
+from semel.http.contract.exchange import KEY_HEADER
 from semel.http.contract.rerun import RunAgain
 from semel.http.contract.routes import (
     Endpoint,
@@ -34,8 +35,7 @@ from semel.http.contract.routes import (
     mark_replaced,
 )
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
-from semel.http.handlers import find_handle, sync_endpoint, type_hints
-from semel.http.in_transaction import with_connection
+from semel.http.handlers import find_handle, sync_endpoint, type_hints, with_connection
 from semel.http.wsgi.middleware import WSGIMiddleware, WSGIResponder, current_responder
 from semel.http.wsgi.responder import Environ
 from semel.stores.guard import Semel
@@ -67,6 +67,7 @@ def install(
     routes: RouteTable | None = None,
     docs: str | None = None,
     max_request_body: int = MAX_REQUEST_BODY,
+    header: str = KEY_HEADER.title,
 ) -> None:
     """Protect the app. Call it once, in the application factory if there is one.
 
@@ -77,6 +78,7 @@ def install(
     :param docs: the URL of a page that explains the errors; they link to it.
     :param max_request_body: the longest request body in bytes; a longer one is refused with 413, as is one above
         Flask's own ``MAX_CONTENT_LENGTH``.
+    :param header: the name of the header that has the key.
     """
 
     def request(environ: Environ) -> Request:
@@ -91,6 +93,7 @@ def install(
         raise ConfigurationError("install() was called for this app already: one guard for one app")
     middleware = WSGIMiddleware(
         app.wsgi_app, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+        header=header,
         request=request, endpoints=lambda: endpoints(app), find_route=WerkzeugRoutes(app, request),
     )  # fmt: skip
     app.extensions[NAME] = middleware

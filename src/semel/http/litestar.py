@@ -20,13 +20,13 @@ from http import HTTPStatus
 from typing import Any, Final, TypeAlias, cast
 from urllib.parse import unquote
 
-from semel.engine.aio import AsyncGuard
 from semel.errors import ConfigurationError, MissingDependency, PolicyError, TransactionConflict
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.middleware import ASGIMiddleware, current_responder
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
+from semel.http.contract.exchange import KEY_HEADER
 from semel.http.contract.routes import Endpoint, MatchedRoute, declared_rule
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Idempotent, Rule
 from semel.http.describe import document
@@ -51,7 +51,7 @@ __all__ = [
 ]  # fmt: skip
 
 TenantResolver: TypeAlias = "Callable[[Request[Any, Any, Any]], str | Awaitable[str | None] | None]"
-_EXPOSED: Final = ("Idempotency-Key", "Idempotent-Replayed", "Retry-After", "Link")
+_EXPOSED: Final = ("Idempotent-Replayed", "Idempotent-Stored", "Retry-After", "Link")
 
 
 class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
@@ -64,16 +64,18 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         tenant: TenantResolver | None = None,
         docs: str | None = None,
         max_request_body: int = MAX_REQUEST_BODY,
+        header: str = KEY_HEADER.title,
     ) -> None:
         """
         :param tenant: a function of the request that returns its tenant, which scopes the keys. It is called after
             guards and dependencies, and may be async.
         :param docs: the URL of a page that explains the errors; they link to it.
         :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
+        :param header: the name of the header that has the key.
         """
         self.middleware = ASGIMiddleware(
             _nothing, guard=guard, tenant=tenant, docs=docs, max_request_body=max_request_body, request=Request,
-            find_route=_LitestarRoutes(),
+            header=header, find_route=_LitestarRoutes(),
         )  # fmt: skip
         self._exposed: list[str] = []
 
@@ -84,9 +86,10 @@ class SemelPlugin(InitPlugin, ReceiveRoutePlugin):
         app_config.middleware.insert(0, cast(Any, self._around))
         app_config.on_startup.append(self._start)
         if app_config.cors_config is not None:  # Litestar answers CORS outside of all middlewares
-            self._exposed = list(dict.fromkeys([*app_config.cors_config.expose_headers, *_EXPOSED]))
+            ours = (self.middleware.key_header.title, *_EXPOSED)
+            self._exposed = list(dict.fromkeys([*app_config.cors_config.expose_headers, *ours]))
             app_config.cors_config = dataclasses.replace(app_config.cors_config, expose_headers=self._exposed)
-        _describe(app_config, self.middleware.guard, self.middleware.docs)
+        _describe(app_config, self.middleware)
         return app_config
 
     def receive_route(self, route: BaseRoute) -> None:
@@ -215,7 +218,7 @@ def _name(handler: HTTPRouteHandler) -> str:
     return handler.name or str(getattr(function, "__name__", ""))
 
 
-def _describe(app_config: AppConfig, guard: AsyncGuard, docs: str | None) -> None:
+def _describe(app_config: AppConfig, around: ASGIMiddleware) -> None:
     """Have the application's OpenAPI document describe the declared handlers.
 
     Litestar builds its document as an object and turns it into plain data wherever it is shown or written to a file.
@@ -231,7 +234,10 @@ def _describe(app_config: AppConfig, guard: AsyncGuard, docs: str | None) -> Non
         plain = openapi.to_schema
 
         def to_schema() -> dict[str, Any]:
-            return document(plain(), endpoints(_application(app_config)), guard=guard, docs=docs)
+            return document(
+                plain(), endpoints(_application(app_config)),
+                guard=around.guard, docs=around.docs, header=around.key_header.title,
+            )  # fmt: skip
 
         openapi.to_schema = to_schema  # type: ignore[method-assign]
         return openapi

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from semel.errors import ConfigurationError, MissingDependency, TransactionConflict
 from semel.http.asgi.endpoints import protect
 from semel.http.asgi.messages import Scope
-from semel.http.asgi.middleware import ASGIMiddleware
+from semel.http.asgi.middleware import ASGIMiddleware, current_responder
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
+from semel.http.contract.exchange import KEY_HEADER
 from semel.http.contract.routes import RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
 from semel.stores.aio_guard import AsyncSemel
@@ -57,6 +58,7 @@ def install(
     routes: RouteTable | None = None,
     docs: str | None = None,
     max_request_body: int = MAX_REQUEST_BODY,
+    header: str = KEY_HEADER.title,
 ) -> None:
     """Protect the app. Call it once, in the application factory if there is one.
 
@@ -66,6 +68,7 @@ def install(
     :param docs: the URL of a page that explains the errors; they link to it.
     :param max_request_body: the longest request body in bytes; a longer one is refused with 413, as is one above
         Quart's own ``MAX_CONTENT_LENGTH``.
+    :param header: the name of the header that has the key.
     """
 
     def request(scope: Scope) -> Request:
@@ -81,6 +84,7 @@ def install(
     application: Any = app.asgi_app  # its types are those of asgiref, ours are plain mappings
     middleware = ASGIMiddleware(
         application, guard=guard, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+        header=header,
         request=request, endpoints=lambda: endpoints(app), find_route=WerkzeugRoutes(app, request),
     )  # fmt: skip
     app.extensions[NAME] = middleware
@@ -106,7 +110,8 @@ def _protect(view: Any, rule: Rule) -> Any:
     @functools.wraps(endpoint)
     async def read_first(*args: Any, **kwargs: Any) -> Any:
         # Quart reads the body in a task of its own. The claim reads what is left of it, and two must not read at once.
-        if "Idempotency-Key" in quart.request.headers:
+        responder = current_responder()
+        if responder is not None and responder.has_key:
             await quart.request.get_data()
         return await endpoint(*args, **kwargs)
 

@@ -1,5 +1,5 @@
 # Twin: sync.py is generated from this file by make twins.
-# Twin: connection.awaited is not True -> connection.awaited is not False
+# Twin: connection.awaited is True -> connection.awaited is False
 # Twin: on async connections -> on sync connections
 """Run SQL programs on async connections: alone, as a migration, or as a unit of work in the caller's transaction.
 
@@ -27,7 +27,7 @@ from semel.errors import (
     TransactionConflict,
 )
 from semel.sql import migrations
-from semel.sql.connections.adopt import AsyncLentConnection, Dialect, adopt, not_migrated
+from semel.sql.connections.adopt import WRAPPERS_FOUND, AsyncLentConnection, Dialect, adopt, not_migrated
 from semel.sql.connections.errors import (
     Contention,
     DatabaseBusy,
@@ -100,17 +100,18 @@ _ADVICE: Final = "nothing is stored; roll back and run the unit of work again"
 
 def adopt_unit_async(raw: object, dialect: Dialect) -> AsyncSQLUnit:
     """The caller's connection as a unit of work, for a store of this dialect."""
-    connection: AsyncLentConnection = adopt(raw)
+    wrapper = WRAPPERS_FOUND.get(type(raw))
+    connection: AsyncLentConnection = adopt(raw) if wrapper is None else wrapper(raw)
+    if connection.dialect == dialect and connection.awaited is True:
+        return AsyncSQLUnit(connection)
     kind = f"{type(raw).__module__.partition('.')[0]}'s {type(raw).__name__}"
-    if connection.dialect != dialect:
-        raise ConfigurationError(
-            f"the guard's store is {_PRODUCTS[dialect]} and {kind} is connected to {_PRODUCTS[connection.dialect]}: "
-            "a record must be where its guard looks for it. Give the guard a store of that database"
-        )
-    if connection.awaited is not True:
+    if connection.dialect == dialect:
         # sync: raise ConfigurationError(f"{kind} is async: use it with AsyncSemel")
         raise ConfigurationError(f"{kind} is sync: use it with Semel")
-    return AsyncSQLUnit(connection)
+    raise ConfigurationError(
+        f"the guard's store is {_PRODUCTS[dialect]} and {kind} is connected to {_PRODUCTS[connection.dialect]}: "
+        "a record must be where its guard looks for it. Give the guard a store of that database"
+    )
 
 
 def _refuse_commit() -> NoReturn:
@@ -124,11 +125,15 @@ def _refuse_commit() -> NoReturn:
 class AsyncSQLUnit:
     """A unit of work on the caller's connection."""
 
-    __slots__ = ("_programs", "_watched", "connection")
+    __slots__ = ("_programs", "_watched", "connection", "finish", "undo")
 
     def __init__(self, connection: AsyncLentConnection) -> None:
         self.connection = connection
         self._programs = _PROGRAMS[connection.dialect]
+        self.finish = connection.finish
+        """Send what the caller's layer still holds back."""
+        self.undo = connection.rollback
+        """Roll back what ``lock`` opened. Does nothing when no transaction is open."""
         self._watched: list[Any] = []
 
     def require(self, own: bool) -> None:
@@ -168,7 +173,7 @@ class AsyncSQLUnit:
             if isinstance(error, DatabaseBusy) and not is_stale(error.__cause__):
                 return Occupied(error, time.monotonic() - began)
             raise self._conflict(error, "the guard") from error.__cause__
-        if not op.own and not self.connection.holds():
+        if not op.own and not op.looks and not self.connection.holds():
             raise ConfigurationError(
                 "the driver commits each statement of this connection by itself, so nothing would commit together; "
                 f"nothing was run. Open a transaction: {self.connection.opening}; or use own_transaction=True"
@@ -255,10 +260,6 @@ class AsyncSQLUnit:
         except SemelError as error:
             raise self._conflict(error, "the step's mark") from error.__cause__
 
-    async def finish(self) -> None:
-        """Send what the caller's layer still holds back."""
-        await self.connection.finish()
-
     def watch(self) -> None:
         """Refuse ``commit()`` while the handler runs: its rows would be durable without the record."""
         for raw in self.connection.committers():
@@ -270,10 +271,6 @@ class AsyncSQLUnit:
         """Allow ``commit()`` again. Does nothing if it is not refused."""
         while self._watched:
             del self._watched.pop().commit
-
-    async def undo(self) -> None:
-        """Roll back what ``lock`` opened. Does nothing when no transaction is open."""
-        await self.connection.rollback()
 
     def _require_open(self) -> None:
         """Before a commit of ours: raise if, as far as the driver knows, there is no transaction left to commit."""

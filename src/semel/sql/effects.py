@@ -88,29 +88,26 @@ _RECORD: Final = Query(
     # The lock is taken last. If another transaction has it, the state is NULL, which the table refuses at once: without
     # the lock the insert would wait for the end of that transaction. The primary key decides in any case.
     """
-    , semel_result AS (
-        SELECT convert_to({result}, 'UTF8') AS payload FROM semel_effect
-    ), semel_made AS (
-        INSERT INTO semel_record (
-            id, state, takeover, attempt, token, origin, nonce, lease_end, created, expires, sweep_after, fingerprint,
-            tenant, operation, key, snapshot
-        )
-        SELECT record.id, CASE WHEN pg_try_advisory_xact_lock(CAST(:place AS bigint)) THEN 2 END,
-               CAST(:takeover AS smallint), 1, 0, 0, CAST(:nonce AS bigint), statement_timestamp(),
-               statement_timestamp(), record.expires, record.expires, CAST(:fingerprint AS bytea),
-               CAST(:tenant AS text), CAST(:operation AS text), CAST(:key AS text),
-               record.header || substr(sha256(record.header || payload), 1, 4) || payload
-        FROM semel_result, (
-            SELECT CAST(:id AS bytea) AS id, CAST(:header AS bytea) AS header,
-                   statement_timestamp() + CAST(:ttl AS float8) * interval '1 s' AS expires
-        ) AS record
-        RETURNING snapshot
+    INSERT INTO semel_record (
+        id, state, takeover, attempt, token, origin, nonce, lease_end, created, expires, sweep_after, fingerprint,
+        tenant, operation, key, snapshot
     )
-    SELECT snapshot FROM semel_made
+    SELECT record.id, CASE WHEN pg_try_advisory_xact_lock(CAST(:place AS bigint)) THEN 2 END,
+           CAST(:takeover AS smallint), 1, 0, 0, CAST(:nonce AS bigint), statement_timestamp(), statement_timestamp(),
+           record.expires, record.expires, CAST(:fingerprint AS bytea), CAST(:tenant AS text),
+           CAST(:operation AS text), CAST(:key AS text),
+           record.header || substr(sha256(record.header || payload), 1, 4) || payload
+    FROM (
+        SELECT CAST(:id AS bytea) AS id, CAST(:header AS bytea) AS header,
+               statement_timestamp() + CAST(:ttl AS float8) * interval '1 s' AS expires,
+               convert_to({result}, 'UTF8') AS payload
+        FROM semel_effect
+    ) AS record
+    RETURNING snapshot
     """,
     True,
 )
-_ROWS: Final = "coalesce(CAST(json_agg(row_to_json(semel_effect.*)) AS text), '[]')"
+_ROWS: Final = "coalesce(CAST(json_agg(semel_effect.*) AS text), '[]')"
 _COUNT: Final = "CAST(count(*) AS text)"
 
 
@@ -149,7 +146,7 @@ def _record_text(statement: str, style: EffectStyle, count: int) -> tuple[str, t
             fragments[at] = f"%(semel_{name})s" if style == "format" else f":semel_{name}"
     record = " ".join("".join(fragments).split()).replace("{result}", _ROWS if rows else _COUNT)
     # On a line of its own, because the statement may end in a comment.
-    return f"WITH semel_effect AS (\n{statement}\n){record}", tuple(names)
+    return f"WITH semel_effect AS (\n{statement}\n) {record}", tuple(names)
 
 
 def with_count(statement: str) -> str:

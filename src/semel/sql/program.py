@@ -93,7 +93,7 @@ class Statement:
 
     __slots__ = ("params", "query")
 
-    def __init__(self, query: Query, params: Mapping[str, Any]) -> None:
+    def __init__(self, query: Query, params: dict[str, Any]) -> None:
         self.query = query
         self.params = params
 
@@ -102,8 +102,9 @@ class Statement:
 
     def values(self, style: Style) -> tuple[str, list[Any]]:
         """Return the text and the positional values for a driver of this style."""
-        text, names = self.query.rendered(style)
-        return text, [self.params[name] for name in names]
+        query = self.query
+        text, names = query._rendered.get(style) or query.rendered(style)
+        return text, list(map(self.params.__getitem__, names))
 
 
 Program: TypeAlias = Generator[Statement, Rows, R]

@@ -25,7 +25,7 @@ from semel.errors import (
     TransactionConflict,
 )
 from semel.sql import migrations
-from semel.sql.connections.adopt import Dialect, LentConnection, adopt, not_migrated
+from semel.sql.connections.adopt import WRAPPERS_FOUND, Dialect, LentConnection, adopt, not_migrated
 from semel.sql.connections.errors import (
     Contention,
     DatabaseBusy,
@@ -98,16 +98,17 @@ _ADVICE: Final = "nothing is stored; roll back and run the unit of work again"
 
 def adopt_unit(raw: object, dialect: Dialect) -> SQLUnit:
     """The caller's connection as a unit of work, for a store of this dialect."""
-    connection: LentConnection = adopt(raw)
+    wrapper = WRAPPERS_FOUND.get(type(raw))
+    connection: LentConnection = adopt(raw) if wrapper is None else wrapper(raw)
+    if connection.dialect == dialect and connection.awaited is False:
+        return SQLUnit(connection)
     kind = f"{type(raw).__module__.partition('.')[0]}'s {type(raw).__name__}"
-    if connection.dialect != dialect:
-        raise ConfigurationError(
-            f"the guard's store is {_PRODUCTS[dialect]} and {kind} is connected to {_PRODUCTS[connection.dialect]}: "
-            "a record must be where its guard looks for it. Give the guard a store of that database"
-        )
-    if connection.awaited is not False:
+    if connection.dialect == dialect:
         raise ConfigurationError(f"{kind} is async: use it with AsyncSemel")
-    return SQLUnit(connection)
+    raise ConfigurationError(
+        f"the guard's store is {_PRODUCTS[dialect]} and {kind} is connected to {_PRODUCTS[connection.dialect]}: "
+        "a record must be where its guard looks for it. Give the guard a store of that database"
+    )
 
 
 def _refuse_commit() -> NoReturn:
@@ -121,11 +122,15 @@ def _refuse_commit() -> NoReturn:
 class SQLUnit:
     """A unit of work on the caller's connection."""
 
-    __slots__ = ("_programs", "_watched", "connection")
+    __slots__ = ("_programs", "_watched", "connection", "finish", "undo")
 
     def __init__(self, connection: LentConnection) -> None:
         self.connection = connection
         self._programs = _PROGRAMS[connection.dialect]
+        self.finish = connection.finish
+        """Send what the caller's layer still holds back."""
+        self.undo = connection.rollback
+        """Roll back what ``lock`` opened. Does nothing when no transaction is open."""
         self._watched: list[Any] = []
 
     def require(self, own: bool) -> None:
@@ -165,7 +170,7 @@ class SQLUnit:
             if isinstance(error, DatabaseBusy) and not is_stale(error.__cause__):
                 return Occupied(error, time.monotonic() - began)
             raise self._conflict(error, "the guard") from error.__cause__
-        if not op.own and not self.connection.holds():
+        if not op.own and not op.looks and not self.connection.holds():
             raise ConfigurationError(
                 "the driver commits each statement of this connection by itself, so nothing would commit together; "
                 f"nothing was run. Open a transaction: {self.connection.opening}; or use own_transaction=True"
@@ -252,10 +257,6 @@ class SQLUnit:
         except SemelError as error:
             raise self._conflict(error, "the step's mark") from error.__cause__
 
-    def finish(self) -> None:
-        """Send what the caller's layer still holds back."""
-        self.connection.finish()
-
     def watch(self) -> None:
         """Refuse ``commit()`` while the handler runs: its rows would be durable without the record."""
         for raw in self.connection.committers():
@@ -267,10 +268,6 @@ class SQLUnit:
         """Allow ``commit()`` again. Does nothing if it is not refused."""
         while self._watched:
             del self._watched.pop().commit
-
-    def undo(self) -> None:
-        """Roll back what ``lock`` opened. Does nothing when no transaction is open."""
-        self.connection.rollback()
 
     def _require_open(self) -> None:
         """Before a commit of ours: raise if, as far as the driver knows, there is no transaction left to commit."""

@@ -65,7 +65,8 @@ class AsyncTransactionAttempt:
         :param effect: the SQL statement that is the whole handler; then ``own`` depends on the connection.
         """
         self._store = store
-        self._unit: AsyncUnit = unit_of(store, connection)
+        adopt = store.adopt
+        self._unit: AsyncUnit = unit_of(store, connection) if adopt is None else adopt(connection)
         if effect is None:
             self._unit.require(own)
             self._flow = transact(call, own, tries)
@@ -77,13 +78,7 @@ class AsyncTransactionAttempt:
         self.call = call
         self.claimed: Claimed | None = None
 
-    async def run(self, handler: Handler, recover: Handler) -> Outcome[Any]:
-        """Run ``handler`` once, or return what is known of the call."""
-        outcome = await self._proceed(None, handler, recover)
-        assert isinstance(outcome, Outcome)
-        return outcome
-
-    async def run_statement(self, effect: SQLEffect, recover: Handler) -> StatementResult:
+    async def run_statement(self, effect: SQLEffect, recover: Handler | None) -> StatementResult:
         """Run the effect once, or return its stored result."""
         outcome = await self.run(lambda op: self._unit.perform(effect), recover)
         result = outcome.value
@@ -95,7 +90,7 @@ class AsyncTransactionAttempt:
 
     async def begin(self) -> Outcome[Any] | None:
         """Open the transaction and lock the key. Returns an outcome if there is nothing to run."""
-        step = await self._proceed(None, None, as_handler(self.call.policy.recover))
+        step = await self.run(None, as_handler(self.call.policy.recover))
         if isinstance(step, Outcome):
             return step
         self.claimed = step.claimed
@@ -143,18 +138,22 @@ class AsyncTransactionAttempt:
 
     async def _roll_back(self, ending: Raised | HandlerConflict) -> None:
         try:
-            await self._proceed(ending, None, None)
+            await self.run(None, None, ending)
         except BaseException as raised:
             if raised is not ending.error:
                 raise
 
     async def _end(self, ending: Returned | Rejected | Raised | HandlerConflict) -> Outcome[Any]:
-        outcome = await self._proceed(ending, None, None)
+        outcome = await self.run(None, None, ending)
         assert isinstance(outcome, Outcome)
         return outcome
 
-    async def _proceed(self, answer: Any, handler: Handler | None, recover: Handler | None) -> Run | Outcome[Any]:
-        """Do what the flow asks for until there is an outcome, or until it asks to run a handler that is not here."""
+    async def run(self, handler: Handler | None, recover: Handler | None, answer: Any = None) -> Any:
+        """Run ``handler`` once and return its Outcome, or the one that is known.
+
+        :param handler: None if it is called elsewhere: then return a Run, and go on when it has ended.
+        :param answer: how it has ended.
+        """
         flow, unit = self._flow, self._unit
         if answer is not None:
             unit.unwatch()

@@ -60,7 +60,8 @@ class TransactionAttempt:
         :param effect: the SQL statement that is the whole handler; then ``own`` depends on the connection.
         """
         self._store = store
-        self._unit: Unit = unit_of(store, connection)
+        adopt = store.adopt
+        self._unit: Unit = unit_of(store, connection) if adopt is None else adopt(connection)
         if effect is None:
             self._unit.require(own)
             self._flow = transact(call, own, tries)
@@ -72,13 +73,7 @@ class TransactionAttempt:
         self.call = call
         self.claimed: Claimed | None = None
 
-    def run(self, handler: Handler, recover: Handler) -> Outcome[Any]:
-        """Run ``handler`` once, or return what is known of the call."""
-        outcome = self._proceed(None, handler, recover)
-        assert isinstance(outcome, Outcome)
-        return outcome
-
-    def run_statement(self, effect: SQLEffect, recover: Handler) -> StatementResult:
+    def run_statement(self, effect: SQLEffect, recover: Handler | None) -> StatementResult:
         """Run the effect once, or return its stored result."""
         outcome = self.run(lambda op: self._unit.perform(effect), recover)
         result = outcome.value
@@ -90,7 +85,7 @@ class TransactionAttempt:
 
     def begin(self) -> Outcome[Any] | None:
         """Open the transaction and lock the key. Returns an outcome if there is nothing to run."""
-        step = self._proceed(None, None, as_handler(self.call.policy.recover))
+        step = self.run(None, as_handler(self.call.policy.recover))
         if isinstance(step, Outcome):
             return step
         self.claimed = step.claimed
@@ -138,18 +133,22 @@ class TransactionAttempt:
 
     def _roll_back(self, ending: Raised | HandlerConflict) -> None:
         try:
-            self._proceed(ending, None, None)
+            self.run(None, None, ending)
         except BaseException as raised:
             if raised is not ending.error:
                 raise
 
     def _end(self, ending: Returned | Rejected | Raised | HandlerConflict) -> Outcome[Any]:
-        outcome = self._proceed(ending, None, None)
+        outcome = self.run(None, None, ending)
         assert isinstance(outcome, Outcome)
         return outcome
 
-    def _proceed(self, answer: Any, handler: Handler | None, recover: Handler | None) -> Run | Outcome[Any]:
-        """Do what the flow asks for until there is an outcome, or until it asks to run a handler that is not here."""
+    def run(self, handler: Handler | None, recover: Handler | None, answer: Any = None) -> Any:
+        """Run ``handler`` once and return its Outcome, or the one that is known.
+
+        :param handler: None if it is called elsewhere: then return a Run, and go on when it has ended.
+        :param answer: how it has ended.
+        """
         flow, unit = self._flow, self._unit
         if answer is not None:
             unit.unwatch()

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias
 
-from semel.http.contract.exchange import KEY
-
-__all__ = ["FILES", "App", "Message", "Receive", "Scope", "Send", "has_key", "without_files"]
+__all__ = ["FILES", "App", "Message", "Receive", "Scope", "Send", "without_files"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -15,17 +13,8 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_LENGTH: Final = len(KEY)
 FILES: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
 """Messages by which the server sends a file that the application never reads: nothing could be captured."""
-
-
-def has_key(scope: Scope) -> bool:
-    """Whether the request has an Idempotency-Key header, valid or not."""
-    for name, _ in scope["headers"]:  # noqa: SIM110 (every request pays for this, and a generator costs more)
-        if len(name) == _LENGTH and name.lower() == KEY:
-            return True
-    return False
 
 
 def without_files(scope: Scope) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from semel.core.call import Call, Outcome
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.transaction.aio import AsyncTransactionAttempt, begin_attempt
-from semel.http.in_transaction import MISTAKES, not_opened
+from semel.http.handlers import MISTAKES, not_opened
 
 if TYPE_CHECKING:
     from semel.engine.aio import AsyncGuard

@@ -21,9 +21,9 @@ from semel.core.call import Call
 from semel.core.encoding.canonical import canonical_json, parse_json, select_fields
 from semel.core.encoding.fingerprint import DIGEST_SIZE, hash_key
 from semel.core.encoding.serializers import NotSerializable
-from semel.core.encoding.snapshot import Kind, StoredResponse, decode_response, encode_response
+from semel.core.encoding.snapshot import Kind, StoredResponse, decode_response, encode_response, make_response
 from semel.core.keys import header_value, parse_header
-from semel.engine.guard import Guard, checked_tenant
+from semel.engine.guard import Guard
 from semel.errors import (
     ConfigurationError,
     DocumentError,
@@ -32,17 +32,20 @@ from semel.errors import (
     KeyMissing,
     KeyReused,
     LeaseLost,
+    PolicyError,
     RequestError,
     SemelError,
     StoreError,
 )
 from semel.http.contract.conditional import Preconditions, preconditions
 from semel.http.contract.problems import problem
-from semel.http.contract.rules import Conditional, Idempotent
+from semel.http.contract.rules import Conditional, Idempotent, is_header_name
 
-__all__ = ["CLAIMED", "FAILED", "KEY", "RESPONSES", "SETTLED", "UNSTORED", "Exchange", "ResponseSerializer"]
+__all__ = [
+    "CLAIMED", "FAILED", "KEY_HEADER", "RESPONSES", "SETTLED", "UNSTORED", "Exchange", "KeyHeader",
+    "ResponseSerializer",
+]  # fmt: skip
 
-KEY: Final = b"idempotency-key"
 UNSTORED: Final = (b"idempotent-stored", b"false")
 """Marks an answer that could not be stored before it was sent. A client that has it must not retry."""
 CLAIMED: Final = "semel.claimed"
@@ -62,14 +65,37 @@ DECOMPRESSED_LIMIT: Final = 64 * 1024 * 1024
 """The largest answer in bytes that is decompressed for a client; a larger one is sent as it is stored."""
 _DECOMPRESSED: Final = frozenset({b"gzip", b"x-gzip", b"deflate"})
 _PRECONDITIONS: Final = frozenset({b"content-type", b"if-match", b"if-none-match"})
-_READ: Final = _PRECONDITIONS | {KEY, b"content-length", b"origin"}
-"""Header lines of a request that are read for every rule."""
-_EXPOSED: Final = ("Idempotency-Key", "Retry-After", "Link")
-_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"content-type", b"trailer", KEY})
+_READ: Final = _PRECONDITIONS | {b"content-length", b"origin"}
+"""Header lines of a request that are read for every rule, besides the key."""
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"content-type", b"trailer"})
 """Header lines that describe one body. They are dropped from an answer that is replaced by another."""
+_TAKEN: Final = _READ | _FRAMING | {b"authorization", b"cookie", b"host", b"retry-after", b"link"}
+"""Names of headers that mean something else."""
 _LONGEST_PATH: Final = 200
 _log = logging.getLogger("semel.http")
 _name = itemgetter(0)
+
+
+class KeyHeader:
+    """The header that has the key, in each of the spellings that are compared."""
+
+    __slots__ = ("framing", "name", "read", "title", "variable")
+
+    def __init__(self, title: object) -> None:
+        """Raises PolicyError if this cannot be the header of the key."""
+        if not isinstance(title, str) or not is_header_name(title) or title.lower().encode() in _TAKEN:
+            raise PolicyError(f'header= is the name of the header that has the key, "X-Idempotency-Key", not {title!r}')
+        self.title = title
+        """As it is shown to people."""
+        self.name = title.lower().encode()
+        """In lower case, as in ASGI."""
+        self.variable = "HTTP_" + title.upper().replace("-", "_")
+        """In the environ of WSGI."""
+        self.read = _READ | {self.name}
+        self.framing = _FRAMING | {self.name}
+
+
+KEY_HEADER: Final = KeyHeader("Idempotency-Key")
 
 
 def as_response(value: Any) -> StoredResponse:
@@ -94,7 +120,7 @@ class ResponseSerializer:
     kind: Final = Kind.RESPONSE
 
     def encode(self, value: Any) -> bytes:
-        status, headers, body, omitted = as_response(value)
+        status, headers, body, omitted = value if type(value) is StoredResponse else as_response(value)
         try:
             return encode_response(status, headers, body, body_omitted=omitted)
         except ValueError as error:
@@ -123,8 +149,9 @@ class Exchange:
     """A request, and the answers to it."""
 
     __slots__ = (
-        "_body_size", "_counted", "_echoed", "_hash", "_keys", "_lines", "_query", "_scripted", "_verbatim",
-        "announced_length", "body", "docs", "host", "key", "method", "path",
+        "_body_hash", "_boundary", "_counted", "_lines", "_query", "_request_hash", "_scripted", "_secret",
+        "announced_length", "body", "complete", "docs", "echo", "host", "key", "key_header", "keys", "method",
+        "path", "size",
     )  # fmt: skip
 
     def __init__(
@@ -136,7 +163,9 @@ class Exchange:
         *,
         secret: bytes | None = None,
         docs: str | None = None,
+        key_header: KeyHeader = KEY_HEADER,
     ) -> None:
+        self.key_header = key_header
         self.method = method
         self.path = path
         self.docs = docs
@@ -144,77 +173,91 @@ class Exchange:
         """The host of the request, if its route is bound to hosts; it is a part of the operation then."""
         self.body: list[bytes] | None = []
         """Chunks of the body, for rules that read all of it; None if no rule does, or if it is too large for that."""
-        self._body_size = 0
+        self.size = 0
+        """Bytes of the body that have arrived."""
+        self.complete = False
+        """Whether the application has read the body to its end before the claim."""
         self.key: str | None = None
-        self._verbatim = False
-        """Whether the key is echoed without adding quotes."""
-        self._echoed: list[tuple[bytes, bytes]] | None = None
+        self.echo: list[tuple[bytes, bytes]] = []
+        """The header line that repeats the key in the answer; nothing without a key."""
         self._query = query
         self._lines = headers
-        self._hash = RequestHash(secret)
+        self._secret = secret
+        self._body_hash: blake2b | PartsHash
+        self._request_hash, self._body_hash = _new_hashes(secret)
+        self._boundary = b""
+        """That of a multipart body."""
         self.announced_length = 0
         """The Content-Length, or 0 if there is none."""
         self._scripted = False
         """Whether a script in a browser sent the request."""
-        self._keys: list[bytes] = []
+        self.keys: list[bytes] = []
+        """The lines of the key, valid or not."""
         self._counted: list[tuple[bytes, bytes]] = []
         """Header lines that are part of every fingerprint."""
+        read, key_name = key_header.read, key_header.name
         for line, value in headers:
             name = line.lower()
-            if name not in _READ:
+            if name not in read:
                 continue
-            if name == KEY:
-                self._keys.append(value)
+            if name == key_name:
+                self.keys.append(value)
             elif name == b"content-length":
                 self.announced_length = self.announced_length or (int(value) if value.isdigit() else 0)
             elif name == b"origin":
                 self._scripted = True
             else:
                 self._counted.append((name, value))
-                if value[:10].lower() == b"multipart/" and name == b"content-type":
-                    self._hash.split_at(value)
+                if value[:10].lower() == b"multipart/" and name == b"content-type" and not self._boundary:
+                    found = _BOUNDARY.search(value)
+                    if found is not None:
+                        self._boundary = found[1] or found[2]
+                        self._body_hash = self._new_body_hash()
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """All header lines of the request, with lower-case names."""
         return [(name.lower(), value) for name, value in self._lines]
 
-    def feed(self, chunk: bytes) -> None:
-        """Take the next chunk of the request's body."""
-        self._hash.feed(chunk)
+    def feed(self, chunk: bytes, more: bool = True) -> None:
+        """Take the next chunk of the request's body. How the body is cut into chunks does not matter.
+
+        :param more: whether more chunks may follow.
+        """
+        self.complete = not more
+        if not chunk:
+            return
+        if self.size == 0:
+            self._body_hash = self._body_hash.copy()
+        self._body_hash.update(chunk)
+        self.size += len(chunk)
         if self.body is not None:
             self.body.append(chunk)
-            self._body_size += len(chunk)
-            if self._body_size > DOCUMENT_LIMIT:
+            if self.size > DOCUMENT_LIMIT:
                 self.body = None
 
     def read_key(self, rule: Idempotent) -> str | None:
         """Return the key, or None if it is missing and optional. Raises KeyMissing or KeyInvalid."""
-        lines = self._keys
+        lines = self.keys
         if not lines:
             if rule.required:
-                raise KeyMissing("This request needs an Idempotency-Key header: a new key for each new request.")
+                raise KeyMissing(
+                    f"This request needs the header {self.key_header.title}: a new key for each new request."
+                )
             return None
         if len(lines) > 1:
-            raise KeyInvalid("Send one Idempotency-Key header line, not several.")
+            raise KeyInvalid(f"Send one {self.key_header.title} header line, not several.")
         try:
             text = lines[0].decode("ascii")
         except UnicodeDecodeError as error:
-            raise KeyInvalid("The Idempotency-Key holds characters other than printable ASCII.") from error
-        key = self.key = parse_header(text, rule.key_mode, rule.key_format)
-        self._verbatim = rule.key_mode == "raw"
-        self._echoed = [(KEY, lines[0])] if key == text else None  # a bare key is echoed as it was sent
+            raise KeyInvalid(f"The {self.key_header.title} holds characters other than printable ASCII.") from error
+        key = self.key = parse_header(text, rule.key_mode, rule.key_format, self.key_header.title)
+        if key == text:
+            self.echo = [(self.key_header.name, lines[0])]  # a bare key is echoed as it was sent
+        else:
+            value = key if rule.key_mode == "raw" else _quoted(key)
+            self.echo = [(self.key_header.name, value.encode())]
         return key
-
-    def operation(self, rule: Idempotent) -> str:
-        """Return the operation, which scopes the key together with the tenant."""
-        if rule.scope == "tenant":
-            return "*"
-        path = self.host + self.path
-        if len(path) > _LONGEST_PATH or not path.isprintable():  # a store takes short text without control characters
-            digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-            path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
-        return f"{self.method} {path}"
 
     def fingerprint(self, rule: Idempotent) -> bytes:
         """Return the hash that distinguishes a retry from another request. Call it once the body has arrived."""
@@ -228,13 +271,47 @@ class Exchange:
             lines = [
                 (name, _BOUNDARY.sub(b"", value)) if name == b"content-type" else (name, value) for name, value in lines
             ]
-        hash, document = self._hash, None
+        document = other = None
         if rule.reads_body and self.body is not None:
             body = b"".join(self.body)
             if rule.compare_decompressed and (plain := self._decompressed(body)) is not None:
-                hash, body = hash.of(plain), plain
+                other = body = plain
             document = self._document(rule, body) if rule.reads_json else None
-        return hash.digest(self.method, self.host + self.path, self._query, lines, document)
+        return self.digest(lines, document, other)
+
+    def digest(
+        self, lines: Iterable[tuple[bytes, bytes]], document: bytes | None, other_body: bytes | None = None
+    ) -> bytes:
+        """Return the hash of the whole request. A ``document`` takes the place of the body's bytes.
+
+        Each part is preceded by its length, so that no two requests give the same bytes. With a secret it is a MAC: see
+        ``semel.core.encoding.fingerprint``.
+
+        :param other_body: takes the place of the body that was sent.
+        """
+        target, query = (self.host + self.path).encode("utf-8", "surrogatepass"), self._query
+        word = self.method.encode()
+        parts = b"%d:%b%d:%b%d:%b" % (len(word), word, len(target), target, len(query), query)
+        for name, value in lines:
+            parts += b"h%d:%b%d:%b" % (len(name), name, len(value), value)
+        if document is None:
+            body, size = self._body_hash, self.size
+            if other_body is not None:
+                body, size = self._new_body_hash(), len(other_body)
+                body.update(other_body)
+            parts += b"b%d:%b" % (0 if self._boundary else size, body.digest())
+        else:
+            parts += b"d%d:%b" % (len(document), document)
+        whole = self._request_hash.copy()
+        whole.update(parts)
+        return whole.digest()
+
+    def _new_body_hash(self) -> blake2b | PartsHash:
+        """Return an empty hash for the body. That of a multipart body leaves out the boundary, which counts as a part
+        of the Content-Type.
+        """
+        empty = _new_hashes(self._secret)[1]
+        return PartsHash(empty, self._boundary) if self._boundary else empty.copy()
 
     def _decompressed(self, body: bytes) -> bytes | None:
         """Return what a compressed body decompresses to; None if it is not compressed, or not in a way we read."""
@@ -244,17 +321,19 @@ class Exchange:
     def call(self, guard: Guard, rule: Idempotent, key: str, tenant: str | None) -> Call:
         """Return the call to claim. Call it once the body has arrived."""
         try:
-            owner = guard.tenant if tenant is None else checked_tenant(tenant)
+            known = guard.tenants.get(tenant) if type(tenant) is str else None
+            owner = known or (guard.tenant if tenant is None else guard.check_tenant(tenant))
         except RequestError as error:  # not the client's mistake
             raise ConfigurationError(f"tenant= gave no text of 1 to 255 characters: {error}") from error
-        return guard.make_call(
-            self.operation(rule),
-            key,
-            owner,
-            self.fingerprint(rule),
-            rule.policy,
-            RESPONSES,
-        )
+        path = self.host + self.path
+        if rule.scope == "tenant":
+            operation = "*"
+        else:  # a long path is not remembered
+            operation = (_known_name if len(path) <= _LONGEST_PATH else _operation_name)(self.method, path)
+        lines = self._counted
+        plain = len(lines) < 2 and not (rule.fingerprint_headers or rule.reads_body or rule.compare_parts)
+        fingerprint = self.digest(lines, None) if plain else self.fingerprint(rule)
+        return guard.make_call(operation, key, owner, fingerprint, rule.policy, RESPONSES)
 
     def preconditions(self, rule: Conditional) -> Preconditions:
         """Return the request's preconditions. Raises PreconditionError if they are malformed or missing."""
@@ -287,11 +366,11 @@ class Exchange:
             status = rule.reused_status if isinstance(error, KeyReused) else rule.in_use_status
         answer = problem(error, instance=self.path, status=status, docs=self.docs)
         length = (b"content-length", str(len(answer.body)).encode())
-        return answer._replace(headers=[*answer.headers, length, *self._echo()])
+        return answer._replace(headers=[*answer.headers, length, *self.echo])
 
     def replay(self, stored: StoredResponse, rule: Idempotent) -> StoredResponse:
         """Return the first answer, marked as a replay."""
-        status, lines, body, omitted = as_response(stored)
+        status, lines, body, omitted = stored if type(stored) is StoredResponse else as_response(stored)
         for line in lines:
             if line[0] == b"content-encoding":
                 lines, body = self._acceptable(lines, body, omitted)
@@ -299,11 +378,11 @@ class Exchange:
         headers = [
             *lines,
             (rule.replay_marker_name, b"omitted" if omitted else b"true"),
-            *(self._echoed or self._echo()),
+            *self.echo,
         ]
         if status not in (204, 304):
             headers.append((b"content-length", b"%d" % len(body)))
-        return StoredResponse(status, headers, body, omitted)
+        return make_response((status, headers, body, omitted))
 
     def _acceptable(
         self, lines: list[tuple[bytes, bytes]], body: bytes, omitted: bool
@@ -327,14 +406,10 @@ class Exchange:
             body = decoded
         return plain, body
 
-    def with_key(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """Return the captured header lines of a first answer, with the key added."""
-        return headers + (self._echoed or self._echo())
-
     def failure(self, stored: bool) -> StoredResponse:
         """Return the first answer of a handler that raised, if the rule stores such errors."""
         length = (b"content-length", str(len(FAILED.body)).encode())
-        return FAILED._replace(headers=self.with_key([*FAILED.headers, length, *([] if stored else [UNSTORED])]))
+        return FAILED._replace(headers=[*FAILED.headers, length, *([] if stored else [UNSTORED]), *self.echo])
 
     def with_carrier(
         self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Idempotent | None = None
@@ -345,7 +420,8 @@ class Exchange:
         """
         if not carrier:
             return answer
-        left_out = _FRAMING if rule is None else _FRAMING | rule.replay_header_names
+        framing = self.key_header.framing
+        left_out = framing if rule is None else framing | rule.replay_header_names
         present = {name for name, _ in answer}
         lines = [(bytes(name).lower(), bytes(value)) for name, value in carrier]
         return answer + [
@@ -372,26 +448,25 @@ class Exchange:
         ]
         mark = (rule.replay_marker if rule is not None else "idempotent-replayed").title()
         known = {word.lower() for word in named}
-        ours = (*_EXPOSED, mark, "Idempotent-Stored") if UNSTORED in headers else (*_EXPOSED, mark)
+        ours = [self.key_header.title, "Retry-After", "Link", mark]
+        if UNSTORED in headers:
+            ours.append("Idempotent-Stored")
         missing = [word for word in ours if word.lower() not in known]
         if not missing:
             return headers
         rest = [line for line in headers if line[0] != name]
         return [*rest, (name, ", ".join([*named, *missing]).encode("latin-1"))]
 
-    def _echo(self) -> list[tuple[bytes, bytes]]:
-        """Return the header line that repeats the key, or nothing without a key."""
-        if self._echoed is None:
-            self._echoed = [] if self.key is None else [(KEY, self._quoted(self.key).encode())]
-        return self._echoed
 
-    def _quoted(self, key: str) -> str:
-        if self._verbatim:
-            return key
-        try:
-            return header_value(key)
-        except KeyInvalid:
-            return header_value(key, quote=True)
+def _operation_name(method: str, path: str) -> str:
+    """Return the operation, which scopes the key together with the tenant."""
+    if len(path) > _LONGEST_PATH or not path.isprintable():  # a store takes short text without control characters
+        digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
+    return f"{method} {path}"
+
+
+_known_name: Final = lru_cache(maxsize=1024)(_operation_name)
 
 
 def _words(lines: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
@@ -405,60 +480,12 @@ def _words(lines: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
     return words
 
 
-class RequestHash:
-    """The fingerprint of a request, computed while its body arrives.
-
-    Each part is preceded by its length, so that no two requests give the same bytes. With a secret it is a MAC: see
-    ``semel.core.encoding.fingerprint``.
-    """
-
-    __slots__ = ("_body", "_content_type", "_request", "_secret", "_size")
-
-    def __init__(self, secret: bytes | None) -> None:
-        self._secret = secret
-        self._body: blake2b | PartsHash
-        self._request, self._body = _new_hashes(secret)
-        self._size = 0
-        self._content_type = b""
-        """That of a multipart body."""
-
-    def split_at(self, content_type: bytes) -> None:
-        """Leave the boundary of a multipart body out of the body's hash. It counts as a part of the Content-Type."""
-        found = _BOUNDARY.search(content_type)
-        if found is not None and not self._content_type:
-            self._content_type = content_type
-            self._body = PartsHash(_new_hashes(self._secret)[1], found[1] or found[2])
-
-    def of(self, body: bytes) -> RequestHash:
-        """Return the hash of the same request with another body."""
-        other = RequestHash(self._secret)
-        if self._content_type:
-            other.split_at(self._content_type)
-        other.feed(body)
-        return other
-
-    def feed(self, chunk: bytes) -> None:
-        """Take the next chunk of the body. How the body is cut into chunks does not matter."""
-        if self._size == 0:
-            self._body = self._body.copy()
-        self._body.update(chunk)
-        self._size += len(chunk)
-
-    def digest(
-        self, method: str, path: str, query: bytes, lines: Iterable[tuple[bytes, bytes]], document: bytes | None
-    ) -> bytes:
-        """Return the hash of the whole request; a ``document`` takes the place of the body's bytes."""
-        word, target = method.encode(), path.encode("utf-8", "surrogatepass")
-        parts = b"%d:%b%d:%b%d:%b" % (len(word), word, len(target), target, len(query), query)
-        for name, value in lines:
-            parts += b"h%d:%b%d:%b" % (len(name), name, len(value), value)
-        if document is None:
-            parts += b"b%d:%b" % (0 if self._content_type else self._size, self._body.digest())
-        else:
-            parts += b"d%d:%b" % (len(document), document)
-        whole = self._request.copy()
-        whole.update(parts)
-        return whole.digest()
+def _quoted(key: str) -> str:
+    """Return the key as a field value, quoted if it needs quotes."""
+    try:
+        return header_value(key)
+    except KeyInvalid:
+        return header_value(key, quote=True)
 
 
 class PartsHash:

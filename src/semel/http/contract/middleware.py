@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
+from semel.http.contract.exchange import KEY_HEADER, KeyHeader
 from semel.http.contract.rerun import Reruns
 from semel.http.contract.routes import Endpoint, MatchedRoute, RouteFinder, Routes, RouteTable, report
 from semel.http.contract.rules import MAX_REQUEST_BODY, Idempotent, Rule, check_max_request_body
@@ -35,12 +36,13 @@ class Middleware(Generic[App, G]):
         routes: RouteTable | None,
         docs: str | None,
         max_request_body: int = MAX_REQUEST_BODY,
+        header: str = KEY_HEADER.title,
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
         find_route: RouteFinder | None = None,
         level: int = 3,
     ) -> None:
-        check_installation(guard, wanted, tenant, max_request_body)
+        self.key_header = check_installation(guard, wanted, tenant, max_request_body, header)
         if tenant is None and not guard.tenant:
             warnings.warn(
                 "tenant= is missing: all callers share one space of keys, so one may get another's answer",
@@ -62,7 +64,8 @@ class Middleware(Generic[App, G]):
         """Whether some route is bound to a host. Known after the report."""
         self.reruns = Reruns()
         self._reported = False
-        self._rules: dict[int, tuple[Idempotent, Idempotent]] = {}
+        self.rules: dict[int, tuple[Idempotent, Idempotent]] = {}
+        """By the id of each declared rule: the rule, and its form under the guard's policy."""
 
     def around(self, app: App) -> Self:
         """Return this middleware around another application. It shares everything else, and does not report again."""
@@ -84,15 +87,15 @@ class Middleware(Generic[App, G]):
 
     def rule(self, declared: Idempotent) -> Idempotent:
         """Return the rule with this guard's policy and our limit filled in. It is computed once."""
-        known = self._rules.get(id(declared))
+        known = self.rules.get(id(declared))
         if known is None:  # the declared one is remembered too, so that no other gets its id
-            if len(self._rules) == MOST_RULES:  # an application that makes new rules for each request
-                self._rules.clear()
+            if len(self.rules) == MOST_RULES:  # an application that makes new rules for each request
+                self.rules.clear()
             effective = declared.under(self.guard.policy)
             self.keep(declared)
             if effective.max_request_body is None:
                 effective = replace(effective, max_request_body=self.max_request_body)
-            known = self._rules[id(declared)] = (declared, effective)
+            known = self.rules[id(declared)] = (declared, effective)
         return known[1]
 
     def endpoints(self) -> list[Endpoint]:
@@ -116,8 +119,13 @@ class Middleware(Generic[App, G]):
                 self.reruns.possible = True
 
 
-def check_installation(guard: object, wanted: type[Guard], tenant: object, max_request_body: object) -> None:
-    """Raise ConfigurationError for a guard of the other kind, or for a setting that cannot be used."""
+def check_installation(
+    guard: object, wanted: type[Guard], tenant: object, max_request_body: object, header: object
+) -> KeyHeader:
+    """Return the header of the key.
+
+    Raises ConfigurationError for a guard of the other kind, or for a setting that cannot be used.
+    """
     if not isinstance(guard, wanted):
         needed = "an AsyncSemel" if wanted.AWAITED else "a Semel"
         raise ConfigurationError(f"guard= takes {needed} here, not {type(guard).__name__}")
@@ -127,3 +135,4 @@ def check_installation(guard: object, wanted: type[Guard], tenant: object, max_r
             "requests, set it on the guard: Semel(store, tenant=…)"
         )
     check_max_request_body(max_request_body)
+    return KeyHeader(header)

@@ -24,10 +24,10 @@ __all__ = ["TITLES", "problem"]
 TYPE: Final = "urn:semel:problem:"
 
 TITLES: Final = {
-    "idempotency_key_missing": "An Idempotency-Key is needed",
-    "idempotency_key_invalid": "The Idempotency-Key is malformed",
-    "idempotency_key_reused": "The Idempotency-Key was used for another request",
-    "idempotency_key_expired": "The Idempotency-Key was used too long ago",
+    "idempotency_key_missing": "An idempotency key is needed",
+    "idempotency_key_invalid": "The idempotency key is malformed",
+    "idempotency_key_reused": "The idempotency key was used for another request",
+    "idempotency_key_expired": "The idempotency key was used too long ago",
     "idempotency_key_in_use": "The first request with this key is still being processed",
     "idempotency_store_unavailable": "Requests cannot be recorded at the moment",
     "idempotency_body_too_large": "The request is too long",
@@ -48,7 +48,7 @@ _DETAILS: Final = {
         "request was sent, and a new request with a new key."
     ),
     InProgress.code: "The first request with this key is still being processed. Send the same request again later.",
-    KeyExpired.code: "This Idempotency-Key was used too long ago, and its answer is forgotten. Use a new key.",
+    KeyExpired.code: "This idempotency key was used too long ago, and its answer is forgotten. Use a new key.",
     BodyTooLarge.code: "The body of this request is longer than this route takes. Nothing was done.",
     TransactionConflict.code: "The request met others that change the same, and was not done. Send it again later.",
     TooManyKeys.code: "Too many keys are in use. Send the same request again later; keys that are in use still work.",

@@ -28,7 +28,7 @@ from semel.errors import PolicyError
 __all__ = [
     "MAX_REQUEST_BODY", "RELEASED", "REPLAY_HEADERS", "SAFE_METHODS", "Conditional", "ConditionalSettings",
     "Decorators", "Exempt", "Idempotent", "IdempotentSettings", "Natural", "NaturalSettings", "Rule",
-    "check_max_request_body", "conditional", "exempt", "idempotent", "natural",
+    "check_max_request_body", "conditional", "exempt", "idempotent", "is_header_name", "natural",
 ]  # fmt: skip
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
@@ -183,7 +183,7 @@ class Idempotent(_Declaration):
     """False for routes that issue secrets: the answer is stored without its body."""
     connection: Callable[[], Any] | None = None
     """Opens the connection or session that the handler writes its rows to: returns a context manager, or is a generator
-    that yields it. The rows are committed with the answer, before it is sent. See ``semel.http.in_transaction``."""
+    that yields it. The rows are committed with the answer, before it is sent. See ``semel.http.handlers``."""
     connection_parameter: str | None = None
     """The handler's parameter for this connection, which is also available as ``op.connection``."""
     allow_decorators_below: bool = False
@@ -434,8 +434,13 @@ def _is_decorated(endpoint: Any) -> bool:
     return hasattr(endpoint, "__wrapped__")
 
 
+def is_header_name(name: object) -> bool:
+    """Whether this can be the name of a header (RFC 9110, 5.1)."""
+    return isinstance(name, str) and _TOKEN.fullmatch(name) is not None
+
+
 def _header_name(name: object) -> str:
-    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+    if not isinstance(name, str) or not is_header_name(name):
         raise PolicyError(f'replay_headers and replay_marker are names of headers, such as "etag", not {name!r}')
     return name.lower()
 

@@ -19,6 +19,7 @@ from semel.core.policy import Policy
 from semel.core.values import value
 from semel.engine.guard import Guard
 from semel.http.contract.conditional import etag
+from semel.http.contract.exchange import KEY_HEADER, KeyHeader
 from semel.http.contract.routes import Endpoint, undeclared
 from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Conditional, Idempotent
 from semel.http.describe.installation import Installation
@@ -60,15 +61,16 @@ def design_of(name: str, service: Installation) -> dict[str, Any]:
         "framework": service.framework,
         "tenant": _tenant(service),
         "docs": service.docs,
+        "header": service.key_header.title,
         "store": _store(guard),
         "records": _records(guard),
-        "routes": [_route(each, policy) for each in declared],
+        "routes": [_route(each, policy, service.key_header) for each in declared],
         "undeclared": [_place(each) for each in undeclared(service.endpoints)],
         "replay": _replay(),
-        "errors": _errors(declared, guard),
+        "errors": _errors(declared, guard, service.key_header),
         "example": [] if shown is None else [
             {"title": step.title, "request": step.request, "answer": step.answer}
-            for step in example_exchange(shown, policy, service.docs)
+            for step in example_exchange(shown, policy, service.docs, service.key_header)
         ],
     }  # fmt: skip
 
@@ -83,13 +85,13 @@ def _place(endpoint: Endpoint) -> dict[str, Any]:
     return {"method": endpoint.method, "path": endpoint.path, "name": endpoint.name}
 
 
-def _route(endpoint: Endpoint, policy: Policy) -> dict[str, Any]:
+def _route(endpoint: Endpoint, policy: Policy, key_header: KeyHeader) -> dict[str, Any]:
     rule = endpoint.rule
     assert rule is not None
     route = {**_place(endpoint), **plain_rule(rule, policy)}
     if isinstance(rule, Idempotent):
         under = rule.under(policy)
-        route["key_source"] = "Idempotency-Key"
+        route["key_source"] = key_header.title
         route["failures"] = "remembered" if under.stores(500) else "run again"
         route["replay_marker"] = under.replay_marker.title()
         route["max_stored_body"] = under.max_stored_body if under.keep_body else 0
@@ -128,12 +130,12 @@ def _replay() -> dict[str, Any]:
     }
 
 
-def _errors(declared: list[Endpoint], guard: Guard) -> list[dict[str, Any]]:
+def _errors(declared: list[Endpoint], guard: Guard, key_header: KeyHeader) -> list[dict[str, Any]]:
     """List the errors of all routes, each with the routes that can answer with it."""
     errors: dict[tuple[str, int], dict[str, Any]] = {}
     for endpoint in declared:
-        quota = guard.quota is not None
-        for each in refusals(endpoint.rule, guard.policy, quota=quota, path=example_path(endpoint.path)):
+        quota, path = guard.quota is not None, example_path(endpoint.path)
+        for each in refusals(endpoint.rule, guard.policy, quota=quota, path=path, key_header=key_header):
             known = {"code": each.code, "status": each.status, "retryable": each.error.retryable, "when": each.when}
             error = errors.setdefault((each.code, each.status), {**known, "routes": []})
             error["when"] = min(
@@ -152,7 +154,9 @@ def _pick_endpoint(endpoints: Iterable[Endpoint]) -> Endpoint | None:
     return min(fit, key=lambda each: not isinstance(each.rule, Idempotent) or not each.rule.required, default=None)
 
 
-def example_exchange(endpoint: Endpoint, policy: Policy | None = None, docs: str | None = None) -> list[ExampleStep]:
+def example_exchange(
+    endpoint: Endpoint, policy: Policy | None = None, docs: str | None = None, key_header: KeyHeader = KEY_HEADER
+) -> list[ExampleStep]:
     """Return four exchanges: the first answer, a duplicate while it runs, the replay, and a reused key.
 
     The middleware answers them by the route's own rule. Only the handler's answer is made up.
@@ -172,11 +176,11 @@ def example_exchange(endpoint: Endpoint, policy: Policy | None = None, docs: str
         return [_MADE]
 
     def ask(title: str, body: dict[str, int]) -> ExampleStep:
-        return _asked(protected, title, endpoint, rule, json.dumps(body).encode())
+        return _asked(protected, title, endpoint, rule, key_header.title, json.dumps(body).encode())
 
     with Semel(MemoryStore(), tenant="example", sweep_every=None) as guard:
         routes = {f"{endpoint.method} {example_path(endpoint.path)}": rule}
-        protected = WSGIMiddleware(handler, guard=guard, routes=routes, docs=docs)
+        protected = WSGIMiddleware(handler, guard=guard, routes=routes, docs=docs, header=key_header.title)
         steps = [ask("The first request", _SENT), *early]
         steps.append(ask("A retry after that: the same key, the same request", _SENT))
         if not rule.include and "amount" not in rule.exclude:  # otherwise it may be the same request
@@ -184,11 +188,11 @@ def example_exchange(endpoint: Endpoint, policy: Policy | None = None, docs: str
         return steps
 
 
-def _asked(app: Any, title: str, endpoint: Endpoint, rule: Idempotent, body: bytes) -> ExampleStep:
+def _asked(app: Any, title: str, endpoint: Endpoint, rule: Idempotent, header: str, body: bytes) -> ExampleStep:
     lines = [("Host", "api.example"), ("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
     key = example_key(rule)
     if key is not None:
-        lines.append(("Idempotency-Key", header_value(key, quote=rule.key_mode == "strict")))
+        lines.append((header, header_value(key, quote=rule.key_mode == "strict")))
     if isinstance(rule, Conditional):
         lines.append(("If-Match", etag(7)))
     path = example_path(endpoint.path)

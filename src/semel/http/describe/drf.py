@@ -28,7 +28,7 @@ def postprocess(result: dict[str, Any], generator: Any, **options: Any) -> dict[
 
     config = configuration()
     listed = [_as_documented(each) for each in endpoints(generator.urlconf)]
-    return document(result, listed, guard=config.guard, docs=config.docs)
+    return document(result, listed, guard=config.guard, docs=config.docs, header=config.key_header.title)
 
 
 def _as_documented(endpoint: Endpoint) -> Endpoint:

@@ -14,6 +14,7 @@ from semel.core.values import value
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
 from semel.http.asgi.middleware import ASGIMiddleware
+from semel.http.contract.exchange import KEY_HEADER, KeyHeader
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Endpoint, Routes
 from semel.http.wsgi.middleware import WSGIMiddleware
@@ -41,6 +42,7 @@ class Installation:
     tenant: str
     """The name of the function that returns the tenant of a request; empty if there is none."""
     docs: str | None
+    key_header: KeyHeader
     endpoints: list[Endpoint]
 
 
@@ -71,7 +73,9 @@ def _middleware(app: Any) -> Installation | None:
     listing = _listing(inner)
     plain = "WSGI" if isinstance(app, WSGIMiddleware) else "ASGI"
     framework = type(inner).__name__ if listing is not None else plain
-    return _installation(framework, app.guard, app.tenant, app.docs, app.list_endpoints or listing, app.routes)
+    return _installation(
+        framework, app.guard, app.tenant, app.docs, app.key_header, app.list_endpoints or listing, app.routes
+    )
 
 
 def _starlette(app: Any) -> Installation | None:
@@ -81,8 +85,8 @@ def _starlette(app: Any) -> Installation | None:
         if isinstance(entry.cls, type) and issubclass(entry.cls, ASGIMiddleware):
             settings: Mapping[str, Any] = entry.kwargs
             return _installation(
-                type(app).__name__, settings["guard"], settings.get("tenant"), settings.get("docs"), _listing(app),
-                Routes(settings.get("routes")),
+                type(app).__name__, settings["guard"], settings.get("tenant"), settings.get("docs"),
+                KeyHeader(settings.get("header", KEY_HEADER.title)), _listing(app), Routes(settings.get("routes")),
             )  # fmt: skip
     return None
 
@@ -95,7 +99,7 @@ def _litestar(app: Any) -> Installation | None:
     for plugin in app.plugins:
         if isinstance(plugin, SemelPlugin):
             around = plugin.middleware
-            return _installation("Litestar", around.guard, around.tenant, around.docs, _listing(app))
+            return _installation("Litestar", around.guard, around.tenant, around.docs, around.key_header, _listing(app))
     return None
 
 
@@ -116,7 +120,7 @@ def _django(app: Any) -> Installation | None:
     if not any(issubclass(each, IdempotencyMiddleware) for each in classes):
         return None
     config = configuration()
-    return _installation("Django", config.guard, config.tenant, config.docs, endpoints)
+    return _installation("Django", config.guard, config.tenant, config.docs, config.key_header, endpoints)
 
 
 def _installation(
@@ -124,11 +128,12 @@ def _installation(
     guard: Guard,
     tenant: Any,
     docs: str | None,
+    key_header: KeyHeader,
     listing: Callable[[], list[Endpoint]] | None,
     routes: Routes | None = None,
 ) -> Installation:
     endpoints = (routes or Routes()).merge(listing() if listing is not None else [])
-    return Installation(framework, guard, "" if tenant is None else _name_of(tenant), docs, endpoints)
+    return Installation(framework, guard, "" if tenant is None else _name_of(tenant), docs, key_header, endpoints)
 
 
 def _listing(app: Any) -> Callable[[], list[Endpoint]] | None:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from semel.core.policy import Policy
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
+from semel.http.contract.exchange import KEY_HEADER, KeyHeader
 from semel.http.contract.routes import Endpoint
 from semel.http.contract.rules import SAFE_METHODS, Idempotent, Rule
 from semel.http.describe.operations import add_components, describe_operation
@@ -37,6 +38,7 @@ def document(
     policy: Policy | None = None,
     prefix: str = "",
     docs: str | None = None,
+    header: str = KEY_HEADER.title,
     strict: bool = False,
 ) -> dict[str, Any]:
     """Return a copy of an OpenAPI document (3.0 or later) that describes the declared operations.
@@ -49,9 +51,11 @@ def document(
     :param prefix: the beginning that the document's paths have and the endpoints' do not, where the application is
         mounted.
     :param docs: the URL of a page that explains the errors, as passed to the middleware.
+    :param header: the name of the header that has the key, as passed to the middleware.
     :param strict: raise ConfigurationError if the document lacks a protected endpoint.
     """
     check_version(spec)
+    key_header = KeyHeader(header)
     policy = guard.policy if guard is not None else policy
     quota = guard is not None and guard.quota is not None
     result: dict[str, Any] = copy.deepcopy(dict(spec))
@@ -60,7 +64,9 @@ def document(
     for operation in operations(result):
         endpoint = matching.find(operation, result)
         if endpoint is not None and endpoint.rule is not None and operation.method not in SAFE_METHODS:
-            answers |= describe_operation(result, operation, endpoint.rule, policy, quota=quota, docs=docs)
+            answers |= describe_operation(
+                result, operation, endpoint.rule, policy, quota=quota, docs=docs, key_header=key_header
+            )
     if answers:
         add_components(result)
     if strict:

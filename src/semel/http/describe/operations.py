@@ -17,6 +17,7 @@ from semel.core.keys import header_value
 from semel.core.policy import Policy
 from semel.errors import ConfigurationError, SemelError
 from semel.http.contract.conditional import etag
+from semel.http.contract.exchange import KeyHeader
 from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
 from semel.http.describe.paths import DocumentedOperation, example_path
 from semel.http.describe.plain_rules import EXTENSION, duration_text, plain_rule
@@ -49,7 +50,14 @@ def _codes() -> list[str]:
 
 
 def describe_operation(
-    spec: JSON, operation: DocumentedOperation, rule: Rule, policy: Policy | None, *, quota: bool, docs: str | None
+    spec: JSON,
+    operation: DocumentedOperation,
+    rule: Rule,
+    policy: Policy | None,
+    *,
+    quota: bool,
+    docs: str | None,
+    key_header: KeyHeader,
 ) -> bool:
     """Write the rule into the operation. Returns whether the operation can answer with a problem."""
     content = operation.content
@@ -61,13 +69,13 @@ def describe_operation(
     if not isinstance(rule, Idempotent):
         return False
     rule = rule.under(policy or Policy())
-    for parameter in _parameters(operation, rule):
+    for parameter in _parameters(operation, rule, key_header):
         _add_parameter(spec, operation, parameter)
     responses = _responses(content)
     for status in list(responses):
         if status[:1] in ("2", "3"):
-            _add_headers(_owned(spec, responses, status), _marks(rule))
-    found = refusals(rule, quota=quota, path=example_path(operation.path), docs=docs)
+            _add_headers(_owned(spec, responses, status), _marks(rule, key_header))
+    found = refusals(rule, quota=quota, path=example_path(operation.path), docs=docs, key_header=key_header)
     for status, group in groupby(found, key=lambda each: each.status):
         _add_refusals(spec, responses, str(status), list(group))
     return True
@@ -85,8 +93,8 @@ def add_components(spec: JSON) -> None:
 # -- the request
 
 
-def _parameters(operation: DocumentedOperation, rule: Idempotent) -> list[JSON]:
-    parameters = [_key_parameter(rule)]
+def _parameters(operation: DocumentedOperation, rule: Idempotent, key_header: KeyHeader) -> list[JSON]:
+    parameters = [_key_parameter(rule, key_header)]
     if isinstance(rule, Conditional):
         created = operation.method == "PUT"  # which can create a resource: If-None-Match: *
         parameters.append(_match_parameter(rule.precondition_required and not created, rule.precondition_required))
@@ -95,7 +103,7 @@ def _parameters(operation: DocumentedOperation, rule: Idempotent) -> list[JSON]:
     return parameters
 
 
-def _key_parameter(rule: Idempotent) -> JSON:
+def _key_parameter(rule: Idempotent, key_header: KeyHeader) -> JSON:
     window = duration_text(rule.policy.ttl_seconds)
     text = "Identifies the request. Send a new key with each new request, and the same key with each retry of it. "
     text += "The first answer is stored " + (f"for {window}" if window else "for ever") + " and replayed. "
@@ -113,7 +121,7 @@ def _key_parameter(rule: Idempotent) -> JSON:
         text += "Send it in quotes, as a Structured Field String."
     elif rule.key_mode == "auto":
         text += "Send it bare, or in quotes as a Structured Field String: both are the same key."
-    parameter = _header_parameter("Idempotency-Key", text.strip(), rule.required, key_schema(rule))
+    parameter = _header_parameter(key_header.title, text.strip(), rule.required, key_schema(rule))
     example = example_key(rule)
     if example is not None:
         parameter["example"] = header_value(example, quote=rule.key_mode == "strict")
@@ -188,12 +196,12 @@ def _part(holder: JSON, name: str) -> JSON:
     return part
 
 
-def _marks(rule: Idempotent) -> JSON:
+def _marks(rule: Idempotent, key_header: KeyHeader) -> JSON:
     mark = rule.replay_marker.title()
     values = ["true", "omitted"]
     text = "Only on a replay. `omitted`: the body was too large to be stored, or this route stores none."
     return {
-        "Idempotency-Key": {"description": "The key of the request.", "schema": {"type": "string"}},
+        key_header.title: {"description": "The key of the request.", "schema": {"type": "string"}},
         mark: {"description": text, "schema": {"type": "string", "enum": values}},
     }
 
@@ -300,7 +308,7 @@ PROBLEM: Final[dict[str, Any]] = {
 
 
 def key_schema(rule: Idempotent) -> dict[str, Any]:
-    """Return the JSON Schema of the Idempotency-Key header, as the route reads it."""
+    """Return the JSON Schema of the header that has the key, as the route reads it."""
     format, mode = rule.key_format, rule.key_mode
     inside = None if format.pattern is None else _portable(format.pattern)
     schema: dict[str, Any] = {"type": "string", "minLength": 1}

@@ -25,7 +25,7 @@ from semel.errors import (
     TransactionConflict,
 )
 from semel.http.contract.conditional import IF_MATCH, Preconditions, etag, preconditions
-from semel.http.contract.exchange import KEY, Exchange
+from semel.http.contract.exchange import KEY_HEADER, Exchange, KeyHeader
 from semel.http.contract.problems import problem
 from semel.http.contract.rules import Conditional, Idempotent, Rule
 
@@ -70,7 +70,13 @@ def example_key(rule: Idempotent) -> str | None:
 
 
 def refusals(
-    rule: Rule | None, policy: Policy | None = None, *, quota: bool = False, path: str = "/", docs: str | None = None
+    rule: Rule | None,
+    policy: Policy | None = None,
+    *,
+    quota: bool = False,
+    path: str = "/",
+    docs: str | None = None,
+    key_header: KeyHeader = KEY_HEADER,
 ) -> list[Refusal]:
     """Return all errors of ours that a route with this rule can answer with, by status.
 
@@ -87,18 +93,19 @@ def refusals(
         result.append(Refusal(error, when, problem(error, instance=path, status=status, docs=docs)))
 
     if rule.required:
-        add(_raised(lambda: _exchange().read_key(rule)), "no Idempotency-Key was sent")
+        add(_raised(lambda: _exchange(key_header).read_key(rule)), f"no {key_header.title} was sent")
+    malformed = b"" if rule.key_mode == "raw" else _HALF_QUOTED
     add(
-        _raised(lambda: _exchange((KEY, b"" if rule.key_mode == "raw" else _HALF_QUOTED)).read_key(rule)),
-        "the Idempotency-Key is malformed, too long, or sent twice",
+        _raised(lambda: _exchange(key_header, (key_header.name, malformed)).read_key(rule)),
+        f"the {key_header.title} is malformed, too long, or sent twice",
     )
     if isinstance(rule, Conditional):
         add(_raised(lambda: preconditions([(IF_MATCH, b"7")])), "If-Match or If-None-Match is malformed")
     add(InProgress(""), _in_progress(rule), rule.in_use_status)
     add(BodyTooLarge(), "the body is longer than this route accepts")
-    add(KeyReused(), "the Idempotency-Key was used before with a different request", rule.reused_status)
+    add(KeyReused(), f"the {key_header.title} was used before with a different request", rule.reused_status)
     if rule.policy.reject_seconds:
-        add(KeyExpired(), "the Idempotency-Key was used so long ago that its answer has expired")
+        add(KeyExpired(), f"the {key_header.title} was used so long ago that its answer has expired")
     if quota:
         add(TooManyKeys(""), "the caller has reached its limit of live keys")
     if isinstance(rule, Conditional):
@@ -123,8 +130,8 @@ def _in_progress(rule: Idempotent) -> str:
     return f"{text}, also after this one has waited for {waits:g} s" if waits else text
 
 
-def _exchange(*headers: tuple[bytes, bytes]) -> Exchange:
-    return Exchange("POST", "/", b"", headers)
+def _exchange(key_header: KeyHeader, *headers: tuple[bytes, bytes]) -> Exchange:
+    return Exchange("POST", "/", b"", headers, key_header=key_header)
 
 
 def _raised(request: Callable[[], object]) -> SemelError:

@@ -17,6 +17,7 @@ from semel.engine.aio import AsyncGuard
 from semel.engine.guard import Guard
 from semel.engine.sync import SyncGuard
 from semel.errors import ConfigurationError
+from semel.http.contract.exchange import KEY_HEADER, KeyHeader
 from semel.http.contract.rules import MAX_REQUEST_BODY, check_max_request_body
 from semel.stores.memory import AsyncMemoryStore, MemoryStore
 
@@ -27,7 +28,7 @@ __all__ = ["Configuration", "configuration", "user"]
 
 TenantResolver: TypeAlias = "Callable[[HttpRequest], Any]"
 
-_KNOWN: Final = frozenset({"GUARD", "TEST_GUARD", "TENANT", "DOCS", "MAX_REQUEST_BODY"})
+_KNOWN: Final = frozenset({"GUARD", "TEST_GUARD", "TENANT", "DOCS", "MAX_REQUEST_BODY", "HEADER"})
 
 
 def user(request: HttpRequest) -> str | None:
@@ -44,6 +45,11 @@ class Configuration:
     tenant: TenantResolver | None
     docs: str | None
     max_request_body: int = MAX_REQUEST_BODY
+    key_header: KeyHeader = KEY_HEADER
+
+    def has_key(self, request: HttpRequest) -> bool:
+        """Whether the request has the header of the key, valid or not."""
+        return self.key_header.variable in request.META
 
     def find_tenant(self, request: HttpRequest) -> str | None:
         """Call ``TENANT`` in a thread."""
@@ -77,7 +83,8 @@ def configuration() -> Configuration:
         raise ConfigurationError(f"SEMEL's TENANT is a function of the request, or its dotted path, not {tenant!r}")
     longest = setting.get("MAX_REQUEST_BODY", MAX_REQUEST_BODY)
     check_max_request_body(longest)
-    return Configuration(guard, tenant, setting.get("DOCS"), longest)
+    key_header = KeyHeader(setting.get("HEADER", KEY_HEADER.title))
+    return Configuration(guard, tenant, setting.get("DOCS"), longest, key_header)
 
 
 def _guard(name: str, setting: dict[str, Any]) -> Guard:

@@ -1,11 +1,19 @@
-"""The current Django request: the state that the middleware and the decorated view share."""
+"""The current Django request: the state that the middleware and the decorated view share, and its response.
+
+Responses become status and header lines, and back. Django has one line for a name, except for cookies.
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterable
 from contextvars import ContextVar
 from copy import deepcopy
+from http import HTTPStatus
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
+
+from django.http import HttpResponse, StreamingHttpResponse
+from django.http.response import ResponseHeaders
 
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
@@ -14,8 +22,12 @@ from semel.http.django.configuration import Configuration
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
+    from django.http.response import HttpResponseBase
 
-__all__ = ["Handling", "current_handling", "parsed_before", "require_handling"]
+__all__ = [
+    "Handling", "current_handling", "parsed_before", "require_handling", "response_lines", "rewrite_response",
+    "stream_response",
+]  # fmt: skip
 
 
 _READ: Final = ("_post", "_files", "_post_parse_error", "_upload_handlers")
@@ -52,7 +64,7 @@ class Handling:
         if again:
             _forget_body(self.request, self._body)
             _put_back(self.request, self._session)
-        elif "HTTP_IDEMPOTENCY_KEY" in self.request.META:
+        elif self._configuration.has_key(self.request):
             self._body = getattr(self.request, "_body", None)
             self._session = _session_of(self.request)
         return again
@@ -61,7 +73,7 @@ class Handling:
         """Return whether a claim will be made, so that the tenant must be known."""
         request = self.request
         self.declared = isinstance(rule, Idempotent) and request.method not in SAFE_METHODS
-        return self.declared and self._configuration.tenant is not None and "HTTP_IDEMPOTENCY_KEY" in request.META
+        return self.declared and self._configuration.tenant is not None and self._configuration.has_key(request)
 
     def prepare(self, rule: Rule) -> None:
         """Find the tenant in the thread of the view: ``TENANT`` may need the database connection of that thread."""
@@ -122,3 +134,68 @@ def require_handling() -> Handling:
             'MIDDLEWARE = [..., "semel.http.django.IdempotencyMiddleware"]'
         )
     return handling
+
+
+# -- responses as lines, and back
+
+
+def response_lines(response: HttpResponseBase) -> list[tuple[str, str]]:
+    """Return the header lines of a response, as a server gets them."""
+    cookies = [("Set-Cookie", cookie.output(header="").strip()) for cookie in response.cookies.values()]
+    return [*response.items(), *cookies]
+
+
+def rewrite_response(
+    response: HttpResponseBase, status: int, lines: Iterable[tuple[str, str]], content: bytes
+) -> HttpResponseBase:
+    """Return the response with these header lines, or another one if its status or content differs."""
+    if response.streaming or response.status_code != status or response.content != content:
+        # If the status is the same, the reason phrase is the view's own.
+        reason = response._reason_phrase if response.status_code == status else _phrase(status)
+        response = _take_over(response, HttpResponse(content, status=status, reason=reason))
+    return _set_headers(response, lines)
+
+
+def stream_response(
+    response: HttpResponseBase, lines: Iterable[tuple[str, str]], chunks: Iterable[bytes] | AsyncIterator[bytes]
+) -> HttpResponseBase:
+    """Return a streaming response with these header lines and chunks, in place of the response."""
+    other = StreamingHttpResponse(chunks, status=response.status_code, reason=response._reason_phrase)
+    return _set_headers(_take_over(response, other), lines)
+
+
+def _take_over(old: HttpResponseBase, new: HttpResponseBase) -> HttpResponseBase:
+    """Close with the new response what the old one has to close."""
+    new._resource_closers.extend(old._resource_closers)
+    new.cookies = old.cookies
+    if old.has_header("Set-Cookie"):
+        new["Set-Cookie"] = old["Set-Cookie"]
+    new._charset = old._charset
+    return new
+
+
+def _set_headers(response: HttpResponseBase, lines: Iterable[tuple[str, str]]) -> HttpResponseBase:
+    spelled = {name.lower(): name for name in response.headers}
+    headers: Any = ResponseHeaders({})
+    cookies = False
+    for name, value in lines:
+        low = name.lower()
+        if low == "set-cookie":
+            cookies = True
+            if "set-cookie" in spelled:  # others are in response.cookies, and stay there
+                headers[name] = response.headers[name]
+        elif low in headers:
+            headers[low] = f"{headers[low]}, {value}"
+        else:
+            headers[spelled.get(low, low.title())] = value
+    if not cookies:
+        response.cookies.clear()
+    response.headers = headers
+    return response
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Unknown"

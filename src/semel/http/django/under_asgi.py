@@ -22,9 +22,15 @@ from semel.engine.aio import AsyncGuard
 from semel.errors import ConfigurationError
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.rules import SAFE_METHODS, Rule
-from semel.http.django.answers import response_lines, rewrite_response, stream_response
 from semel.http.django.configuration import Configuration
-from semel.http.django.handling import Handling, current_handling, parsed_before
+from semel.http.django.handling import (
+    Handling,
+    current_handling,
+    parsed_before,
+    response_lines,
+    rewrite_response,
+    stream_response,
+)
 from semel.http.django.urls import DjangoRoutes
 from semel.stores.aio_guard import AsyncSemel
 from semel.stores.guard import Semel
@@ -70,6 +76,7 @@ class UnderASGI:
                 tenant=self._configuration.tenant and _tenant,
                 docs=self._configuration.docs,
                 max_request_body=self._configuration.max_request_body,
+                header=self._configuration.key_header.title,
                 find_route=DjangoRoutes(),
             )
         middleware.keep(*self._rules)
@@ -91,7 +98,7 @@ class UnderASGI:
         return self._idempotency
 
     async def respond(self, request: HttpRequest) -> HttpResponseBase:
-        if "HTTP_IDEMPOTENCY_KEY" in request.META:
+        if self._configuration.has_key(request):
             _make_rewindable(request)
         exchange = DjangoExchange(Handling(request, self._configuration, in_loop=True))
         query = request.META["QUERY_STRING"].encode()  # which the test client's scope has as text

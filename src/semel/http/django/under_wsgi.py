@@ -12,9 +12,15 @@ from django.core.handlers.wsgi import LimitedStream
 
 from semel.errors import ConfigurationError
 from semel.http.contract.rules import Rule
-from semel.http.django.answers import response_lines, rewrite_response, stream_response
 from semel.http.django.configuration import Configuration
-from semel.http.django.handling import Handling, current_handling, parsed_before
+from semel.http.django.handling import (
+    Handling,
+    current_handling,
+    parsed_before,
+    response_lines,
+    rewrite_response,
+    stream_response,
+)
 from semel.http.django.urls import DjangoRoutes
 from semel.http.wsgi.answers import LetThrough, ThenRaised
 from semel.http.wsgi.body import RequestBody
@@ -47,6 +53,7 @@ class UnderWSGI:
                 tenant=configuration.tenant and _tenant,
                 docs=configuration.docs,
                 max_request_body=configuration.max_request_body,
+                header=configuration.key_header.title,
                 find_route=DjangoRoutes(),
             )
 

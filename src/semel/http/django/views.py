@@ -25,8 +25,7 @@ from semel.http.contract.routes import check_declarable, mark_exempt
 from semel.http.contract.rules import Decorators, Exempt, Idempotent, Rule
 from semel.http.django.handling import require_handling
 from semel.http.django.in_transaction import leave_transactions_to_us, on_django, transactional_responder
-from semel.http.handlers import drive_async, find_handle, sync_endpoint, type_hints, with_handle
-from semel.http.in_transaction import with_connection
+from semel.http.handlers import drive_async, find_handle, sync_endpoint, type_hints, with_connection, with_handle
 from semel.http.wsgi.middleware import WSGIResponder, current_responder
 
 __all__ = ["conditional", "exempt", "idempotent", "natural"]

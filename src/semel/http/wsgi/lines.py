@@ -6,27 +6,29 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 
-__all__ = ["KEY", "Lines", "as_bytes", "as_text", "header_lines", "path_text", "status_line"]
+from semel.http.contract.exchange import KEY_HEADER, KeyHeader
+
+__all__ = ["Lines", "as_bytes", "as_text", "header_lines", "path_text", "status_line"]
 
 Lines: TypeAlias = list[tuple[str, str]]
-KEY: Final = "HTTP_IDEMPOTENCY_KEY"
 _PATH: Final = ("SCRIPT_NAME", "PATH_INFO")
 
 
-def header_lines(environ: dict[str, Any]) -> list[tuple[bytes, bytes]]:
+def header_lines(environ: dict[str, Any], key_header: KeyHeader = KEY_HEADER) -> list[tuple[bytes, bytes]]:
     """Return the header lines of a request.
 
     Servers join repeated lines with a comma. So a key with a comma in it counts as several lines: otherwise two halves
     of a quoted text could be joined to a valid key.
     """
+    key = key_header.variable
     lines = [
         # A middleware may have added a line of its own, with text that no server would pass on.
         (_name(name), value.encode("latin-1", "backslashreplace"))
         for name, value in environ.items()
-        if name.startswith("HTTP_") and name != KEY and isinstance(value, str)
+        if name.startswith("HTTP_") and name != key and isinstance(value, str)
     ]
-    if KEY in environ:
-        lines += [(b"idempotency-key", part.encode("latin-1")) for part in environ[KEY].split(",")]
+    if key in environ:
+        lines += [(key_header.name, part.encode("latin-1")) for part in environ[key].split(",")]
     if environ.get("CONTENT_TYPE"):
         lines.append((b"content-type", environ["CONTENT_TYPE"].encode("latin-1")))
     return lines

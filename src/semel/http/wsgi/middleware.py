@@ -13,6 +13,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.errors import ConfigurationError
+from semel.http.contract.exchange import KEY_HEADER
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
@@ -59,6 +60,7 @@ class WSGIMiddleware(Middleware[App, Semel]):
         routes: RouteTable | None = None,
         docs: str | None = None,
         max_request_body: int = MAX_REQUEST_BODY,
+        header: str = KEY_HEADER.title,
         request: Callable[[Any], Any] | None = None,
         endpoints: Callable[[], list[Endpoint]] | None = None,
         find_route: RouteFinder | None = None,
@@ -69,12 +71,14 @@ class WSGIMiddleware(Middleware[App, Semel]):
         :param routes: rules of endpoints that are not decorated: ``{"POST /orders/{id}": idempotent()}``.
         :param docs: the URL of a page that explains the errors; they link to it.
         :param max_request_body: the longest request body in bytes; a longer one is refused with 413.
+        :param header: the name of the header that has the key.
         :param request: makes the framework's own request from the environ, for ``tenant``.
         :param endpoints: lists the application's endpoints, for the report at start-up.
         :param find_route: finds the route of a request in the framework's own table, for hosts and events.
         """
         super().__init__(
             app, guard, Semel, tenant=tenant, routes=routes, docs=docs, max_request_body=max_request_body,
+            header=header,
             request=request, endpoints=endpoints, find_route=find_route,
         )  # fmt: skip
 

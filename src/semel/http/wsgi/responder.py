@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from semel.core.call import Declined, Pause, Raised, Returned
+from semel.core.call import Call, Declined, Pause, Raised, Returned
 from semel.core.encoding.snapshot import StoredResponse
 from semel.engine.drive.attempts import Attempt
 from semel.engine.operation import Operation, running
@@ -24,7 +24,6 @@ from semel.http.contract.conditional import bind_preconditions, unbind_precondit
 from semel.http.contract.endpoint import (
     FIND_TENANT,
     READ_BODY,
-    Begin,
     Compensate,
     Ending,
     Lifecycle,
@@ -37,7 +36,7 @@ from semel.http.contract.rules import Rule
 from semel.http.handlers import drive
 from semel.http.wsgi.answers import ExcInfo, HeldAnswer, LetThrough, Peeked, ThenRaised, Write
 from semel.http.wsgi.body import RequestBody
-from semel.http.wsgi.lines import KEY, Lines, as_bytes, as_text, header_lines, path_text, status_line
+from semel.http.wsgi.lines import Lines, as_bytes, as_text, header_lines, path_text, status_line
 from semel.http.wsgi.transaction import open_transaction
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class WSGIResponder:
     def respond(self, rule: Rule | None) -> Iterable[bytes]:
         """Run the application; ``rule`` is the one to claim here, at the edge."""
         life = self.life
-        if KEY in self._environ:
+        if self._middleware.key_header.variable in self._environ:
             if self._middleware.reruns.possible:
                 life.rerun = Rerun(self._environ)
             self._body = RequestBody(self._environ, life.exchange.feed)
@@ -192,8 +191,8 @@ class WSGIResponder:
         """Do what a flow asks for."""
         if request is READ_BODY:
             return self._read_body()
-        if isinstance(request, Begin):
-            return self._middleware.guard.begin(request.call)
+        if isinstance(request, Call):
+            return self._middleware.guard.begin(request)
         if request is FIND_TENANT:
             return self._find_tenant()
         if isinstance(request, OpenTransaction):
@@ -285,7 +284,7 @@ class WSGIResponder:
         return [body] if body else []
 
     def _send_first(self, status: str, headers: list[tuple[bytes, bytes]]) -> Write:
-        return self._send(status, self.life.exchange.with_key(headers))
+        return self._send(status, headers + self.life.exchange.echo)
 
     def _send(self, status: str, headers: list[tuple[bytes, bytes]]) -> Write:
         return self._server(status, as_text(self.life.exchange.expose(headers, self.life.rule)))
@@ -296,9 +295,10 @@ def _make_exchange(environ: Any, middleware: Any) -> Exchange:
         environ["REQUEST_METHOD"].upper(),
         path_text(environ),
         environ.get("QUERY_STRING", "").encode("latin-1"),
-        header_lines(environ),
+        header_lines(environ, middleware.key_header),
         secret=middleware.guard.secret,
         docs=middleware.docs,
+        key_header=middleware.key_header,
     )
 
 

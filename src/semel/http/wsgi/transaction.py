@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from semel.core.call import Call, Outcome
 from semel.engine.drive.attempts import Attempt
 from semel.engine.transaction.sync import TransactionAttempt, begin_attempt
-from semel.http.in_transaction import MISTAKES, not_opened
+from semel.http.handlers import MISTAKES, not_opened
 
 if TYPE_CHECKING:
     from semel.engine.sync import SyncGuard

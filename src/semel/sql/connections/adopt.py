@@ -16,6 +16,7 @@ from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Program, Query, Rows, Statement
 
 __all__ = [
+    "WRAPPERS_FOUND",
     "AsyncLentConnection",
     "DatabaseAddress",
     "Dialect",
@@ -147,16 +148,16 @@ _WRAPPERS: Final = {
 }
 """The module and wrapper for each kind of connection, by the name of its class or of a base class."""
 
-_found: Final[dict[type, Any]] = {}
+WRAPPERS_FOUND: Final[dict[type, Any]] = {}
 """The wrapper for each class that was adopted. It stays small: a program has few kinds of connections."""
 
 
 def adopt(raw: object) -> Any:
     """Wrap the caller's connection as a ``LentConnection`` or, if it is async, an ``AsyncLentConnection``."""
     cls = type(raw)
-    wrapper = _found.get(cls)
+    wrapper = WRAPPERS_FOUND.get(cls)
     if wrapper is None:
-        wrapper = _found[cls] = _find(raw)
+        wrapper = WRAPPERS_FOUND[cls] = _find(raw)
     return wrapper(raw)
 
 

@@ -29,9 +29,14 @@ from semel.sql.program import Rows, Statement
 
 __all__ = ["AsyncLentSQLAlchemy", "AsyncLentSQLAlchemySession"]
 
-_DIALECTS: Final[dict[str, Dialect]] = {
-    "sqlite": "sqlite", "postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql",
-}  # fmt: skip
+
+class _SupportedDialects(dict[str, Dialect]):
+    def __missing__(self, name: str) -> Dialect:
+        raise ConfigurationError(f"transactions are supported on {', '.join(self)}, not on {name}")
+
+
+_DIALECTS: Final = _SupportedDialects(sqlite="sqlite", postgresql="postgresql", mysql="mysql", mariadb="mysql")
+_ADOPTED: Final = "semel.adopted"
 _ERRORS: Final = (SQLAlchemyError, UnicodeError, OverflowError, ValueError, OSError)
 """SQLAlchemy's errors; what a driver raises about a value it cannot send; asyncpg's error when it cannot connect, which
 SQLAlchemy does not wrap."""
@@ -46,15 +51,9 @@ class AsyncLentSQLAlchemy:
     __slots__ = ("_engine", "_transaction", "dialect", "raw")
 
     def __init__(self, raw: Any) -> None:
-        self._adopt(raw, raw)
-
-    def _adopt(self, raw: Any, engine: Any) -> None:
-        name = engine.dialect.name
-        if name not in _DIALECTS:
-            raise ConfigurationError(f"transactions are supported on {', '.join(_DIALECTS)}, not on {name}")
         self.raw = raw
-        self.dialect = _DIALECTS[name]
-        self._engine = engine
+        self.dialect = _DIALECTS[raw.dialect.name]
+        self._engine = raw
         self._transaction: Any = None
         """The transaction that ``begin_with`` opened."""
 
@@ -64,7 +63,7 @@ class AsyncLentSQLAlchemy:
 
     async def execute(self, statement: Statement) -> Rows:
         try:
-            return await self._execute(await self._current(), statement)
+            return await self._execute(self.raw, statement)
         except _ERRORS as error:
             raise self._error(error) from error
 
@@ -80,7 +79,7 @@ class AsyncLentSQLAlchemy:
             parameters = tuple(values) or None
         result = await connection.exec_driver_sql(text, parameters)
         if result.returns_rows:
-            return [tuple(row) for row in result]
+            return list(map(tuple, result))
         return ((result.rowcount,),) if self.dialect == "mysql" else ()  # MySQL returns no rows of a change
 
     async def query(self, text: str, parameters: Any) -> QueryResult:
@@ -91,7 +90,7 @@ class AsyncLentSQLAlchemy:
             result = await (await self._current()).execute(_text(text), dict(parameters))
             if not result.returns_rows:
                 return QueryResult(None, (), result.rowcount)
-            return QueryResult(list(result.keys()), [tuple(row) for row in result], 0)
+            return QueryResult(list(result.keys()), list(map(tuple, result)), 0)
         except _ERRORS as error:
             raise self._error(error) from error
 
@@ -155,9 +154,19 @@ class AsyncLentSQLAlchemySession(AsyncLentSQLAlchemy):
             raise ConfigurationError(
                 f"the session has no single engine ({error}): pass session.connection(bind_arguments=…) instead"
             ) from error
-        self._adopt(session, engine)
+        self.raw = session
+        self.dialect = _DIALECTS[engine.dialect.name]
+        self._engine = engine
+        self._transaction = None
         self._connection: Any = None
         """The connection that the last statement was sent on."""
+
+    async def execute(self, statement: Statement) -> Rows:
+        try:
+            self._connection = await self.raw.connection()
+            return await self._execute(self._connection, statement)
+        except _ERRORS as error:
+            raise self._error(error) from error
 
     async def _current(self) -> Any:
         self._connection = await self.raw.connection()
@@ -168,7 +177,7 @@ class AsyncLentSQLAlchemySession(AsyncLentSQLAlchemy):
 
     def in_transaction(self) -> bool:
         session = self.raw.sync_session  # sync: session = self.raw
-        return not _autocommits(self._engine) and (self.begun() or session.autobegin)
+        return not _autocommits(self._engine) and (self.raw.in_transaction() or session.autobegin)
 
     def committers(self) -> tuple[Any, ...]:
         # sync: return (self.raw, self._connection)
@@ -198,7 +207,11 @@ def _autocommits(connection: Any) -> bool:
 def _driver_holds(connection: Any) -> bool:
     """Whether the driver, too, has an open transaction: SQLAlchemy may show one where the driver commits by itself."""
     try:
-        return bool(adopt(connection.connection.driver_connection).holds())
+        driver = connection.info.get(_ADOPTED)
+        if driver is None:
+            # Kept for as long as the pool keeps the driver's connection.
+            driver = connection.info[_ADOPTED] = adopt(connection.connection.driver_connection)
+        return bool(driver.holds())
     except ConfigurationError:  # a driver that we do not know
         return True
     except SQLAlchemyError:  # the connection is lost: the next statement fails

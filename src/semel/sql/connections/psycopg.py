@@ -92,7 +92,9 @@ class LentPsycopg:
             cursor = self._cursor(text, parameters or None, False)
             if cursor.rownumber is None:
                 return QueryResult(None, (), cursor.rowcount)
-            return QueryResult([column.name for column in cursor.description], cursor.fetchall(), 0)
+            found = cursor.pgresult  # not `description`, which makes an object for each column
+            names = [found.fname(at).decode(self.raw.info.encoding) for at in range(found.nfields)]
+            return QueryResult(names, cursor.fetchall(), 0)
         except _DRIVER_ERRORS as error:
             raise _semel_error(error) from error
 
@@ -111,7 +113,7 @@ class LentPsycopg:
 
     def holds(self) -> bool:
         # If the connection is lost, the next statement fails.
-        return self.begun() or bool(self.raw.pgconn.transaction_status == _LOST)
+        return self.raw.pgconn.transaction_status != _IDLE or bool(getattr(self.raw, "_num_transactions", 0))
 
     def begin_with(self, statement: Statement) -> Rows:
         if not self._in_pipeline():
@@ -128,6 +130,11 @@ class LentPsycopg:
         self._send("COMMIT")
 
     def rollback(self) -> None:
+        if not self._in_pipeline():
+            # Not rollback(), which throws away every prepared statement of the connection.
+            if self.raw.pgconn.transaction_status != _IDLE:
+                self._send_text("ROLLBACK")
+            return
         try:
             self.raw.rollback()
         except psycopg.Error as error:
@@ -138,9 +145,8 @@ class LentPsycopg:
         return bool(self.raw.pgconn.pipeline_status != _NO_PIPELINE)
 
     def _travels_as_text(self, query: Query) -> bool:
-        """A call of our functions does. So does a query that has one, where psycopg may prepare nothing."""
-        call = query.as_text
-        return call is not None and (call is query or self.raw.prepare_threshold is None) and not self._in_pipeline()
+        """A call of our functions does, and a query that has one: a cursor costs more than a plan saves."""
+        return query.as_text is not None and not self._in_pipeline()
 
     def _begin(self) -> str:
         """The BEGIN that psycopg would send, with the characteristics that the caller has set."""

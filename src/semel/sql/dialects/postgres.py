@@ -299,58 +299,53 @@ _LOCK: Final = _IN_TRANSACTION["lock"]
 _KEEP: Final = _IN_TRANSACTION["keep"]
 _COLUMN: Final = Struct("!ii").unpack_from
 """What precedes each value of a record in binary form: the oid of its type, and its length, or -1 for NULL."""
-_NUMBERS: Final = {2: Struct("!h"), 4: Struct("!i"), 8: Struct("!q")}
-
-
-def _advisory_key(id: bytes) -> int:
-    """The key of a record's advisory lock: 64 bits of its identity."""
-    return int.from_bytes(id[:8], "big", signed=True)
+_INTEGERS: Final = frozenset({20, 21, 23, 1184})
+"""The oids of the types that are sent as integers: bigint, smallint, integer, timestamptz (microseconds)."""
+_STATES: Final = {int(state): state for state in State}
+_TAKEOVERS: Final = {int(takeover): takeover for takeover in Takeover}
 
 
 def lock(op: Lock) -> Program[Row | Occupied | None]:
-    rows = yield Statement(_LOCK, {"id": op.id, "place": _advisory_key(op.id)})
+    # The advisory lock is 64 bits of the record's identity.
+    rows = yield Statement(_LOCK, {"id": op.id, "place": int.from_bytes(op.id[:8], "big", signed=True)})
     found = rows[0][0] if rows else None
     if found is None:
         return None
     packed = bytes(found)
     if not packed:
         return Occupied()
-    now = _number(packed[:8])
+    now = int.from_bytes(packed[:8], "big", signed=True)
     # In the order of the table's columns. A later migration adds columns after these.
     (
         _, state, takeover, _, attempt, steps, token, origin, nonce, lease_end, created, expires, _, fingerprint,
         _, _, _, snapshot,
     ) = _columns(packed)[:18]  # fmt: skip
-    saved = (yield _IN_TRANSACTION["steps"](id=op.id, origin=_number(origin))) if _number(steps) else ()
+    saved: tuple[tuple[str, bytes], ...] = ()
+    if steps:
+        found_steps = yield _IN_TRANSACTION["steps"](id=op.id, origin=origin)
+        saved = tuple((name, bytes(step)) for name, step in found_steps)
     return Row(
-        op.id, State(_number(state)), _number(token), _number(attempt), _number(nonce), Takeover(_number(takeover)),
-        fingerprint or b"", _seconds(lease_end, now), _seconds(created, now), _seconds(expires, now), "", "", None,
-        snapshot, tuple((name, bytes(step)) for name, step in saved),
+        op.id, _STATES[state], token, attempt, nonce, _TAKEOVERS[takeover], fingerprint, (lease_end - now) / 1e6,
+        (created - now) / 1e6, (expires - now) / 1e6, "", "", None, snapshot, saved,
     )  # fmt: skip
 
 
-def _columns(packed: bytes) -> list[bytes | None]:
-    """The values of a record in PostgreSQL's binary form. It follows eight bytes of time."""
-    (count,) = _NUMBERS[4].unpack_from(packed, 8)
-    found: list[bytes | None] = []
+def _columns(packed: bytes) -> list[Any]:
+    """The values of a record in PostgreSQL's binary form: numbers and times as integers, bytes as they are. It follows
+    eight bytes of time.
+    """
+    found: list[Any] = []
     at = 12
-    for _ in range(count):
-        _, length = _COLUMN(packed, at)
+    for _ in range(int.from_bytes(packed[8:12], "big")):
+        oid, length = _COLUMN(packed, at)
         at += 8
-        found.append(None if length < 0 else packed[at : at + length])
-        at += max(length, 0)
+        if length < 0:
+            found.append(None)
+            continue
+        value = packed[at : at + length]
+        found.append(int.from_bytes(value, "big", signed=True) if oid in _INTEGERS else value)
+        at += length
     return found
-
-
-def _number(value: bytes | None) -> int:
-    assert value is not None, "the column is NOT NULL"
-    number: int = _NUMBERS[len(value)].unpack(value)[0]
-    return number
-
-
-def _seconds(moment: bytes | None, now: int) -> float:
-    """Seconds from now to a moment; both are in microseconds."""
-    return (_number(moment) - now) / 1e6
 
 
 def keep(op: Keep) -> Program[bool]:

@@ -14,7 +14,6 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -26,8 +25,8 @@ from semel.sql.migrations import POSTGRES
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
 from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
-from semel.stores.postgres.settings import LISTEN_AGAIN, PostgresSettings
-from semel.stores.postgres.tasks import AsyncPostgresListener, AsyncPostgresSender, DriverName, driver_named
+from semel.stores.postgres.settings import PostgresSettings
+from semel.stores.postgres.tasks import AsyncPostgresSender, DriverName, driver_named, open_listener
 
 __all__ = ["AsyncPostgresStore", "check_async", "migrate_async"]
 
@@ -88,7 +87,7 @@ class AsyncPostgresStore:
         chosen = driver_named(driver)  # sync: chosen = Psycopg()
         self.wakes = listen
         # sync only: self._watchdog = Watchdog()
-        self._listener = AsyncPostgresListener(settings, chosen)
+        self._listener = open_listener(settings, chosen)
         self._combiner = AsyncCombiner(
             [
                 AsyncRetryingConnection(AsyncPostgresSender(settings, chosen), settings.retry_for)
@@ -103,18 +102,7 @@ class AsyncPostgresStore:
         return await self._combiner.execute_many(ops)
 
     async def wait(self, id: bytes, seconds: float) -> None:
-        if not await self._listener.listen(seconds):
-            await asyncio.sleep(min(seconds, LISTEN_AGAIN / 4))
-            return
-        # Enter before the notification is asked for, so that none can come in between.
-        gate = self._listener.enter(id)
-        try:
-            lease_left = await self.execute(WatchRecord(id))
-            if lease_left is not None:
-                timeout = max(0.0, min(seconds, lease_left, LISTEN_AGAIN))
-                await asyncio.wait([gate], timeout=timeout)  # sync: gate.acquire(timeout=timeout)
-        finally:
-            self._listener.leave(id, gate)
+        await self._listener.wait(id.hex(), seconds, lambda: self.execute(WatchRecord(id)))
 
     def adopt(self, connection: object) -> sql.AsyncSQLUnit:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""

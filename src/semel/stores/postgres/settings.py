@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from semel.core.policy import Duration
 from semel.errors import StoreURLError
@@ -16,10 +16,7 @@ from semel.stores.bounds import (
     plain_url,
 )
 
-__all__ = ["LISTEN_AGAIN", "PostgresSettings", "unreadable_url"]
-
-LISTEN_AGAIN: Final = 1.0
-"""A waiter that was not woken looks again after so many seconds: a listener may have lost its connection unnoticed."""
+__all__ = ["PostgresSettings", "unreadable_url"]
 
 
 class PostgresSettings(ServerBounds):

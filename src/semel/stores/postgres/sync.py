@@ -6,7 +6,6 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -18,8 +17,8 @@ from semel.sql.migrations import POSTGRES
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
 from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
-from semel.stores.postgres.settings import LISTEN_AGAIN, PostgresSettings
-from semel.stores.postgres.threads import PostgresListener, PostgresSender, Psycopg, Watchdog
+from semel.stores.postgres.settings import PostgresSettings
+from semel.stores.postgres.threads import PostgresSender, Psycopg, Watchdog, open_listener
 
 __all__ = ["PostgresStore", "check", "migrate"]
 
@@ -79,7 +78,7 @@ class PostgresStore:
         chosen = Psycopg()
         self.wakes = listen
         self._watchdog = Watchdog()
-        self._listener = PostgresListener(settings, chosen)
+        self._listener = open_listener(settings, chosen)
         self._combiner = Combiner(
             [
                 RetryingConnection(PostgresSender(settings, chosen, self._watchdog), settings.retry_for)
@@ -94,18 +93,7 @@ class PostgresStore:
         return self._combiner.execute_many(ops)
 
     def wait(self, id: bytes, seconds: float) -> None:
-        if not self._listener.listen(seconds):
-            time.sleep(min(seconds, LISTEN_AGAIN / 4))
-            return
-        # Enter before the notification is asked for, so that none can come in between.
-        gate = self._listener.enter(id)
-        try:
-            lease_left = self.execute(WatchRecord(id))
-            if lease_left is not None:
-                timeout = max(0.0, min(seconds, lease_left, LISTEN_AGAIN))
-                gate.acquire(timeout=timeout)
-        finally:
-            self._listener.leave(id, gate)
+        self._listener.wait(id.hex(), seconds, lambda: self.execute(WatchRecord(id)))
 
     def adopt(self, connection: object) -> sql.SQLUnit:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""

@@ -16,9 +16,10 @@ from semel.errors import ConfigurationError, MissingDependency, StoreUncertain
 from semel.sql.aio import AsyncConnection, run_async
 from semel.sql.connections.errors import connect_error
 from semel.sql.dialects import postgres as dialect
+from semel.stores.listening import AsyncListener
 from semel.stores.postgres.settings import PostgresSettings, unreadable_url
 
-__all__ = ["AsyncDriver", "AsyncPostgresListener", "AsyncPostgresSender", "DriverName", "driver_named"]
+__all__ = ["AsyncDriver", "AsyncPostgresSender", "DriverName", "driver_named", "open_listener"]
 
 DriverName: TypeAlias = Literal["asyncpg", "psycopg"]
 
@@ -161,72 +162,14 @@ class AsyncPostgresSender:
             await self._driver.close(connection)
 
 
-class AsyncPostgresListener:
-    """A task with one connection that receives notifications and wakes the callers that wait for a record."""
+def open_listener(settings: PostgresSettings, driver: AsyncDriver) -> AsyncListener:
+    """A listener to the channel of all records, over a connection of its own."""
 
-    def __init__(self, settings: PostgresSettings, driver: AsyncDriver) -> None:
-        self._settings = settings
-        self._driver = driver
-        self._gates: dict[str, list[asyncio.Future[None]]] = {}
-        self._listening = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    async def listen(self, seconds: float) -> bool:
-        """Start if necessary; return whether notifications are received."""
-        if self._task is None or self._task.done():
-            self._listening = asyncio.Event()
-            self._task = asyncio.get_running_loop().create_task(self._listen(), name="semel-listener")
+    async def receive(ready: Callable[[], None], wake: Callable[[Any], None]) -> None:
+        connection = await driver.connect(settings)
         try:
-            async with asyncio.timeout(min(seconds, self._settings.connect_timeout)):
-                await self._listening.wait()
-        except TimeoutError:
-            return False
-        return True
+            await driver.listen(connection, ready, wake)
+        finally:
+            await driver.close(connection)
 
-    def enter(self, id: bytes) -> asyncio.Future[None]:
-        """A gate that opens when the record changes."""
-        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._gates.setdefault(id.hex(), []).append(gate)
-        return gate
-
-    def leave(self, id: bytes, gate: asyncio.Future[None]) -> None:
-        gates = self._gates.get(id.hex())
-        if gates is not None and gate in gates:
-            gates.remove(gate)
-            if not gates:
-                del self._gates[id.hex()]
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _listen(self) -> None:
-        while True:
-            connection: AsyncConnection | None = None
-            try:
-                connection = await self._driver.connect(self._settings)
-                await self._driver.listen(connection, self._ready, self._wake)
-            except asyncio.CancelledError:
-                raise
-            except Exception:  # whatever broke: connect again; the callers that wait poll meanwhile
-                await asyncio.sleep(0.25)
-            finally:
-                self._listening.clear()
-                self._wake_all()
-                if connection is not None:
-                    with contextlib.suppress(Exception):
-                        await self._driver.close(connection)
-
-    def _ready(self) -> None:
-        self._listening.set()
-        self._wake_all()  # for what was sent while nobody listened
-
-    def _wake_all(self) -> None:
-        for id in list(self._gates):
-            self._wake(id)
-
-    def _wake(self, id: str) -> None:
-        for gate in self._gates.pop(id, ()):
-            if not gate.done():
-                gate.set_result(None)
+    return AsyncListener(receive)

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from semel.core.ops import Op
@@ -20,12 +20,13 @@ from semel.errors import MissingDependency, SemelError
 from semel.sql.connections.errors import connect_error
 from semel.sql.dialects import postgres as dialect
 from semel.sql.sync import run
-from semel.stores.postgres.settings import LISTEN_AGAIN, PostgresSettings
+from semel.stores.listening import LISTEN_AGAIN, Listener
+from semel.stores.postgres.settings import PostgresSettings
 
 if TYPE_CHECKING:
     from semel.sql.connections.psycopg import PsycopgConnection
 
-__all__ = ["PostgresListener", "PostgresSender", "Psycopg", "Watchdog"]
+__all__ = ["PostgresSender", "Psycopg", "Watchdog", "open_listener"]
 
 
 class Psycopg:
@@ -53,14 +54,6 @@ class Psycopg:
         connection.raw.close()
 
 
-def _renewed(event: threading.Event) -> threading.Event:
-    """A copy for a forked child. A thread of the parent may hold the lock of the event, and never releases it here."""
-    copy = threading.Event()
-    if event.is_set():
-        copy.set()
-    return copy
-
-
 class Breakable(Protocol):
     """What the watchdog watches."""
 
@@ -81,9 +74,12 @@ class Watchdog:
         survive_forks(self._forked)
 
     def _forked(self) -> None:
+        # A thread of the parent may hold the lock of the event, and never releases it here.
+        stopped, self._stop = self._stop.is_set(), threading.Event()
+        if stopped:
+            self._stop.set()
         self._started = False
         self._lock = threading.Lock()
-        self._stop = _renewed(self._stop)
 
     def watch(self, connection: Breakable) -> None:
         self._watched.add(connection)
@@ -164,76 +160,15 @@ class PostgresSender:
         self._connection = None
 
 
-class PostgresListener:
-    """A thread with one connection that receives notifications and wakes the callers that wait for a record."""
+def open_listener(settings: PostgresSettings, driver: Psycopg) -> Listener:
+    """A listener to the channel of all records, over a connection of its own."""
 
-    def __init__(self, settings: PostgresSettings, driver: Psycopg) -> None:
-        self._settings = settings
-        self._driver = driver
-        self._gates: dict[str, list[threading.Lock]] = {}
-        self._lock = threading.Lock()
-        self._listening = threading.Event()
-        self._stop = threading.Event()
-        self._started = False
-        survive_forks(self._forked)
+    def receive(stop: threading.Event, ready: Callable[[], None], wake: Callable[[Any], None]) -> None:
+        with driver.connect(settings).raw as raw:
+            raw.execute(f"LISTEN {dialect.CHANNEL}")
+            ready()
+            while not stop.is_set():
+                for notification in raw.notifies(timeout=LISTEN_AGAIN):
+                    wake(notification.payload)
 
-    def _forked(self) -> None:
-        self._gates = {}
-        self._lock = threading.Lock()
-        self._listening = threading.Event()
-        self._stop = _renewed(self._stop)
-        self._started = False
-
-    def listen(self, seconds: float) -> bool:
-        """Start if necessary; return whether notifications are received."""
-        with self._lock:
-            if not self._started:
-                self._started = True
-                events = (self._stop, self._listening)
-                threading.Thread(target=self._listen, args=events, name="semel-listener", daemon=True).start()
-        return self._listening.wait(min(seconds, self._settings.connect_timeout))
-
-    def enter(self, id: bytes) -> threading.Lock:
-        """A gate that opens when the record changes."""
-        gate = threading.Lock()
-        gate.acquire()
-        with self._lock:
-            self._gates.setdefault(id.hex(), []).append(gate)
-        return gate
-
-    def leave(self, id: bytes, gate: threading.Lock) -> None:
-        with self._lock:
-            gates = self._gates.get(id.hex())
-            if gates is not None and gate in gates:
-                gates.remove(gate)
-                if not gates:
-                    del self._gates[id.hex()]
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def resume(self) -> None:
-        """After ``stop``: start again when first needed. The thread of before has events of its own."""
-        if self._stop.is_set():
-            self._stop, self._listening, self._started = threading.Event(), threading.Event(), False
-
-    def _listen(self, stop: threading.Event, listening: threading.Event) -> None:
-        while not stop.is_set():
-            try:
-                with self._driver.connect(self._settings).raw as raw:
-                    raw.execute(f"LISTEN {dialect.CHANNEL}")
-                    self._wake(list(self._gates))  # for what was sent while nobody listened
-                    listening.set()
-                    while not stop.is_set():
-                        for notification in raw.notifies(timeout=LISTEN_AGAIN):
-                            self._wake([notification.payload])
-            except Exception:
-                listening.clear()
-                self._wake(list(self._gates))
-                stop.wait(0.25)
-
-    def _wake(self, ids: list[str]) -> None:
-        with self._lock:
-            gates = [gate for id in ids for gate in self._gates.pop(id, ())]
-        for gate in gates:
-            gate.release()
+    return Listener(receive)

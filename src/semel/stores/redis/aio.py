@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from semel.core.ops import Op, Sweep, Swept
 from semel.core.policy import Duration
 from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
+from semel.stores.listening import AsyncListener
 from semel.stores.redis.aio_connection import AsyncRedisConnection, open_connection
 from semel.stores.redis.aio_servers import AsyncServers
 from semel.stores.redis.commands import DurableCommand, RedisCommand
@@ -31,14 +32,13 @@ from semel.stores.redis.programs import RedisPrograms, WatchAttempt
 from semel.stores.redis.risks import Risk
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
-    LISTEN_AGAIN,
     RETRY_FOR,
     TIMEOUT,
     Address,
     RedisSettings,
 )
 
-__all__ = ["AsyncRedisListener", "AsyncRedisStore"]
+__all__ = ["AsyncRedisStore"]
 
 R = TypeVar("R")
 
@@ -74,12 +74,13 @@ class AsyncRedisStore:
         self._settings = settings
         self._programs = RedisPrograms(settings)
         self._servers = AsyncServers(settings, self._programs.wait)
-        self._listener = AsyncRedisListener(settings, self._programs.channel, self._servers)
+        self._listener = AsyncListener(self._receive)
+        self._subscriptions = 0
         self._closed = False
 
     async def execute(self, op: Op[R]) -> R:
         programs, servers = self._programs, self._servers
-        key = programs.key(op.id)
+        key = programs.prefix + op.id.hex().encode()  # programs.key(), in the path of every call
         retry: OpRetry | None = None
         redirection: Address | None = None
         while True:
@@ -92,11 +93,14 @@ class AsyncRedisStore:
             try:
                 if type(op) is Sweep:
                     return cast(R, await self._sweep(op))
-                connection = servers.ready(key) if redirection is None else None
+                if redirection is None:
+                    connection = servers.only
+                    if connection is None or connection.closed or connection.loop is not asyncio.get_running_loop():
+                        connection = servers.ready(key)
                 if connection is None:
                     where = redirection or await servers.address_of(key)
                     connection = await servers.connection(where)
-                program = programs.start(op, key, connection.clock)
+                program = programs.by_op[type(op)](op, key, connection.clock)
                 command = next(program)
                 asking = redirection is not None
                 while True:
@@ -155,16 +159,7 @@ class AsyncRedisStore:
         return answers
 
     async def wait(self, id: bytes, seconds: float) -> None:
-        if not await self._listener.listen(min(seconds, LISTEN_AGAIN)):
-            return  # not connected: return, and let the caller poll
-        key = self._programs.key(id)
-        gate = self._listener.enter(key)  # before the request to be notified, so that no message is missed
-        try:
-            lease_left = await self.execute(WatchAttempt(id))
-            if lease_left is not None:
-                await asyncio.wait([gate], timeout=max(0.0, min(seconds, lease_left, LISTEN_AGAIN)))
-        finally:
-            self._listener.leave(key, gate)
+        await self._listener.wait(self._programs.key(id), seconds, lambda: self.execute(WatchAttempt(id)))
 
     async def risks(self) -> list[Risk]:
         """Return the ways in which the servers' settings can lose records: eviction, a restart, a failover."""
@@ -198,6 +193,21 @@ class AsyncRedisStore:
         except SemelError as error:
             return connection, (error, None)
 
+    async def _receive(self, ready: Callable[[], None], wake: Callable[[Any], None]) -> None:
+        """Subscribe to the store's channel. One server is enough: each receives what another publishes."""
+        settings = self._settings
+        masters = await self._servers.masters()
+        self._subscriptions += 1  # each time at another one
+        address = masters[self._subscriptions % len(masters)]
+        connection = await open_connection(settings, address, RedisCommand(()), wake)
+        try:
+            await connection.run_handshake(introduce(settings.username, settings.password, settings.db))
+            await connection.send((b"SUBSCRIBE", self._programs.channel))
+            ready()
+            await connection.ended.wait()
+        finally:
+            connection.close()
+
     async def _sweep(self, op: Sweep) -> Swept:
         servers = self._servers
         sweep = self._programs.sweep(op, await servers.masters(), servers.cursors)
@@ -207,83 +217,3 @@ class AsyncRedisStore:
                 address, commands = sweep.send(await (await servers.connection(address)).exchange(commands))
         except StopIteration as stop:
             return cast(Swept, stop.value)
-
-
-class AsyncRedisListener:
-    """A task that subscribes to the store's channel and wakes callers whose attempt has ended.
-
-    One connection is enough: in a cluster every node receives what any other publishes. ``RedisListener`` does the same
-    in a thread.
-    """
-
-    def __init__(self, settings: RedisSettings, channel: bytes, servers: AsyncServers) -> None:
-        self._settings = settings
-        self._channel = channel
-        self._servers = servers
-        self._gates: dict[bytes, list[asyncio.Future[None]]] = {}
-        self._subscribed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    async def listen(self, seconds: float) -> bool:
-        """Start the task if necessary. Returns whether the subscription was made within ``seconds``."""
-        if self._task is None or self._task.done():
-            self._subscribed = asyncio.Event()
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="semel-listener")
-        try:
-            async with asyncio.timeout(seconds):
-                await self._subscribed.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    def enter(self, key: bytes) -> asyncio.Future[None]:
-        """Return a future that resolves when a message names the key."""
-        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._gates.setdefault(key, []).append(gate)
-        return gate
-
-    def leave(self, key: bytes, gate: asyncio.Future[None]) -> None:
-        gates = self._gates.get(key)
-        if gates is not None and gate in gates:
-            gates.remove(gate)
-            if not gates:
-                del self._gates[key]
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run(self) -> None:
-        settings, tries = self._settings, 0
-        while True:
-            connection: AsyncRedisConnection | None = None
-            try:
-                masters = await self._servers.masters()
-                address = masters[tries % len(masters)]
-                connection = await open_connection(settings, address, RedisCommand(()), self._wake)
-                await connection.run_handshake(introduce(settings.username, settings.password, settings.db))
-                await connection.send((b"SUBSCRIBE", self._channel))
-                self._wake_all()  # messages may have been missed before we subscribed
-                self._subscribed.set()
-                await connection.ended.wait()
-            except asyncio.CancelledError:
-                raise
-            except Exception:  # whatever failed: connect again; the waiters poll until then
-                pass
-            finally:
-                self._subscribed.clear()
-                self._wake_all()
-                if connection is not None:
-                    connection.close()
-            tries += 1
-            await asyncio.sleep(0.25)
-
-    def _wake_all(self) -> None:
-        for key in list(self._gates):
-            self._wake(key)
-
-    def _wake(self, key: bytes) -> None:
-        for gate in self._gates.pop(key, ()):
-            if not gate.done():
-                gate.set_result(None)

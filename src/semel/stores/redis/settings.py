@@ -20,8 +20,6 @@ RETRY_FOR: Final = 1.0
 WAIT_TIMEOUT: Final = 1.0
 WAIT_TIMEOUT_OF_DISK: Final = 3.0
 """With ``appendfsync everysec`` the server confirms once a second, and two seconds late if the disk is busy."""
-LISTEN_AGAIN: Final = 1.0
-"""Seconds after which a waiter looks by itself, in case the listener has lost its connection unnoticed."""
 MAX_IN_FLIGHT: Final = 100_000
 """Commands of an async store that may wait for their replies; more are refused."""
 CLOSE_TIMEOUT: Final = 1.0

@@ -26,6 +26,7 @@ from semel.core.policy import Duration
 from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreError, StoreUncertain
 from semel.stores.batching.combiner import Combiner
+from semel.stores.listening import LISTEN_AGAIN, Listener
 from semel.stores.redis.commands import DurableCommand, RedisCommand, UnansweredCommand
 from semel.stores.redis.connection import RedisConnection, connect, require_redis
 from semel.stores.redis.failures import (
@@ -43,14 +44,13 @@ from semel.stores.redis.servers import Servers
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     CONNECTIONS,
-    LISTEN_AGAIN,
     RETRY_FOR,
     TIMEOUT,
     Address,
     RedisSettings,
 )
 
-__all__ = ["RedisListener", "RedisStore"]
+__all__ = ["RedisStore"]
 
 R = TypeVar("R")
 _ALWAYS_DURABLE: Final = frozenset({Complete, SaveStep, Resolve})
@@ -103,7 +103,8 @@ class RedisStore:
         self.wakes = listen
         self._programs = programs = RedisPrograms(settings)
         self._servers = servers = Servers(settings)
-        self._listener = RedisListener(settings, programs.channel, servers.masters)
+        self._listener = Listener(self._receive)
+        self._subscriptions = 0
         self._durable = self._combiner = Combiner([RedisBatchConnection(servers, programs) for _ in range(connections)])
         if programs.durable:
             self._combiner = Combiner(
@@ -128,16 +129,7 @@ class RedisStore:
         return (self._durable if durable else self._combiner).execute_many(ops)
 
     def wait(self, id: bytes, seconds: float) -> None:
-        if not self._listener.listen(min(seconds, LISTEN_AGAIN)):
-            return  # not connected: return, and let the caller poll
-        key = self._programs.key(id)
-        gate = self._listener.enter(key)  # before the request to be notified, so that no message is missed
-        try:
-            lease_left = self.execute(WatchAttempt(id))
-            if lease_left is not None:
-                gate.acquire(timeout=max(0.0, min(seconds, lease_left, LISTEN_AGAIN)))
-        finally:
-            self._listener.leave(key, gate)
+        self._listener.wait(self._programs.key(id), seconds, lambda: self.execute(WatchAttempt(id)))
 
     def risks(self) -> list[Risk]:
         """Return the ways in which the servers' settings can lose records: eviction, a restart, a failover."""
@@ -156,6 +148,23 @@ class RedisStore:
         self._listener.stop()
         self._combiner.close()
         self._durable.close()
+
+    def _receive(self, stop: threading.Event, ready: Callable[[], None], wake: Callable[[Any], None]) -> None:
+        """Subscribe to the store's channel. One server is enough: each receives what another publishes."""
+        masters = self._servers.masters()
+        self._subscriptions += 1  # each time at another one
+        raw: Any = connect(self._servers.settings, masters[self._subscriptions % len(masters)])
+        try:
+            raw.send_command("SUBSCRIBE", self._programs.channel)
+            raw.read_response(disable_decoding=True)
+            ready()
+            while not stop.is_set():
+                if raw.can_read(LISTEN_AGAIN):
+                    message = raw.read_response(disable_decoding=True)
+                    if message[0] == b"message":
+                        wake(message[2])
+        finally:
+            raw.disconnect()
 
 
 class _RunningOp:
@@ -294,7 +303,8 @@ class RedisBatchConnection:
                 continue
             started = op.resume(at, connection) if isinstance(op, ResumedOp) else None
             if started is None:
-                program = self._programs.start(op.op if isinstance(op, ResumedOp) else op, key, connection.clock)
+                plain = op.op if isinstance(op, ResumedOp) else op
+                program = self._programs.by_op[type(plain)](plain, key, connection.clock)
                 started = _RunningOp(at, connection, program, address is not None)
             running.append(started)
         while running:
@@ -385,89 +395,3 @@ class RedisBatchConnection:
         for connection in self._connections.values():
             connection.close()
         self._connections = {}
-
-
-class RedisListener:
-    """A thread that subscribes to the store's channel and wakes callers whose attempt has ended.
-
-    It has one connection: in a cluster every node receives what any other publishes. The twin for event loops,
-    ``AsyncRedisListener``, is a task.
-    """
-
-    def __init__(self, settings: RedisSettings, channel: bytes, masters: Callable[[], list[Address]]) -> None:
-        self._settings = settings
-        self._channel = channel
-        self._masters = masters
-        self._stop = threading.Event()
-        self._reset()
-        survive_forks(self._reset)
-
-    def _reset(self) -> None:
-        self._gates: dict[bytes, list[threading.Lock]] = {}
-        self._lock = threading.Lock()
-        self._subscribed = threading.Event()
-        self._started = False
-
-    def listen(self, seconds: float) -> bool:
-        """Start the thread if necessary. Returns whether the subscription was made within ``seconds``."""
-        with self._lock:
-            if not self._started:
-                self._started = True
-                events = (self._stop, self._subscribed)
-                threading.Thread(target=self._run, args=events, name="semel-listener", daemon=True).start()
-        return self._subscribed.wait(seconds)
-
-    def enter(self, key: bytes) -> threading.Lock:
-        """Return a lock that is released when a message names the key."""
-        gate = threading.Lock()
-        gate.acquire()
-        with self._lock:
-            self._gates.setdefault(key, []).append(gate)
-        return gate
-
-    def leave(self, key: bytes, gate: threading.Lock) -> None:
-        with self._lock:
-            gates = self._gates.get(key)
-            if gates is not None and gate in gates:
-                gates.remove(gate)
-                if not gates:
-                    del self._gates[key]
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def resume(self) -> None:
-        """After ``stop``: start again when first needed. The thread of before has events of its own."""
-        if self._stop.is_set():
-            self._stop, self._subscribed, self._started = threading.Event(), threading.Event(), False
-
-    def _run(self, stop: threading.Event, subscribed: threading.Event) -> None:
-        tries = 0
-        while not stop.is_set():
-            raw: Any = None
-            try:
-                masters = self._masters()
-                raw = connect(self._settings, masters[tries % len(masters)])
-                raw.send_command("SUBSCRIBE", self._channel)
-                raw.read_response(disable_decoding=True)
-                self._wake(list(self._gates))  # messages may have been missed before we subscribed
-                subscribed.set()
-                while not stop.is_set():
-                    if raw.can_read(LISTEN_AGAIN):
-                        message = raw.read_response(disable_decoding=True)
-                        if message[0] == b"message":
-                            self._wake([message[2]])
-            except Exception:  # whatever failed: connect again; the waiters poll until then
-                tries += 1
-                subscribed.clear()
-                self._wake(list(self._gates))
-                stop.wait(0.25)
-            finally:
-                if raw is not None:
-                    raw.disconnect()
-
-    def _wake(self, keys: list[bytes]) -> None:
-        with self._lock:
-            gates = [gate for key in keys for gate in self._gates.pop(key, ())]
-        for gate in gates:
-            gate.release()

@@ -19,7 +19,7 @@ from semel.stores.redis.aio_servers import AsyncServers
 from semel.stores.redis.commands import RedisCommand
 from semel.stores.redis.failures import Moved, ServerUnreachable
 from semel.stores.redis.settings import Address
-from semel.stores.tiered.cache import CachedRecord, Tally, Write
+from semel.stores.tiered.cache import CachedRecord, Outage, Tally, Write
 from semel.stores.tiered.copies import (
     CONNECT_TIMEOUT,
     MAX_PENDING,
@@ -31,7 +31,6 @@ from semel.stores.tiered.copies import (
     unpack,
     write_command,
 )
-from semel.stores.tiered.outages import Outage
 
 __all__ = ["AsyncRedisCache"]
 

@@ -1,4 +1,4 @@
-"""What a tiered store needs from its cache: the same names, sync and async.
+"""What a tiered store needs from its cache: the same names, sync and async; and how a cache treats an outage.
 
 A cache never raises, and never makes a caller wait for longer than its timeout: what it cannot do, it leaves out. It
 knows nothing of Ops, policies or the store behind it.
@@ -6,6 +6,8 @@ knows nothing of Ops, policies or the store behind it.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -13,10 +15,16 @@ from typing import Final, Protocol
 from semel.core.ops import Record
 from semel.core.values import value
 
-__all__ = ["CACHE_MEMBERS", "AsyncCache", "Cache", "CachedRecord", "Tally", "Write"]
+__all__ = ["CACHE_MEMBERS", "MAX_REFUSALS", "AsyncCache", "Cache", "CachedRecord", "Outage", "Tally", "Write"]
 
 CACHE_MEMBERS: Final = ("tally", "name", "on_change", "get", "write", "settle", "connect", "open", "close")
 """What a cache declares, sync or async."""
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 5.0
+"""A server that is down is tried again after a pause, which doubles from the first to the longest."""
+MAX_REFUSALS: Final = 5
+"""After so many errors in a row the server is left alone for a pause, like one that does not answer."""
+_log: Final = logging.getLogger("semel.tiered")
 
 
 @dataclass(slots=True)
@@ -116,3 +124,51 @@ class AsyncCache(Protocol):
     def open(self) -> None: ...
 
     async def close(self) -> None: ...
+
+
+class Outage:
+    """Begins when a connection is lost or cannot be opened; ends when all are open."""
+
+    def __init__(self) -> None:
+        self.active = True
+        """True until the first connection is open, too."""
+        self.retry_at = 0.0
+        """When the cache may be tried again, by ``time.monotonic``."""
+        self._refusals = 0
+        self._pause = FIRST_PAUSE
+        self._reported = False
+
+    def begin(self, error: object, on_change: Callable[[str | None], None] | None) -> None:
+        self.active = True
+        self._refusals = 0
+        self.retry_at = time.monotonic() + self._pause
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+        if not self._reported:
+            self._reported = True
+            _log.warning("the cache cannot be reached; the store behind it answers every claim: %s", error)
+            _notify(on_change, str(error))
+
+    def end(self, on_change: Callable[[str | None], None] | None) -> None:
+        self.active = False
+        if self._reported:
+            self._reported = False
+            _log.info("the cache is back")
+            _notify(on_change, None)
+
+    def count_refusal(self) -> bool:
+        """The server replied with an error. Returns whether to leave it alone now."""
+        self._refusals += 1
+        return self._refusals >= MAX_REFUSALS
+
+    def count_answer(self) -> None:
+        """The server not only accepts connections but answers: the next pause is the shortest again."""
+        self._refusals = 0
+        self._pause = FIRST_PAUSE
+
+
+def _notify(on_change: Callable[[str | None], None] | None, error: str | None) -> None:
+    if on_change is not None:
+        try:
+            on_change(error)
+        except Exception:  # an event hook must not break the cache
+            _log.exception("the event hook failed")

@@ -33,7 +33,7 @@ from semel.stores.redis.connection import RedisConnection
 from semel.stores.redis.failures import Moved, NotMaster, ServerUnreachable
 from semel.stores.redis.servers import Servers
 from semel.stores.redis.settings import Address
-from semel.stores.tiered.cache import CachedRecord, Tally, Write
+from semel.stores.tiered.cache import CachedRecord, Outage, Tally, Write
 from semel.stores.tiered.copies import (
     CONNECT_TIMEOUT,
     MAX_PENDING,
@@ -46,7 +46,6 @@ from semel.stores.tiered.copies import (
     unpack,
     write_command,
 )
-from semel.stores.tiered.outages import Outage
 
 __all__ = ["RedisCache"]
 
