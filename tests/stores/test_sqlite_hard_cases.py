@@ -106,7 +106,7 @@ def test_a_cancelled_end_is_a_cancellation_whatever_the_flow_found() -> None:
 
         class Store:
             wakes, counts, resumes, adopt, accept = True, True, True, None, None
-            wait, close, execute_many = inner.wait, inner.close, inner.execute_many
+            wait, open, close, execute_many = inner.wait, inner.open, inner.close, inner.execute_many
 
             async def execute(self, op: Any) -> Any:
                 if type(op) is Complete:
