@@ -206,8 +206,8 @@ class Call:
     """One call of one operation. An engine creates it, and a flow reads it."""
 
     __slots__ = (
-        "accept", "claim", "codec", "comparison", "fingerprint", "has_steps", "hook", "id", "input", "key", "log", "nonce",
-        "operation", "policy", "quota", "resumption", "route", "serializer", "stored_key", "tenant", "writes",
+        "accept", "claim", "codec", "comparison", "fingerprint", "has_steps", "hook", "id", "input", "key", "log",
+        "nonce", "operation", "policy", "quota", "resumption", "route", "serializer", "stored_key", "tenant", "writes",
     )  # fmt: skip
 
     def __init__(
