@@ -422,7 +422,7 @@ class Lifecycle(Generic[A]):
                 self.answer = self.exchange.replay(outcome.value, rule)
             elif not outcome.stored:
                 self.stored = False
-                if capture is not None:
+                if capture is not None and capture.status:  # otherwise the handler raised, and another answer is sent
                     capture.headers.append(UNSTORED)
         finally:
             self.attempt = self.capture = None
