@@ -7,6 +7,7 @@ import pytest
 from semel.codec import Codec
 from semel.core.call import Call, Failed, Pause, Raised, Returned
 from semel.core.encoding.serializers import PLAIN
+from semel.core.flows import perform
 from semel.core.keys import identity
 from semel.core.ops import Claim, Claimed, SaveStep
 from semel.core.policy import Policy
@@ -32,7 +33,9 @@ def refund(result: Any) -> None:
 
 def make_call(**policy: Any) -> Call:
     id = identity("acme", "ship", "o-1")
-    return Call(id, "acme", "ship", "o-1", "o-1", b"", 7, Policy(**policy), PLAIN, Codec(), None)
+    call = Call(id, "acme", "ship", "o-1", "o-1", b"", 7, Policy(**policy), PLAIN, Codec(), None)
+    next(perform(call))  # it claims
+    return call
 
 
 class Flow:

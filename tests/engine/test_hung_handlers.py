@@ -82,7 +82,7 @@ def test_a_call_that_waits_is_woken_when_the_lease_is_lost(engine: Engine) -> No
         waiting = engine.start(hung.here, "k")
         release_elsewhere(engine)
         assert engine.do(hung.elsewhere, "k") == "in time"
-        for lease in list(engine.guard.driver.keeper.leases._held.values()):
+        for lease in list(engine.guard.driver.keeper.leases.held.values()):
             lease.due = 0.0
         look_now(engine)
         assert waiting.result(PATIENCE) == "in time"

@@ -31,7 +31,7 @@ def keepers(engine: Engine) -> int:
 def all_due(engine: Engine) -> None:
     """Make every held lease due now, and have the keeper look."""
     keeper = engine.guard.driver.keeper
-    for lease in list(keeper.leases._held.values()):
+    for lease in list(keeper.leases.held.values()):
         lease.due = 0.0
     if engine.is_async:
         engine.loop.call_soon_threadsafe(keeper._set, 0.0)  # type: ignore[attr-defined]

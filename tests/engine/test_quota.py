@@ -246,7 +246,7 @@ class Uncounting:
     def execute(self, op: Any) -> Any:
         raise NotImplementedError
 
-    execute_many = wait = close = execute
+    execute_many = wait = open = close = execute
 
 
 class AsyncUncounting(Uncounting):

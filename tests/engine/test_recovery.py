@@ -17,6 +17,7 @@ from semel import (
     AsyncSemel,
     Codec,
     ConfigurationError,
+    KeyRing,
     MemoryStore,
     Policy,
     PolicyError,
@@ -538,7 +539,7 @@ def test_a_store_that_cannot_list_is_refused() -> None:
 
         def execute(self, op: Any) -> Any: ...
 
-        execute_many = wait = close = execute
+        execute_many = wait = open = close = execute
 
     with pytest.raises(ConfigurationError, match="Plain does not: use MemoryStore"):
         Resumer(Semel(Plain(), sweep_every=None))  # type: ignore[arg-type]
@@ -603,3 +604,21 @@ def test_a_round_sees_each_once_from_its_own_place_on(start: bytes, limit: int) 
     seen = rounds_over(ids, start, limit)
     assert sorted(seen) == ids
     assert seen == [id for id in ids if id > start] + [id for id in ids if id <= start]
+
+
+@pytest.mark.parametrize("how", ["sealed", "clear", "other entry"])
+def test_with_a_cipher_only_arguments_that_were_sealed_as_such_are_resumed(quick_engine: Engine, how: str) -> None:
+    pytest.importorskip("cryptography")
+    sealing = Codec(KeyRing({"k1": bytes(32)}))
+    guard = quick_engine.new_guard(codec=sealing)
+    ran: list[str] = []
+    quick_engine.once(noting(ran), guard=guard, resumable=True)
+    claimed = quick_engine.claim_elsewhere()
+    payload = guard.resumable["op"].input(("k",), {})
+    codec = Codec() if how == "clear" else sealing
+    entry = "~step:charge" if how == "other entry" else INPUT
+    blob = codec.seal(Kind.VALUE, PLAIN.name, payload, identity("", "op", "k"), entry)
+    assert quick_engine.execute(SaveStep(identity("", "op", "k"), claimed.token, INPUT, blob, 0))
+    quick_engine.clock.advance(31)
+    report = recover(quick_engine, guard=guard)
+    assert (report.resumed, report.failed, ran) == ((1, 0, ["k"]) if how == "sealed" else (0, 1, []))

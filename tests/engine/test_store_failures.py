@@ -60,7 +60,8 @@ class Deaf:
         self.inner, self.engine, self.error = engine.store, engine, error
         self.wakes = self.counts = self.resumes = True
         self.adopt = self.accept = None
-        self.execute, self.execute_many, self.close = self.inner.execute, self.inner.execute_many, self.inner.close
+        self.execute, self.execute_many = self.inner.execute, self.inner.execute_many
+        self.open, self.close = self.inner.open, self.inner.close
         self.waits = 0
         self.wait = self.wait_async if engine.is_async else self.wait_sync
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from semel import InProgress, LeaseLost, MemoryStore, PreconditionFailed, Semel, StoreUnavailable, TransactionConflict
-from semel.core.call import Declined, Outcome, Pause, Raised, Returned, Stopped
+from semel.core.call import Call, Declined, Outcome, Pause, Raised, Returned, Stopped
 from semel.core.encoding.snapshot import StoredResponse
 from semel.engine.transaction.rules import TRIES
 from semel.errors import BodyTooLarge, ConfigurationError, NotUndone
 from semel.http.contract.endpoint import (
-    Begin,
     Compensate,
     Ending,
     EndpointFlow,
@@ -102,7 +101,7 @@ def test_a_claim_reads_the_body_and_then_begins(guard: Semel) -> None:
     life = life_of(guard)
     attempt = FakeAttempt()
     played = Played(life.claim(idempotent()), True, attempt)
-    assert (played.kinds, played.result) == ([ReadBody, Begin], True)
+    assert (played.kinds, played.result) == ([ReadBody, Call], True)
     assert (life.attempt, life.answer, life._environment[CLAIMED]) == (attempt, None, True)
     with pytest.raises(ConfigurationError, match="claimed already"):
         Played(life.claim(idempotent()))
@@ -111,8 +110,8 @@ def test_a_claim_reads_the_body_and_then_begins(guard: Semel) -> None:
 def test_the_tenant_is_asked_for_where_there_are_tenants_and_before_the_body(guard: Semel) -> None:
     life = life_of(guard, tenant=lambda environ: "bob")
     played = Played(life.claim(idempotent()), "bob", True, FakeAttempt())
-    assert played.kinds == [FindTenant, ReadBody, Begin]
-    assert played.asked[-1].call.tenant == "bob"
+    assert played.kinds == [FindTenant, ReadBody, Call]
+    assert played.asked[-1].tenant == "bob"
 
 
 @pytest.mark.parametrize("rule", [natural(), exempt("finds")])

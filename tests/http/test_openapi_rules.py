@@ -15,7 +15,7 @@ from semel.errors import ConfigurationError, KeyInvalid, PreconditionInvalid
 from semel.http.contract.conditional import preconditions
 from semel.http.contract.rules import Idempotent, Rule, conditional, exempt, idempotent, natural
 from semel.http.describe import document, rules_by_operation
-from semel.http.describe.operations import key_schema, tags_schema
+from semel.http.describe.openapi import key_schema, tags_schema
 from semel.http.describe.plain_rules import duration_text, plain_rule, rule_from_plain
 from semel.http.wsgi import WSGIMiddleware
 

@@ -24,7 +24,8 @@ from semel.sql.connections.pymysql import PyMySQLConnection
 from semel.sql.dialects import mysql as dialect
 from semel.sql.program import Packet, Piece
 from semel.sql.sync import run
-from semel.stores.mysql import check, check_async, migrate, migrate_async, tasks, threads
+from semel.stores.mysql import check, check_async, migrate, migrate_async
+from semel.stores.mysql import connections as mysql_connections
 from semel.stores.mysql.settings import MySQLSettings
 from tests.servers import MariaDBServer
 
@@ -72,14 +73,14 @@ class Trips:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[str] = []
-        for module, name in ((threads, "connect"), (tasks, "connect_async")):
-            connect = getattr(module, name)
+        for name in ("connect", "connect_async"):
+            connect = getattr(mysql_connections, name)
 
             def counting(settings: MySQLSettings, connect: Any = connect) -> Any:
                 made = connect(settings)
                 return self._tapped(made) if isinstance(made, object) and hasattr(made, "raw") else self._later(made)
 
-            monkeypatch.setattr(module, name, counting)
+            monkeypatch.setattr(mysql_connections, name, counting)
 
     async def _later(self, coming: Any) -> Any:
         return self._tapped(await coming)
@@ -191,7 +192,7 @@ def test_connections_of_ours_read_committed_whatever_the_server_says(database: s
         if mariadb.is_mysql()
         else "@@tx_isolation, @@max_statement_time"
     )
-    connection = threads.connect(MySQLSettings(database, 1, 10.0, 5.0, 0.0))
+    connection = mysql_connections.connect(MySQLSettings(database, 1, 10.0, 5.0, 0.0))
     with contextlib.closing(connection.raw), connection.raw.cursor() as cursor:
         cursor.execute(f"SELECT {ours}, @@autocommit, @@innodb_lock_wait_timeout, @@sql_mode")
         isolation, slowest, autocommit, lock_wait, mode = cursor.fetchone()
@@ -325,7 +326,7 @@ def test_no_statement_reads_the_whole_table(database: str, store: MySQLStore, re
     store.execute_many([SaveStep(claim(i).id, won[i].token, "a", b"x", 0) for i in range(min(records, 100))])
     query(database, "ANALYZE TABLE semel_record", "ANALYZE TABLE semel_step")
     read: list[str] = []
-    connection = threads.connect(MySQLSettings(database, 1, 10.0, 5.0, 0.0))
+    connection = mysql_connections.connect(MySQLSettings(database, 1, 10.0, 5.0, 0.0))
     with contextlib.closing(connection.raw):
         for name, asked in dialect._Q.items():
             if name in ("clock", "claim", "claim_returning") or not (asked.writes or records > 100):

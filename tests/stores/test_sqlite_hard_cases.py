@@ -17,6 +17,7 @@ from semel.core.ops import Claim, Claimed, Complete, Lookup, Renew, SaveStep, Sw
 from semel.core.policy import Policy
 from semel.core.states import Takeover
 from semel.errors import ConfigurationError, StoreUnavailable
+from semel.stores import sqlite
 
 
 def claim(name: str, nonce: int = 1, ttl: float = 60.0, lease: float = 30.0) -> Claim:
@@ -105,7 +106,7 @@ def test_a_cancelled_end_is_a_cancellation_whatever_the_flow_found() -> None:
 
         class Store:
             wakes, counts, resumes, adopt, accept = True, True, True, None, None
-            wait, close, execute_many = inner.wait, inner.close, inner.execute_many
+            wait, open, close, execute_many = inner.wait, inner.open, inner.close, inner.execute_many
 
             async def execute(self, op: Any) -> Any:
                 if type(op) is Complete:
@@ -155,13 +156,13 @@ def test_a_lease_counts_from_when_the_file_was_ours_not_from_when_we_asked(
 ) -> None:
     """Another process may hold the file for seconds: a lease of that length would be over before its handler began."""
     clock = [1_700_000_000.0]
-    looked = threading.Semaphore(0)
+    write, writes = sqlite._Writer._write, threading.Event()
 
-    def now() -> int:
-        looked.release()
-        return int(clock[0] * 1_000_000)
+    def note_write(*args: Any) -> None:
+        writes.set()
+        write(*args)
 
-    monkeypatch.setattr("semel.stores.sqlite._now", now)
+    monkeypatch.setattr("semel.stores.sqlite._now", lambda: int(clock[0] * 1_000_000))
     store = SQLiteStore(tmp_path / "a.db", busy_timeout=20)
     op: Any = claim("a", lease=5.0)
     if kind != "claim":
@@ -176,13 +177,11 @@ def test_a_lease_counts_from_when_the_file_was_ours_not_from_when_we_asked(
             clock[0] += 6.0
     rival = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
     rival.execute("BEGIN IMMEDIATE")
-    while looked.acquire(blocking=False):
-        pass
+    monkeypatch.setattr(sqlite._Writer, "_write", note_write)
     answers: list[Any] = []
     asking = threading.Thread(target=lambda: answers.append(store.execute(op)))
     asking.start()
-    for _ in range(2 if isinstance(op, Claim) else 1):  # a claim looks at the record first
-        assert looked.acquire(timeout=10), "the statement was never made"
+    assert writes.wait(10), "the statement was never made"
     clock[0] += 100.0
     rival.execute("ROLLBACK")
     rival.close()

@@ -353,7 +353,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.http.describe", "OpenAPI documents.", ()),
     ("semel.http.contract.rules", "Defaults of `released=` and `replay_headers=`, to extend.",
      ("RELEASED", "REPLAY_HEADERS")),
-    ("semel.http.contract.problems", "The error responses, for other adapters.", ("problem",)),
+    ("semel.http.contract.exchange", "The error responses, for other adapters.", ("problem",)),
     ("semel.natural", "Changes that a repeat does not make again. `semel.natural.aio`: the same, awaited.", ()),
     ("semel.stores.sqlite", "Tables in SQLite.", ("migrate",)),
     ("semel.stores.postgres", "Tables in PostgreSQL.", _STORE_SETUP),

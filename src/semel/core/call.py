@@ -21,9 +21,10 @@ from semel.core.encoding.serializers import (
     encode_error,
 )
 from semel.core.encoding.snapshot import NOT_SEALED, Envelope, Kind
-from semel.core.ops import INPUT, Claimed, Complete, CompleteWith, Op
+from semel.core.ops import INPUT, Claim, Claimed, Complete, CompleteWith, Op, Record
 from semel.core.values import value
 from semel.errors import ResultNotStored, SemelError
+from semel.observe import events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -205,8 +206,8 @@ class Call:
     """One call of one operation. An engine creates it, and a flow reads it."""
 
     __slots__ = (
-        "accept", "codec", "comparison", "fingerprint", "has_steps", "hook", "id", "input", "key", "nonce", "operation",
-        "policy", "quota", "resumption", "route", "serializer", "stored_key", "tenant", "writes",
+        "accept", "claim", "codec", "comparison", "fingerprint", "has_steps", "hook", "id", "input", "key", "nonce",
+        "operation", "policy", "quota", "resumption", "route", "serializer", "stored_key", "tenant", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -236,6 +237,8 @@ class Call:
         self.codec = codec
         self.hook = hook
         self.quota = quota
+        self.claim: Claim | None = None
+        """The claim that the call makes, always the same, so that the store recognises a repeated one."""
         self.route = operation
         """The operation's name on events. Over HTTP it has the template of the path, not the path of one request."""
         self.comparison = "the same request"
@@ -267,7 +270,13 @@ class Call:
         """
         serializer = self.serializer
         try:
-            return self._seal(serializer.kind, serializer.name, serializer.encode(result))
+            payload = serializer.encode(result)
+            try:
+                return self.codec.seal(serializer.kind, serializer.name, payload, self.id)
+            except NotSerializable:
+                raise
+            except Exception as error:
+                raise _not_sealed(error) from error
         except NotSerializable:
             less = serializer.shorten(result)
             if less is None:
@@ -294,33 +303,39 @@ class Call:
         """Return the snapshot of the arguments. Raises NotSerializable."""
         return self._seal(_VALUE, PLAIN.name, self.input or b"", INPUT)
 
-    def open_snapshot(self, blob: bytes | None) -> Any:
-        """Return the stored result, or raise the stored exception."""
-        snapshot = self.codec.open(blob or b"", self.id)
-        kind, serializer = snapshot.kind, self.serializer
+    def replay(self, record: Record) -> Outcome[Any]:
+        """Report a replay. Return the stored result, or raise the stored exception."""
+        self.tell(events.Replayed, record.age, record.attempt)
+        return self.open_outcome(record.snapshot, record.attempt)
+
+    def open_outcome(self, snapshot: bytes | None, attempt: int, replayed: bool = True) -> Outcome[Any]:
+        """Return the outcome that a snapshot holds, or raise the stored exception."""
+        kind, name, payload = opened = self.codec.open(snapshot or b"", self.id)
+        serializer = self.serializer
         if kind is _VALUE:
+            if serializer is PLAIN and name == PLAIN.name:
+                return Outcome(PLAIN.decode(payload), replayed, attempt)  # as decode_result does
             if serializer.kind is _VALUE:
-                return decode_result(serializer, snapshot.serializer, snapshot.payload)
+                return Outcome(decode_result(serializer, name, payload), replayed, attempt)
             # guard.resolve() stores plain data, whatever the operation's own results are.
-            return serializer.convert(decode_result(PLAIN, snapshot.serializer, snapshot.payload))
+            return Outcome(serializer.convert(decode_result(PLAIN, name, payload)), replayed, attempt)
         if kind is serializer.kind:
-            return serializer.decode(snapshot.payload)
+            return Outcome(serializer.decode(payload), replayed, attempt)
         if kind is not Kind.ERROR:
-            raise ResultNotStored(f"{self} is done, but its result was not stored: {snapshot.reason}")
-        error = decode_error(snapshot.payload, self.policy.remembered)
+            raise ResultNotStored(f"{self} is done, but its result was not stored: {opened.reason}")
+        error = decode_error(payload, self.policy.remembered)
         if serializer.kind is not _VALUE and not isinstance(error, SemelError):
             # Remembered when the operation was a plain function. Whoever calls it now cannot raise the exception.
             raise ResultNotStored(f"{self} is done, but what is stored is no HTTP response") from error
         raise error
 
-    def completion(self, token: int, snapshot: bytes, result: Any) -> Complete:
-        """Return the Op that ends the call with this result, together with the handler's writes. Later writes are
-        refused.
+    def completion_with_writes(self, token: int, snapshot: bytes, result: Any) -> Complete:
+        """Return the Op that ends the call with this result, together with the handler's writes if it has had an
+        effect.
         """
-        writes, self.writes = self.writes, None
-        if not writes or not self.serializer.has_effect(result):
+        if not self.writes or not self.serializer.has_effect(result):
             return Complete(self.id, token, snapshot, self.policy.retention_seconds)
-        return CompleteWith(self.id, token, snapshot, self.policy.retention_seconds, writes)
+        return CompleteWith(self.id, token, snapshot, self.policy.retention_seconds, self.writes)
 
     def shorter_completions(
         self, op: Complete, result: Any, reason: str
@@ -343,8 +358,13 @@ class Call:
             return self.codec.seal(kind, serializer, payload, self.id, entry)
         except NotSerializable:
             raise
-        except Exception as error:  # a user's cipher may raise anything; for example, its key service is down
-            raise NotSerializable(f"the result cannot be sealed: {describe_error(error)}") from error
+        except Exception as error:
+            raise _not_sealed(error) from error
+
+
+def _not_sealed(error: Exception) -> NotSerializable:
+    """A user's cipher may raise anything; for example, its key service is down."""
+    return NotSerializable(f"the result cannot be sealed: {describe_error(error)}")
 
 
 def describe_error(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""How an attempt under a lease ends. ``core/flows.py`` continues here when the handler has ended.
+"""How an attempt under a lease ends otherwise than well. ``core/flows.py`` continues here.
 
 - The handler returned: Complete.
 - It raised an exception that the policy remembers: Complete, with the exception.
@@ -18,48 +18,36 @@ from typing import Any, Final
 
 from semel.core.call import Call, Failed, Flow, Outcome, Pause, Request, StoreLater, describe_error
 from semel.core.encoding.serializers import NotSerializable
-from semel.core.ops import Claimed, Complete, CompleteWith, Lookup, NotWritten, Record, Release
+from semel.core.ops import Claimed, Complete, CompleteWith, Lookup, NotWritten, Release
 from semel.core.states import State
 from semel.errors import LeaseLost, NotUndone, OutcomeUnknown, RecordTooLarge, ResultNotStored, StoreError
 from semel.observe import events
 
-__all__ = ["SETTLE_PAUSES", "complete", "fail", "lose", "release", "replay"]
+__all__ = ["SETTLE_PAUSES", "fail", "lose", "not_completed", "release", "send_again"]
 
 SETTLE_PAUSES: Final = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Seconds between the tries to store an outcome. The last one repeats, up to the policy's ``completion_timeout``."""
 
 
-def complete(call: Call, claimed: Claimed, result: Any) -> Flow:
-    """Store the result. Raises ResultNotStored if the record is done but the result itself could not be stored.
+def not_completed(
+    call: Call, claimed: Claimed, op: Complete, result: Any, stored: Any, loss: NotSerializable | None
+) -> Flow:
+    """The completion was not accepted, or the result is not in it.
 
-    If the store fails, ``on_unstored`` decides what the caller gets.
+    :param op: the completion that was sent last.
+    :param stored: the store's answer or error. After an error, ``on_unstored`` decides what the caller gets.
+    :param loss: why the result could not be stored. Then ResultNotStored is raised: the record is done all the same.
     """
-    loss: NotSerializable | None = None
-    try:
-        snapshot = call.seal_value(result)
-    except NotSerializable as error:
-        # The effect has happened. Store that it is done, without the result, so that it never runs again.
-        loss = error
-        snapshot = call.seal_nothing(str(error))
-    op = call.completion(claimed.token, snapshot, result)
-    try:
-        stored = yield op
-    except StoreError as error:
-        op, stored, lost = yield from _send_again(call, op, result, error)
-        loss = loss or lost
-        if isinstance(stored, StoreError):
-            return (yield from _unstored(call, claimed, op, result, stored))
+    if isinstance(stored, StoreError):
+        return (yield from _unstored(call, claimed, op, result, stored))
     if type(stored) is NotWritten:
         return (yield from fail(call, claimed, stored.error))
     if stored is False:
         return (yield from lose(call, claimed))
-    if loss is not None:
-        call.tell(events.ResultDropped, str(loss))
-        raise ResultNotStored(
-            f"{call} is done and will not run again, but its result is lost: {loss}", result=result
-        ) from loss
-    call.tell(events.Completed, claimed.attempt, len(op.snapshot))
-    return Outcome(result, False, claimed.attempt)
+    call.tell(events.ResultDropped, str(loss))
+    raise ResultNotStored(
+        f"{call} is done and will not run again, but its result is lost: {loss}", result=result
+    ) from loss
 
 
 def fail(call: Call, claimed: Claimed, error: BaseException) -> Flow:
@@ -73,7 +61,7 @@ def fail(call: Call, claimed: Claimed, error: BaseException) -> Flow:
         try:
             stored = yield op
         except StoreError as failure:
-            op, stored, _ = yield from _send_again(call, op, error, failure, f"{type(error).__qualname__}, ")
+            op, stored, _ = yield from send_again(call, op, error, failure, f"{type(error).__qualname__}, ")
         if isinstance(stored, StoreError):  # the handler's own error matters more to the caller
             yield from _store_later(call, claimed, op, stored, events.FailureRemembered, describe_error(error))
         elif stored:
@@ -106,7 +94,7 @@ def release(call: Call, claimed: Claimed, error: BaseException | None, *, to: St
         call.tell(events.LeaseLostEvent, claimed.attempt, claimed.token)
 
 
-def _send_again(
+def send_again(
     call: Call, op: Complete, result: Any, error: StoreError, about: str = ""
 ) -> Generator[Request, Any, tuple[Complete, Any, NotSerializable | None]]:
     """Retry a completion that the store has not stored. If it is too large, send smaller ones: the effect has happened
@@ -187,11 +175,5 @@ def lose(call: Call, claimed: Claimed) -> Flow:
     call.tell(events.LeaseLostEvent, claimed.attempt, claimed.token)
     record = yield Lookup(call.id)
     if record is not None and record.state is State.DONE:
-        return replay(call, record)
+        return call.replay(record)
     raise LeaseLost(f"{call}: attempt {claimed.attempt} outlived its lease and another owner took over")
-
-
-def replay(call: Call, record: Record) -> Outcome[Any]:
-    """Return the stored result, or raise the stored exception."""
-    call.tell(events.Replayed, record.age, record.attempt)
-    return Outcome(call.open_snapshot(record.snapshot), True, record.attempt)

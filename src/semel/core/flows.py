@@ -2,7 +2,7 @@
 
 A flow is a generator. It yields Ops for the store (``core/ops.py``) and requests for the engine (``core/call.py``). The
 engine drives it: it sends each answer in, and throws the store's errors in at the yield. Nothing here does I/O, reads a
-clock or awaits. How an attempt ends is in ``core/endings.py``.
+clock or awaits. How an attempt ends if it does not end well is in ``core/endings.py``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from semel.core.call import (
     Stopped,
 )
 from semel.core.encoding.serializers import NotSerializable
-from semel.core.endings import complete, fail, lose, release, replay
-from semel.core.ops import INPUT, Claim, Claimed, Record, SaveStep
+from semel.core.endings import fail, lose, not_completed, release, send_again
+from semel.core.ops import INPUT, Claim, Claimed, Complete, Existing, Record, SaveStep
 from semel.core.quota import admit
 from semel.core.states import DONE, State
 from semel.errors import (
@@ -48,7 +48,6 @@ __all__ = [
     "check_same_request",
     "in_progress",
     "key_expired",
-    "make_claim",
     "no_recovery",
     "outcome_unknown",
     "perform",
@@ -60,39 +59,38 @@ SLOWEST_POLL: Final = 0.5
 
 
 def perform(call: Call) -> Flow:
-    """Perform one call under a lease. Returns its outcome, or Failed with the error of the handler."""
+    """Perform one call under a lease. Returns its outcome, or Failed with the error of the handler.
+
+    The plain way (claim, run, complete) and the replay stand here in one piece. What is rare has functions of its own.
+    """
     policy = call.policy
     remaining = policy.wait_seconds
     interval = FIRST_POLL
     if call.quota is not None:
         yield from admit(call, call.quota)
+    claim = call.claim = Claim(
+        call.id, call.nonce, call.fingerprint, policy.lease_seconds, policy.retention_seconds, policy.takeover,
+        call.tenant, call.operation, call.stored_key,
+    )  # fmt: skip
     while True:
-        claim = make_claim(call)
         try:
-            try:
-                answer = yield claim
-            except StoreUncertain as error:
-                if error.answered:
-                    raise
-                # The claim may have been won although its answer is lost. Send the same claim again to find out: the
-                # store recognises its nonce.
-                call.tell(events.StoreFailed, "claim", str(error))
-                answer = yield claim
+            answer = yield claim
         except StoreError as error:
-            call.tell(events.StoreFailed, "claim", str(error))
-            if error.answered or not policy.fails_open:
-                raise
-            call.tell(events.Unprotected)
-            return (yield from _unprotected())
+            answer = yield from _claim_again(call, claim, error)
         if type(answer) is Claimed:
-            return (yield from _execute(call, answer))
+            break
+        if answer is None:
+            return (yield from _unprotected())
         record: Record = answer.record
         done = record.state is DONE
         if done and 0 < policy.reject_seconds >= record.expires_in:
             raise key_expired(call, record)
-        check_same_request(call, record)
+        if call.fingerprint != record.fingerprint:
+            check_same_request(call, record)
         if done:
-            return replay(call, record)
+            if call.hook is not None:
+                call.tell(events.Replayed, record.age, record.attempt)
+            return call.open_outcome(record.snapshot, record.attempt)
         if record.state is State.UNKNOWN:
             raise outcome_unknown(call, record)
         if remaining <= 0:
@@ -104,51 +102,93 @@ def perform(call: Call) -> Flow:
         remaining -= elapsed
         interval = min(interval * 2, SLOWEST_POLL)
 
-
-def make_claim(call: Call) -> Claim:
-    """Return the claim of a call. A call always makes the same claim, so that the store recognises a repeated one."""
-    policy = call.policy
-    return Claim(
-        call.id, call.nonce, call.fingerprint, policy.lease_seconds, policy.retention_seconds, policy.takeover,
-        call.tenant, call.operation, call.stored_key,
-    )  # fmt: skip
-
-
-def _execute(call: Call, claimed: Claimed) -> Flow:
-    if claimed.attempt == 1:
-        if call.resumption:  # the abandoned record is gone, and a resumer must not start a new operation
-            yield from release(call, claimed, None, to=State.ABSENT)
-            return Outcome(None, False, 0)
+    claimed: Claimed = answer
+    ending: Any = None
+    if claimed.attempt > 1 or call.resumption:
+        ending = yield from _take_over(call, claimed)
+    else:
         if call.quota is not None:
             call.quota.add_key(call.tenant)
-        call.tell(events.Started, 1, claimed.token)
+        if call.hook is not None:
+            call.tell(events.Started, 1, claimed.token)
+    if ending is None and call.input is not None:
+        ending = yield from _save_input(call, claimed)
+    if ending is None:
+        ending = yield Run(claimed)
+    if type(ending) is not Returned:
+        return (yield from _end_without_result(call, claimed, ending))
+
+    result, loss = ending.value, None
+    try:
+        snapshot = call.seal_value(result)
+    except NotSerializable as error:
+        # The effect has happened. Store that it is done, without the result, so that it never runs again.
+        loss = error
+        snapshot = call.seal_nothing(str(error))
+    if call.writes:
+        op = call.completion_with_writes(claimed.token, snapshot, result)
     else:
-        call.tell(events.TakenOver, claimed.attempt, claimed.token)
-        if call.policy.recover is not None:
-            recovered = yield from _recover(call, claimed)
-            if recovered is not None:
-                return recovered
-    outcome: Any = None if call.input is None else (yield from _save_input(call, claimed))
-    if outcome is None:
-        outcome = yield Run(claimed)
-    kind = type(outcome)
-    if kind is Returned:
-        return (yield from complete(call, claimed, outcome.value))
+        op = Complete(call.id, claimed.token, snapshot, policy.retention_seconds)
+    call.writes = None  # later ones are refused
+    try:
+        stored = yield op
+    except StoreError as error:
+        op, stored, lost = yield from send_again(call, op, result, error)
+        loss = loss or lost
+    if stored is not True or loss is not None:
+        return (yield from not_completed(call, claimed, op, result, stored, loss))
+    if call.hook is not None:
+        call.tell(events.Completed, claimed.attempt, len(op.snapshot))
+    return Outcome(result, False, claimed.attempt)
+
+
+def _claim_again(call: Call, claim: Claim, error: StoreError) -> Generator[Request, Any, Claimed | Existing | None]:
+    """The claim has failed. Returns the store's answer to a second one, or None if the call runs unprotected."""
+    try:
+        if error.answered or not isinstance(error, StoreUncertain):
+            raise error
+        # The claim may have been won although its answer is lost. Send the same claim again to find out: the store
+        # recognises its nonce.
+        call.tell(events.StoreFailed, "claim", str(error))
+        answer: Claimed | Existing = yield claim
+        return answer
+    except StoreError as failure:
+        call.tell(events.StoreFailed, "claim", str(failure))
+        if failure.answered or not call.policy.fails_open:
+            raise
+        call.tell(events.Unprotected)
+        return None
+
+
+def _take_over(call: Call, claimed: Claimed) -> Generator[Request, Any, Any]:
+    """Begin an attempt that is not the first. Returns None if the handler runs now, or how the attempt has ended."""
+    if claimed.attempt == 1:  # the abandoned record is gone, and a resumer must not start a new operation
+        yield from release(call, claimed, None, to=State.ABSENT)
+        return Outcome(None, False, 0)
+    call.tell(events.TakenOver, claimed.attempt, claimed.token)
+    return None if call.policy.recover is None else (yield from _recover(call, claimed))
+
+
+def _end_without_result(call: Call, claimed: Claimed, ending: Any) -> Flow:
+    """End an attempt whose handler has not returned a result."""
+    kind = type(ending)
+    if kind is Outcome or kind is Failed:
+        return ending  # type: ignore[no-any-return] # it has ended already
     call.writes = None
     if kind is Stopped:
         return (yield from lose(call, claimed))
     if kind is Declined:
         to = State.ABANDONED if call.has_steps else State.ABSENT
         yield from release(call, claimed, None, to=to)
-        return Outcome(outcome.value, False, claimed.attempt)
+        return Outcome(ending.value, False, claimed.attempt)
     if kind is NotRun:
         # Nothing happened in this attempt. What an earlier one did or saved must stay.
-        yield from release(call, claimed, outcome.error, to=State.ABSENT if claimed.attempt == 1 else State.ABANDONED)
-        return Failed(outcome.error)
-    return (yield from fail(call, claimed, outcome.error))
+        yield from release(call, claimed, ending.error, to=State.ABSENT if claimed.attempt == 1 else State.ABANDONED)
+        return Failed(ending.error)
+    return (yield from fail(call, claimed, ending.error))
 
 
-def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[Any] | Failed | None]:
+def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Returned | Outcome[Any] | Failed | None]:
     """Ask the hook what the abandoned attempt did. Returns None if it did nothing, so that the handler runs."""
     outcome = yield Recover(claimed)
     if type(outcome) is Stopped:
@@ -163,7 +203,7 @@ def _recover(call: Call, claimed: Claimed) -> Generator[Request, Any, Outcome[An
         return None
     if isinstance(verdict, Recovered):
         call.tell(events.RecoveredEvent, claimed.attempt)
-        return (yield from complete(call, claimed, verdict.value))
+        return Returned(verdict.value)
     error = no_recovery(call, claimed, verdict)
     yield from release(call, claimed, error, to=State.UNKNOWN if verdict is CANNOT_TELL else State.ABANDONED)
     raise error

@@ -33,7 +33,6 @@ from semel.core.encoding.serializers import (
 )
 from semel.core.encoding.snapshot import Kind, Snapshot
 from semel.core.endings import SETTLE_PAUSES
-from semel.core.flows import make_claim
 from semel.core.keys import normalize_key
 from semel.core.ops import Claimed, Op, SaveStep
 from semel.core.policy import Policy
@@ -229,7 +228,8 @@ class Journal:
             # Which steps are done depends on how the caller's transaction ended. Our own claim, sent again, is
             # answered with the steps that are committed.
             try:
-                self._settle((yield make_claim(self._call)))
+                assert self._call.claim is not None
+                self._settle((yield self._call.claim))
             except _SAYS_NOTHING as interruption:
                 return interruption
         if not self._must_undo(error):

@@ -34,7 +34,6 @@ from semel.core.call import (
     describe_error,
 )
 from semel.core.encoding.serializers import NotSerializable
-from semel.core.endings import replay
 from semel.core.flows import (
     FIRST_POLL,
     SLOWEST_POLL,
@@ -286,7 +285,7 @@ def _replay(call: Call, record: Record) -> Outcome[Any]:
         raise key_expired(call, record)
     if record.fingerprint != call.fingerprint:
         check_same_request(call, record)
-    return replay(call, record)
+    return call.replay(record)
 
 
 def _claim(call: Call, row: Row | Occupied) -> Claimed | Record:
@@ -397,7 +396,7 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
 
 def _executed(call: Call, own: bool, snapshot: bytes) -> Outcome[Any]:
     call.tell(events.Completed if own else events.Prepared, 1, len(snapshot))
-    return Outcome(call.open_snapshot(snapshot), False, 1)
+    return call.open_outcome(snapshot, 1, replayed=False)
 
 
 def _fail(call: Call, own: bool, row: Row | None, claimed: Claimed, error: BaseException) -> Flow:

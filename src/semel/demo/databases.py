@@ -24,8 +24,8 @@ def connect(url: str) -> Any:
     if dialect == "sqlite":
         return _connect_sqlite(url)
     if dialect == "mysql":
+        from semel.stores.mysql.connections import connect as connect_mysql
         from semel.stores.mysql.settings import MySQLSettings
-        from semel.stores.mysql.threads import connect as connect_mysql
 
         return connect_mysql(MySQLSettings(url))
     from semel.stores.postgres.settings import PostgresSettings

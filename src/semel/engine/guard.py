@@ -101,6 +101,8 @@ class Guard:
         self._serializers: dict[Any, ResultSerializer] = {}
         self._operations: set[str] = set()
         """Names that have been checked. Cleared when there are many, because a program may make up names as it runs."""
+        self.tenants: dict[str, str] = {}
+        """Tenants that have been checked, as they are stored. Cleared when there are many."""
         self._policies: dict[tuple[tuple[str, Any], ...], Policy] = {}
         if self._policy.resumable:
             raise PolicyError(
@@ -228,6 +230,15 @@ class Guard:
             self._hook,
             self._meter,
         )
+
+    def check_tenant(self, tenant: str) -> str:
+        """Return the tenant of an adapter's request, and remember it. Raises PolicyError or KeyInvalid."""
+        checked = checked_tenant(tenant)
+        if type(tenant) is str:
+            if len(self.tenants) >= REMEMBERED:
+                self.tenants.clear()
+            self.tenants[tenant] = checked
+        return checked
 
     def _changed_policy(self, changes: Mapping[str, Any]) -> Policy:
         try:

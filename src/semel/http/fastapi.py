@@ -86,7 +86,7 @@ def _protect(endpoint: Any, rule: Rule) -> Any:
 
 
 _FRAMEWORK: Final = Framework(
-    blank=lambda: Response(status_code=204),
+    blank=partial(Response, status_code=204),
     abort=HTTPException,
     # A plain Exception: dependencies roll back in "except Exception".
     run_again=lambda: HTTPException(TransactionConflict.status),

@@ -93,7 +93,7 @@ class Statement:
 
     __slots__ = ("params", "query")
 
-    def __init__(self, query: Query, params: Mapping[str, Any]) -> None:
+    def __init__(self, query: Query, params: dict[str, Any]) -> None:
         self.query = query
         self.params = params
 

@@ -86,7 +86,7 @@ class ReadOnlySQLiteStore:
         self._connection = connection
 
     def execute(self, op: Op[R]) -> R:
-        answer: R = sync.run(dialect.program(op, _now), self._connection)
+        answer: R = sync.run(dialect.PROGRAMS[type(op)](op, _now), self._connection)
         return answer
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
@@ -112,13 +112,6 @@ def _now() -> int:
     return time.time_ns() // 1000
 
 
-def _at(now: int, statement: Statement) -> Statement:
-    """Return the statement with a new time. It was made before we held the lock, but a lease counts from the write."""
-    if "now" not in statement.params:
-        return statement
-    return Statement(statement.query, {**statement.params, "now": now})
-
-
 class _Writer:
     """One connection to the file. Runs batches of Ops, one caller at a time."""
 
@@ -128,8 +121,8 @@ class _Writer:
         self.path = os.fspath(path)
         self.synchronous = synchronous
         self.busy_timeout = busy_timeout
-        self._raw: sqlite3.Connection | None = None
-        self._parents: list[sqlite3.Connection | None] = []
+        self._connection: SQLiteConnection | None = None
+        self._parents: list[SQLiteConnection | None] = []
         self._migrate = migrate
         self.gathers = False
         self.open()
@@ -137,11 +130,11 @@ class _Writer:
 
     def _forked(self) -> None:
         # Keep a reference, never close it: a connection of SQLite must not be used after a fork, not even to close it.
-        self._parents.append(self._raw)
-        self._raw = None
+        self._parents.append(self._connection)
+        self._connection = None
 
     def open(self) -> SQLiteConnection:
-        if self._raw is None:
+        if self._connection is None:
             raw = connect_file(self.path, self.busy_timeout)
             try:
                 raw.execute("PRAGMA journal_mode = WAL").fetchall()
@@ -154,13 +147,33 @@ class _Writer:
             except BaseException:
                 raw.close()
                 raise
-            self._raw = raw
-        return SQLiteConnection(self._raw, self.path)
+            self._connection = SQLiteConnection(raw, self.path)
+        return self._connection
 
     def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        answers: list[Any] = [None] * len(ops)
+        writing: list[tuple[int, Program[Any], Statement]] = []
+        changing: set[bytes] = set()
+        programs = dialect.PROGRAMS
         try:
-            connection = self.open()
-            return self._run(connection, ops)
+            connection = self._connection or self.open()
+            for i, op in enumerate(ops):
+                program = programs[type(op)](op, _now)
+                # A read that follows a write of the same record in the batch must see it, so it waits for the
+                # transaction. So does a read of all records (it has no id), and any read that follows a sweep.
+                waits = bool(changing) and (not op.id or op.id in changing or b"" in changing)
+                try:
+                    statement = next(program)
+                    while not statement.query.writes and not waits:
+                        statement = program.send(connection.execute(statement))
+                    writing.append((i, program, statement))
+                    changing.add(op.id)
+                except StopIteration as stop:
+                    answers[i] = stop.value
+            self.gathers = bool(writing)  # sharing pays off for commits only
+            if writing:
+                self._write(connection, writing, answers)
+            return answers
         except SemelError as error:
             if len(ops) == 1:
                 return [error]
@@ -168,28 +181,6 @@ class _Writer:
                 return [type(error)(str(error)) for _ in ops]  # all of them have waited for the whole timeout
             # One of them failed, or the disk is full. Run each alone, so that the others succeed if possible.
             return [self.run([op])[0] for op in ops]
-
-    def _run(self, connection: SQLiteConnection, ops: Sequence[Op[Any]]) -> list[Any]:
-        answers: list[Any] = [None] * len(ops)
-        writing: list[tuple[int, Program[Any], Statement]] = []
-        changing: set[bytes] = set()
-        for i, op in enumerate(ops):
-            program = dialect.program(op, _now)
-            # A read that follows a write of the same record in the batch must see it, so it waits for the transaction.
-            # So does a read of all records (it has no id), and any read that follows a sweep.
-            waits = bool(changing) and (not op.id or op.id in changing or b"" in changing)
-            try:
-                statement = next(program)
-                while not statement.query.writes and not waits:
-                    statement = program.send(connection.execute(statement))
-                writing.append((i, program, statement))
-                changing.add(op.id)
-            except StopIteration as stop:
-                answers[i] = stop.value
-        self.gathers = bool(writing)  # sharing pays off for commits only
-        if writing:
-            self._write(connection, writing, answers)
-        return answers
 
     def _write(
         self, connection: SQLiteConnection, writing: list[tuple[int, Program[Any], Statement]], answers: list[Any]
@@ -200,7 +191,9 @@ class _Writer:
             try:
                 now = _now()
                 for i, program, first in writing:
-                    statement = _at(now, first)
+                    statement = first
+                    # Made before we held the lock, but a lease counts from the write.
+                    statement.params["now"] = now
                     try:
                         while True:
                             statement = program.send(connection.execute(statement))
@@ -215,9 +208,9 @@ class _Writer:
             raise sqlite_error(error, self.path) from error
 
     def close(self) -> None:
-        if self._raw is not None:
-            self._raw.close()
-        self._raw = None
+        if self._connection is not None:
+            self._connection.raw.close()
+        self._connection = None
 
 
 class SQLiteStore:

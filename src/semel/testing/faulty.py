@@ -60,15 +60,22 @@ def _raise() -> None:
     raise StoreUncertain("broken on purpose: stored, but the answer is lost")
 
 
-class _Faulty:
-    def __init__(self, inner: Store) -> None:
+class _Wrapper:
+    """What the wrapped store declares, and the failure on purpose."""
+
+    def __init__(self, inner: Any) -> None:
         self._inner = inner
-        self.wakes = inner.wakes
-        self.counts = inner.counts
-        self.resumes = inner.resumes
+        self.wakes: bool = inner.wakes
+        self.counts: bool = inner.counts
+        self.resumes: bool = inner.resumes
         self.adopt = inner.adopt
         self.accept = inner.accept
 
+    def open(self) -> None:
+        self._inner.open()
+
+
+class _Faulty(_Wrapper):
     def execute(self, op: Any) -> Any:
         fails = _fault.here(op)
         if fails and _fault.how == "before":
@@ -78,28 +85,17 @@ class _Faulty:
             _raise()
         return answer
 
-    def execute_many(self, ops: Sequence[Any]) -> list[Any]:
+    def execute_many(self, ops: Sequence[Any]) -> Any:
         return self._inner.execute_many(ops)
 
     def wait(self, id: bytes, seconds: float) -> None:
         self._inner.wait(id, seconds)
 
-    def open(self) -> None:
-        self._inner.open()
-
     def close(self) -> None:
         self._inner.close()
 
 
-class _AsyncFaulty:
-    def __init__(self, inner: AsyncStore) -> None:
-        self._inner = inner
-        self.wakes = inner.wakes
-        self.counts = inner.counts
-        self.resumes = inner.resumes
-        self.adopt = inner.adopt
-        self.accept = inner.accept
-
+class _AsyncFaulty(_Wrapper):
     async def execute(self, op: Any) -> Any:
         fails = _fault.here(op)
         if fails and _fault.how == "before":
@@ -109,14 +105,11 @@ class _AsyncFaulty:
             _raise()
         return answer
 
-    async def execute_many(self, ops: Sequence[Any]) -> list[Any]:
+    async def execute_many(self, ops: Sequence[Any]) -> Any:
         return await self._inner.execute_many(ops)
 
     async def wait(self, id: bytes, seconds: float) -> None:
         await self._inner.wait(id, seconds)
-
-    def open(self) -> None:
-        self._inner.open()
 
     async def close(self) -> None:
         await self._inner.close()

@@ -74,8 +74,8 @@ def mysql(url: str, sample: Sample) -> list[Measured]:
     from urllib.parse import urlsplit
 
     from semel.stores.mysql import MySQLStore, migrate
+    from semel.stores.mysql.connections import connect
     from semel.stores.mysql.settings import MySQLSettings
-    from semel.stores.mysql.threads import connect
 
     database = f"semel_size_{secrets.token_hex(6)}"
     inside = urlsplit(url)._replace(path=f"/{database}").geturl()

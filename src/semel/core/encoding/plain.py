@@ -17,6 +17,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
+from functools import partial
 from types import NoneType
 from typing import Any, Final
 from uuid import UUID
@@ -98,6 +99,9 @@ class PlainSerializer(ValueSerializer):
 
     name = "json"
 
+    def __init__(self) -> None:
+        self.decode: Callable[[bytes], Any] = partial(decode_tree, lift)
+
     def encode(self, value: Any) -> bytes:
         if value is None:
             return b"null"
@@ -107,9 +111,6 @@ class PlainSerializer(ValueSerializer):
         except (ValueError, RecursionError):
             pass  # a NaN or an infinity, which gets a tag; or too little stack is left, which is refused below
         return encode_tree(lower, value)
-
-    def decode(self, payload: bytes) -> Any:
-        return decode_tree(lift, payload)
 
 
 def encode_tree(lower_value: Lower, value: Any) -> bytes:
@@ -134,8 +135,6 @@ def decode_tree(lift_tree: Lift, payload: bytes) -> Any:
     except Exception as exc:  # the reader gets one kind of error, whatever the bytes are
         raise SnapshotUnreadable(f"the stored result is corrupt ({type(exc).__name__} while decoding it)") from exc
 
-
-PLAIN: Final = PlainSerializer()
 
 _ATOMS: Final = frozenset((NoneType, bool, str, float))
 
@@ -317,3 +316,5 @@ _LIFT: Final[dict[str, Lift]] = {
     "$decimal": Decimal,
     "$uuid": UUID,
 }
+
+PLAIN: Final = PlainSerializer()

@@ -27,12 +27,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from semel.errors import PolicyError, SnapshotUnreadable
 
@@ -52,6 +52,7 @@ __all__ = [
     "StoredResponse",
     "decode_response",
     "encode_response",
+    "make_response",
 ]
 
 COMPRESS_ABOVE = 1024
@@ -106,6 +107,10 @@ class Snapshot(NamedTuple):
     def reason(self) -> str:
         """Why an ``EMPTY`` snapshot has no result."""
         return self.payload.decode("utf-8", "replace") if self.kind is Kind.EMPTY else ""
+
+
+_snapshot: Final[Callable[[tuple[Any, ...]], Snapshot]] = partial(tuple.__new__, Snapshot)
+"""Makes a Snapshot of its fields in order, faster than ``Snapshot(...)``, which is a Python function."""
 
 
 class Cipher(Protocol):
@@ -259,7 +264,7 @@ class Envelope:
                     "Codec(cipher=…, accept_plain=True) until it has expired"
                 )
             payload = self._decode(coding, payload, (_place(context, entry) if coding & _BOUND else context) + header)
-        return Snapshot(kind, serializer, payload)
+        return _snapshot((kind, serializer, payload))
 
     def _decode(self, coding: int, payload: bytes, context: bytes) -> bytes:
         if coding & ~(_ENCRYPTED | _BOUND | _COMPRESSION) or coding & (_ENCRYPTED | _BOUND) == _BOUND:
@@ -301,6 +306,11 @@ class StoredResponse(NamedTuple):
     """The body was too large to store, or must not be stored; ``body`` is empty."""
 
 
+make_response: Final[Callable[[tuple[int, list[tuple[bytes, bytes]], bytes, bool]], StoredResponse]] = partial(
+    tuple.__new__, StoredResponse
+)
+"""Makes a StoredResponse of its fields in order, faster than ``StoredResponse(...)``, which is a Python function."""
+
 _RESPONSE = struct.Struct("!BHHI")  # flags, status, number of header lines, length of the body
 _LINE = struct.Struct("!HI")  # length of the name, length of the value
 _LINE_SIZE = _LINE.size
@@ -341,4 +351,4 @@ def decode_response(payload: bytes) -> StoredResponse:
         raise SnapshotUnreadable("the stored response is corrupt: it ends within its header lines") from exc
     if len(payload) != at + length or flags & ~_BODY_OMITTED:
         raise SnapshotUnreadable("the stored response is corrupt: its parts do not add up")
-    return StoredResponse(status, headers, payload[at:], flags == _BODY_OMITTED)
+    return make_response((status, headers, payload[at:], flags == _BODY_OMITTED))

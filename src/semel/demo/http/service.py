@@ -21,7 +21,7 @@ BACKLOG: Final = 512
 """Connections that wait while no process is there to take them."""
 START: Final = 30.0
 """Seconds that the service has to answer for the first time."""
-STOP: Final = 8.0
+STOP: Final = 1.5
 """Seconds that the processes have to end what they are doing."""
 TICK: Final = 0.05
 

@@ -144,13 +144,13 @@ def _listen(server: Any) -> None:
     os._exit(1)
 
 
-def main() -> int:
+def main() -> None:
     config = json.loads(sys.stdin.readline())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor: int = config.pop("descriptor")
     asyncio.run(serve(ServiceSettings(**config), descriptor))
-    return 0
+    os._exit(0)  # all is closed, and taking the interpreter down takes longer than that
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

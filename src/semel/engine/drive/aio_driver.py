@@ -52,85 +52,76 @@ class AsyncCallDriver:
 
     def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Awaitable[Outcome[Any]]:
         """Run ``handler`` once for this call, or return what is known of it."""
-        return self.end(Execution(call, self.flights, self.store.wakes), None, handler, recover)
+        return self.drive(Execution(call, self.flights, self.store.wakes), None, handler, recover)
 
-    async def begin(self, call: Call) -> AsyncAttempt | Outcome[Any]:
+    def begin(self, call: Call) -> Awaitable[AsyncAttempt | Outcome[Any]]:
         """Claim for an adapter: return an outcome, or an attempt that the adapter ends."""
-        execution = Execution(call, self.flights, self.store.wakes)
-        try:
-            step = await self._proceed(execution, None, None, call.policy.recover)
-            if isinstance(step, Outcome):
-                if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
-                    execution.finish(self.keeper.leases)
-                return step
-            lease = execution.lease
-            if lease is not None:
-                self.keeper.hold(lease)
-            operation = AsyncOperation(call, lease, step.claimed, self.store.execute, self.store)
-            return AsyncLeasedAttempt(self, execution, step.claimed, operation)
-        except BaseException:
-            execution.finish(self.keeper.leases)
-            raise
+        return self.drive(Execution(call, self.flights, self.store.wakes), None, None, call.policy.recover)
 
-    async def end(
+    async def drive(
         self,
         execution: Execution,
-        ending: Returned | Declined | Stopped | Raised | None,
-        handler: Handler | None = None,
-        recover: Callable[[], Any] | None = None,
-    ) -> Outcome[Any]:
-        """Drive a call to its end: a new one, or an attempt that ``begin`` has returned."""
-        try:
-            outcome = await self._proceed(execution, ending, handler, recover)
-        except Exception:
-            if execution.cancelled is not None:  # whatever the flow found, the caller was cancelled
-                raise execution.cancelled from None
-            raise
-        finally:
-            execution.finish(self.keeper.leases)
-        if execution.cancelled is not None:
-            raise execution.cancelled
-        assert isinstance(outcome, Outcome)
-        return outcome
+        answer: Any,
+        handler: Handler | None,
+        recover: Callable[[], Any] | None,
+        attempt: object = None,
+    ) -> Any:
+        """Do what the call asks for until there is an outcome, or until it asks to run a handler that is not here.
 
-    async def _proceed(
-        self, execution: Execution, answer: Any, handler: Handler | None, recover: Callable[[], Any] | None
-    ) -> Run | Outcome[Any]:
-        """Do what the call asks for until there is an outcome, or until it asks to run a handler that is not here."""
+        Then return the attempt that an adapter ends.
+
+        :param answer: how the handler of such an attempt has ended.
+        :param attempt: that attempt. It stays alive until then, since nobody else may hold it: see its ``__del__``.
+        """
         steps, store = execution.steps, self.store
         error: BaseException | None = None
         try:
-            while True:
-                request = steps.send(answer) if error is None else steps.throw(error)
-                error = None
-                try:
-                    if isinstance(request, Op):
-                        try:
-                            answer = await store.execute(request)
-                        except asyncio.CancelledError as cancelled:
-                            answer = await self._send_again(execution, request, cancelled)
-                    elif isinstance(request, Run):
-                        if handler is None:
-                            return request
-                        answer = await self._work(execution, request.claimed, handler)
-                    elif isinstance(request, Recover):
-                        answer = await self._work(execution, request.claimed, as_handler(recover))
-                    elif isinstance(request, Changed):
-                        await self._wait_for(request)
-                    elif isinstance(request, Await):
-                        await store.wait(request.id, request.seconds)
-                    elif isinstance(request, StoreLater):
-                        self.keeper.store_later(execution.hand_over(request))
-                    elif isinstance(request, Pause):
-                        await shielded(asyncio.sleep(request.seconds), execution)
-                    else:
-                        await asyncio.sleep(request.seconds)
-                except (StoreError, asyncio.CancelledError) as failure:
-                    error = failure
-        except StopIteration as stop:
-            outcome: Outcome[Any] | Failed = stop.value
+            try:
+                while True:
+                    request = steps.send(answer) if error is None else steps.throw(error)
+                    error = None
+                    try:
+                        if isinstance(request, Op):
+                            try:
+                                answer = await store.execute(request)
+                            except asyncio.CancelledError as cancelled:
+                                answer = await self._send_again(execution, request, cancelled)
+                        elif isinstance(request, Run):
+                            if handler is None:
+                                if execution.lease is not None:
+                                    self.keeper.hold(execution.lease)
+                                return AsyncLeasedAttempt(self, execution, request.claimed)
+                            answer = await self._work(execution, request.claimed, handler)
+                        elif isinstance(request, Recover):
+                            answer = await self._work(execution, request.claimed, as_handler(recover))
+                        elif isinstance(request, Changed):
+                            await self._wait_for(request)
+                        elif isinstance(request, Await):
+                            await store.wait(request.id, request.seconds)
+                        elif isinstance(request, StoreLater):
+                            self.keeper.store_later(execution.hand_over(request))
+                        elif isinstance(request, Pause):
+                            await shielded(asyncio.sleep(request.seconds), execution)
+                        else:
+                            await asyncio.sleep(request.seconds)
+                    except (StoreError, asyncio.CancelledError) as failure:
+                        error = failure
+            except StopIteration as stop:
+                outcome: Outcome[Any] | Failed = stop.value
+            if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
+                execution.finish(self.keeper.leases)
+        except BaseException as failure:
+            execution.finish(self.keeper.leases)
+            if execution.cancelled is not None and isinstance(failure, Exception):
+                raise execution.cancelled from None  # whatever the flow found, the caller was cancelled
+            raise
+        cancelled_before = execution.cancelled
         if isinstance(outcome, Failed):
+            if cancelled_before is not None and isinstance(outcome.error, Exception):
+                raise cancelled_before
             raise outcome.error
+        if cancelled_before is not None:
+            raise cancelled_before
         return outcome
 
     async def _send_again(self, execution: Execution, op: Op[Any], cancelled: asyncio.CancelledError) -> Any:
@@ -199,15 +190,14 @@ class AsyncLeasedAttempt:
 
     __slots__ = ("_driver", "_execution", "call", "claimed", "lease", "operation")
 
-    def __init__(
-        self, driver: AsyncCallDriver, execution: Execution, claimed: Claimed | None, operation: AsyncOperation
-    ) -> None:
+    def __init__(self, driver: AsyncCallDriver, execution: Execution, claimed: Claimed | None) -> None:
         self._driver = driver
         self._execution = execution
         self.call: Call = execution.call
         self.lease: Lease | None = execution.lease
         self.claimed = claimed
-        self.operation = operation
+        store = driver.store
+        self.operation = AsyncOperation(self.call, self.lease, claimed, store.execute, store)
 
     def __del__(self) -> None:
         # The adapter dropped the attempt without ending it: let the lease expire, as if the process had died.
@@ -217,26 +207,24 @@ class AsyncLeasedAttempt:
     async def execute(self, op: Op[R]) -> R:
         return await self._driver.store.execute(op)
 
-    # Coroutines, so that each keeps the attempt alive until it is done: nobody else may, and see __del__.
-
     async def compensate(self, error: BaseException) -> BaseException:
         return await self.operation.compensate(error)
 
-    async def complete(self, value: Any) -> Outcome[Any]:
-        return await self._driver.end(self._execution, Returned(value))
+    def complete(self, value: Any) -> Awaitable[Outcome[Any]]:
+        return self._driver.drive(self._execution, Returned(value), None, None, self)
 
-    async def decline(self, value: Any) -> Outcome[Any]:
-        return await self._driver.end(self._execution, Declined(value))
+    def decline(self, value: Any) -> Awaitable[Outcome[Any]]:
+        return self._driver.drive(self._execution, Declined(value), None, None, self)
 
-    async def lost(self) -> Outcome[Any]:
-        return await self._driver.end(self._execution, Stopped())
+    def lost(self) -> Awaitable[Outcome[Any]]:
+        return self._driver.drive(self._execution, Stopped(), None, None, self)
 
     def conflicts(self, error: BaseException) -> bool:
         return False
 
     async def fail(self, error: BaseException) -> None:
         try:
-            await self._driver.end(self._execution, Raised(error))
+            await self._driver.drive(self._execution, Raised(error), None, None, self)
         except BaseException as raised:
             if raised is not error:
                 raise

@@ -52,72 +52,66 @@ class CallDriver:
 
     def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Outcome[Any]:
         """Run ``handler`` once for this call, or return what is known of it."""
-        execution = Execution(call, self.flights, self.store.wakes)
-        try:
-            outcome = self._proceed(execution, None, handler, recover)
-            assert isinstance(outcome, Outcome)
-            return outcome
-        finally:
-            execution.finish(self.keeper.leases)
+        outcome: Outcome[Any] = self.drive(Execution(call, self.flights, self.store.wakes), None, handler, recover)
+        return outcome
 
     def begin(self, call: Call) -> Attempt | Outcome[Any]:
         """Claim for an adapter: return an outcome, or an attempt that the adapter ends."""
-        execution = Execution(call, self.flights, self.store.wakes)
-        try:
-            step = self._proceed(execution, None, None, call.policy.recover)
-            if isinstance(step, Outcome):
-                if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
-                    execution.finish(self.keeper.leases)
-                return step
-            lease = execution.lease
-            if lease is not None:
-                self.keeper.hold(lease)
-            operation = Operation(call, lease, step.claimed, self.store.execute, self.store)
-            return LeasedAttempt(self, execution, step.claimed, operation)
-        except BaseException:
-            execution.finish(self.keeper.leases)
-            raise
+        begun: Attempt | Outcome[Any] = self.drive(
+            Execution(call, self.flights, self.store.wakes), None, None, call.policy.recover
+        )
+        return begun
 
-    def end(self, execution: Execution, ending: Returned | Declined | Stopped | Raised) -> Outcome[Any]:
-        """End an attempt that ``begin`` has returned."""
-        try:
-            outcome = self._proceed(execution, ending, None, None)
-            assert isinstance(outcome, Outcome)
-            return outcome
-        finally:
-            execution.finish(self.keeper.leases)
+    def drive(
+        self,
+        execution: Execution,
+        answer: Any,
+        handler: Handler | None,
+        recover: Callable[[], Any] | None,
+        attempt: object = None,
+    ) -> Any:
+        """Do what the call asks for until there is an outcome, or until it asks to run a handler that is not here.
 
-    def _proceed(
-        self, execution: Execution, answer: Any, handler: Handler | None, recover: Callable[[], Any] | None
-    ) -> Run | Outcome[Any]:
-        """Do what the call asks for until there is an outcome, or until it asks to run a handler that is not here."""
+        Then return the attempt that an adapter ends.
+
+        :param answer: how the handler of such an attempt has ended.
+        :param attempt: that attempt. It stays alive until then, since nobody else may hold it: see its ``__del__``.
+        """
         steps, store = execution.steps, self.store
         error: StoreError | None = None
         try:
-            while True:
-                request = steps.send(answer) if error is None else steps.throw(error)
-                error = None
-                try:
-                    if isinstance(request, Op):
-                        answer = store.execute(request)
-                    elif isinstance(request, Run):
-                        if handler is None:
-                            return request
-                        answer = self._work(execution, request.claimed, handler)
-                    elif isinstance(request, Recover):
-                        answer = self._work(execution, request.claimed, as_handler(recover))
-                    elif isinstance(request, Changed):
-                        self._wait_for(request)
-                    elif isinstance(request, Await):
-                        store.wait(request.id, request.seconds)
-                    elif isinstance(request, StoreLater):
-                        self.keeper.store_later(execution.hand_over(request))
-                    else:
-                        time.sleep(request.seconds)
-                except StoreError as failure:
-                    error = failure
-        except StopIteration as stop:
-            outcome: Outcome[Any] | Failed = stop.value
+            try:
+                while True:
+                    request = steps.send(answer) if error is None else steps.throw(error)
+                    error = None
+                    try:
+                        if isinstance(request, Op):
+                            answer = store.execute(request)
+                        elif isinstance(request, Run):
+                            if handler is None:
+                                if execution.lease is not None:
+                                    self.keeper.hold(execution.lease)
+                                return LeasedAttempt(self, execution, request.claimed)
+                            answer = self._work(execution, request.claimed, handler)
+                        elif isinstance(request, Recover):
+                            answer = self._work(execution, request.claimed, as_handler(recover))
+                        elif isinstance(request, Changed):
+                            self._wait_for(request)
+                        elif isinstance(request, Await):
+                            store.wait(request.id, request.seconds)
+                        elif isinstance(request, StoreLater):
+                            self.keeper.store_later(execution.hand_over(request))
+                        else:
+                            time.sleep(request.seconds)
+                    except StoreError as failure:
+                        error = failure
+            except StopIteration as stop:
+                outcome: Outcome[Any] | Failed = stop.value
+            if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
+                execution.finish(self.keeper.leases)
+        except BaseException:
+            execution.finish(self.keeper.leases)
+            raise
         if isinstance(outcome, Failed):
             raise outcome.error
         return outcome
@@ -157,13 +151,14 @@ class LeasedAttempt:
 
     __slots__ = ("_driver", "_execution", "call", "claimed", "lease", "operation")
 
-    def __init__(self, driver: CallDriver, execution: Execution, claimed: Claimed | None, operation: Operation) -> None:
+    def __init__(self, driver: CallDriver, execution: Execution, claimed: Claimed | None) -> None:
         self._driver = driver
         self._execution = execution
         self.call: Call = execution.call
         self.lease: Lease | None = execution.lease
         self.claimed = claimed
-        self.operation = operation
+        store = driver.store
+        self.operation = Operation(self.call, self.lease, claimed, store.execute, store)
 
     def __del__(self) -> None:
         # The adapter dropped the attempt without ending it: let the lease expire, as if the process had died.
@@ -177,20 +172,23 @@ class LeasedAttempt:
         return self.operation.compensate(error)
 
     def complete(self, value: Any) -> Outcome[Any]:
-        return self._driver.end(self._execution, Returned(value))
+        outcome: Outcome[Any] = self._driver.drive(self._execution, Returned(value), None, None, self)
+        return outcome
 
     def decline(self, value: Any) -> Outcome[Any]:
-        return self._driver.end(self._execution, Declined(value))
+        outcome: Outcome[Any] = self._driver.drive(self._execution, Declined(value), None, None, self)
+        return outcome
 
     def lost(self) -> Outcome[Any]:
-        return self._driver.end(self._execution, Stopped())
+        outcome: Outcome[Any] = self._driver.drive(self._execution, Stopped(), None, None, self)
+        return outcome
 
     def conflicts(self, error: BaseException) -> bool:
         return False
 
     def fail(self, error: BaseException) -> None:
         try:
-            self._driver.end(self._execution, Raised(error))
+            self._driver.drive(self._execution, Raised(error), None, None, self)
         except BaseException as raised:
             if raised is not error:
                 raise

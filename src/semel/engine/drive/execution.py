@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from semel.core.call import Await, Call, Failed, NotRun, Outcome, Pause, Recover, Run, StoreLater
 from semel.core.flows import perform
-from semel.core.ops import Claim, Claimed, Complete, Existing, Op
+from semel.core.ops import Claim, Complete, Existing, Op
 from semel.core.values import value
 from semel.engine.drive.backlog import UnstoredOutcome
 from semel.engine.drive.flights import Flight, Flights
@@ -74,7 +74,7 @@ class Execution:
         """Release the lease and the flight of the call. May be called again."""
         try:
             if self.lease is not None:
-                leases.drop(self.lease)
+                leases.held.pop(id(self.lease), None)
         finally:
             if self.flight is not None:
                 self._flights.land(self.flight)
@@ -90,7 +90,8 @@ class Execution:
         return UnstoredOutcome(request, lease, flight, monotonic())
 
     def _proceed(self) -> Generator[Step, Any, Outcome[Any] | Failed]:
-        flow = perform(self.call)
+        call, flights = self.call, self._flights
+        flow = perform(call)
         answer: Any = None
         error: BaseException | None = None
         while True:
@@ -100,8 +101,36 @@ class Execution:
                 return stop.value  # type: ignore[no-any-return]
             error = None
             try:
-                if isinstance(request, Claim):
-                    answer = yield from self._claim(request)
+                if type(request) is Claim:
+                    # Set before the flight is registered: if a signal handler raises in between, finish() removes it.
+                    self.flight = own = Flight()
+                    own.claim = request
+                    if flights.by_id.setdefault(request.id, own) is not own:
+                        existing = yield from self._join(own)
+                        if existing is not None:
+                            answer = existing
+                            continue
+                    self.began = own.began = self.began or monotonic()
+                    try:
+                        answer = yield request
+                    except BaseException as failure:
+                        own.error = failure if isinstance(failure, StoreError) and self.cancelled is None else None
+                        flights.land(own)
+                        raise
+                    if isinstance(answer, Existing):
+                        self.began = 0.0  # not won, so the next claim is a new one
+                        own.record = answer.record
+                        flights.land(own)
+                        self.flight = None
+                    else:
+                        call.has_steps = bool(answer.steps)
+                        self.lease = own.lease = Lease(call, answer.token, answer.attempt, self.began)
+                        if self.cancelled is None:  # else the claim is released at once, and others wait for that
+                            with flights.lock:
+                                own.running = answer
+                                own.changes += 1
+                                if own.waiters is not None:
+                                    own.wake()
                 elif isinstance(request, Await):
                     answer = yield from self._await(request)
                 elif self.cancelled is not None and isinstance(request, (Run, Recover)):
@@ -115,15 +144,16 @@ class Execution:
             except BaseException as failure:
                 error = failure
 
-    def _claim(self, claim: Claim) -> Generator[Step, Any, Claimed | Existing]:
-        """Send the claim. If another call of this process has the same key, wait for its result instead."""
-        flights = self._flights
+    def _join(self, own: Flight) -> Generator[Step, Any, Existing | None]:
+        """Another call of this process has the same key: wait for its result. Returns None if it has left the key free,
+        and ``own`` is registered now.
+        """
+        flights, id = self._flights, own.claim.id
         while True:
-            # Set before the flight is registered: if a signal handler raises in between, finish() removes it.
-            self.flight = own = Flight(claim)
-            flight = flights.by_id.setdefault(claim.id, own)
+            self.flight = own  # before it is registered, as above
+            flight = flights.by_id.setdefault(id, own)
             if flight is own:
-                break
+                return None
             self.flight = None
             if flight.landed or flight.is_stale(monotonic()):
                 flights.forget(flight)  # its caller was interrupted before it could do so, or it has lost its lease
@@ -131,28 +161,6 @@ class Execution:
             existing = yield from self._learn(flight)
             if existing is not None:
                 return existing
-        self.began = own.began = self.began or monotonic()
-        try:
-            answer: Claimed | Existing = yield claim
-        except BaseException as error:
-            own.error = error if isinstance(error, StoreError) and self.cancelled is None else None
-            flights.land(own)
-            raise
-        if isinstance(answer, Existing):
-            self.began = 0.0  # not won, so the next claim is a new one
-            own.record = answer.record
-            flights.land(own)
-            self.flight = None
-            return answer
-        self.call.has_steps = bool(answer.steps)
-        self.lease = own.lease = Lease(self.call, answer.token, answer.attempt, self.began)
-        if self.cancelled is None:  # otherwise the claim is released at once, and others should wait for that
-            with flights.lock:
-                own.running = answer
-                own.changes += 1
-                if own.waiters is not None:
-                    own.wake()
-        return answer
 
     def _learn(self, flight: Flight) -> Generator[Step, Any, Existing | None]:
         """Wait for the result of the other call. Returns None if it left the key free, or has lost its lease."""

@@ -22,27 +22,24 @@ __all__ = ["Flight", "Flights"]
 class Flight:
     """One call that asks the store. It changes when its claim is won, when its lease is lost, and when it lands."""
 
-    __slots__ = ("began", "changes", "claim", "completed", "error", "landed", "lease", "record", "running", "waiters")
-
-    def __init__(self, claim: Claim) -> None:
-        self.claim = claim
-        self.began = 0.0
-        """When the claim was sent, by the engine's clock."""
-        self.changes = 0
-        """How often it has changed."""
-        self.running: Claimed | None = None
-        self.lease: Lease | None = None
-        """The lease under which it runs."""
-        self.landed = False
-        """Whether the call is over. Without a record, a completion or an error, the key is free again."""
-        self.record: Record | None = None
-        """The record that the claim found."""
-        self.completed: Complete | None = None
-        """The completion that the store has accepted; a record is made from it only if another call asks."""
-        self.error: StoreError | None = None
-        """Why the store could not be asked."""
-        self.waiters: list[Callable[[], object]] | None = None
-        """Called, and forgotten, at the next change."""
+    claim: Claim
+    began = 0.0
+    """When the claim was sent, by the engine's clock."""
+    changes = 0
+    """How often it has changed."""
+    running: Claimed | None = None
+    lease: Lease | None = None
+    """The lease under which it runs."""
+    landed = False
+    """Whether the call is over. Without a record, a completion or an error, the key is free again."""
+    record: Record | None = None
+    """The record that the claim found."""
+    completed: Complete | None = None
+    """The completion that the store has accepted; a record is made from it only if another call asks."""
+    error: StoreError | None = None
+    """Why the store could not be asked."""
+    waiters: list[Callable[[], object]] | None = None
+    """Called, and forgotten, at the next change."""
 
     def is_stale(self, now: float) -> bool:
         """Whether the lease of its handler has ended. Only the store knows what became of the key since then."""

@@ -47,39 +47,40 @@ class Lease:
 class Leases:
     """All leases of one engine."""
 
-    __slots__ = ("_held", "_on_lost", "begun", "shortest")
+    __slots__ = ("_on_lost", "begun", "held", "shortest")
 
     def __init__(self, on_lost: Callable[[Lease], object] | None = None) -> None:
         """:param on_lost: called with each lease that is lost, after its own ``on_lost``."""
         self._on_lost = on_lost
-        self._held: dict[int, Lease] = {}
+        self.held: dict[int, Lease] = {}
+        """The leases by their ids."""
         self.shortest = 30.0
         """The shortest span so far: how soon a lease that begins now may have to be renewed."""
         self.begun = 0
         """How many leases have begun so far: shows whether there is traffic."""
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.held)
 
     def hold(self, lease: Lease) -> None:
         """Renew the lease until it is dropped or lost."""
-        self._held[id(lease)] = lease
+        self.held[id(lease)] = lease
         self.begun += 1
         if lease.span < self.shortest:  # noqa: PLR1730 - faster than min(), in every call
             self.shortest = lease.span
 
     def drop(self, lease: Lease) -> None:
         """Stop renewing the lease. Safe to call again."""
-        self._held.pop(id(lease), None)
+        self.held.pop(id(lease), None)
 
     def next_due(self, now: float) -> float:
         """When to look again. Without leases: about when one that begins now would first be due."""
-        dues = [lease.due for lease in list(self._held.values())]
+        dues = [lease.due for lease in list(self.held.values())]
         return min(dues, default=now + self.shortest * RENEW_AFTER)
 
     def due(self, now: float) -> list[Lease]:
         """The leases to renew now."""
-        return [lease for lease in list(self._held.values()) if lease.due <= now + lease.span * TOGETHER]
+        return [lease for lease in list(self.held.values()) if lease.due <= now + lease.span * TOGETHER]
 
     def trips(self, now: float) -> list[list[Lease]]:
         """The leases to renew now, by round trip.
@@ -92,14 +93,14 @@ class Leases:
 
     def expire(self, now: float) -> None:
         """Lose the leases that have ended while a renewal is still on its way: others may have taken over."""
-        for lease in list(self._held.values()):
+        for lease in list(self.held.values()):
             if now >= lease.ends:
                 self._lose(lease)
 
     def renewed(self, leases: Iterable[Lease], answers: Iterable[Any], sent: float, now: float) -> None:
         """Note the answers to renewals. The new span counts from ``sent``, when they were sent, not from the answer."""
         for lease, answer in zip(leases, answers, strict=True):
-            if id(lease) not in self._held:
+            if id(lease) not in self.held:
                 continue  # it has ended meanwhile, and a refusal only means that it is completed
             if answer is True:
                 lease.due = sent + lease.span * RENEW_AFTER

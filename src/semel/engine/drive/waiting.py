@@ -6,14 +6,16 @@ import asyncio
 import inspect
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from semel.core.call import Raised, Returned
 from semel.engine.drive.execution import Execution
 
-__all__ = ["LateResult", "run_in_thread", "shielded", "start_task"]
+__all__ = ["EAGER", "LateResult", "run_in_thread", "shielded", "start_task"]
 
 T = TypeVar("T")
+EAGER: Final[bool] = sys.version_info >= (3, 12)
+"""Whether ``start_task`` may run a task at once. Otherwise it is the same as ``loop.create_task``."""
 
 
 class LateResult(BaseException):

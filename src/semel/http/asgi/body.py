@@ -65,40 +65,41 @@ class HeldBody:
 class BodyReader:
     """Stands between the server's ``receive`` and the application's."""
 
-    def __init__(self, receive: Receive, life: Lifecycle[Any]) -> None:
-        self._receive = receive
-        self._life = life
-        self._message: Message | None = None
-        """A body that came as one message, for the application."""
-        self._held: HeldBody | None = None
-        self._size = 0
-        """Bytes of the body that the server has sent so far."""
-        self._complete = False
-        self._disconnect: Message | None = None
-        """The server's message that the client has disconnected."""
-        self._settled: asyncio.Event | None = None
+    source: Receive
+    """The server's ``receive``."""
+    life: Lifecycle[Any]
+    held: HeldBody | None = None
+    """A body that came in several messages or is large, for the application."""
+    _message: Message | None = None
+    """A body that came as one message, for the application."""
+    _disconnect: Message | None = None
+    """The server's message that the client has disconnected."""
+    _settled: asyncio.Event | None = None
 
     async def receive(self) -> Message:
         """The ``receive`` that the application is called with."""
         if self._message is not None:
             whole, self._message = self._message, None
             return whole
-        if self._held is not None:
-            body = self._held.take()
-            more = bool(self._held)
+        if self.held is not None:
+            body = self.held.take()
+            more = bool(self.held)
             if not more:
-                self._held = None
+                self.held = None
             return {"type": "http.request", "body": body, "more_body": more}
         message = self._disconnect
         if message is None:
-            message = await self._receive()
-            self._note(message)
-        if message["type"] == "http.disconnect" and (self._life.attempt is not None or self._life.claiming):
+            message = await self.source()
+            if message["type"] == "http.request":
+                self.life.exchange.feed(message.get("body", b""), message.get("more_body", False))
+            elif message["type"] == "http.disconnect":
+                self._disconnect = message
+        if message["type"] == "http.disconnect" and (self.life.attempt is not None or self.life.claiming):
             # An application that learns of it would stop half way. It learns of it once its answer is stored, or once
             # the claim has found that there is nothing to run.
             if self._settled is None:  # one for all who wait: an application may call receive() twice at once
                 self._settled = asyncio.Event()
-                self._life.on_settled = self._settled.set
+                self.life.on_settled = self._settled.set
             await self._settled.wait()
         return message
 
@@ -108,45 +109,39 @@ class BodyReader:
         Raises BodyTooLarge for a body above the rule's ``max_request_body``: before it is read, if its length is
         announced.
         """
-        rule = self._life.rule
+        rule = self.life.rule
         assert rule is not None
         longest = rule.max_request_body
         assert longest is not None  # the middleware's, if the route has none
-        if self._size > longest or (not self._complete and self._life.exchange.announced_length > longest):
+        exchange = self.life.exchange
+        if exchange.size > longest or (not exchange.complete and exchange.announced_length > longest):
             raise BodyTooLarge
-        receive = self._receive
-        while not self._complete:
+        receive = self.source
+        while not exchange.complete:
             message = await receive()
-            self._note(message)
             if message["type"] == "http.disconnect":
+                self._disconnect = message
                 return False
-            if self._size > longest:
+            if message["type"] != "http.request":
+                continue
+            exchange.feed(message.get("body", b""), message.get("more_body", False))
+            if exchange.size > longest:
                 self.close()
-                self._held = None
+                self.held = None
                 raise BodyTooLarge
-            if self._held is None:
-                if not message.get("more_body", False) and self._size <= IN_MEMORY:
+            if self.held is None:
+                if not message.get("more_body", False) and exchange.size <= IN_MEMORY:
                     self._message = message
                     break
-                self._held = HeldBody()
-            self._held.add(message.get("body", b""))
+                self.held = HeldBody()
+            self.held.add(message.get("body", b""))
         return True
 
     def rewind(self, body: bytes) -> None:
         """Let the application read this body, as if the request had come again."""
         self._message = {"type": "http.request", "body": body, "more_body": False}
-        self._held = self._settled = self._life.on_settled = None
+        self.held = self._settled = self.life.on_settled = None
 
     def close(self) -> None:
-        if self._held is not None:
-            self._held.close()
-
-    def _note(self, message: Message) -> None:
-        if message["type"] == "http.request":
-            body = message.get("body", b"")
-            if body:
-                self._size += len(body)
-                self._life.exchange.feed(body)
-            self._complete = not message.get("more_body", False)
-        elif message["type"] == "http.disconnect":
-            self._disconnect = message
+        if self.held is not None:
+            self.held.close()

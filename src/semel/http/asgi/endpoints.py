@@ -12,7 +12,7 @@ from semel.core.ops import Op
 from semel.engine.declare.declaration import refuse_generators
 from semel.engine.operation import Operation
 from semel.errors import ConfigurationError, PolicyError
-from semel.http.asgi.middleware import ASGIResponder, current_responder
+from semel.http.asgi.middleware import ASGIResponder, current, current_responder
 from semel.http.contract.endpoint import Compensate, Framework, Request
 from semel.http.contract.routes import check_declarable, mark_exempt, mark_replaced
 from semel.http.contract.rules import Exempt, Idempotent, Rule
@@ -77,10 +77,11 @@ def async_endpoint(
     """
 
     async def endpoint(*args: Any, **kwargs: Any) -> Any:
-        responder = current_responder()
-        if responder is None:
+        responder = current.get()
+        if not isinstance(responder, ASGIResponder):
+            current_responder()  # raises if the middleware is not installed
             return await function(*args, **with_handle(kwargs, handle, None))
-        if not await responder.claim(rule):
+        if not await responder.drive(responder.life.claim(rule)):
             return framework.blank()
         if handle is not None:
             kwargs[handle] = None if (attempt := responder.life.attempt) is None else attempt.operation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, TypeAlias
 
-__all__ = ["FILES", "App", "Message", "Receive", "Scope", "Send", "has_key", "without_files"]
+__all__ = ["FILES", "App", "Message", "Receive", "Scope", "Send", "without_files"]
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
@@ -15,15 +15,6 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 FILES: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
 """Messages by which the server sends a file that the application never reads: nothing could be captured."""
-
-
-def has_key(scope: Scope, header: bytes) -> bool:
-    """Whether the request has the header of the key, valid or not."""
-    length = len(header)
-    for name, _ in scope["headers"]:  # noqa: SIM110 (every request pays for this, and a generator costs more)
-        if len(name) == length and name.lower() == header:
-            return True
-    return False
 
 
 def without_files(scope: Scope) -> None:

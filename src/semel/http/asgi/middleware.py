@@ -3,7 +3,7 @@
 So authentication, rate limits and validation come first, and refuse requests without a claim. If the endpoints of an
 application cannot be decorated, ``routes=`` names their rules, and the claim is made here, at the edge.
 
-A request without a key claims nothing, so it gets no task, no buffer and no hash.
+A request without a key claims nothing, so it gets no task and no buffer.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from contextvars import ContextVar
 from typing import Any, Final, TypeAlias
 
 from semel.engine.aio import AsyncGuard
+from semel.engine.drive.waiting import EAGER, start_task
 from semel.errors import ConfigurationError, StoreError
 from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.responder import ASGIResponder
+from semel.http.contract.endpoint import Lifecycle
 from semel.http.contract.exchange import KEY_HEADER
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS
 
-__all__ = ["ASGIMiddleware", "ASGIResponder", "current_responder"]
+__all__ = ["ASGIMiddleware", "ASGIResponder", "current", "current_responder"]
 
 TenantResolver: TypeAlias = Callable[[Any], "str | Awaitable[str | None] | None"]
 
 _SAFE: Final = object()
 """Marks a GET or the like: its endpoint runs as if it were not declared."""
-_current: ContextVar[ASGIResponder | object | None] = ContextVar("semel_responder", default=None)
+current: ContextVar[ASGIResponder | object | None] = ContextVar("semel_responder", default=None)
 _log = logging.getLogger("semel.http")
 
 
@@ -39,7 +41,7 @@ def current_responder() -> ASGIResponder | None:
 
     Raises ConfigurationError if the middleware is not installed.
     """
-    responder = _current.get()
+    responder = current.get()
     if responder is None:
         raise ConfigurationError(
             "this endpoint is declared, but the middleware is not installed: "
@@ -95,21 +97,48 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
             self.report()
         method = scope["method"].upper()  # ASGI wants it so, but not every server does it
         if method in SAFE_METHODS:
-            token = _current.set(_SAFE)
+            token = current.set(_SAFE)
             try:
                 await self.app(scope, receive, send)
             finally:
-                _current.reset(token)
+                current.reset(token)
             return
         rule = None
         if self.routes.rules:
             rule = self.find_rule(method, scope["path"], scope.get("root_path", ""))
         responder = ASGIResponder(self, scope, receive, send)
-        token = _current.set(responder)
+        body = responder.body
+        token = current.set(responder)
         try:
-            await responder.respond(rule)
+            if body is None:
+                await responder.respond_unkeyed(rule)
+                return
+            if rule is not None:
+                claimed = False
+                try:
+                    claimed = await responder.drive(responder.life.claim(rule))
+                finally:
+                    if not claimed:
+                        body.close()
+                if not claimed:
+                    await responder.send_answer()
+                    return
+            # Run it in a task of its own: if the client disconnects and the server cancels us, the handler still
+            # finishes, and its answer is stored for the retry. A bare future is cheaper than asyncio.shield().
+            loop, work = responder.loop, responder.run_application(rule, body)
+            task = start_task(work, loop) if EAGER else loop.create_task(work)
+            if task.done():  # it never waited
+                task.result()
+                return
+            responder.over = loop.create_future()
+            try:
+                await responder.over
+            except asyncio.CancelledError:
+                if not task.done():
+                    self._leave(task, responder.life)
+                raise
         finally:
-            _current.reset(token)
+            current.reset(token)
 
     async def _begin_lifespan(self, receive: Receive, send: Send) -> None:
         """Start, and tell the server if that fails."""
@@ -137,21 +166,18 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         except StoreError as error:
             _log.warning("the application starts, but its store cannot be used: %s", error)
 
-    def tenant_of(self, scope: Scope) -> str | Awaitable[str] | None:
-        """Return the tenant of a request, to be awaited if ``tenant`` is async; None for the guard's own."""
-        if self.tenant is None:
-            return None
-        found = self.tenant(scope if self.request is None else self.request(scope))
-        return found if type(found) is str and found else self._awaited(found)
-
-    async def _awaited(self, found: Any) -> str:
+    async def await_tenant(self, found: Any) -> str:
+        """Return the tenant that ``tenant=`` has found, or promises if it is async. Raises if there is none."""
         tenant: str | None = await found if inspect.isawaitable(found) else found
         if not tenant:
             raise ConfigurationError("tenant= gave nothing for this request: it must come after authentication")
         return tenant
 
-    def leave(self, task: asyncio.Task[None]) -> None:
-        """Let a handler run to its end although nobody waits for it any more."""
+    def _leave(self, task: asyncio.Task[None], life: Lifecycle[Any]) -> None:
+        """Let a handler run to its end although nobody waits for it any more. Before the claim, cancel it."""
+        if life.attempt is None and not life.runs_again:
+            life.over = True
+            task.cancel()
         self._left.add(task)
         task.add_done_callback(self._finished)
 

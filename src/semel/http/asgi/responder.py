@@ -18,20 +18,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from semel.core.call import Declined, Pause, Raised, Returned, Stopped
+from semel.core.call import Call, Declined, Pause, Raised, Returned, Stopped
 from semel.engine.drive.attempts import AsyncAttempt
-from semel.engine.drive.waiting import start_task
 from semel.engine.operation import running
 from semel.errors import PreconditionError
 from semel.http.asgi.body import BodyReader
-from semel.http.asgi.messages import FILES, Message, Receive, Scope, Send, has_key, without_files
+from semel.http.asgi.messages import FILES, Message, Receive, Scope, Send, without_files
 from semel.http.asgi.transaction import open_transaction_async
 from semel.http.contract.capture import Capture, cut_off
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
 from semel.http.contract.endpoint import (
     FIND_TENANT,
     READ_BODY,
-    Begin,
     Compensate,
     Ending,
     EndpointFlow,
@@ -57,15 +55,19 @@ class ASGIResponder:
 
     def __init__(self, middleware: ASGIMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
         self.loop = asyncio.get_running_loop()
-        self.life: Lifecycle[AsyncAttempt] = Lifecycle(middleware, scope, _make_exchange)
+        exchange = Exchange(
+            scope["method"].upper(), scope["path"], scope.get("query_string", b""), scope["headers"],
+            secret=middleware.guard.secret, docs=middleware.docs, key_header=middleware.key_header,
+        )  # fmt: skip
+        self.life: Lifecycle[AsyncAttempt] = Lifecycle(middleware, scope, exchange)
         self._middleware = middleware
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._body: BodyReader | None = None
+        self.body: BodyReader | None = None
         """None for a request without a key, which goes straight to the application."""
-        self._over: asyncio.Future[None] | None = None
-        """The future that ``respond`` waits for while the application's task runs."""
+        self.over: asyncio.Future[None] | None = None
+        """The future that the middleware waits for while the application's task runs."""
         self._start: Message | None = None
         self._begun = False
         """Whether a part of an answer has been sent that is not captured or not held back."""
@@ -73,68 +75,40 @@ class ASGIResponder:
         """Whether ``life.answer`` has been sent."""
         self._client_left = False
         """Whether the client left before its request was complete."""
+        if not exchange.keys:
+            return
+        if "extensions" in scope:
+            without_files(scope)
+        self.body = body = BodyReader()
+        body.source, body.life = receive, self.life
+        if middleware.reruns.possible:
+            self.life.rerun = Rerun(scope, scope.values())
 
     @property
     def has_key(self) -> bool:
         """Whether the request has the header of the key, valid or not."""
-        return self._body is not None
+        return self.body is not None
 
     # -- running the application
 
-    async def respond(self, rule: Rule | None) -> None:
-        """Run the application. ``rule`` is the rule to claim here, at the edge, if there is one."""
-        if not has_key(self._scope, self._middleware.key_header.name):
-            await self._respond_unkeyed(rule)
-            return
-        if "extensions" in self._scope:
-            without_files(self._scope)
-        self._body = BodyReader(self._receive, self.life)
-        if self._middleware.reruns.possible:
-            self.life.rerun = Rerun(self._scope, self._scope.values())
-        if rule is not None:
-            claimed = False
-            try:
-                claimed = await self.claim(rule)
-            finally:
-                if not claimed:
-                    self._body.close()
-            if not claimed:
-                await self._send_answer()
-                return
-        # Run it in a task of its own: if the client disconnects and the server cancels us, the handler still finishes,
-        # and its answer is stored for the retry. A bare future is cheaper than asyncio.shield().
-        task = start_task(self._run(rule, self._body), self.loop)
-        if task.done():  # it never waited
-            task.result()
-            return
-        self._over = self.loop.create_future()
-        try:
-            await self._over
-        except asyncio.CancelledError:
-            if not task.done():
-                if self.life.attempt is None and not self.life.runs_again:
-                    self.life.over = True
-                    task.cancel()
-                self._middleware.leave(task)
-            raise
-
-    async def _respond_unkeyed(self, rule: Rule | None) -> None:
+    async def respond_unkeyed(self, rule: Rule | None) -> None:
+        """Run the application without a claim, and without a task of its own."""
         if rule is not None and not await self.claim(rule):
-            await self._send_answer()
+            await self.send_answer()
             return
         preconditions = self.life.preconditions
         bound = None if preconditions is None else bind_preconditions(preconditions)
         try:
             await self._middleware.app(self._scope, self._receive, self.send)
         except PreconditionError as error:
-            if rule is None or await self._drive(self.life.application_raised(error, sent=self._begun)) is Ending.RAISE:
+            if rule is None or await self.drive(self.life.application_raised(error, sent=self._begun)) is Ending.RAISE:
                 raise
-            await self._send_answer()
+            await self.send_answer()
         finally:
             if bound is not None:
                 unbind_preconditions(bound)
 
-    async def _run(self, rule: Rule | None, body: BodyReader) -> None:
+    async def run_application(self, rule: Rule | None, body: BodyReader) -> None:
         """Run the application, in a task of its own, and again if a transaction conflicted."""
         life = self.life
         try:
@@ -154,26 +128,27 @@ class ASGIResponder:
                 except BaseException as error:
                     ending = await self._application_raised(error)
                     if ending is Ending.ANSWER_AND_RAISE and not self._begun:
-                        await self._send_answer()
+                        await self.send_answer()
                     if ending is Ending.RAISE or ending is Ending.ANSWER_AND_RAISE:
                         raise
                 finally:
-                    body.close()
+                    if body.held is not None:
+                        body.close()
                 if not life.runs_again or not await self._start_over(rule, body):
                     break
-            if life.answer is not None:
-                await self._send_answer()
+            if life.answer is not None and not self._answered:
+                await self.send_answer()
         except asyncio.CancelledError:
-            if self._over is not None:
-                self._over.cancel()
+            if self.over is not None:
+                self.over.cancel()
             raise
         except BaseException as error:
-            if self._over is None or self._over.done():  # nobody is waiting
+            if self.over is None or self.over.done():  # nobody is waiting
                 raise
-            self._over.set_exception(error)
+            self.over.set_exception(error)
         else:
-            if self._over is not None and not self._over.done():
-                self._over.set_result(None)
+            if self.over is not None and not self.over.done():
+                self.over.set_result(None)
         finally:
             self.life.over = True
 
@@ -185,7 +160,7 @@ class ASGIResponder:
         if attempt is not None and attempt.lease is not None:
             attempt.lease.on_lost = None  # from here on only the record is settled, which must not be cancelled
             superseded = isinstance(error, asyncio.CancelledError) and self._superseded(asyncio.current_task(self.loop))
-        return await self._drive(self.life.application_raised(error, superseded=superseded, sent=True))
+        return await self.drive(self.life.application_raised(error, superseded=superseded, sent=True))
 
     async def _start_over(self, rule: Rule | None, body: BodyReader) -> bool:
         """Restore the original request. Returns whether the application is to be run again."""
@@ -200,7 +175,7 @@ class ASGIResponder:
 
     def claim(self, declared: Rule) -> Coroutine[Any, Any, bool]:
         """Claim the request's key. Returns whether the handler is to run; if not, the answer is known."""
-        return self._drive(self.life.claim(declared))
+        return self.drive(self.life.claim(declared))
 
     async def run(
         self,
@@ -230,7 +205,7 @@ class ASGIResponder:
             superseded = isinstance(error, asyncio.CancelledError)
             if superseded and not self._superseded(task):
                 raise
-            left = await self._drive(life.handler_raised(error, framework, superseded=superseded))
+            left = await self.drive(life.handler_raised(error, framework, superseded=superseded))
             if left is None:
                 return framework.blank()
             if left is error:
@@ -261,9 +236,9 @@ class ASGIResponder:
         def flow() -> EndpointFlow[Any]:
             return (yield request)
 
-        return await self._drive(flow())
+        return await self.drive(flow())
 
-    async def _drive(self, flow: EndpointFlow[T]) -> T:
+    async def drive(self, flow: EndpointFlow[T]) -> T:
         """Carry out the requests of a flow and send it the results, until it returns."""
         try:
             request = next(flow)
@@ -271,15 +246,17 @@ class ASGIResponder:
             while True:
                 try:
                     if request is READ_BODY:
-                        assert self._body is not None
-                        result = await self._body.read_all()
+                        assert self.body is not None
+                        result = await self.body.read_all()
                         self._client_left = not result
-                    elif isinstance(request, Begin):
-                        result = await self._middleware.guard.begin(request.call)
+                    elif isinstance(request, Call):
+                        result = await self._middleware.guard.begin(request)
                     elif request is FIND_TENANT:
-                        result = self._middleware.tenant_of(self._scope)
-                        if result is not None and not isinstance(result, str):
-                            result = await result
+                        middleware, scope = self._middleware, self._scope
+                        assert middleware.tenant is not None
+                        result = middleware.tenant(scope if middleware.request is None else middleware.request(scope))
+                        if type(result) is not str or not result:
+                            result = await middleware.await_tenant(result)
                     elif isinstance(request, OpenTransaction):
                         result = await open_transaction_async(self._middleware.guard, request.connect, request.call)
                     elif isinstance(request, Pause):
@@ -289,8 +266,20 @@ class ASGIResponder:
                         assert self.life.attempt is not None
                         result = await self.life.attempt.compensate(request.error)
                     else:
-                        assert isinstance(request, (Returned, Declined, Raised, Stopped))
-                        result = await self._end_attempt(request)
+                        attempt = self.life.attempt
+                        assert attempt is not None
+                        if attempt.lease is not None:
+                            attempt.lease.on_lost = None  # the record is settled, which must not be cancelled
+                        if isinstance(request, Returned):
+                            result = await attempt.complete(request.value)
+                        elif isinstance(request, Declined):
+                            result = await attempt.decline(request.value)
+                        elif isinstance(request, Raised):
+                            await attempt.fail(request.error)
+                            result = None
+                        else:
+                            assert isinstance(request, Stopped)
+                            result = await attempt.lost()
                 except BaseException as error:
                     request = flow.throw(error)
                 else:
@@ -298,19 +287,6 @@ class ASGIResponder:
         except StopIteration as end:
             returned: T = end.value
             return returned
-
-    async def _end_attempt(self, how: Returned | Declined | Stopped | Raised) -> Any:
-        attempt = self.life.attempt
-        assert attempt is not None
-        if attempt.lease is not None:
-            attempt.lease.on_lost = None  # the record is settled, which must not be cancelled
-        if isinstance(how, Returned):
-            return await attempt.complete(how.value)
-        if isinstance(how, Declined):
-            return await attempt.decline(how.value)
-        if isinstance(how, Raised):
-            return await attempt.fail(how.error)
-        return await attempt.lost()
 
     # -- the answer
 
@@ -323,22 +299,24 @@ class ASGIResponder:
             return
         if life.answer is not None:
             if kind == "http.response.start" and not self._answered:
-                await self._send_answer(message.get("headers", ()))
+                await self.send_answer(message.get("headers", ()))
             return
         capture = life.capture
         if capture is None:
             if kind == "http.response.start":
                 if life.natural is not None and life.natural.settled(self._scope["method"].upper(), message["status"]):
                     life.answer = SETTLED
-                    await self._send_answer(message.get("headers", ()))
+                    await self.send_answer(message.get("headers", ()))
                     return
                 self._begun = True
             await self._send(message)
-        elif kind == "http.response.start":
+            return
+        if kind == "http.response.start":
             self._start = message
             capture.start(message["status"], message.get("headers", ()))
-        elif kind == "http.response.body":
-            was_open, body = capture.overflowed, message.get("body", b"")
+            return
+        if kind == "http.response.body":
+            was_open, body, whole = capture.overflowed, message.get("body", b""), not capture.size
             fits = capture.add(body)
             more = message.get("more_body", False)
             if not fits and not was_open:
@@ -347,38 +325,36 @@ class ASGIResponder:
                     await self._pass_on(self._first_start(capture))
                 body = capture.take()
             if not more:
-                last = {"type": kind, "body": capture.body if fits else body, "more_body": False}
-                await self._finish(capture, last, was_open)
-            elif not fits:
+                last: Message = {"type": kind, "body": capture.body if fits and not whole else body, "more_body": False}
+            elif fits:
+                return
+            else:
                 await self._pass_on({"type": kind, "body": body, "more_body": True})
+                return
         elif kind in FILES:
             capture.overflowed = True
-            await self._finish(capture, message)
+            last, was_open = message, False
         else:
             await self._pass_on(message)
-
-    async def _finish(self, capture: Capture, last: Message, begun: bool = False) -> None:
-        """Store the complete answer, and then send it, or its last part if the rest was sent before."""
-        life = self.life
-        await self._drive(life.answered())
-        if life.runs_again:
+            return
+        # The answer is complete: store it, and then send it, or its last part if the rest was sent before.
+        await self.drive(life.answered())
+        if self.life.runs_again:
             raise RunAgain
-        if life.answer is None:
-            send = self._send
-            if not begun:
-                await send(self._first_start(capture))
-            await send(last)
-        elif begun:
+        if self.life.answer is None:
+            if not was_open:
+                await self._send(self._first_start(capture))
+            await self._send(last)
+        elif was_open:
             raise cut_off()
         else:
-            await self._send_answer()
+            await self.send_answer()
 
     def _first_start(self, capture: Capture) -> Message:
         """Return the first message of a first answer."""
         assert self._start is not None
         exchange = self.life.exchange
-        headers = exchange.expose(exchange.with_key(capture.headers), self.life.rule)
-        return {**self._start, "headers": headers}
+        return {**self._start, "headers": exchange.expose(capture.headers + exchange.echo, self.life.rule)}
 
     async def _pass_on(self, message: Message) -> None:
         """Send a part of an answer. If the server raises because the client is gone, the handler continues."""
@@ -388,7 +364,7 @@ class ASGIResponder:
             if self.life.attempt is None:
                 raise
 
-    async def _send_answer(self, carrier: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    async def send_answer(self, carrier: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """Send ``life.answer``. ``carrier`` holds the header lines of the answer that it replaces."""
         answer, rule = self.life.answer, self.life.rule
         if answer is None or self._answered:
@@ -397,18 +373,7 @@ class ASGIResponder:
         if self._begun:
             raise cut_off()
         exchange, send = self.life.exchange, self._send
-        lines = exchange.expose(exchange.with_carrier(answer.headers, carrier, rule), rule)
+        lines = exchange.with_carrier(answer.headers, carrier, rule) if carrier else answer.headers
+        lines = exchange.expose(lines, rule)
         await send({"type": "http.response.start", "status": answer.status, "headers": lines})
         await send({"type": "http.response.body", "body": answer.body, "more_body": False})
-
-
-def _make_exchange(scope: Scope, middleware: Any) -> Exchange:
-    return Exchange(
-        scope["method"].upper(),
-        scope["path"],
-        scope.get("query_string", b""),
-        scope["headers"],
-        secret=middleware.guard.secret,
-        docs=middleware.docs,
-        key_header=middleware.key_header,
-    )

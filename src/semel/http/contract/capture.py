@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from semel.core.encoding.snapshot import StoredResponse
-from semel.http.contract.exchange import KEY_HEADER
+from semel.core.encoding.snapshot import StoredResponse, make_response
 from semel.http.contract.rules import Idempotent
 
 __all__ = ["Capture", "cut_off"]
@@ -14,26 +13,25 @@ __all__ = ["Capture", "cut_off"]
 class Capture:
     """One answer: its status, its header lines, and its body up to ``max_stored_body``."""
 
-    __slots__ = ("_chunks", "_key_name", "_replayed", "_rule", "_size", "headers", "overflowed", "status")
-
-    def __init__(self, rule: Idempotent, key_name: bytes = KEY_HEADER.name) -> None:
-        self._rule = rule
-        self._key_name = key_name
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        """All header lines except those that Semel sets itself."""
-        self._replayed: list[tuple[bytes, bytes]] = []
-        self._chunks: list[bytes] = []
-        self._size = 0
-        self.overflowed = False
+    rule: Idempotent
+    key_name: bytes
+    """The header of the key, which Semel sets itself."""
+    status = 0
+    size = 0
+    """Bytes of the body so far."""
+    overflowed = False
+    headers: list[tuple[bytes, bytes]]
+    """All header lines except those that Semel sets itself."""
+    _replayed: list[tuple[bytes, bytes]]
+    _chunks: list[bytes]
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.status = status
-        self.headers, self._replayed = [], []
-        wanted, mark = self._rule.replay_header_names, self._rule.replay_marker_name
+        self.headers, self._replayed, self._chunks = [], [], []
+        wanted, mark = self.rule.replay_header_names, self.rule.replay_marker_name
         for name, value in headers:
             line = bytes(name).lower(), bytes(value)
-            if line[0] == self._key_name or line[0] == mark:
+            if line[0] == self.key_name or line[0] == mark:
                 continue
             if line[0] in wanted:
                 self._replayed.append(line)
@@ -43,9 +41,9 @@ class Capture:
         """Add a chunk. Returns False once the answer is too large to be stored: it is let through then."""
         if self.overflowed:
             return False
-        self._size += len(chunk)
+        self.size += len(chunk)
         self._chunks.append(bytes(chunk))  # the application may reuse its buffer
-        self.overflowed = self._size > self._rule.max_stored_body
+        self.overflowed = self.size > self.rule.max_stored_body
         return not self.overflowed
 
     def take(self) -> bytes:
@@ -56,13 +54,13 @@ class Capture:
 
     @property
     def body(self) -> bytes:
-        return b"".join(self._chunks)
+        return b"".join(self._chunks) if self.size else b""
 
     def to_store(self) -> StoredResponse:
         """Return the answer as it is stored."""
-        if self.overflowed or (self._size and not self._rule.keep_body):
-            return StoredResponse(self.status, self._replayed, b"", True)
-        return StoredResponse(self.status, self._replayed, b"".join(self._chunks))
+        if self.overflowed or (self.size and not self.rule.keep_body):
+            return make_response((self.status, self._replayed, b"", True))
+        return make_response((self.status, self._replayed, b"".join(self._chunks), False))
 
 
 def cut_off() -> ConnectionError:

@@ -48,6 +48,7 @@ from semel.core.encoding.snapshot import StoredResponse
 from semel.core.values import value
 from semel.engine.drive.attempts import AsyncAttempt, Attempt
 from semel.errors import (
+    BodyTooLarge,
     ConfigurationError,
     LeaseLost,
     NotUndone,
@@ -67,7 +68,6 @@ __all__ = [
     "FIND_TENANT",
     "READ_BODY",
     "STOPPED",
-    "Begin",
     "Compensate",
     "Ending",
     "EndpointFlow",
@@ -98,15 +98,8 @@ STOPPED: Final = Stopped()
 
 
 @value
-class Begin:
-    """Claim the key under a lease. The answer is an attempt, or an Outcome if there is nothing to run."""
-
-    call: Call
-
-
-@value
 class OpenTransaction:
-    """Open the connection of a ``connection=`` route and lock the key in it. The answer is that of ``Begin``."""
+    """Open the connection of a ``connection=`` route and lock the key in it. The answer is that to a ``Call``."""
 
     call: Call
     connect: Callable[[], Any]
@@ -120,9 +113,13 @@ class Compensate:
 
 
 Request: TypeAlias = (
-    "ReadBody | FindTenant | Begin | OpenTransaction | Pause | Compensate | Returned | Declined | Stopped | Raised"
+    "ReadBody | FindTenant | Call | OpenTransaction | Pause | Compensate | Returned | Declined | Stopped | Raised"
 )
-"""What a flow yields. The last four end the attempt: complete, decline, lost and fail."""
+"""What a flow yields.
+
+A ``Call`` is to be claimed under a lease: the answer is an attempt, or an Outcome if there is nothing to run. The last
+four end the attempt: complete, decline, lost and fail.
+"""
 EndpointFlow: TypeAlias = Generator[Request, Any, T]
 
 
@@ -165,15 +162,18 @@ class Lifecycle(Generic[A]):
         self,
         middleware: Middleware[Any, Any],
         environment: MutableMapping[str, Any],
-        make_exchange: Callable[[MutableMapping[str, Any], Middleware[Any, Any]], Exchange],
+        exchange: Exchange | Callable[[MutableMapping[str, Any], Middleware[Any, Any]], Exchange],
     ) -> None:
         """
         :param environment: the ASGI scope or the WSGI environ.
-        :param make_exchange: called when the exchange is first needed.
+        :param exchange: the exchange, or a function that is called when it is first needed.
         """
-        self._middleware = middleware
-        self._environment = environment
-        self._make_exchange = make_exchange
+        self._middleware: Middleware[Any, Any] = middleware
+        self._environment: MutableMapping[str, Any] = environment
+        if isinstance(exchange, Exchange):
+            self.exchange = exchange
+        else:
+            self._make_exchange = exchange
         self.rule: Idempotent | None = None
         """The rule that the request was claimed under, or was refused by."""
         self.natural: Natural | None = None
@@ -225,7 +225,8 @@ class Lifecycle(Generic[A]):
             self.natural = declared if isinstance(declared, Natural) else None
             return True
         middleware, exchange = self._middleware, self.exchange
-        rule = self.rule = middleware.rule(declared)
+        known = middleware.rules.get(id(declared))
+        rule = self.rule = middleware.rule(declared) if known is None else known[1]
         if middleware.binds_hosts:
             exchange.host = middleware.matched_route(self._environment).host
         try:
@@ -239,14 +240,17 @@ class Lifecycle(Generic[A]):
                 exchange.body = None
             # The tenant comes first: a request that has none is refused before its body is read.
             tenant = None if middleware.tenant is None else (yield FIND_TENANT)
-            if not (yield READ_BODY):
+            if exchange.complete:
+                if exchange.size > (rule.max_request_body or 0):  # the middleware's, if the route has none
+                    raise BodyTooLarge
+            elif not (yield READ_BODY):
                 return False
             self.claiming = True
             call = exchange.call(middleware.guard, rule, key, tenant)
             if call.hook is not None:
                 call.route = self._route_name()
             if rule.connection is None:
-                begun = yield Begin(call)
+                begun = yield call
             else:
                 begun = yield from self._open_transaction(call, rule.connection)
         except ConfigurationError:
@@ -265,7 +269,8 @@ class Lifecycle(Generic[A]):
             if self.attempt is None and self.on_settled is not None:
                 self.on_settled()
         self._environment[CLAIMED] = True
-        self.capture = Capture(rule, exchange.key_header.name)
+        self.capture = Capture()
+        self.capture.rule, self.capture.key_name = rule, exchange.key_header.name
         if self.over:
             yield from self._end(Declined(None))
             return False
@@ -308,7 +313,8 @@ class Lifecycle(Generic[A]):
         assert rule is not None
         assert capture is not None
         stored = capture.to_store()
-        if rule.stores(stored.status):
+        status = stored.status
+        if (status < 500 and not rule.released) or rule.stores(status):
             return self._end(Returned(stored))
         return self._end(STOPPED if self.lease_lost else Declined(stored))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import zlib
 from collections.abc import Iterable
@@ -21,13 +22,16 @@ from semel.core.call import Call
 from semel.core.encoding.canonical import canonical_json, parse_json, select_fields
 from semel.core.encoding.fingerprint import DIGEST_SIZE, hash_key
 from semel.core.encoding.serializers import NotSerializable
-from semel.core.encoding.snapshot import Kind, StoredResponse, decode_response, encode_response
+from semel.core.encoding.snapshot import Kind, StoredResponse, decode_response, encode_response, make_response
 from semel.core.keys import header_value, parse_header
-from semel.engine.guard import Guard, checked_tenant
+from semel.engine.guard import Guard
 from semel.errors import (
+    BodyTooLarge,
+    ConditionFailed,
     ConfigurationError,
     DocumentError,
     InProgress,
+    KeyExpired,
     KeyInvalid,
     KeyMissing,
     KeyReused,
@@ -36,14 +40,15 @@ from semel.errors import (
     RequestError,
     SemelError,
     StoreError,
+    TooManyKeys,
+    TransactionConflict,
 )
 from semel.http.contract.conditional import Preconditions, preconditions
-from semel.http.contract.problems import problem
 from semel.http.contract.rules import Conditional, Idempotent, is_header_name
 
 __all__ = [
-    "CLAIMED", "FAILED", "KEY_HEADER", "RESPONSES", "SETTLED", "UNSTORED", "Exchange", "KeyHeader",
-    "ResponseSerializer",
+    "CLAIMED", "FAILED", "KEY_HEADER", "RESPONSES", "SETTLED", "TITLES", "UNSTORED", "Exchange", "KeyHeader",
+    "ResponseSerializer", "problem",
 ]  # fmt: skip
 
 UNSTORED: Final = (b"idempotent-stored", b"false")
@@ -120,7 +125,7 @@ class ResponseSerializer:
     kind: Final = Kind.RESPONSE
 
     def encode(self, value: Any) -> bytes:
-        status, headers, body, omitted = as_response(value)
+        status, headers, body, omitted = value if type(value) is StoredResponse else as_response(value)
         try:
             return encode_response(status, headers, body, body_omitted=omitted)
         except ValueError as error:
@@ -149,8 +154,9 @@ class Exchange:
     """A request, and the answers to it."""
 
     __slots__ = (
-        "_body_size", "_counted", "_echoed", "_hash", "_keys", "_lines", "_query", "_scripted", "_verbatim",
-        "announced_length", "body", "docs", "host", "key", "key_header", "method", "path",
+        "_body_hash", "_boundary", "_counted", "_lines", "_query", "_request_hash", "_scripted", "_secret",
+        "announced_length", "body", "complete", "docs", "echo", "host", "key", "key_header", "keys", "method",
+        "path", "size",
     )  # fmt: skip
 
     def __init__(
@@ -172,19 +178,26 @@ class Exchange:
         """The host of the request, if its route is bound to hosts; it is a part of the operation then."""
         self.body: list[bytes] | None = []
         """Chunks of the body, for rules that read all of it; None if no rule does, or if it is too large for that."""
-        self._body_size = 0
+        self.size = 0
+        """Bytes of the body that have arrived."""
+        self.complete = False
+        """Whether the application has read the body to its end before the claim."""
         self.key: str | None = None
-        self._verbatim = False
-        """Whether the key is echoed without adding quotes."""
-        self._echoed: list[tuple[bytes, bytes]] | None = None
+        self.echo: list[tuple[bytes, bytes]] = []
+        """The header line that repeats the key in the answer; nothing without a key."""
         self._query = query
         self._lines = headers
-        self._hash = RequestHash(secret)
+        self._secret = secret
+        self._body_hash: blake2b | PartsHash
+        self._request_hash, self._body_hash = _new_hashes(secret)
+        self._boundary = b""
+        """That of a multipart body."""
         self.announced_length = 0
         """The Content-Length, or 0 if there is none."""
         self._scripted = False
         """Whether a script in a browser sent the request."""
-        self._keys: list[bytes] = []
+        self.keys: list[bytes] = []
+        """The lines of the key, valid or not."""
         self._counted: list[tuple[bytes, bytes]] = []
         """Header lines that are part of every fingerprint."""
         read, key_name = key_header.read, key_header.name
@@ -193,33 +206,44 @@ class Exchange:
             if name not in read:
                 continue
             if name == key_name:
-                self._keys.append(value)
+                self.keys.append(value)
             elif name == b"content-length":
                 self.announced_length = self.announced_length or (int(value) if value.isdigit() else 0)
             elif name == b"origin":
                 self._scripted = True
             else:
                 self._counted.append((name, value))
-                if value[:10].lower() == b"multipart/" and name == b"content-type":
-                    self._hash.split_at(value)
+                if value[:10].lower() == b"multipart/" and name == b"content-type" and not self._boundary:
+                    found = _BOUNDARY.search(value)
+                    if found is not None:
+                        self._boundary = found[1] or found[2]
+                        self._body_hash = self._new_body_hash()
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
         """All header lines of the request, with lower-case names."""
         return [(name.lower(), value) for name, value in self._lines]
 
-    def feed(self, chunk: bytes) -> None:
-        """Take the next chunk of the request's body."""
-        self._hash.feed(chunk)
+    def feed(self, chunk: bytes, more: bool = True) -> None:
+        """Take the next chunk of the request's body. How the body is cut into chunks does not matter.
+
+        :param more: whether more chunks may follow.
+        """
+        self.complete = not more
+        if not chunk:
+            return
+        if self.size == 0:
+            self._body_hash = self._body_hash.copy()
+        self._body_hash.update(chunk)
+        self.size += len(chunk)
         if self.body is not None:
             self.body.append(chunk)
-            self._body_size += len(chunk)
-            if self._body_size > DOCUMENT_LIMIT:
+            if self.size > DOCUMENT_LIMIT:
                 self.body = None
 
     def read_key(self, rule: Idempotent) -> str | None:
         """Return the key, or None if it is missing and optional. Raises KeyMissing or KeyInvalid."""
-        lines = self._keys
+        lines = self.keys
         if not lines:
             if rule.required:
                 raise KeyMissing(
@@ -233,21 +257,12 @@ class Exchange:
         except UnicodeDecodeError as error:
             raise KeyInvalid(f"The {self.key_header.title} holds characters other than printable ASCII.") from error
         key = self.key = parse_header(text, rule.key_mode, rule.key_format, self.key_header.title)
-        self._verbatim = rule.key_mode == "raw"
-        self._echoed = (
-            [(self.key_header.name, lines[0])] if key == text else None
-        )  # a bare key is echoed as it was sent
+        if key == text:
+            self.echo = [(self.key_header.name, lines[0])]  # a bare key is echoed as it was sent
+        else:
+            value = key if rule.key_mode == "raw" else _quoted(key)
+            self.echo = [(self.key_header.name, value.encode())]
         return key
-
-    def operation(self, rule: Idempotent) -> str:
-        """Return the operation, which scopes the key together with the tenant."""
-        if rule.scope == "tenant":
-            return "*"
-        path = self.host + self.path
-        if len(path) > _LONGEST_PATH or not path.isprintable():  # a store takes short text without control characters
-            digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-            path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
-        return f"{self.method} {path}"
 
     def fingerprint(self, rule: Idempotent) -> bytes:
         """Return the hash that distinguishes a retry from another request. Call it once the body has arrived."""
@@ -261,13 +276,47 @@ class Exchange:
             lines = [
                 (name, _BOUNDARY.sub(b"", value)) if name == b"content-type" else (name, value) for name, value in lines
             ]
-        hash, document = self._hash, None
+        document = other = None
         if rule.reads_body and self.body is not None:
             body = b"".join(self.body)
             if rule.compare_decompressed and (plain := self._decompressed(body)) is not None:
-                hash, body = hash.of(plain), plain
+                other = body = plain
             document = self._document(rule, body) if rule.reads_json else None
-        return hash.digest(self.method, self.host + self.path, self._query, lines, document)
+        return self.digest(lines, document, other)
+
+    def digest(
+        self, lines: Iterable[tuple[bytes, bytes]], document: bytes | None, other_body: bytes | None = None
+    ) -> bytes:
+        """Return the hash of the whole request. A ``document`` takes the place of the body's bytes.
+
+        Each part is preceded by its length, so that no two requests give the same bytes. With a secret it is a MAC: see
+        ``semel.core.encoding.fingerprint``.
+
+        :param other_body: takes the place of the body that was sent.
+        """
+        target, query = (self.host + self.path).encode("utf-8", "surrogatepass"), self._query
+        word = self.method.encode()
+        parts = b"%d:%b%d:%b%d:%b" % (len(word), word, len(target), target, len(query), query)
+        for name, value in lines:
+            parts += b"h%d:%b%d:%b" % (len(name), name, len(value), value)
+        if document is None:
+            body, size = self._body_hash, self.size
+            if other_body is not None:
+                body, size = self._new_body_hash(), len(other_body)
+                body.update(other_body)
+            parts += b"b%d:%b" % (0 if self._boundary else size, body.digest())
+        else:
+            parts += b"d%d:%b" % (len(document), document)
+        whole = self._request_hash.copy()
+        whole.update(parts)
+        return whole.digest()
+
+    def _new_body_hash(self) -> blake2b | PartsHash:
+        """Return an empty hash for the body. That of a multipart body leaves out the boundary, which counts as a part
+        of the Content-Type.
+        """
+        empty = _new_hashes(self._secret)[1]
+        return PartsHash(empty, self._boundary) if self._boundary else empty.copy()
 
     def _decompressed(self, body: bytes) -> bytes | None:
         """Return what a compressed body decompresses to; None if it is not compressed, or not in a way we read."""
@@ -277,17 +326,19 @@ class Exchange:
     def call(self, guard: Guard, rule: Idempotent, key: str, tenant: str | None) -> Call:
         """Return the call to claim. Call it once the body has arrived."""
         try:
-            owner = guard.tenant if tenant is None else checked_tenant(tenant)
+            known = guard.tenants.get(tenant) if type(tenant) is str else None
+            owner = known or (guard.tenant if tenant is None else guard.check_tenant(tenant))
         except RequestError as error:  # not the client's mistake
             raise ConfigurationError(f"tenant= gave no text of 1 to 255 characters: {error}") from error
-        return guard.make_call(
-            self.operation(rule),
-            key,
-            owner,
-            self.fingerprint(rule),
-            rule.policy,
-            RESPONSES,
-        )
+        path = self.host + self.path
+        if rule.scope == "tenant":
+            operation = "*"
+        else:  # a long path is not remembered
+            operation = (_known_name if len(path) <= _LONGEST_PATH else _operation_name)(self.method, path)
+        lines = self._counted
+        plain = len(lines) < 2 and not (rule.fingerprint_headers or rule.reads_body or rule.compare_parts)
+        fingerprint = self.digest(lines, None) if plain else self.fingerprint(rule)
+        return guard.make_call(operation, key, owner, fingerprint, rule.policy, RESPONSES)
 
     def preconditions(self, rule: Conditional) -> Preconditions:
         """Return the request's preconditions. Raises PreconditionError if they are malformed or missing."""
@@ -318,11 +369,11 @@ class Exchange:
             status = rule.reused_status if isinstance(error, KeyReused) else rule.in_use_status
         answer = problem(error, instance=self.path, status=status, docs=self.docs)
         length = (b"content-length", str(len(answer.body)).encode())
-        return answer._replace(headers=[*answer.headers, length, *self._echo()])
+        return answer._replace(headers=[*answer.headers, length, *self.echo])
 
     def replay(self, stored: StoredResponse, rule: Idempotent) -> StoredResponse:
         """Return the first answer, marked as a replay."""
-        status, lines, body, omitted = as_response(stored)
+        status, lines, body, omitted = stored if type(stored) is StoredResponse else as_response(stored)
         for line in lines:
             if line[0] == b"content-encoding":
                 lines, body = self._acceptable(lines, body, omitted)
@@ -330,11 +381,11 @@ class Exchange:
         headers = [
             *lines,
             (rule.replay_marker_name, b"omitted" if omitted else b"true"),
-            *(self._echoed or self._echo()),
+            *self.echo,
         ]
         if status not in (204, 304):
             headers.append((b"content-length", b"%d" % len(body)))
-        return StoredResponse(status, headers, body, omitted)
+        return make_response((status, headers, body, omitted))
 
     def _acceptable(
         self, lines: list[tuple[bytes, bytes]], body: bytes, omitted: bool
@@ -358,14 +409,10 @@ class Exchange:
             body = decoded
         return plain, body
 
-    def with_key(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """Return the captured header lines of a first answer, with the key added."""
-        return headers + (self._echoed or self._echo())
-
     def failure(self, stored: bool) -> StoredResponse:
         """Return the first answer of a handler that raised, if the rule stores such errors."""
         length = (b"content-length", str(len(FAILED.body)).encode())
-        return FAILED._replace(headers=self.with_key([*FAILED.headers, length, *([] if stored else [UNSTORED])]))
+        return FAILED._replace(headers=[*FAILED.headers, length, *([] if stored else [UNSTORED]), *self.echo])
 
     def with_carrier(
         self, answer: list[tuple[bytes, bytes]], carrier: Iterable[tuple[bytes, bytes]], rule: Idempotent | None = None
@@ -413,20 +460,16 @@ class Exchange:
         rest = [line for line in headers if line[0] != name]
         return [*rest, (name, ", ".join([*named, *missing]).encode("latin-1"))]
 
-    def _echo(self) -> list[tuple[bytes, bytes]]:
-        """Return the header line that repeats the key, or nothing without a key."""
-        if self._echoed is None:
-            line = None if self.key is None else (self.key_header.name, self._quoted(self.key).encode())
-            self._echoed = [] if line is None else [line]
-        return self._echoed
 
-    def _quoted(self, key: str) -> str:
-        if self._verbatim:
-            return key
-        try:
-            return header_value(key)
-        except KeyInvalid:
-            return header_value(key, quote=True)
+def _operation_name(method: str, path: str) -> str:
+    """Return the operation, which scopes the key together with the tenant."""
+    if len(path) > _LONGEST_PATH or not path.isprintable():  # a store takes short text without control characters
+        digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
+    return f"{method} {path}"
+
+
+_known_name: Final = lru_cache(maxsize=1024)(_operation_name)
 
 
 def _words(lines: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
@@ -440,60 +483,12 @@ def _words(lines: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
     return words
 
 
-class RequestHash:
-    """The fingerprint of a request, computed while its body arrives.
-
-    Each part is preceded by its length, so that no two requests give the same bytes. With a secret it is a MAC: see
-    ``semel.core.encoding.fingerprint``.
-    """
-
-    __slots__ = ("_body", "_content_type", "_request", "_secret", "_size")
-
-    def __init__(self, secret: bytes | None) -> None:
-        self._secret = secret
-        self._body: blake2b | PartsHash
-        self._request, self._body = _new_hashes(secret)
-        self._size = 0
-        self._content_type = b""
-        """That of a multipart body."""
-
-    def split_at(self, content_type: bytes) -> None:
-        """Leave the boundary of a multipart body out of the body's hash. It counts as a part of the Content-Type."""
-        found = _BOUNDARY.search(content_type)
-        if found is not None and not self._content_type:
-            self._content_type = content_type
-            self._body = PartsHash(_new_hashes(self._secret)[1], found[1] or found[2])
-
-    def of(self, body: bytes) -> RequestHash:
-        """Return the hash of the same request with another body."""
-        other = RequestHash(self._secret)
-        if self._content_type:
-            other.split_at(self._content_type)
-        other.feed(body)
-        return other
-
-    def feed(self, chunk: bytes) -> None:
-        """Take the next chunk of the body. How the body is cut into chunks does not matter."""
-        if self._size == 0:
-            self._body = self._body.copy()
-        self._body.update(chunk)
-        self._size += len(chunk)
-
-    def digest(
-        self, method: str, path: str, query: bytes, lines: Iterable[tuple[bytes, bytes]], document: bytes | None
-    ) -> bytes:
-        """Return the hash of the whole request; a ``document`` takes the place of the body's bytes."""
-        word, target = method.encode(), path.encode("utf-8", "surrogatepass")
-        parts = b"%d:%b%d:%b%d:%b" % (len(word), word, len(target), target, len(query), query)
-        for name, value in lines:
-            parts += b"h%d:%b%d:%b" % (len(name), name, len(value), value)
-        if document is None:
-            parts += b"b%d:%b" % (0 if self._content_type else self._size, self._body.digest())
-        else:
-            parts += b"d%d:%b" % (len(document), document)
-        whole = self._request.copy()
-        whole.update(parts)
-        return whole.digest()
+def _quoted(key: str) -> str:
+    """Return the key as a field value, quoted if it needs quotes."""
+    try:
+        return header_value(key)
+    except KeyInvalid:
+        return header_value(key, quote=True)
 
 
 class PartsHash:
@@ -559,3 +554,71 @@ def _new_hashes(secret: bytes | None) -> tuple[blake2b, blake2b]:
         blake2b(digest_size=DIGEST_SIZE, key=key, person=b"semel.request.2"),
         blake2b(digest_size=32, key=key, person=b"semel.body.2"),
     )
+
+
+# -- errors as application/problem+json (RFC 9457), which reveal nothing of what is stored
+
+TYPE: Final = "urn:semel:problem:"
+
+TITLES: Final = {
+    "idempotency_key_missing": "An idempotency key is needed",
+    "idempotency_key_invalid": "The idempotency key is malformed",
+    "idempotency_key_reused": "The idempotency key was used for another request",
+    "idempotency_key_expired": "The idempotency key was used too long ago",
+    "idempotency_key_in_use": "The first request with this key is still being processed",
+    "idempotency_store_unavailable": "Requests cannot be recorded at the moment",
+    "idempotency_body_too_large": "The request is too long",
+    "idempotency_transaction_conflict": "The request met others that change the same",
+    "idempotency_outcome_unknown": "What became of this request is not known",
+    "idempotency_not_undone": "The request failed, and not all of it could be undone",
+    "idempotency_too_many_keys": "Too many keys are in use",
+    "idempotency_condition_failed": "The request does not fit what is there",
+    "precondition_invalid": "The precondition is malformed",
+    "precondition_failed": "The resource has changed",
+    "precondition_required": "This request must be conditional",
+}
+
+_DETAILS: Final = {
+    ConditionFailed.code: "A condition of the change does not hold, so nothing was changed.",
+    KeyReused.code: (
+        "This key was sent before with a different request, so nothing was done. Send a retry exactly as the first "
+        "request was sent, and a new request with a new key."
+    ),
+    InProgress.code: "The first request with this key is still being processed. Send the same request again later.",
+    KeyExpired.code: "This idempotency key was used too long ago, and its answer is forgotten. Use a new key.",
+    BodyTooLarge.code: "The body of this request is longer than this route takes. Nothing was done.",
+    TransactionConflict.code: "The request met others that change the same, and was not done. Send it again later.",
+    TooManyKeys.code: "Too many keys are in use. Send the same request again later; keys that are in use still work.",
+}
+"""Sent instead of the error's own text, which names the operation and the key."""
+
+
+def problem(error: SemelError, *, instance: str, status: int | None = None, docs: str | None = None) -> StoredResponse:
+    """Return the answer to a request that ended in ``error``."""
+    code = error.code
+    real = status or error.status
+    retry_after = None
+    if error.retryable:
+        retry_after = max(1, math.ceil(error.retry_after or 1))
+    body: dict[str, object] = {
+        "type": TYPE + code.removeprefix("idempotency_").replace("_", "-"),
+        "title": TITLES.get(code, "The request could not be made to happen once"),
+        "status": real,
+        "detail": _DETAILS.get(code) or _detail(error),
+        "instance": quote(instance, safe="/:@!$&'()*+,;=-._~", errors="replace"),
+        "code": code,
+        "retryable": error.retryable,
+    }
+    headers = [(b"content-type", b"application/problem+json"), (b"cache-control", b"no-store")]
+    if retry_after is not None:
+        body["retry_after"] = retry_after
+        headers.append((b"retry-after", str(retry_after).encode()))
+    if docs:
+        headers.append((b"link", f'<{docs}>; rel="describedby"'.encode("latin-1", "replace")))
+    return StoredResponse(real, headers, json.dumps(body).encode())
+
+
+def _detail(error: SemelError) -> str:
+    if error.status >= 500:
+        return "See the service's logs."  # a store's own text is not for clients
+    return str(error)

@@ -64,7 +64,8 @@ class Middleware(Generic[App, G]):
         """Whether some route is bound to a host. Known after the report."""
         self.reruns = Reruns()
         self._reported = False
-        self._rules: dict[int, tuple[Idempotent, Idempotent]] = {}
+        self.rules: dict[int, tuple[Idempotent, Idempotent]] = {}
+        """By the id of each declared rule: the rule, and its form under the guard's policy."""
 
     def around(self, app: App) -> Self:
         """Return this middleware around another application. It shares everything else, and does not report again."""
@@ -86,15 +87,15 @@ class Middleware(Generic[App, G]):
 
     def rule(self, declared: Idempotent) -> Idempotent:
         """Return the rule with this guard's policy and our limit filled in. It is computed once."""
-        known = self._rules.get(id(declared))
+        known = self.rules.get(id(declared))
         if known is None:  # the declared one is remembered too, so that no other gets its id
-            if len(self._rules) == MOST_RULES:  # an application that makes new rules for each request
-                self._rules.clear()
+            if len(self.rules) == MOST_RULES:  # an application that makes new rules for each request
+                self.rules.clear()
             effective = declared.under(self.guard.policy)
             self.keep(declared)
             if effective.max_request_body is None:
                 effective = replace(effective, max_request_body=self.max_request_body)
-            known = self._rules[id(declared)] = (declared, effective)
+            known = self.rules[id(declared)] = (declared, effective)
         return known[1]
 
     def endpoints(self) -> list[Endpoint]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from semel.core.call import Declined, Pause, Raised, Returned
+from semel.core.call import Call, Declined, Pause, Raised, Returned
 from semel.core.encoding.snapshot import StoredResponse
 from semel.engine.drive.attempts import Attempt
 from semel.engine.operation import Operation, running
@@ -24,7 +24,6 @@ from semel.http.contract.conditional import bind_preconditions, unbind_precondit
 from semel.http.contract.endpoint import (
     FIND_TENANT,
     READ_BODY,
-    Begin,
     Compensate,
     Ending,
     Lifecycle,
@@ -192,8 +191,8 @@ class WSGIResponder:
         """Do what a flow asks for."""
         if request is READ_BODY:
             return self._read_body()
-        if isinstance(request, Begin):
-            return self._middleware.guard.begin(request.call)
+        if isinstance(request, Call):
+            return self._middleware.guard.begin(request)
         if request is FIND_TENANT:
             return self._find_tenant()
         if isinstance(request, OpenTransaction):
@@ -285,7 +284,7 @@ class WSGIResponder:
         return [body] if body else []
 
     def _send_first(self, status: str, headers: list[tuple[bytes, bytes]]) -> Write:
-        return self._send(status, self.life.exchange.with_key(headers))
+        return self._send(status, headers + self.life.exchange.echo)
 
     def _send(self, status: str, headers: list[tuple[bytes, bytes]]) -> Write:
         return self._server(status, as_text(self.life.exchange.expose(headers, self.life.rule)))

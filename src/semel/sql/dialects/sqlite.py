@@ -2,7 +2,7 @@
 
 A program reads first. If that answers the Op (a replay), it never asks for the write lock. Otherwise the first
 statement that writes runs inside the writer's transaction and checks again what was read, because the record may have
-changed in between.
+changed in between. The writer gives that statement the time at which it got the lock.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from semel.core.states import State, Takeover
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
 from semel.sql.dialects.results import TRIES, has_forgettable, resolve_record, resumable_page
-from semel.sql.program import Program, load_queries
+from semel.sql.program import Program, Statement, load_queries
 
-__all__ = ["keep", "lock", "program", "save_step", "step_saved"]
+__all__ = ["PROGRAMS", "keep", "lock", "save_step", "step_saved"]
 
 _Q: Final = load_queries("semel.sql.dialects", "sqlite.sql")
+_FIND, _CLAIM, _COMPLETE = _Q["find"], _Q["claim"], _Q["complete"]
 
 Clock = Callable[[], int]
 
@@ -49,13 +50,12 @@ def _micros(seconds: float) -> int:
 
 def claim(op: Claim, clock: Clock) -> Program[Claimed | Existing]:
     for _ in range(TRIES):
-        rows = yield _Q["find"](id=op.id)
+        rows = yield Statement(_FIND, {"id": op.id})
         now = clock()
         if not rows:
             state = State.ABSENT
         else:
-            (row,) = rows
-            stored, token, attempt, fingerprint, snapshot, lease_end, created, expires, nonce, *ownership = row
+            stored, token, attempt, fingerprint, snapshot, lease_end, created, expires, nonce, *ownership = rows[0]
             takeover, origin, steps = ownership
             state = state_at(stored, takeover, lease_end - now, expires - now)
             if state is State.RUNNING and nonce == op.nonce:
@@ -65,10 +65,12 @@ def claim(op: Claim, clock: Clock) -> Program[Claimed | Existing]:
                 (expires - now) / 1e6, op.tenant, op.operation, op.key,
             )  # fmt: skip
         if state is State.ABSENT:
-            won = yield _Q["claim"](
-                id=op.id, takeover=op.takeover, now=clock(), nonce=op.nonce, lease=_micros(op.lease),
-                ttl=_micros(op.ttl), fingerprint=op.fingerprint, tenant=op.tenant, operation=op.operation, key=op.key,
-            )  # fmt: skip
+            values = {
+                "id": op.id, "takeover": op.takeover, "now": now, "nonce": op.nonce, "lease": int(op.lease * 1_000_000),
+                "ttl": int(op.ttl * 1_000_000), "fingerprint": op.fingerprint, "tenant": op.tenant,
+                "operation": op.operation, "key": op.key,
+            }  # fmt: skip
+            won = yield Statement(_CLAIM, values)
             if won:
                 return Claimed(won[0][0], 1)
             continue
@@ -97,8 +99,8 @@ def renew(op: Renew, clock: Clock) -> Program[bool]:
 
 
 def complete(op: Complete, clock: Clock) -> Program[bool]:
-    done = yield _Q["complete"](id=op.id, token=op.token, snapshot=op.snapshot, now=clock(), ttl=_micros(op.ttl))
-    if done:
+    values = {"id": op.id, "token": op.token, "snapshot": op.snapshot, "ttl": int(op.ttl * 1_000_000)}
+    if (yield Statement(_COMPLETE, values)):
         return True
     return bool((yield _Q["completed"](id=op.id, token=op.token)))
 
@@ -182,7 +184,7 @@ def resumable(op: Resumable, clock: Clock) -> Program[Page]:
     )
 
 
-_PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
+PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
     Claim: claim,
     Renew: renew,
     Complete: complete,
@@ -194,14 +196,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
     Count: count,
     Resumable: resumable,
 }
-
-
-def program(op: Op[Any], clock: Clock) -> Program[Any]:
-    """The program of an Op.
-
-    :param clock: returns microseconds since 1970.
-    """
-    return _PROGRAMS[type(op)](op, clock)
+"""The program of each Op. The clock returns microseconds since 1970."""
 
 
 # The transactional mode: programs for the caller's connection

@@ -33,7 +33,7 @@ from typing import Any, Final, Protocol, TypeVar
 from semel.core.ops import Op
 from semel.engine.forking import survive_forks
 from semel.engine.ports import STORE_CLOSED
-from semel.errors import StoreUnavailable, StoreUncertain
+from semel.errors import SemelError, StoreUnavailable, StoreUncertain
 from semel.stores.batching.limits import (
     MAX_BATCH,
     MAX_BATCH_BYTES,
@@ -41,7 +41,6 @@ from semel.stores.batching.limits import (
     QUEUE_TIMEOUT,
     belongs_to_attempt,
     queue_full,
-    result_of,
     stored_bytes,
     take_batch,
 )
@@ -67,22 +66,20 @@ class BatchConnection(Protocol):
 class _Entry:
     """One Op in the combiner, and the caller that waits for its answer. Guarded by the combiner's lock."""
 
-    __slots__ = ("answer", "answered", "batch", "connection", "gate", "op")
-
-    def __init__(self, op: Op[Any]) -> None:
-        self.op = op
-        self.answer: Any = None
-        self.answered = False
-        self.connection: BatchConnection | None = None
-        """The connection that this caller leads with, until it hands it on."""
-        self.batch: list[_Entry] = []
-        """The entries that this caller leads, until they are answered."""
-        self.gate = threading.Lock()
-        self.gate.acquire()
+    op: Op[Any]
+    answer: Any = None
+    answered = False
+    connection: BatchConnection | None = None
+    """The connection that this caller leads with, until it hands it on."""
+    batch: list[_Entry] | None = None
+    """The entries that this caller leads, until they are answered."""
+    gate: threading.Lock | None = None
+    """What the caller waits at. A caller that finds a free connection needs none."""
 
     def wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # already awake: it looks for itself
-            self.gate.release()
+        if self.gate is not None:
+            with contextlib.suppress(RuntimeError):  # already awake: it looks for itself
+                self.gate.release()
 
 
 class Combiner:
@@ -124,12 +121,48 @@ class Combiner:
 
     def execute(self, op: Op[R]) -> R:
         """Run one Op; return its result or raise its error."""
-        result: R = result_of(self._run([_Entry(op)])[0])
+        entry = _Entry()
+        entry.op = op
+        answer: Any
+        try:
+            with self._lock:
+                idle = self._idle
+                if idle and self._last_batch <= 1 and not (self._queue or self._gathering or self._closed):
+                    entry.connection = idle[-1]  # on the entry before it leaves the list
+                    idle.pop()
+            connection = entry.connection
+            if connection is None:
+                self._enqueue([entry])
+                answer = self._wait(entry)
+            else:  # the usual case: nobody else waits, and nobody is expected
+                (answer,) = connection.run((op,))
+                with self._lock:
+                    if self._queue or self._closed:
+                        self._deliver(entry, ())
+                    else:
+                        self._idle.append(connection)
+                        entry.connection = None
+        except BaseException:  # interrupted: the connection and the batch that we hold must not be lost
+            self._abandon([entry])
+            raise
+        if isinstance(answer, SemelError):
+            raise answer
+        result: R = answer
         return result
 
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         """Run several Ops; an Op that failed is answered with its error."""
-        return self._run([_Entry(op) for op in ops])
+        entries: list[_Entry] = []
+        for op in ops:
+            entry = _Entry()
+            entry.op = op
+            entries.append(entry)
+        try:
+            self._enqueue(entries)
+            return [self._wait(entry) for entry in entries]
+        except BaseException:  # interrupted: the connection and the batch that we hold must not be lost
+            self._abandon(entries)
+            raise
 
     def close(self) -> None:
         """Refuse new Ops and close the connections: idle ones now, busy ones after their batch."""
@@ -144,17 +177,12 @@ class Combiner:
         """Accept Ops again after ``close``. Connections open when first used."""
         self._closed = False
 
-    def _run(self, entries: list[_Entry]) -> list[Any]:
-        try:
-            self._enqueue(entries)
-            return [self._wait(entry) for entry in entries]
-        except BaseException:  # interrupted: the connection and the batch that we hold must not be lost
-            self._abandon(entries)
-            raise
-
     def _enqueue(self, entries: list[_Entry]) -> None:
         if not entries:
             return
+        for entry in entries:
+            entry.gate = threading.Lock()
+            entry.gate.acquire()
         until = 0.0
         while True:
             with self._lock:
@@ -192,8 +220,10 @@ class Combiner:
         entry.wake()
 
     def _wait(self, entry: _Entry) -> Any:
+        gate = entry.gate
+        assert gate is not None
         while True:
-            entry.gate.acquire()
+            gate.acquire()
             if entry.connection is not None:
                 self._lead(entry, entry.connection)
             if entry.answered:
@@ -201,8 +231,9 @@ class Combiner:
 
     def _lead(self, leader: _Entry, connection: BatchConnection) -> None:
         """Run one batch for those who wait, then hand the connection on."""
+        leader.batch = batch = leader.batch or []
         with self._lock:
-            batch = self._fill(leader.batch)
+            self._fill(batch)
         if connection.gathers and 0 < len(batch) < self._last_batch:
             self._gather(batch)
         self._last_batch = len(batch)
@@ -227,10 +258,10 @@ class Combiner:
                 leader.connection = None
                 if self._closed:
                     connection.close()
-        for entry, answer in zip(batch, answers, strict=True):
+        for entry, answer in zip(batch or (), answers, strict=True):
             entry.answer, entry.answered = answer, True
             entry.wake()
-        leader.batch = []
+        leader.batch = None
 
     def _abandon(self, entries: list[_Entry]) -> None:
         """Give back what an interrupted caller holds. Its own Ops may be in a batch that another caller leads."""
@@ -239,7 +270,8 @@ class Combiner:
             self._queue = deque(entry for entry in self._queue if id(entry) not in mine)
             for entry in entries:
                 if entry.connection is not None or entry.batch:
-                    self._deliver(entry, [StoreUncertain("the call to the store was interrupted") for _ in entry.batch])
+                    lost = [StoreUncertain("the call to the store was interrupted") for _ in entry.batch or ()]
+                    self._deliver(entry, lost)
             self._gathering = False
             if self._queue and self._idle and all(entry.connection is None for entry in self._queue):
                 self._assign_idle(self._queue[0])
@@ -247,11 +279,10 @@ class Combiner:
                 if entry.connection is not None:
                     entry.wake()  # the interruption may have come between handing it on and waking it
 
-    def _fill(self, batch: list[_Entry]) -> list[_Entry]:
+    def _fill(self, batch: list[_Entry]) -> None:
         take_batch(self._queue, batch, _stored_bytes, self._max_batch, self._max_bytes)
         if self._outside:
             self._wake_outside()
-        return batch
 
     def _gather(self, batch: list[_Entry]) -> None:
         """Let other callers catch up while each pause brings some. Meanwhile they take no other connection."""

@@ -1,5 +1,5 @@
 # Twin: sync.py is generated from this file by make twins.
-# Twin: semel.stores.mysql.tasks -> semel.stores.mysql.threads
+# Twin: require_asyncmy -> require_pymysql
 # Twin: for one event loop, by asyncmy -> for threads, by PyMySQL
 # Twin: for one event loop -> for threads
 """The MySQL store for one event loop, by asyncmy.
@@ -20,8 +20,8 @@ from semel.sql.migrations import MYSQL
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
 from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
+from semel.stores.mysql.connections import AsyncMySQLSender, connect_async, disconnect_async, require_asyncmy
 from semel.stores.mysql.settings import MySQLSettings
-from semel.stores.mysql.tasks import AsyncMySQLSender, connect_async, disconnect_async, require_driver
 
 __all__ = ["AsyncMySQLStore", "check_async", "migrate_async"]
 
@@ -75,7 +75,7 @@ class AsyncMySQLStore:
         :param retry_for: how long to retry when the connection is lost, before an Op fails.
         """
         settings = MySQLSettings(url, connections, timeout, connect_timeout, retry_for)
-        require_driver()
+        require_asyncmy()
         self._combiner = AsyncCombiner(
             [AsyncRetryingConnection(AsyncMySQLSender(settings), settings.retry_for) for _ in range(connections)]
         )

@@ -80,7 +80,7 @@ class AsyncRedisStore:
 
     async def execute(self, op: Op[R]) -> R:
         programs, servers = self._programs, self._servers
-        key = programs.key(op.id)
+        key = programs.prefix + op.id.hex().encode()  # programs.key(), in the path of every call
         retry: OpRetry | None = None
         redirection: Address | None = None
         while True:
@@ -93,11 +93,14 @@ class AsyncRedisStore:
             try:
                 if type(op) is Sweep:
                     return cast(R, await self._sweep(op))
-                connection = servers.ready(key) if redirection is None else None
+                if redirection is None:
+                    connection = servers.only
+                    if connection is None or connection.closed or connection.loop is not asyncio.get_running_loop():
+                        connection = servers.ready(key)
                 if connection is None:
                     where = redirection or await servers.address_of(key)
                     connection = await servers.connection(where)
-                program = programs.start(op, key, connection.clock)
+                program = programs.by_op[type(op)](op, key, connection.clock)
                 command = next(program)
                 asking = redirection is not None
                 while True:

@@ -185,7 +185,7 @@ class AsyncRedisConnection(asyncio.Protocol):
         self._unsent.append(self._pack(parts))
         if not self._flushing:
             self._flushing = True
-            self.loop.call_soon(self._flush)
+            self.loop.call_soon(self._write, True)
         elif len(self._unsent) >= WRITE_EARLY:
             self._write()
         return future
@@ -242,19 +242,18 @@ class AsyncRedisConnection(asyncio.Protocol):
             raise
         return replies
 
-    def _flush(self) -> None:
-        self._flushing = False
-        if self._next_wait is not None and not self.closed:
-            self._replies.append(self._next_wait)
-            self._unsent.append(self._pack(self._wait_command.parts))
-            self._sent_wait, self._next_wait = self._next_wait, None
-            self._sent_wait.add_done_callback(self._wait_answered)
-        self._write()
-
     def _wait_answered(self, wait: asyncio.Future[Any]) -> None:
         self._sent_wait = None
 
-    def _write(self) -> None:
+    def _write(self, end_of_turn: bool = False) -> None:
+        """Write what is queued; at the end of a turn of the loop with a WAIT after it, if one is needed."""
+        if end_of_turn:
+            self._flushing = False
+            if self._next_wait is not None and not self.closed:
+                self._replies.append(self._next_wait)
+                self._unsent.append(self._pack(self._wait_command.parts))
+                self._sent_wait, self._next_wait = self._next_wait, None
+                self._sent_wait.add_done_callback(self._wait_answered)
         if self._paused or self.closed or self._transport is None or not self._unsent:
             return
         unsent, self._unsent = self._unsent, []

@@ -38,6 +38,8 @@ class AsyncServers:
         """Servers that a caller has retried in vain: later callers try them once, and do not wait."""
         self._settings = settings
         self._wait = wait
+        self.only: AsyncRedisConnection | None = None
+        """The last open connection, if there is one server that has all keys."""
         self._connections: dict[Address, AsyncRedisConnection] = {}
         self._durable_connections: dict[Address, AsyncRedisConnection] = {}
         """The second connection to each server, for durable commands. WAIT blocks its connection, and commands that
@@ -52,7 +54,7 @@ class AsyncServers:
 
     def ready(self, key: bytes) -> AsyncRedisConnection | None:
         """Return the open connection to the server that has the key, if there is one: the path of nearly every call."""
-        address = self.topology.address_of(key)
+        address = self.topology.only or self.topology.address_of(key)
         connection = self._connections.get(address) if address is not None else None
         if connection is None or connection.closed or connection.loop is not asyncio.get_running_loop():
             return None
@@ -159,6 +161,8 @@ class AsyncServers:
             self.topology.forget(address)
             raise
         self._connections[address] = connection
+        if self.topology.only is not None:
+            self.only = connection
         return connection
 
     async def _open_durable(self, address: Address) -> AsyncRedisConnection:

@@ -36,10 +36,12 @@ class ServerClock:
     clock gives out always grow, even if the estimate is corrected.
     """
 
-    __slots__ = ("_ahead", "_asked_at", "_last")
+    __slots__ = ("_asked_at", "_known", "_last", "ahead")
 
     def __init__(self) -> None:
-        self._ahead: int | None = None
+        self.ahead = 0
+        """Microseconds by which the server's clock is ahead of our monotonic one."""
+        self._known = False
         self._asked_at = 0
         self._last = 0
 
@@ -50,27 +52,29 @@ class ServerClock:
         :param restart: forget earlier replies, which are too old to compare with.
         """
         ahead = int(answer[0]) * 1_000_000 + int(answer[1]) - asked_at // 1000
-        self._ahead = ahead if restart or self._ahead is None else min(self._ahead, ahead)
+        self.ahead = min(self.ahead, ahead) if self._known and not restart else ahead
+        self._known = True
         self._asked_at = asked_at
 
-    def is_old(self) -> bool:
-        """Whether to ask again. Only one caller gets True."""
-        now = monotonic_ns()
-        if now - self._asked_at < ASK_AGAIN * 1e9:
-            return False
-        self._asked_at = now
-        return True
-
     def now(self) -> int:
-        return monotonic_ns() // 1000 + (self._ahead or 0)
+        return monotonic_ns() // 1000 + self.ahead
 
     def note_token(self, token: int) -> None:
         """Take in a token that the server gave out: later ones must be greater."""
         self._last = max(self._last, token)
 
-    def next_token(self, now: int) -> int:
+    def issue(self) -> tuple[int, int] | None:
+        """Return a new token and the time; None if the server must be asked for its time first.
+
+        Only one caller gets None: the others go on with the old estimate meanwhile.
+        """
+        ours = monotonic_ns()
+        if ours - self._asked_at >= ASK_AGAIN * 1e9:
+            self._asked_at = ours
+            return None
+        now = ours // 1000 + self.ahead
         self._last = token = max(self._last + 1, now)
-        return token
+        return token, now
 
 
 def introduce(username: str | None, password: str | None, db: int) -> Handshake:

@@ -22,6 +22,7 @@ All numbers are big-endian. The Lua files read the same layout (``lua/record.lua
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from semel.core.ops import Claim, Record
@@ -30,6 +31,7 @@ from semel.errors import ConfigurationError
 
 __all__ = [
     "FAR",
+    "RUNNING",
     "confirmation",
     "eight_bytes",
     "is_confirmed",
@@ -47,11 +49,17 @@ __all__ = [
 FAR: Final = 31_622_400_000_000
 """A thousand years in ms: the extra life of a key whose outcome may be unknown, as in ``lua/record.lua``."""
 HEAD: Final = struct.Struct(">BBBBQQIQQQQI")
+_HEAD_SIZE: Final = HEAD.size
+_RETRY: Final = Takeover.RETRY  # a local name: finding an Enum member in its class is slow on Python 3.11
 _LENGTHS: Final = struct.Struct(">IIi")
 _BYTE: Final = tuple(bytes((number,)) for number in range(256))
 _SIZE: Final = struct.Struct(">I")
 _VERSION: Final = 1
 _EIGHT: Final = struct.Struct(">Q")
+eight_bytes: Final[Callable[[int], bytes]] = _EIGHT.pack
+"""Packs a token, a nonce or an instant as the record holds it."""
+RUNNING: Final = b"\x01"
+"""The second byte of a record that is running."""
 _STATES: Final = (State.ABSENT, State.RUNNING, State.DONE, State.UNKNOWN)
 _ENDED: Final = struct.Struct(">4xQ8xIQ16xQI")
 """Reads token, attempt, created, expires and size from the header."""
@@ -62,11 +70,6 @@ def milliseconds(seconds: float) -> int:
     return int(seconds * 1000)
 
 
-def eight_bytes(number: int) -> bytes:
-    """Pack a token, a nonce or an instant as the record holds it."""
-    return _EIGHT.pack(number)
-
-
 def token_of(raw: bytes) -> int:
     token: int = _EIGHT.unpack(raw)[0]
     return token
@@ -74,24 +77,20 @@ def token_of(raw: bytes) -> int:
 
 def new_value(claim: Claim, token: int, now: int) -> tuple[bytes, int]:
     """Return the value that a first claim writes, and the life of its key in ms."""
-    lease, ttl = milliseconds(claim.lease), max(1, milliseconds(claim.ttl))
-    life = max(lease, ttl)
-    if claim.takeover is not Takeover.RETRY:
+    lease, ttl = int(claim.lease * 1000), int(claim.ttl * 1000) or 1  # as milliseconds() does
+    life = lease if lease > ttl else ttl
+    if claim.takeover is not _RETRY:
         life += FAR
     fingerprint, key = claim.fingerprint, claim.key
-    tenant, operation = _bytes(claim.tenant), _bytes(claim.operation)
-    key_bytes = b"" if key is None else _bytes(key)
+    try:
+        tenant, operation, key_bytes = claim.tenant.encode(), claim.operation.encode(), (key or "").encode()
+    except UnicodeEncodeError:  # half a surrogate pair: stored as it is
+        texts = (claim.tenant, claim.operation, key or "")
+        tenant, operation, key_bytes = (text.encode("utf-8", "surrogatepass") for text in texts)
     lengths = _LENGTHS.pack(len(tenant), len(operation), -1 if key is None else len(key_bytes))
     size = 1 + len(fingerprint) + len(lengths) + len(tenant) + len(operation) + len(key_bytes)
     head = HEAD.pack(_VERSION, 1, claim.takeover, 0, token, claim.nonce, 1, now, life - lease, life - ttl, 0, size)
     return b"".join((head, _BYTE[len(fingerprint)], fingerprint, lengths, tenant, operation, key_bytes)), life
-
-
-def _bytes(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair: stored as it is
-        return text.encode("utf-8", "surrogatepass")
 
 
 def state_of_value(value: bytes) -> State:
@@ -119,6 +118,8 @@ def replay_record(claim: Claim, value: bytes, now: int) -> Record:
     Tenant, operation and key are taken from the claim, because the identity is made of them. Everything else is the
     same as in ``record_of``.
     """
+    if len(value) < _HEAD_SIZE or value[0] != _VERSION:
+        state_of_value(value)
     token, attempt, created, expires, size = _ENDED.unpack_from(value)
     state = _STATES[value[1]]
     at = HEAD.size + 1 + value[HEAD.size]

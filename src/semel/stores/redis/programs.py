@@ -31,11 +31,12 @@ from semel.core.ops import (
 from semel.core.states import State
 from semel.core.values import value
 from semel.errors import SemelError, StoreError, StoreUncertain
-from semel.stores.redis.commands import RedisCommand, scripts
+from semel.stores.redis.commands import RedisCommand, make_command, scripts
 from semel.stores.redis.failures import NoMemory, NotMaster, unconfirmed, with_answer
 from semel.stores.redis.handshake import ServerClock
 from semel.stores.redis.layout import (
     HEAD,
+    RUNNING,
     confirmation,
     eight_bytes,
     is_confirmed,
@@ -82,7 +83,8 @@ class RedisPrograms:
         self._flag = b"1" if self.durable else b"0"
         self._by = confirmation(replicas, aof)
         self._scripts = scripts()
-        self._start: dict[type[Op[Any]], Callable[[Any, bytes, ServerClock], OpProgram]] = {
+        self._complete_script = self._scripts["complete"]
+        self.by_op: dict[type[Op[Any]], Callable[[Any, bytes, ServerClock], OpProgram]] = {
             Claim: self._claim,
             Renew: self._renew,
             Complete: self._complete,
@@ -92,23 +94,20 @@ class RedisPrograms:
             Resolve: self._resolve,
             WatchAttempt: self._watch,
         }
+        """For each kind of Op on one record, its program: a function of the Op, its key, and the clock of the server
+        that holds the key."""
 
     def key(self, id: bytes) -> bytes:
         return self.prefix + id.hex().encode()
 
-    def start(self, op: Op[Any], key: bytes, clock: ServerClock) -> OpProgram:
-        """Return the program of an Op on one record. ``clock`` is the clock of the server that holds the key."""
-        return self._start[type(op)](op, key, clock)
-
     def _claim(self, op: Claim, key: bytes, clock: ServerClock) -> OpProgram:
-        if clock.is_old():
+        while (issued := clock.issue()) is None:
             asked_at = monotonic_ns()
             clock.learn(asked_at, (yield RedisCommand((b"TIME",))), restart=True)
-        now = clock.now()
-        token = clock.next_token(now)
+        token, now = issued
         value, life = new_value(op, token, now)
         try:
-            found = yield RedisCommand((b"SET", key, value, b"NX", b"GET", b"PX", life))
+            found = yield make_command(((b"SET", key, value, b"NX", b"GET", b"PX", life), None))
         except NoMemory:
             # A full server refuses even a SET that would write nothing. A stored result can still be replayed.
             reply = yield self._scripts["lookup"].call(key)
@@ -118,11 +117,13 @@ class RedisPrograms:
         answer: Claimed | Existing
         if found is None:
             answer = Claimed(token, 1)
-        elif state_of_value(found) is not State.RUNNING:
+        elif found[1:2] != RUNNING:
+            record = replay_record(op, found, now)
             if self.durable and not is_confirmed(found, self._by):
                 yield from self._confirm_result(key, found)
-            return Existing(replay_record(op, found, clock.now()))
+            return Existing(record)
         else:
+            state_of_value(found)
             reply = yield self._scripts["claim"].call(key, value, life, self.channel)
             if reply[0] == 0:
                 return Existing((yield from self._confirmed_record(op.id, key, reply[1:], clock)))
@@ -139,10 +140,11 @@ class RedisPrograms:
         return (yield self._scripts["renew"].call(key, eight_bytes(op.token), milliseconds(op.lease))) == 1
 
     def _complete(self, op: Complete, key: bytes, clock: ServerClock) -> OpProgram:
-        ttl = max(1, milliseconds(op.ttl))
-        ends = eight_bytes(clock.now() + ttl * 1000)
-        token = eight_bytes(op.token)
-        complete = self._scripts["complete"].call(key, token, op.snapshot, ttl, ends, self._flag, self.channel)
+        ttl = int(op.ttl * 1000) or 1
+        ends = eight_bytes(monotonic_ns() // 1000 + clock.ahead + ttl * 1000)
+        token, script = eight_bytes(op.token), self._complete_script
+        parts = (b"EVALSHA", script.sha, 1, key, token, op.snapshot, ttl, ends, self._flag, self.channel)
+        complete = make_command((parts, script))  # as Script.call() does
         if not self.durable:
             return (yield complete) == 1
         done = yield from self._write(complete)

@@ -303,7 +303,8 @@ class RedisBatchConnection:
                 continue
             started = op.resume(at, connection) if isinstance(op, ResumedOp) else None
             if started is None:
-                program = self._programs.start(op.op if isinstance(op, ResumedOp) else op, key, connection.clock)
+                plain = op.op if isinstance(op, ResumedOp) else op
+                program = self._programs.by_op[type(plain)](plain, key, connection.clock)
                 started = _RunningOp(at, connection, program, address is not None)
             running.append(started)
         while running:

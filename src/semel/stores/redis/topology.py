@@ -42,6 +42,8 @@ class Topology:
 
     def __init__(self, settings: RedisSettings) -> None:
         self._seeds = list(settings.addresses)
+        self.only: Address | None = self._seeds[0]
+        """The server that has all keys, where that never changes."""
 
     def address_of(self, key: bytes) -> Address | None:
         """Return the server that has the key, or None if a search must find out."""
@@ -70,6 +72,7 @@ class SentinelTopology(Topology):
 
     def __init__(self, settings: RedisSettings) -> None:
         super().__init__(settings)
+        self.only = None
         self._service = settings.service
         self._master: Address | None = None
 
@@ -110,6 +113,7 @@ class ClusterTopology(Topology):
 
     def __init__(self, settings: RedisSettings) -> None:
         super().__init__(settings)
+        self.only = None
         from redis.crc import key_slot
 
         self._slot = key_slot
