@@ -89,6 +89,17 @@ def test_a_url_on_the_command_line_comes_before_the_environment(
     assert "secret" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["sweep", "memory:", "{}"], ["sweep", "memory:", "--limit", "{}"], ["{}"]])
+def test_a_command_line_that_cannot_be_read_shows_no_password(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([word.format("postgresql://user:se/cr@et@host/d") for word in words])
+    error = capsys.readouterr().err
+    assert "postgresql://…@host/d" in error
+    assert "se/cr" not in error
+
+
 def test_an_option_without_a_url_takes_the_store_of_the_environment(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

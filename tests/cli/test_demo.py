@@ -428,3 +428,18 @@ def test_a_second_signal_ends_the_storm_at_once(demo: Callable[..., Demo], way: 
     assert (code, err) == (130, "semel: interrupted\n"), out
     assert "CLEAN" not in out, "there was no time for a verdict"
     until(lambda: running.workers() == [], "workers outlived the demo")
+
+
+def test_a_storm_over_http_where_only_asyncpg_is_installed(
+    demo: Callable[..., Demo], postgres_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("without")
+    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['psycopg'] = None\n")
+    env = {"SEMEL_STORE": postgres_url, "PYTHONPATH": str(folder)}
+    code, out, err = demo("--once", "--http", "--json", "--seconds", "2", "--store", env=env).end()
+    assert code == 0, out + err
+    verdict = json.loads(out)
+    assert (verdict["clean"], verdict["store"]) == (True, "postgresql")
+    assert verdict["operations"] > 0
+    code, out, err = demo("--once", "--seconds", "2", "--store", env=env).end()
+    assert (code, err) == (2, "semel: psycopg is not installed: pip install 'semel[postgres]'\n"), out

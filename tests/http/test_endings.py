@@ -169,6 +169,16 @@ def test_a_conflict_before_the_handler_has_run_is_only_tried_again(guard: Semel)
     assert played.kinds.count(OpenTransaction) == TRIES
 
 
+def test_a_conflict_before_the_handler_is_tried_again_also_if_the_request_was_not_kept(guard: Semel) -> None:
+    """As of the first request to an application whose routes are not listed."""
+    life = life_of(guard)
+    played = Played(
+        life.claim(idempotent(connection=lambda: None)), True, TransactionConflict("met"), None, FakeAttempt()
+    )
+    assert played.kinds == [ReadBody, OpenTransaction, Pause, OpenTransaction]
+    assert (played.result, life.rerun) == (True, None)
+
+
 # -- an answer
 
 

@@ -273,7 +273,7 @@ def test_rules_that_are_made_for_each_request_are_not_kept(kind: str) -> None:
     )
     for _ in range(2 * MOST_RULES + 1):
         assert around.rule(idempotent()).policy == around.guard.policy
-    assert len(around._rules) <= MOST_RULES
+    assert len(around.rules) <= MOST_RULES
 
 
 def test_the_preconditions_of_a_request_do_not_stay_in_the_context_that_it_was_served_in() -> None:

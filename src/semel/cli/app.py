@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,13 +14,12 @@ from semel import __version__
 from semel.cli.commands import INTERRUPTED, USAGE, exit_code, say
 from semel.cli.demo import DEMO
 from semel.cli.describe import DESCRIBE
-from semel.cli.migrate import MIGRATE
 from semel.cli.records import LOOKUP, RELEASE, RESOLVE
 from semel.cli.recover import RECOVER
 from semel.cli.reference import DIAGRAM, STORES
 from semel.cli.size import SIZE
-from semel.cli.sweep import SWEEP
 from semel.cli.targets import STORE_VARIABLE
+from semel.cli.upkeep import MIGRATE, SWEEP
 from semel.errors import SemelError
 from semel.stores.kinds import SCHEMES
 
@@ -70,7 +70,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
                 # The first word may be a URL, and another word be missing.
                 if "url" in args and getattr(args, "operation", "").partition(":")[0] not in SCHEMES:
                     return args
-        argparse.ArgumentParser.error(error.parser, str(error))
+        argparse.ArgumentParser.error(error.parser, re.sub(r"(?<=://)\S*@", "…@", str(error)))  # no passwords
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -199,9 +199,7 @@ def _see_whole_path(scope: Scope) -> None:
     path, raw = scope["path"], scope.get("raw_path")
     whole = unquote(raw.partition(b"?")[0]) if raw else path
     if whole.rstrip("/") != path.rstrip("/") and (responder := current_responder()) is not None:
-        scope["path"] = whole
-        _ = responder.life.exchange  # which keeps the path that it is made with
-        scope["path"] = path
+        responder.life.exchange.path = whole
 
 
 def _have_own_state(scope: Scope) -> None:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from semel.errors import ConfigurationError, NotMigrated, StoreUnavailable
 from semel.natural import dynamodb, programs
-from semel.natural.programs import Applied, Change, Inserted
+from semel.natural.programs import Applied, Change, Inserted, Table
 from semel.sql.aio import run_async
 from semel.sql.connections.adopt import adopt
 from semel.sql.program import Program
@@ -53,9 +53,7 @@ async def insert_once(
     if dynamodb.is_client(connection, awaited=True):
         return await _call(connection, dynamodb.insert_once(table, values, key, returning))
     target = _adopt(connection)
-    return await _run(
-        target, table, programs.insert_once(target.dialect, programs.database_of(target), table, values, key, returning)
-    )
+    return await _run(target, table, programs.insert_once(Table.on(target, table), values, key, returning))
 
 
 async def upsert(connection: Any, table: str, values: Mapping[str, Any], *, key: str | Iterable[str]) -> bool:
@@ -64,7 +62,7 @@ async def upsert(connection: Any, table: str, values: Mapping[str, Any], *, key:
     Pass absolute values: a balance of 100, not ten more.
     """
     target = _adopt(connection)
-    return await _run(target, table, programs.upsert(target.dialect, programs.database_of(target), table, values, key))
+    return await _run(target, table, programs.upsert(Table.on(target, table), values, key))
 
 
 async def compare_and_set(
@@ -89,9 +87,8 @@ async def compare_and_set(
     if dynamodb.is_client(connection, awaited=True):
         return await _call(connection, dynamodb.compare_and_set(table, where, version, values, column, marker))
     target = _adopt(connection)
-    return await _run(
-        target, table, programs.compare_and_set(target.dialect, table, where, version, values, column, marker)
-    )
+    program = programs.compare_and_set(Table.on(target, table), where, version, values, column, marker)
+    return await _run(target, table, program)
 
 
 async def transition(
@@ -110,9 +107,8 @@ async def transition(
     :param values: other columns to set with it.
     """
     target = _adopt(connection)
-    return await _run(
-        target, table, programs.transition(target.dialect, table, where, column, before, after, values or {})
-    )
+    program = programs.transition(Table.on(target, table), where, column, before, after, values or {})
+    return await _run(target, table, program)
 
 
 async def append_event(
@@ -134,16 +130,14 @@ async def append_event(
     :param id: the column that identifies an event.
     """
     target = _adopt(connection)
-    program = programs.append_event(
-        target.dialect, programs.database_of(target), table, aggregate, sequence, event, id, column, first
-    )
+    program = programs.append_event(Table.on(target, table), aggregate, sequence, event, id, column, first)
     return await _run(target, table, program)
 
 
 async def delete(connection: Any, table: str, where: Mapping[str, Any]) -> bool:
     """Delete rows. Returns whether there were any; it is no error if there were none."""
     target = _adopt(connection)
-    return await _run(target, table, programs.delete(target.dialect, table, where))
+    return await _run(target, table, programs.delete(Table.on(target, table), where))
 
 
 def _adopt(connection: Any) -> Any:

@@ -22,7 +22,7 @@ from semel.sql.connections.errors import DuplicateRow, causes, sqlstate
 from semel.sql.program import Program, Query, Rows, Statement
 
 __all__ = [
-    "Applied", "Change", "Inserted", "append_event", "compare_and_set", "database_of", "delete", "insert_once",
+    "Applied", "Change", "Inserted", "Table", "append_event", "compare_and_set", "delete", "insert_once",
     "missing_table", "transition", "upsert",
 ]  # fmt: skip
 
@@ -32,8 +32,6 @@ MAX_KNOWN_INDEXES: Final = 1024
 """How many tables and keys are known to have an index; when there are more, all are forgotten."""
 _NO_UNIQUE_INDEX: Final = "42P10"
 
-_known_indexes: Final[set[tuple[str, str, frozenset[str]]]] = set()
-"""(database, table, key) of MySQL tables that have a unique index."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
 SHAPES: Final = 512
 """How many shapes are cached; a program has as many as it has calls of these helpers."""
@@ -73,15 +71,39 @@ class Inserted(NamedTuple):
     new: bool
 
 
-def database_of(connection: LentConnection | AsyncLentConnection) -> str:
-    """The URL of the connection's database, where the indexes are remembered by it; otherwise empty."""
-    return database_url(connection) if connection.dialect == "mysql" else ""
+class Table(NamedTuple):
+    """A table of the caller's, and where it is."""
+
+    dialect: Dialect
+    database: str
+    """Tells tables of the same name apart on MySQL, where their indexes are remembered. Otherwise empty."""
+    name: str
+    """``orders`` or ``shop.orders``."""
+
+    @classmethod
+    def on(cls, connection: LentConnection | AsyncLentConnection, name: str) -> Table:
+        return cls(connection.dialect, database_url(connection) if connection.dialect == "mysql" else "", name)
+
+    @property
+    def q(self) -> str:
+        """The quotation mark of names."""
+        # SQLite takes a name in double quotes for text if there is no such column: "colour" = 'colour' is always true.
+        return '"' if self.dialect == "postgresql" else "`"
+
+    @property
+    def quoted(self) -> str:
+        parts = self.name.split(".")
+        if len(parts) > 2 or not all(_NAME.fullmatch(part) for part in parts):
+            raise ConfigurationError(f"{self.name[:80]!r} is not a table name: write orders, or shop.orders")
+        return ".".join(f"{self.q}{part}{self.q}" for part in parts)
+
+
+_known_indexes: Final[set[tuple[Table, frozenset[str]]]] = set()
+"""(table, key) of MySQL tables that have a unique index."""
 
 
 def insert_once(
-    dialect: Dialect,
-    database: str,
-    table: str,
+    table: Table,
     values: Mapping[str, Any],
     key: Iterable[str],
     returning: Iterable[str] | None,
@@ -95,43 +117,43 @@ def insert_once(
         )
     _require_values(table, keys, values)
     wanted = columns if returning is None else names("returning", returning)
-    insert = insertion(dialect, table, columns, keys)(**_bind("v", values))
-    look = selection(dialect, table, wanted, keys)(**_bind("w", {name: values[name] for name in keys}))
+    insert = insertion(table, columns, keys)(**_bind("v", values))
+    look = selection(table, wanted, keys)(**_bind("w", {name: values[name] for name in keys}))
     for _ in range(TRIES):
-        new = yield from _changed_by_key(dialect, database, table, keys, insert)
+        new = yield from _changed_by_key(table, keys, insert)
         rows = yield look
         if rows:
             return Inserted(dict(zip(wanted, rows[0], strict=True)), new)
         if new:
             raise ConfigurationError(
-                f"{table}: the row was inserted, and is not found by {', '.join(keys)}: a row policy hides it, or a "
-                "trigger or the type of a column has changed the key"
+                f"{table.name}: the row was inserted, and is not found by {', '.join(keys)}: a row policy hides it, or "
+                "a trigger or the type of a column has changed the key"
             )
-        if dialect == "mysql":  # another row, without this key, was in the way
+        if table.dialect == "mysql":  # another row, without this key, was in the way
             raise _other_key_taken(table, keys)
-    raise StoreUnavailable(f"{table}: the row existed, and was gone when it was read")
+    raise StoreUnavailable(f"{table.name}: the row existed, and was gone when it was read")
 
 
-def upsert(dialect: Dialect, database: str, table: str, values: Mapping[str, Any], key: Iterable[str]) -> Program[bool]:
+def upsert(table: Table, values: Mapping[str, Any], key: Iterable[str]) -> Program[bool]:
     columns = _columns("values", values)
     keys = names("key", key)
     if not keys or any(name not in values for name in keys):
         raise ConfigurationError("key= names columns of the row that are unique together")
     _require_values(table, keys, values)
-    if dialect == "mysql":
-        return (yield from _upsert_in_mysql(database, table, values, columns, keys))
-    statement = merge(dialect, table, columns, keys)(**_bind("v", values))
-    return (yield from _changed_by_key(dialect, database, table, keys, statement))
+    if table.dialect == "mysql":
+        return (yield from _upsert_in_mysql(table, values, columns, keys))
+    statement = merge(table, columns, keys)(**_bind("v", values))
+    return (yield from _changed_by_key(table, keys, statement))
 
 
 def _upsert_in_mysql(
-    database: str, table: str, values: Mapping[str, Any], columns: tuple[str, ...], keys: tuple[str, ...]
+    table: Table, values: Mapping[str, Any], columns: tuple[str, ...], keys: tuple[str, ...]
 ) -> Program[bool]:
-    yield from _require_index(database, table, keys)
+    yield from _require_index(table, keys)
     bound, where = _bind("v", values), _bind("w", {name: values[name] for name in keys})
     rewrite = rewriting(table, columns, keys)(**bound) if len(columns) > len(keys) else None
-    look = selection("mysql", table, keys, keys)(**where)
-    known = bool((yield presence("mysql", table, keys)(**where)))
+    look = selection(table, keys, keys)(**where)
+    known = bool((yield presence(table, keys)(**where)))
     for _ in range(TRIES):
         if known:
             try:
@@ -142,18 +164,17 @@ def _upsert_in_mysql(
             if (yield look):
                 return False  # it has these values already
         try:
-            yield insertion("mysql", table, columns, keys)(**bound)
+            yield insertion(table, columns, keys)(**bound)
             return True
         except DuplicateRow:
             if not (yield look):
                 raise _other_key_taken(table, keys) from None
             known = True
-    raise StoreUnavailable(f"{table}: the row existed, and was gone when it was read")
+    raise StoreUnavailable(f"{table.name}: the row existed, and was gone when it was read")
 
 
 def compare_and_set(
-    dialect: Dialect,
-    table: str,
+    table: Table,
     where: Mapping[str, Any],
     version: int,
     values: Mapping[str, Any],
@@ -166,14 +187,14 @@ def compare_and_set(
     sets = _columns("values", changes)
     if column in changes:
         raise ConfigurationError(f"{column} is the version: it grows by itself, leave it out of the values")
-    change = update(dialect, table, sets, conditions, column, 1, counts=True)
+    change = update(table, sets, conditions, column, 1, counts=True)
     changed = yield from _changed(
-        dialect, change(**_bind("s", changes), **_bind("w", where), **_bind("f", {"version": version}))
+        table, change(**_bind("s", changes), **_bind("w", where), **_bind("f", {"version": version}))
     )
     if changed:
         return Change(Applied.NOW)
     shown = (column, *(sets if marker is None else (marker[0],)))
-    rows = yield selection(dialect, table, shown, conditions)(**_bind("w", where))
+    rows = yield selection(table, shown, conditions)(**_bind("w", where))
     if not rows:
         return Change(Applied.ABSENT)
     current, *found = rows[0]
@@ -184,8 +205,7 @@ def compare_and_set(
 
 
 def transition(
-    dialect: Dialect,
-    table: str,
+    table: Table,
     where: Mapping[str, Any],
     column: str,
     before: Iterable[Any],
@@ -199,12 +219,12 @@ def transition(
         raise ConfigurationError(f"a transition leads from one state to another; {after!r} cannot be both")
     changes = {**values, column: after}
     sets = _columns("values", changes)
-    change = update(dialect, table, sets, conditions, column, len(states), counts=False)
+    change = update(table, sets, conditions, column, len(states), counts=False)
     bound = {f"{at}": state for at, state in enumerate(states)}
-    changed = yield from _changed(dialect, change(**_bind("s", changes), **_bind("w", where), **_bind("f", bound)))
+    changed = yield from _changed(table, change(**_bind("s", changes), **_bind("w", where), **_bind("f", bound)))
     if changed:
         return Change(Applied.NOW)
-    rows = yield selection(dialect, table, (column,), conditions)(**_bind("w", where))
+    rows = yield selection(table, (column,), conditions)(**_bind("w", where))
     if not rows:
         return Change(Applied.ABSENT)
     current = rows[0][0]
@@ -212,9 +232,7 @@ def transition(
 
 
 def append_event(
-    dialect: Dialect,
-    database: str,
-    table: str,
+    table: Table,
     aggregate: Mapping[str, Any],
     sequence: int,
     event: Mapping[str, Any],
@@ -230,59 +248,57 @@ def append_event(
     _require_values(table, conditions, aggregate)
     if sequence > first:
         before = {**aggregate, column: sequence - 1}
-        if not (yield selection(dialect, table, (column,), tuple(before))(**_bind("w", before))):
+        if not (yield selection(table, (column,), tuple(before))(**_bind("w", before))):
             return Change(Applied.LOST)  # the event before this one is missing
     key = {**aggregate, column: sequence}
     row = {**key, **event}
-    insert = insertion(dialect, table, _columns("event", row), (*conditions, column))
-    if (yield from _changed_by_key(dialect, database, table, (*conditions, column), insert(**_bind("v", row)))):
+    insert = insertion(table, _columns("event", row), (*conditions, column))
+    if (yield from _changed_by_key(table, (*conditions, column), insert(**_bind("v", row)))):
         return Change(Applied.NOW)
-    rows = yield selection(dialect, table, (id,), tuple(key))(**_bind("w", key))
+    rows = yield selection(table, (id,), tuple(key))(**_bind("w", key))
     if not rows:
-        raise StoreUnavailable(f"{table}: the event existed, and was gone when it was read")
+        raise StoreUnavailable(f"{table.name}: the event existed, and was gone when it was read")
     current = rows[0][0]
     return Change(Applied.ALREADY if _same([current], [event[id]]) else Applied.LOST, current)
 
 
-def delete(dialect: Dialect, table: str, where: Mapping[str, Any]) -> Program[bool]:
-    return (yield from _changed(dialect, deletion(dialect, table, _columns("where", where))(**_bind("w", where))))
+def delete(table: Table, where: Mapping[str, Any]) -> Program[bool]:
+    return (yield from _changed(table, deletion(table, _columns("where", where))(**_bind("w", where))))
 
 
-def _changed_by_key(
-    dialect: Dialect, database: str, table: str, key: tuple[str, ...], statement: Statement
-) -> Program[bool]:
+def _changed_by_key(table: Table, key: tuple[str, ...], statement: Statement) -> Program[bool]:
     """Same as ``_changed``, for a statement that needs a unique index."""
-    if dialect == "mysql":
-        yield from _require_index(database, table, key)
+    if table.dialect == "mysql":
+        yield from _require_index(table, key)
     try:
-        return (yield from _changed(dialect, statement))
+        return (yield from _changed(table, statement))
     except StoreUnavailable as error:
         if _refused_without_index(error):
-            raise _no_index(dialect, table, key) from error.__cause__
+            raise _no_index(table, key) from error.__cause__
         raise
 
 
-def _changed(dialect: Dialect, statement: Statement) -> Program[bool]:
+def _changed(table: Table, statement: Statement) -> Program[bool]:
     """Whether the statement changed a row: it returns the row; on MySQL it returns the number of rows."""
     try:
         rows: Rows = yield statement
     except DuplicateRow:
         return False
-    return int(rows[0][0]) > 0 if dialect == "mysql" else bool(rows)
+    return int(rows[0][0]) > 0 if table.dialect == "mysql" else bool(rows)
 
 
-def _require_values(table: str, keys: Iterable[str], values: Mapping[str, Any]) -> None:
+def _require_values(table: Table, keys: Iterable[str], values: Mapping[str, Any]) -> None:
     """Raise if a column of the key is None."""
     unknown = [name for name in keys if values[name] is None]
     if unknown:
         raise ConfigurationError(
-            f"{table}: {', '.join(unknown)} is None, and a unique index allows any number of rows without a value: "
-            "each call would insert another row. Set every column of the key"
+            f"{table.name}: {', '.join(unknown)} is None, and a unique index allows any number of rows without a "
+            "value: each call would insert another row. Set every column of the key"
         )
 
 
-def _other_key_taken(table: str, keys: Iterable[str]) -> ConfigurationError:
-    return ConfigurationError(f"{table}: another unique key of this row is taken, and not by {', '.join(keys)}")
+def _other_key_taken(table: Table, keys: Iterable[str]) -> ConfigurationError:
+    return ConfigurationError(f"{table.name}: another unique key of this row is taken, and not by {', '.join(keys)}")
 
 
 def _columns(what: str, values: Mapping[str, Any]) -> tuple[str, ...]:
@@ -304,13 +320,10 @@ def _same(found: Iterable[Any], mine: Iterable[Any]) -> bool:
 # Unique indexes
 
 
-def _require_index(database: str, table: str, key: Iterable[str]) -> Program[None]:
-    """On MySQL: raise unless the key, or a part of it, is unique.
-
-    :param database: tells tables of the same name apart; if empty, the indexes are read each time.
-    """
+def _require_index(table: Table, key: Iterable[str]) -> Program[None]:
+    """On MySQL: raise unless the key, or a part of it, is unique. It is asked once, if the database can be told."""
     wanted = frozenset(name.lower() for name in key)
-    known = (database, table, wanted)
+    known = (table, wanted)
     if known in _known_indexes:
         return
     indexes: dict[str, set[str]] = {}
@@ -318,8 +331,8 @@ def _require_index(database: str, table: str, key: Iterable[str]) -> Program[Non
     for row in (yield unique_indexes(table)()):
         indexes.setdefault(str(row[2]), set()).add(str(row[4]).lower())
     if not any(columns <= wanted for columns in indexes.values()):
-        raise _no_index("mysql", table, tuple(key))
-    if database:
+        raise _no_index(table, tuple(key))
+    if table.database:
         if len(_known_indexes) >= MAX_KNOWN_INDEXES:
             _known_indexes.clear()
         _known_indexes.add(known)
@@ -333,13 +346,13 @@ def _refused_without_index(error: StoreUnavailable) -> bool:
     )
 
 
-def _no_index(dialect: Dialect, table: str, key: tuple[str, ...]) -> ConfigurationError:
+def _no_index(table: Table, key: tuple[str, ...]) -> ConfigurationError:
     columns = ", ".join(key)
     together = f"{columns} are not unique together" if len(key) > 1 else f"{columns} is not unique"
-    partial = "" if dialect == "mysql" else " (an index of some rows only, by WHERE, does not count)"
+    partial = "" if table.dialect == "mysql" else " (an index of some rows only, by WHERE, does not count)"
     return ConfigurationError(
-        f"{table}: {together}, so a repeat would be a second row; nothing was changed. "
-        f"Make it so{partial}: {unique_index(dialect, table, key)}"
+        f"{table.name}: {together}, so a repeat would be a second row; nothing was changed. "
+        f"Make it so{partial}: {unique_index(table, key)}"
     )
 
 
@@ -377,43 +390,43 @@ def parameter(kind: str, at: int) -> str:
 
 
 @lru_cache(maxsize=SHAPES)
-def insertion(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
+def insertion(table: Table, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
     """Insert a row unless its key exists. Returns the key if it was inserted."""
-    q = _quote(dialect)
-    head = f"{_table(dialect, table)} ({_list(q, columns)}) VALUES ({_bound('v', columns)})"
-    if dialect == "mysql":  # it fails where a row is in the way, and no other failure is taken for that
+    q = table.q
+    head = f"{table.quoted} ({_list(q, columns)}) VALUES ({_bound('v', columns)})"
+    if table.dialect == "mysql":  # it fails where a row is in the way, and no other failure is taken for that
         return Query("insert_once", f"INSERT INTO {head}", True)
     conflict = f"ON CONFLICT ({_list(q, key)}) DO NOTHING RETURNING {_list(q, key)}"
     return Query("insert_once", f"INSERT INTO {head} {conflict}", True)
 
 
 @lru_cache(maxsize=SHAPES)
-def rewriting(table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
+def rewriting(table: Table, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
     """On MySQL: update the row that has this key, unless it has these values already.
 
     ``ON DUPLICATE KEY UPDATE`` would write to the row of any unique index that is in the way.
     """
-    q = _quote("mysql")
+    q = table.q
     bound = {c: f":{parameter('v', at)}" for at, c in enumerate(columns)}
     rest = [c for c in columns if c not in key]
     sets = ", ".join(f"{q}{c}{q} = {bound[c]}" for c in rest)
     mine = " AND ".join(f"{q}{c}{q} = {bound[c]}" for c in key)
     same = " AND ".join(f"{q}{c}{q} <=> {bound[c]}" for c in rest)
-    return Query("upsert", f"UPDATE {_table('mysql', table)} SET {sets} WHERE {mine} AND NOT ({same})", True)
+    return Query("upsert", f"UPDATE {table.quoted} SET {sets} WHERE {mine} AND NOT ({same})", True)
 
 
 @lru_cache(maxsize=SHAPES)
-def merge(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
+def merge(table: Table, columns: tuple[str, ...], key: tuple[str, ...]) -> Query:
     """Insert a row or update it. Returns its key if that changed something."""
-    q = _quote(dialect)
-    name = _table(dialect, table)
+    q = table.q
+    name = table.quoted
     rest = tuple(c for c in columns if c not in key)
     head = f"INSERT INTO {name} ({_list(q, columns)}) VALUES ({_bound('v', columns)})"
     returning = f"RETURNING {_list(q, key)}"
     if not rest:
         return Query("upsert", f"{head} ON CONFLICT ({_list(q, key)}) DO NOTHING {returning}", True)
     sets = ", ".join(f"{q}{c}{q} = excluded.{q}{c}{q}" for c in rest)
-    other = "IS NOT" if dialect == "sqlite" else "IS DISTINCT FROM"
+    other = "IS NOT" if table.dialect == "sqlite" else "IS DISTINCT FROM"
     differs = " OR ".join(f"{name}.{q}{c}{q} {other} excluded.{q}{c}{q}" for c in rest)
     return Query(
         "upsert", f"{head} ON CONFLICT ({_list(q, key)}) DO UPDATE SET {sets} WHERE {differs} {returning}", True
@@ -421,23 +434,22 @@ def merge(dialect: Dialect, table: str, columns: tuple[str, ...], key: tuple[str
 
 
 @lru_cache(maxsize=SHAPES)
-def selection(dialect: Dialect, table: str, columns: tuple[str, ...], where: tuple[str, ...]) -> Query:
+def selection(table: Table, columns: tuple[str, ...], where: tuple[str, ...]) -> Query:
     """Read a row as it is now. On MySQL a plain read would show it as it was when the transaction began to read."""
-    q = _quote(dialect)
-    text = f"SELECT {_list(q, columns)} FROM {_table(dialect, table)} WHERE {_equal(q, where)}"
-    return Query("look", f"{text} LOCK IN SHARE MODE" if dialect == "mysql" else text, False)
+    q = table.q
+    text = f"SELECT {_list(q, columns)} FROM {table.quoted} WHERE {_equal(q, where)}"
+    return Query("look", f"{text} LOCK IN SHARE MODE" if table.dialect == "mysql" else text, False)
 
 
 @lru_cache(maxsize=SHAPES)
-def presence(dialect: Dialect, table: str, where: tuple[str, ...]) -> Query:
+def presence(table: Table, where: tuple[str, ...]) -> Query:
     """Whether the row exists, without locking it or the gap where it would be."""
-    return Query("present", f"SELECT 1 FROM {_table(dialect, table)} WHERE {_equal(_quote(dialect), where)}", False)
+    return Query("present", f"SELECT 1 FROM {table.quoted} WHERE {_equal(table.q, where)}", False)
 
 
 @lru_cache(maxsize=SHAPES)
 def update(
-    dialect: Dialect,
-    table: str,
+    table: Table,
     sets: tuple[str, ...],
     where: tuple[str, ...],
     column: str,
@@ -445,51 +457,37 @@ def update(
     counts: bool,
 ) -> Query:
     """Change a row if ``column`` has one of so many values. With ``counts`` also increase it by one."""
-    q = _quote(dialect)
+    q = table.q
     assignments = [f"{q}{c}{q} = :{parameter('s', at)}" for at, c in enumerate(sets)]
     if counts:
         assignments.append(f"{q}{column}{q} = {q}{column}{q} + 1")
     wanted = ", ".join(f":{parameter('f', at)}" for at in range(choices))
     condition = f"{_equal(q, where)} AND {q}{column}{q} IN ({wanted})"
-    text = f"UPDATE {_table(dialect, table)} SET {', '.join(assignments)} WHERE {condition}"
-    return Query("change", text if dialect == "mysql" else f"{text} RETURNING 1", True)
+    text = f"UPDATE {table.quoted} SET {', '.join(assignments)} WHERE {condition}"
+    return Query("change", text if table.dialect == "mysql" else f"{text} RETURNING 1", True)
 
 
 @lru_cache(maxsize=SHAPES)
-def deletion(dialect: Dialect, table: str, where: tuple[str, ...]) -> Query:
-    q = _quote(dialect)
-    text = f"DELETE FROM {_table(dialect, table)} WHERE {_equal(q, where)}"
-    return Query("delete", text if dialect == "mysql" else f"{text} RETURNING 1", True)
+def deletion(table: Table, where: tuple[str, ...]) -> Query:
+    q = table.q
+    text = f"DELETE FROM {table.quoted} WHERE {_equal(q, where)}"
+    return Query("delete", text if table.dialect == "mysql" else f"{text} RETURNING 1", True)
 
 
 @lru_cache(maxsize=SHAPES)
-def unique_indexes(table: str) -> Query:
+def unique_indexes(table: Table) -> Query:
     """On MySQL: a row for each column of each unique index."""
-    return Query("indexes", f"SHOW INDEX FROM {_table('mysql', table)} WHERE Non_unique = 0", False)
+    return Query("indexes", f"SHOW INDEX FROM {table.quoted} WHERE Non_unique = 0", False)
 
 
-def unique_index(dialect: Dialect, table: str, key: Sequence[str]) -> str:
+def unique_index(table: Table, key: Sequence[str]) -> str:
     """The statement that creates a unique index, for an error message."""
-    q = _quote(dialect)
-    *schema, name = table.split(".")
+    q = table.q
+    *schema, name = table.name.split(".")
     index = f"{q}{'_'.join((name, *key))[:58]}_once{q}"
-    if schema and dialect == "sqlite":  # SQLite puts the schema before the index, not before the table
+    if schema and table.dialect == "sqlite":  # SQLite puts the schema before the index, not before the table
         return f"CREATE UNIQUE INDEX {q}{schema[0]}{q}.{index} ON {q}{name}{q} ({_list(q, key)})"
-    return f"CREATE UNIQUE INDEX {index} ON {_table(dialect, table)} ({_list(q, key)})"
-
-
-def _quote(dialect: Dialect) -> str:
-    # SQLite takes a name in double quotes for text if there is no such column: "colour" = 'colour' is always true.
-    return '"' if dialect == "postgresql" else "`"
-
-
-def _table(dialect: Dialect, table: str) -> str:
-    """``orders`` or ``shop.orders``, quoted."""
-    q = _quote(dialect)
-    parts = table.split(".")
-    if len(parts) > 2 or not all(_NAME.fullmatch(part) for part in parts):
-        raise ConfigurationError(f"{table[:80]!r} is not a table name: write orders, or shop.orders")
-    return ".".join(f"{q}{part}{q}" for part in parts)
+    return f"CREATE UNIQUE INDEX {index} ON {table.quoted} ({_list(q, key)})"
 
 
 def _list(q: str, columns: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from semel.errors import ConfigurationError, NotMigrated, StoreUnavailable
 from semel.natural import dynamodb, programs
-from semel.natural.programs import Applied, Change, Inserted
+from semel.natural.programs import Applied, Change, Inserted, Table
 from semel.sql.connections.adopt import adopt
 from semel.sql.program import Program
 from semel.sql.sync import run
@@ -47,9 +47,7 @@ def insert_once(
     if dynamodb.is_client(connection, awaited=False):
         return _call(connection, dynamodb.insert_once(table, values, key, returning))
     target = _adopt(connection)
-    return _run(
-        target, table, programs.insert_once(target.dialect, programs.database_of(target), table, values, key, returning)
-    )
+    return _run(target, table, programs.insert_once(Table.on(target, table), values, key, returning))
 
 
 def upsert(connection: Any, table: str, values: Mapping[str, Any], *, key: str | Iterable[str]) -> bool:
@@ -58,7 +56,7 @@ def upsert(connection: Any, table: str, values: Mapping[str, Any], *, key: str |
     Pass absolute values: a balance of 100, not ten more.
     """
     target = _adopt(connection)
-    return _run(target, table, programs.upsert(target.dialect, programs.database_of(target), table, values, key))
+    return _run(target, table, programs.upsert(Table.on(target, table), values, key))
 
 
 def compare_and_set(
@@ -83,7 +81,8 @@ def compare_and_set(
     if dynamodb.is_client(connection, awaited=False):
         return _call(connection, dynamodb.compare_and_set(table, where, version, values, column, marker))
     target = _adopt(connection)
-    return _run(target, table, programs.compare_and_set(target.dialect, table, where, version, values, column, marker))
+    program = programs.compare_and_set(Table.on(target, table), where, version, values, column, marker)
+    return _run(target, table, program)
 
 
 def transition(
@@ -102,7 +101,8 @@ def transition(
     :param values: other columns to set with it.
     """
     target = _adopt(connection)
-    return _run(target, table, programs.transition(target.dialect, table, where, column, before, after, values or {}))
+    program = programs.transition(Table.on(target, table), where, column, before, after, values or {})
+    return _run(target, table, program)
 
 
 def append_event(
@@ -124,16 +124,14 @@ def append_event(
     :param id: the column that identifies an event.
     """
     target = _adopt(connection)
-    program = programs.append_event(
-        target.dialect, programs.database_of(target), table, aggregate, sequence, event, id, column, first
-    )
+    program = programs.append_event(Table.on(target, table), aggregate, sequence, event, id, column, first)
     return _run(target, table, program)
 
 
 def delete(connection: Any, table: str, where: Mapping[str, Any]) -> bool:
     """Delete rows. Returns whether there were any; it is no error if there were none."""
     target = _adopt(connection)
-    return _run(target, table, programs.delete(target.dialect, table, where))
+    return _run(target, table, programs.delete(Table.on(target, table), where))
 
 
 def _adopt(connection: Any) -> Any:

@@ -16,6 +16,7 @@ is the effect log (``semel.testing.effects``), which the workers write without S
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -33,7 +34,7 @@ from semel.core.states import State
 from semel.errors import SemelError
 from semel.stores.guard import Semel
 from semel.testing.effects import EffectLog, Line, answered_twice, effects, overlapping, unexcused, verdicts
-from semel.testing.hammer import OPERATION, Hammer, HammerPolicy, Job, as_argument, open_job_store
+from semel.testing.hammer import OPERATION, Hammer, HammerPolicy, Job, open_job_store
 
 __all__ = [
     "EffectLog", "Line", "Worker", "Workers", "answered_twice", "effects", "overlapping", "unexcused", "until",
@@ -57,13 +58,14 @@ class Worker:
     """One worker process."""
 
     def __init__(self, job: Job, errors: Path) -> None:
-        command = [sys.executable, "-m", "semel.testing.hammer", as_argument(job)]
+        command = [sys.executable, "-m", "semel.testing.hammer"]
         with errors.open("ab") as out:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=out, stderr=out, bufsize=0, process_group=0
             )
         self.pid = self._process.pid
         self.paused = False
+        self._write(json.dumps(asdict(job)))
 
     @property
     def alive(self) -> bool:
@@ -75,9 +77,12 @@ class Worker:
 
     def tell_to_stop(self) -> None:
         """Ask the worker to finish its calls and to exit."""
+        self._write("stop")
+
+    def _write(self, line: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(b"stop\n")
+            self._process.stdin.write(line.encode() + b"\n")
 
     def wait(self, seconds: float) -> int:
         """Wait for the process and return its exit code. Kills it if it takes longer."""

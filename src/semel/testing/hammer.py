@@ -1,8 +1,8 @@
 """The program of the worker processes of ``semel.testing.faults``: threads that call one operation on shared keys.
 
-``python -m semel.testing.hammer '{…}'`` runs until it reads a line from its standard input, or until that closes
-because the parent died. Everything it does is written to the effect log, which Semel never reads. The test's own
-process uses the same class to finish the keys that the workers left behind.
+``python -m semel.testing.hammer`` reads its job as a line of JSON from its standard input. It runs until it reads
+another line, or until the input closes because the parent died. Everything it does is written to the effect log, which
+Semel never reads. The test's own process uses the same class to finish the keys that the workers left behind.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -47,7 +47,7 @@ class TooLate(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """The task of a worker. It is passed as JSON on the command line."""
+    """The task of a worker. It is passed as JSON through standard input: a URL may hold a password."""
 
     store: str
     """A store URL, or ``package.module:function`` that returns a store."""
@@ -145,8 +145,8 @@ class Hammer:
         return Line(what, key, os.getpid(), now, op.token, op.attempt, ends, note)
 
 
-def main(argv: list[str]) -> int:
-    job = Job(**json.loads(argv[1]))
+def main() -> int:
+    job = Job(**json.loads(sys.stdin.readline()))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stopping = threading.Event()
     threading.excepthook = _crash
@@ -178,9 +178,5 @@ def _listen(stopping: threading.Event) -> None:
     os._exit(1)
 
 
-def as_argument(job: Job) -> str:
-    return json.dumps(asdict(job))
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    sys.exit(main())

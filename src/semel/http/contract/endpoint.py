@@ -294,13 +294,13 @@ class Lifecycle(Generic[A]):
 
     def _open_transaction(self, call: Call, connect: Callable[[], Any]) -> EndpointFlow[Any]:
         """Open the transaction, and retry it after a conflict. The handler has not run yet, so it is not repeated."""
-        if self.rerun is not None:
-            self.rerun.body = self.exchange.body
+        rerun = self.rerun or Rerun({})  # without one, the application cannot be run again, but this can
+        rerun.body = self.exchange.body
         while True:
             try:
                 return (yield OpenTransaction(call, connect))
             except TransactionConflict:
-                pause = None if self.rerun is None else self.rerun.next_pause(call)
+                pause = rerun.next_pause(call)
                 if pause is None:
                     raise
             yield Pause(pause)

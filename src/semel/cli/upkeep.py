@@ -1,0 +1,90 @@
+"""``semel migrate`` and ``semel sweep``: keep a store in order."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from semel.cli.commands import FAILED, INTERRUPTED, OK, Command, positive, say, stop_on_signals
+from semel.cli.targets import add_url, open_guard
+from semel.errors import NotMigrated, SchemaDrift, StoreURLError
+
+__all__ = ["MIGRATE", "SWEEP"]
+
+
+def configure_migrate(parser: argparse.ArgumentParser) -> None:
+    add_url(parser)
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--check", action="store_true", help="change nothing; exit code 1 unless the tables are as they should be"
+    )
+    instead.add_argument(
+        "--print",
+        dest="text",
+        choices=("iam", "cloudformation", "terraform"),
+        help="for DynamoDB: print the rights on the table, or the table itself, and change nothing",
+    )
+
+
+def migrate(args: argparse.Namespace) -> int:
+    from semel.stores.urls import check_store, has_tables, migrate_store, open_store
+
+    if args.text:
+        from semel.stores.dynamodb import render_template
+
+        if not args.url.startswith("dynamodb:"):
+            raise StoreURLError(
+                "--print is for a table of DynamoDB: write semel migrate dynamodb://region/table --print …"
+            )
+        print(render_template(args.text, args.url))
+        return OK
+    if not has_tables(args.url):
+        open_store(args.url).close()  # connects to nothing, but checks the URL
+        print(f"nothing to {'check' if args.check else 'migrate'}: this store has no tables")
+        return OK
+    if args.check:
+        try:
+            check_store(args.url)
+        except (NotMigrated, SchemaDrift) as error:
+            say(f"semel: {error}", sys.stderr)
+            return FAILED
+        print("up to date")
+        return OK
+    applied = migrate_store(args.url)
+    for name in applied:
+        print(f"applied {name}")
+    if not applied:
+        print("up to date")
+    return OK
+
+
+def configure_sweep(parser: argparse.ArgumentParser) -> None:
+    add_url(parser)
+    parser.add_argument("--limit", type=positive, default=1000, metavar="N", help="records in one step (default: 1000)")
+    parser.add_argument("--all", action="store_true", help="step after step, until nothing is left to remove")
+
+
+def sweep(args: argparse.Namespace) -> int:
+    removed = unknown = 0
+    with open_guard(args.url) as guard, stop_on_signals() as stopping:
+        try:
+            while not stopping.is_set():
+                swept = guard.sweep(args.limit)
+                removed += swept.removed
+                unknown += swept.unknown
+                if args.all and sys.stderr.isatty():
+                    print(f"\r{removed} removed ", end="", file=sys.stderr, flush=True)
+                if not args.all or swept.removed + swept.unknown < args.limit:
+                    break
+        finally:
+            if args.all and sys.stderr.isatty():
+                print(file=sys.stderr)
+    records = "record" if removed == 1 else "records"
+    print(f"removed {removed} expired {records}" + (f"; {unknown} became unknown" if unknown else ""))
+    return INTERRUPTED if stopping.is_set() else OK
+
+
+MIGRATE = Command(
+    "migrate", "Make or update the tables of a store; safe to run twice, and at once.", configure_migrate, migrate
+)
+SWEEP = Command("sweep", "Remove expired records, a bounded batch or all of them.", configure_sweep, sweep)
