@@ -17,7 +17,7 @@ from semel.core.ops import (
     Resolve,
     SaveStep,
 )
-from semel.core.semantics import _APPLY, Row, apply, state_of, sweepable
+from semel.core.semantics import RULES, Row, apply, state_of, sweepable
 from semel.core.states import OWNER_MOVES, TRANSITIONS, Move, State, Takeover
 
 ID = b"0123456789abcdef"
@@ -55,7 +55,7 @@ PAIRS = [(state, move) for state in State for move in OWNERS]
 
 def test_every_owners_move_and_every_op_is_tried_here() -> None:
     assert set(OWNERS) == OWNER_MOVES
-    assert set(_APPLY) == {Claim, Renew, Complete, Release, SaveStep, Lookup, Resolve}
+    assert set(RULES) == {Claim, Renew, Complete, Release, SaveStep, Lookup, Resolve}
 
 
 @pytest.mark.parametrize(("state", "move"), PAIRS, ids=lambda value: value.name)

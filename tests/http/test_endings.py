@@ -36,7 +36,7 @@ class FakeAttempt:
     """An attempt that only shows what the flow asks of it."""
 
     def __init__(self, lost: bool = False, transaction: bool = False) -> None:
-        self.call: Any = None
+        self.call: Any = SimpleNamespace(alert=lambda event, *details: None)
         self.lease = None if transaction else SimpleNamespace(lost=lost)
 
     def conflicts(self, error: BaseException) -> bool:
@@ -167,6 +167,16 @@ def test_a_conflict_before_the_handler_has_run_is_only_tried_again(guard: Semel)
     played = Played(life.claim(rule), True, *[met, None] * (TRIES - 1), met)
     assert (played.result, life.answer.status) == (False, 503)
     assert played.kinds.count(OpenTransaction) == TRIES
+
+
+def test_a_conflict_before_the_handler_is_tried_again_also_if_the_request_was_not_kept(guard: Semel) -> None:
+    """As of the first request to an application whose routes are not listed."""
+    life = life_of(guard)
+    played = Played(
+        life.claim(idempotent(connection=lambda: None)), True, TransactionConflict("met"), None, FakeAttempt()
+    )
+    assert played.kinds == [ReadBody, OpenTransaction, Pause, OpenTransaction]
+    assert (played.result, life.rerun) == (True, None)
 
 
 # -- an answer

@@ -213,6 +213,7 @@ def test_routes_at_the_edge_are_bound_to_hosts_as_well() -> None:
     )
     send = over_asgi(app)
     assert [send(host, "/pay") for host in ("a.example", "b.test", "a.example:80")] == ["a", "b", "a"]
+    assert send("[", "/pay") == "Not Found"
 
 
 @pytest.mark.parametrize("kind", ["flask", "quart"])

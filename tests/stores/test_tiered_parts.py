@@ -189,3 +189,32 @@ def test_a_primary_that_is_away_is_named_later() -> None:
     assert store.execute(Lookup(bytes(16))) is None
     assert store.cache.name
     store.close()
+
+
+@pytest.mark.redis
+@pytest.mark.server
+@pytest.mark.parametrize("twin", ["sync", "async"])
+def test_a_cache_that_was_closed_answers_again(tmp_path: Path, redis_url: str, twin: str) -> None:
+    if twin == "sync":
+        store = TieredStore(SQLiteStore(tmp_path / "one.db"), RedisCache(redis_url, timeout=5.0))
+        guard = Semel(store, sweep_every=None)
+        for replays in range(3):
+            with guard:
+                assert store.cache.connect(10)
+                assert guard.run("pay", key=1, call=lambda: "paid") == "paid"
+                assert store.tally.replayed == replays
+        return
+    awaited = AsyncTieredStore(AsyncSQLiteStore(tmp_path / "one.db"), AsyncRedisCache(redis_url, timeout=5.0))
+    async_guard = AsyncSemel(awaited, sweep_every=None)
+
+    async def main() -> None:
+        async def call() -> str:
+            return "paid"
+
+        for replays in range(3):
+            async with async_guard:
+                assert await awaited.cache.connect(10)
+                assert await async_guard.run("pay", key=1, call=call) == "paid"
+                assert awaited.tally.replayed == replays
+
+    asyncio.run(main())

@@ -35,7 +35,7 @@ from semel.core.states import (
     Takeover,
 )
 
-__all__ = ["Row", "apply", "is_expired", "may_take_over", "same_request", "state_at", "state_of", "sweepable"]
+__all__ = ["RULES", "Row", "apply", "is_expired", "may_take_over", "same_request", "state_at", "state_of", "sweepable"]
 
 
 _RETRY: Final = Takeover.RETRY
@@ -104,15 +104,19 @@ def sweepable(row: Row, now: float) -> State | None:
     return None
 
 
-def show(row: Row, now: float) -> Record:
-    """Return the row as a Record."""
+def show(row: Row, now: float, state: State | None = None) -> Record:
+    """Return the row as a Record.
+
+    :param state: its state at that time, if it is known.
+    """
     # Unpacked at once: on Python 3.11 reading one field by its name is as slow as unpacking all of them.
     (
         id, stored, token, attempt, _, takeover, fingerprint, lease_end, created, expires, tenant, operation, key,
         snapshot, _,
     ) = row  # fmt: skip
     lease_left, expires_in = lease_end - now, expires - now
-    state = state_at(stored, takeover, lease_left, expires_in)
+    if state is None:
+        state = state_at(stored, takeover, lease_left, expires_in)
     return Record(
         id, state, token, attempt, fingerprint, snapshot, lease_left, now - created, expires_in, tenant, operation, key
     )
@@ -140,7 +144,7 @@ def next_token(row: Row | None, now: float) -> int:
 
 
 def claim(row: Row | None, op: Claim, now: float) -> tuple[Row | None, Claimed | Existing]:
-    state = ABSENT if row is None else state_of(row, now)
+    state = ABSENT if row is None else state_at(row.state, row.takeover, row.lease_end - now, row.expires - now)
     if row is None or state is ABSENT:
         token = next_token(row, now)
         fresh = _row((
@@ -151,7 +155,7 @@ def claim(row: Row | None, op: Claim, now: float) -> tuple[Row | None, Claimed |
     if state is RUNNING and row.nonce == op.nonce:
         return row, Claimed(row.token, row.attempt, row.steps)
     if state is not ABANDONED or not same_request(row.fingerprint, op.fingerprint):
-        return row, Existing(show(row, now))
+        return row, Existing(show(row, now, state))
     if not may_take_over(row.takeover, op.takeover):
         refused = row._replace(state=TRANSITIONS[state, Move.REFUSE])
         return refused, Existing(show(refused, now))
@@ -245,7 +249,7 @@ def _owner_may(row: Row, token: int, move: Move, now: float) -> bool:
     return row.token == token and (state, move) in TRANSITIONS
 
 
-_APPLY: Final[dict[type[Op[Any]], Callable[..., tuple[Row | None, Any]]]] = {
+RULES: Final[dict[type[Op[Any]], Callable[..., tuple[Row | None, Any]]]] = {
     Claim: claim,
     Renew: renew,
     Complete: complete,
@@ -254,8 +258,10 @@ _APPLY: Final[dict[type[Op[Any]], Callable[..., tuple[Row | None, Any]]]] = {
     Lookup: lookup,
     Resolve: resolve,
 }
+"""For each kind of Op on one record: a function of the row, the Op and the time that returns the row after it, and the
+answer."""
 
 
 def apply(row: Row | None, op: Op[Any], now: float) -> tuple[Row | None, Any]:
     """Return the row after ``op``, and the answer. Sweep and Count concern many rows: the store loops over them."""
-    return _APPLY[type(op)](row, op, now)
+    return RULES[type(op)](row, op, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypedDict
@@ -29,10 +29,12 @@ from semel.core.policy import (
 from semel.core.quota import Meter, Quota
 from semel.core.states import State
 from semel.engine.declare.declaration import Declaration, Selector
+from semel.engine.forking import survive_forks
 from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store, has_members
+from semel.engine.problem_log import ProblemLog
 from semel.errors import ConfigurationError, NotResolvable, PolicyError
 from semel.observe import events
-from semel.observe.events import Event, EventHook
+from semel.observe.events import Event, EventHook, LoggingHook
 
 __all__ = ["Guard", "PolicyChanges"]
 
@@ -91,6 +93,7 @@ class Guard:
         self._policy = policy or Policy()
         self.tenant = tenant and checked_tenant(tenant)
         self._hook = None if on_event is None else _logging_errors(on_event)
+        self._log = None if isinstance(on_event, LoggingHook) else ProblemLog()
         self.codec = codec or Codec()
         self.secret = secret
         self._data = Arguments(lambda fingerprint: None, "all", secret=secret)
@@ -98,6 +101,9 @@ class Guard:
         self.readable_keys = readable_keys
         self._identity_hash = identity_hash(b"" if readable_keys else hash_key(secret))
         self.sweep_every = None if sweep_every is None else seconds(sweep_every, "sweep_every")
+        self._nonces = random.Random()
+        """Seeded by the system, and again in a forked child, which must not repeat the nonces of its parent."""
+        survive_forks(self._nonces.seed)
         self._serializers: dict[Any, ResultSerializer] = {}
         self._operations: set[str] = set()
         """Names that have been checked. Cleared when there are many, because a program may make up names as it runs."""
@@ -123,6 +129,8 @@ class Guard:
         first = self._hook
         self._hook = _logging_errors(hook) if first is None else _both(first, _logging_errors(hook))
         self._settings["on_event"] = self._hook
+        if isinstance(hook, LoggingHook):
+            self._log = None
 
     def _declare(
         self,
@@ -222,13 +230,13 @@ class Guard:
             key,
             key if self.readable_keys else None,
             fingerprint,
-            # 63 random bits from the system: a forked child must not repeat those of its parent.
-            int.from_bytes(os.urandom(8), "big") >> 1,
+            self._nonces.getrandbits(63),
             policy,
             serializer,
             self.codec,
             self._hook,
             self._meter,
+            self._log,
         )
 
     def check_tenant(self, tenant: str) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -173,8 +174,9 @@ class _StarletteRoutes:
         host = ""
         # At the edge there is no endpoint yet. A host that a Host(…) route matches leads to that route then.
         if self._hosts and (not endpoints or any(each.host for each in endpoints)):
-            named = Request(scope).url.hostname or ""
-            host = named if any(pattern.match(named) for pattern in self._hosts) else ""
+            with suppress(ValueError):  # a malformed host matches no route
+                named = Request(scope).url.hostname or ""
+                host = named if any(pattern.match(named) for pattern in self._hosts) else ""
         templates = dict.fromkeys(each.host + each.path for each in endpoints if bool(each.host) == bool(host))
         if len(templates) > 1:  # one function that serves several paths
             path = scope["path"]

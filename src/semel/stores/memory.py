@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from semel.core.ops import INPUT, Abandoned, Claim, Count, Op, Page, Resumable, SaveStep, Sweep, Swept
-from semel.core.semantics import Row, apply, show, state_of, sweepable
+from semel.core.semantics import RULES, Row, show, state_of, sweepable
 from semel.core.states import State, Takeover
 from semel.errors import StoreError, StoreUnavailable
 
@@ -47,7 +47,7 @@ class _Records:
         row = self.rows.get(id)
         if row is None and type(op) is Claim and len(self.rows) >= self.max_records:
             self.make_room(now)
-        changed, answer = apply(row, op, now)
+        changed, answer = RULES[type(op)](row, op, now)
         if changed is not row:
             if changed is None:
                 del self.rows[id]

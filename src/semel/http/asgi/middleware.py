@@ -105,7 +105,9 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
             return
         rule = None
         if self.routes.rules:
-            rule = self.find_rule(method, scope["path"], scope.get("root_path", ""))
+            rule = self.routes.rules.get((method, scope["path"]))  # the usual case of a find
+            if rule is None:
+                rule = self.find_rule(method, scope["path"], scope.get("root_path", ""))
         responder = ASGIResponder(self, scope, receive, send)
         body = responder.body
         token = current.set(responder)
@@ -118,7 +120,7 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
                 try:
                     claimed = await responder.drive(responder.life.claim(rule))
                 finally:
-                    if not claimed:
+                    if body.held is not None and not claimed:
                         body.close()
                 if not claimed:
                     await responder.send_answer()

@@ -20,6 +20,7 @@ from semel.core.ops import (
     Existing,
     Lookup,
     Op,
+    Page,
     Record,
     Release,
     Renew,
@@ -34,7 +35,15 @@ from semel.core.states import State, Takeover
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
 from semel.sql.connections.errors import Contention, DuplicateRow, LockHeld
-from semel.sql.dialects.results import TRIES, add_steps, has_forgettable, resolve_record, resumable_page
+from semel.sql.dialects.results import (
+    TRIES,
+    add_steps,
+    find_records,
+    has_forgettable,
+    one_by_one,
+    resolve_record,
+    resumable_page,
+)
 from semel.sql.program import Packet, Piece, Program, Query, Rows, batch, load_queries
 
 __all__ = ["keep", "lock", "program", "save_step", "step_saved"]
@@ -196,16 +205,13 @@ _RELEASES: Final[dict[State, Callable[[list[dict[str, Any]]], Program[set[bytes]
 }
 
 
-def _saved_steps(ops: list[SaveStep]) -> Program[list[Any]]:
-    answers = []
-    for op in ops:
-        held = Piece(_Q["held"], [{"id": op.id, "token": op.token}], state=State.RUNNING)
-        step = {"id": op.id, "token": op.token, "name": op.name.encode(), "position": op.position, "value": op.value}
-        rows = yield Packet.transaction(
-            held, Piece(_Q["count_step"], id=op.id, token=op.token), Piece(_Q["save_step"], **step)
-        )
-        answers.append(bool(rows))
-    return answers
+def _save_step(op: SaveStep) -> Program[bool]:
+    held = Piece(_Q["held"], [{"id": op.id, "token": op.token}], state=State.RUNNING)
+    step = {"id": op.id, "token": op.token, "name": op.name.encode(), "position": op.position, "value": op.value}
+    rows = yield Packet.transaction(
+        held, Piece(_Q["count_step"], id=op.id, token=op.token), Piece(_Q["save_step"], **step)
+    )
+    return bool(rows)
 
 
 def save_step(op: SaveStep) -> Program[bool]:
@@ -217,23 +223,7 @@ def save_step(op: SaveStep) -> Program[bool]:
 
 
 def _lookups(ops: list[Lookup]) -> Program[list[Any]]:
-    found: dict[bytes, Record] = {}
-    for row in (yield Packet(Piece(_Q["lookup"], [{"id": op.id} for op in ops]))):
-        id, stored, token, attempt, fingerprint, snapshot, lease, age, expires, takeover, tenant, operation, key = row
-        state = state_at(stored, takeover, lease, expires)
-        if state is not State.ABSENT:
-            found[id] = Record(
-                id, state, token, attempt, fingerprint, snapshot, lease / 1e6, age / 1e6, expires / 1e6, tenant,
-                operation, key,
-            )  # fmt: skip
-    return [found.get(op.id) for op in ops]
-
-
-def _resolutions(ops: list[Resolve]) -> Program[list[Any]]:
-    answers = []
-    for op in ops:
-        answers.append((yield from _resolve(op)))
-    return answers
+    return find_records(ops, (yield Packet(Piece(_Q["lookup"], [{"id": op.id} for op in ops]))), 1e6)
 
 
 def _resolve(op: Resolve) -> Program[State]:
@@ -250,53 +240,40 @@ def _resolve(op: Resolve) -> Program[State]:
     return resolve_record(op, lookup, remove, complete)
 
 
-def _sweeps(ops: list[Sweep]) -> Program[list[Any]]:
-    answers = []
-    for op in ops:
-        # One transaction over three packets. It skips what others have locked, and keeps what it found locked.
-        dead = yield Packet(Piece(_Q["dead"], most=op.limit), begins=True)
-        pieces = [Piece(_Q["forget_steps"], [{"id": id} for id, steps in dead if steps])] if _any_steps(dead) else []
-        if dead:
-            pieces.append(Piece(_Q["remove"], [{"id": id} for id, _ in dead]))
-        silent = yield Packet(*pieces, Piece(_Q["silent"], most=op.limit - len(dead)))
-        marks = [Piece(_Q["mark_unknown"], [{"id": id} for (id,) in silent])] if silent else []
-        yield Packet(*marks, ends=True)
-        answers.append(Swept(len(dead), len(silent)))
-    return answers
+def _sweep(op: Sweep) -> Program[Swept]:
+    # One transaction over three packets. It skips what others have locked, and keeps what it found locked.
+    dead = yield Packet(Piece(_Q["dead"], most=op.limit), begins=True)
+    with_steps = [{"id": id} for id, steps in dead if steps]
+    pieces = [Piece(_Q["forget_steps"], with_steps)] if with_steps else []
+    if dead:
+        pieces.append(Piece(_Q["remove"], [{"id": id} for id, _ in dead]))
+    silent = yield Packet(*pieces, Piece(_Q["silent"], most=op.limit - len(dead)))
+    marks = [Piece(_Q["mark_unknown"], [{"id": id} for (id,) in silent])] if silent else []
+    yield Packet(*marks, ends=True)
+    return Swept(len(dead), len(silent))
 
 
-def _any_steps(dead: Rows) -> bool:
-    return any(steps for _, steps in dead)
+def _count(op: Count) -> Program[int]:
+    return (yield Packet(Piece(_Q["count"], tenant=op.tenant, most=op.limit)))[0][0]  # type: ignore[no-any-return]
 
 
-def _counts(ops: list[Count]) -> Program[list[Any]]:
-    answers = []
-    for op in ops:
-        rows = yield Packet(Piece(_Q["count"], tenant=op.tenant, most=op.limit))
-        answers.append(rows[0][0])
-    return answers
-
-
-def _inputs(ops: list[Resumable]) -> Program[list[Any]]:
-    answers = []
-    for op in ops:
-        rows = yield Packet(Piece(_Q["inputs"], after=op.after, most=op.limit))
-        if has_forgettable(rows):
-            yield Packet(Piece(_Q["forget_inputs"], after=op.after, last=rows[-1][0]))
-        answers.append(resumable_page(op, rows, lambda lease, age, expires: (lease / 1e6, age / 1e6, expires / 1e6)))
-    return answers
+def _inputs(op: Resumable) -> Program[Page]:
+    rows = yield Packet(Piece(_Q["inputs"], after=op.after, most=op.limit))
+    if has_forgettable(rows):
+        yield Packet(Piece(_Q["forget_inputs"], after=op.after, last=rows[-1][0]))
+    return resumable_page(op, rows, lambda lease, age, expires: (lease / 1e6, age / 1e6, expires / 1e6))
 
 
 _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Renew: _renewals,
     Complete: _completions,
     Release: _releases,
-    SaveStep: _saved_steps,
+    SaveStep: one_by_one(_save_step),
     Lookup: _lookups,
-    Resolve: _resolutions,
-    Sweep: _sweeps,
-    Count: _counts,
-    Resumable: _inputs,
+    Resolve: one_by_one(_resolve),
+    Sweep: one_by_one(_sweep),
+    Count: one_by_one(_count),
+    Resumable: one_by_one(_inputs),
 }
 
 

@@ -15,6 +15,7 @@ from semel.core.ops import (
     Existing,
     Lookup,
     Op,
+    Page,
     Record,
     Release,
     Renew,
@@ -29,7 +30,15 @@ from semel.core.states import State, Takeover
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.core.values import value
 from semel.errors import StoreUnavailable
-from semel.sql.dialects.results import TRIES, add_steps, has_forgettable, resolve_record, resumable_page
+from semel.sql.dialects.results import (
+    TRIES,
+    add_steps,
+    find_records,
+    has_forgettable,
+    one_by_one,
+    resolve_record,
+    resumable_page,
+)
 from semel.sql.program import Program, Query, Statement, batch, load_queries
 
 __all__ = ["CHANNEL", "WatchRecord", "keep", "lock", "program", "save_step", "step_saved"]
@@ -187,30 +196,8 @@ def save_step(op: SaveStep) -> Program[bool]:
     return bool((yield _Q["save_step"](id=op.id, token=op.token, name=op.name, position=op.position, value=op.value)))
 
 
-def _saved_steps(ops: list[SaveStep]) -> Program[list[Any]]:
-    answers = []
-    for op in ops:
-        answers.append((yield from save_step(op)))
-    return answers
-
-
 def _lookups(ops: list[Lookup]) -> Program[list[Any]]:
-    found: dict[bytes, Record] = {}
-    for row in (yield _Q["lookup"](ids=[op.id for op in ops])):
-        id, stored, token, attempt, fingerprint, snapshot, lease, age, expires, takeover, tenant, operation, key = row
-        state = state_at(stored, takeover, lease, expires)
-        if state is not State.ABSENT:
-            found[id] = Record(
-                id, state, token, attempt, fingerprint, snapshot, lease, age, expires, tenant, operation, key
-            )
-    return [found.get(op.id) for op in ops]
-
-
-def _resolutions(ops: list[Resolve]) -> Program[list[Any]]:
-    answers = []
-    for op in ops:
-        answers.append((yield from _resolve(op)))
-    return answers
+    return find_records(ops, (yield _Q["lookup"](ids=[op.id for op in ops])))
 
 
 def _resolve(op: Resolve) -> Program[State]:
@@ -226,35 +213,26 @@ def _resolve(op: Resolve) -> Program[State]:
     return resolve_record(op, lookup, remove, complete)
 
 
-def _sweeps(ops: list[Sweep]) -> Program[list[Any]]:
-    answers = []
-    for op in ops:
-        removed = (yield _Q["sweep"](count=op.limit))[0][0]
-        left = op.limit - removed
-        unknown = (yield _Q["sweep_unknown"](count=left))[0][0] if left > 0 else 0
-        answers.append(Swept(removed, unknown))
-    return answers
+def _sweep(op: Sweep) -> Program[Swept]:
+    removed = (yield _Q["sweep"](count=op.limit))[0][0]
+    left = op.limit - removed
+    unknown = (yield _Q["sweep_unknown"](count=left))[0][0] if left > 0 else 0
+    return Swept(removed, unknown)
 
 
-def _counts(ops: list[Count]) -> Program[list[Any]]:
-    answers = []
-    for op in ops:
-        if op.tenant:
-            rows = yield _Q["count"](tenant=op.tenant, most=op.limit)
-        else:
-            rows = yield _Q["count_without_tenant"](most=op.limit)
-        answers.append(rows[0][0])
-    return answers
+def _count(op: Count) -> Program[int]:
+    if op.tenant:
+        rows = yield _Q["count"](tenant=op.tenant, most=op.limit)
+    else:
+        rows = yield _Q["count_without_tenant"](most=op.limit)
+    return rows[0][0]  # type: ignore[no-any-return]
 
 
-def _inputs(ops: list[Resumable]) -> Program[list[Any]]:
-    answers = []
-    for op in ops:
-        rows = yield _Q["inputs"](after=op.after, most=op.limit)
-        if has_forgettable(rows):
-            yield _Q["forget_inputs"](after=op.after, last=rows[-1][0])
-        answers.append(resumable_page(op, rows, lambda *times: times))
-    return answers
+def _inputs(op: Resumable) -> Program[Page]:
+    rows = yield _Q["inputs"](after=op.after, most=op.limit)
+    if has_forgettable(rows):
+        yield _Q["forget_inputs"](after=op.after, last=rows[-1][0])
+    return resumable_page(op, rows, lambda *times: times)
 
 
 @value
@@ -276,12 +254,12 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Renew: _renewals,
     Complete: _completions,
     Release: _releases,
-    SaveStep: _saved_steps,
+    SaveStep: one_by_one(save_step),
     Lookup: _lookups,
-    Resolve: _resolutions,
-    Sweep: _sweeps,
-    Count: _counts,
-    Resumable: _inputs,
+    Resolve: one_by_one(_resolve),
+    Sweep: one_by_one(_sweep),
+    Count: one_by_one(_count),
+    Resumable: one_by_one(_inputs),
     WatchRecord: _watches,
 }
 

@@ -5,16 +5,50 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from semel.core.ops import Abandoned, Claimed, Existing, Page, Record, Resolve, Resumable
+from semel.core.ops import Abandoned, Claimed, Existing, Lookup, Page, Record, Resolve, Resumable
 from semel.core.semantics import state_at
 from semel.core.states import State, Takeover
 from semel.errors import StoreUnavailable
 from semel.sql.program import Program, Rows
 
-__all__ = ["TRIES", "add_steps", "has_forgettable", "resolve_record", "resumable_page"]
+__all__ = [
+    "TRIES",
+    "add_steps",
+    "find_records",
+    "has_forgettable",
+    "one_by_one",
+    "resolve_record",
+    "resumable_page",
+]
 
 TRIES: Final = 10
 """How often an Op that lost a race looks again before it fails."""
+
+
+def one_by_one(program: Callable[[Any], Program[Any]]) -> Callable[[list[Any]], Program[list[Any]]]:
+    """The program of several Ops of a kind that cannot share statements, from the program of one."""
+
+    def programs(ops: list[Any]) -> Program[list[Any]]:
+        answers = []
+        for op in ops:
+            answers.append((yield from program(op)))
+        return answers
+
+    return programs
+
+
+def find_records(ops: list[Lookup], rows: Rows, second: float = 1.0) -> list[Record | None]:
+    """The records among the rows of the statement ``lookup``. ``second`` is how the rows count one."""
+    found: dict[bytes, Record] = {}
+    for row in rows:
+        id, stored, token, attempt, fingerprint, snapshot, lease, age, expires, takeover, tenant, operation, key = row
+        state = state_at(stored, takeover, lease, expires)
+        if state is not State.ABSENT:
+            found[id] = Record(
+                id, state, token, attempt, fingerprint, snapshot, lease / second, age / second, expires / second,
+                tenant, operation, key,
+            )  # fmt: skip
+    return [found.get(op.id) for op in ops]
 
 
 def resolve_record(

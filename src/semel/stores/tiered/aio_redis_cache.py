@@ -102,8 +102,9 @@ class AsyncRedisCache:
         return not self._outage.active
 
     def open(self) -> None:
-        self._closed = False
-        self._servers.open()
+        if self._closed:
+            self._closed, self._outage = False, Outage()
+            self._servers.open()
 
     async def close(self) -> None:
         self._closed = True

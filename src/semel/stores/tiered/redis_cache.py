@@ -121,8 +121,9 @@ class RedisCache:
         return self._connected.wait(seconds)
 
     def open(self) -> None:
-        self._combiner.open()
-        self._writer.resume()
+        if self._writer.resume():
+            self._reset()
+            self._combiner.open()
 
     def close(self) -> None:
         self._writer.stop()
@@ -378,11 +379,12 @@ class _WriterThread:
         if thread is not None and thread is not threading.current_thread():
             thread.join(STOP_SECONDS)
 
-    def resume(self) -> None:
-        """After ``stop``: start again when first needed."""
-        if self._stopped:
-            self._stopped = False
+    def resume(self) -> bool:
+        """After ``stop``: start again when first needed. Returns False if there was no ``stop``."""
+        stopped, self._stopped = self._stopped, False
+        if stopped:
             self._reset()
+        return stopped
 
     def _run(self) -> None:
         while not self._stopped:
