@@ -89,6 +89,7 @@ def test_what_waits_is_async_in_the_twin(sync: type, twin: type) -> None:
         "open",
         "plan",
         "use_store",
+        "watch",
         "__init__",
         "__repr__",
     }
