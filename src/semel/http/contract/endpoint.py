@@ -54,6 +54,7 @@ from semel.errors import (
     NotUndone,
     PreconditionError,
     SemelError,
+    StoreError,
     TransactionConflict,
 )
 from semel.http.contract.capture import Capture
@@ -303,6 +304,9 @@ class Lifecycle(Generic[A]):
                 pause = rerun.next_pause(call)
                 if pause is None:
                     raise
+            except StoreError as error:
+                call.alert(events.StoreFailed, "the beginning of the transaction", str(error))
+                raise
             yield Pause(pause)
 
     # -- how it ends
@@ -408,6 +412,8 @@ class Lifecycle(Generic[A]):
             if isinstance(error, TransactionConflict) and self.rerun is not None and not sent:
                 self.runs_again = self.rerun.plan(attempt.call)
             if not self.runs_again:
+                if isinstance(error, StoreError) and error.retryable and not isinstance(error, TransactionConflict):
+                    attempt.call.alert(events.StoreFailed, "the end of the call", str(error))
                 self.answer = self.exchange.refusal(error, rule)
         else:
             if outcome is None:
@@ -416,7 +422,7 @@ class Lifecycle(Generic[A]):
                 self.answer = self.exchange.replay(outcome.value, rule)
             elif not outcome.stored:
                 self.stored = False
-                if capture is not None:
+                if capture is not None and capture.status:  # otherwise the handler raised, and another answer is sent
                     capture.headers.append(UNSTORED)
         finally:
             self.attempt = self.capture = None
