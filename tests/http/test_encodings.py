@@ -68,7 +68,12 @@ def test_an_answer_that_has_one_coding_for_all_clients_is_replayed_as_it_was(var
 
 @pytest.mark.parametrize(
     ("coding", "body"),
-    [(b"br", b"brotli"), (b"gzip", b"no gzip at all"), (b"gzip", gzip.compress(TEXT)[:-9]), (b"zstd, gzip", b"x")],
+    [
+        (b"br", b"brotli"),
+        (b"gzip", b"no gzip at all"),
+        (b"gzip", gzip.compress(TEXT, mtime=0)[:-9]),
+        (b"zstd, gzip", b"x"),
+    ],
 )
 def test_what_cannot_be_decompressed_is_sent_as_it_is(coding: bytes, body: bytes) -> None:
     assert replay([(b"content-encoding", coding), VARY], body)[:2] == (coding, body)

@@ -206,8 +206,8 @@ class Call:
     """One call of one operation. An engine creates it, and a flow reads it."""
 
     __slots__ = (
-        "accept", "claim", "codec", "comparison", "fingerprint", "has_steps", "hook", "id", "input", "key", "nonce",
-        "operation", "policy", "quota", "resumption", "route", "serializer", "stored_key", "tenant", "writes",
+        "accept", "claim", "codec", "comparison", "fingerprint", "has_steps", "hook", "id", "input", "key", "log",
+        "nonce", "operation", "policy", "quota", "resumption", "route", "serializer", "stored_key", "tenant", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -224,6 +224,7 @@ class Call:
         codec: Envelope,
         hook: EventHook | None,
         quota: Meter | None = None,
+        log: Callable[[Call, type[Event], tuple[Any, ...]], None] | None = None,
     ) -> None:
         self.id = id
         self.tenant = tenant
@@ -237,6 +238,8 @@ class Call:
         self.codec = codec
         self.hook = hook
         self.quota = quota
+        self.log = log
+        """The guard's own log of what an operator must know; None if a hook logs all events."""
         self.claim: Claim | None = None
         """The claim that the call makes, always the same, so that the store recognises a repeated one."""
         self.route = operation
@@ -261,6 +264,12 @@ class Call:
         """Hand an event to the hook. Without a hook no event is created."""
         if self.hook is not None:
             self.hook(event(self.operation, self.tenant, self.key, *details, route=self.route))
+
+    def alert(self, event: type[Event], *details: Any) -> None:
+        """Report what an operator must know, to the guard's log and to the hook."""
+        if self.log is not None:
+            self.log(self, event, details)
+        self.tell(event, *details)
 
     # What is stored
 

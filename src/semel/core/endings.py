@@ -44,7 +44,7 @@ def not_completed(
         return (yield from fail(call, claimed, stored.error))
     if stored is False:
         return (yield from lose(call, claimed))
-    call.tell(events.ResultDropped, str(loss))
+    call.alert(events.ResultDropped, str(loss))
     raise ResultNotStored(
         f"{call} is done and will not run again, but its result is lost: {loss}", result=result
     ) from loss
@@ -67,7 +67,7 @@ def fail(call: Call, claimed: Claimed, error: BaseException) -> Flow:
         elif stored:
             call.tell(events.FailureRemembered, claimed.attempt, describe_error(error))
         else:
-            call.tell(events.LeaseLostEvent, claimed.attempt, claimed.token)
+            call.alert(events.LeaseLostEvent, claimed.attempt, claimed.token)
         return Failed(error)
     to = State.ABANDONED if call.has_steps else State.ABSENT
     if policy.interrupted_to is not None and not isinstance(error, Exception):
@@ -91,7 +91,7 @@ def release(call: Call, claimed: Claimed, error: BaseException | None, *, to: St
             events.Released, claimed.attempt, "" if error is None else describe_error(error), to is State.ABANDONED
         )
     else:
-        call.tell(events.LeaseLostEvent, claimed.attempt, claimed.token)
+        call.alert(events.LeaseLostEvent, claimed.attempt, claimed.token)
 
 
 def send_again(
@@ -110,7 +110,7 @@ def send_again(
     reason = f"{about}{error}"
     for less, lost in call.shorter_completions(op, result, reason):
         if lost is None:
-            call.tell(events.ResultDropped, reason)
+            call.alert(events.ResultDropped, reason)
         try:
             answer = yield less
         except RecordTooLarge as again:
@@ -165,14 +165,14 @@ def _store_later(
     call: Call, claimed: Claimed, op: Complete, error: StoreError, event: type[events.Event], detail: Any
 ) -> Generator[Request, Any, None]:
     """Report that the outcome is not stored, and leave it to the engine. More tries cannot help if it is too large."""
-    call.tell(events.Unstored, claimed.attempt, str(error))
+    call.alert(events.Unstored, claimed.attempt, str(error))
     if not isinstance(error, RecordTooLarge):
         yield StoreLater(op, (event, claimed.attempt, detail))
 
 
 def lose(call: Call, claimed: Claimed) -> Flow:
     """Another owner has taken over. Return its outcome, or raise LeaseLost if there is none yet."""
-    call.tell(events.LeaseLostEvent, claimed.attempt, claimed.token)
+    call.alert(events.LeaseLostEvent, claimed.attempt, claimed.token)
     record = yield Lookup(call.id)
     if record is not None and record.state is State.DONE:
         return call.replay(record)

@@ -153,10 +153,11 @@ def _claim_again(call: Call, claim: Claim, error: StoreError) -> Generator[Reque
         answer: Claimed | Existing = yield claim
         return answer
     except StoreError as failure:
-        call.tell(events.StoreFailed, "claim", str(failure))
         if failure.answered or not call.policy.fails_open:
+            call.alert(events.StoreFailed, "claim", str(failure))
             raise
-        call.tell(events.Unprotected)
+        call.tell(events.StoreFailed, "claim", str(failure))
+        call.alert(events.Unprotected)
         return None
 
 
@@ -216,7 +217,7 @@ def _save_input(call: Call, claimed: Claimed) -> Generator[Request, Any, NotRun 
     try:
         stored = yield SaveStep(call.id, claimed.token, INPUT, call.seal_input(), len(claimed.steps))
     except StoreError as error:
-        call.tell(events.StoreFailed, "keep input", str(error))
+        call.alert(events.StoreFailed, "keep input", str(error))
         return None if call.policy.fails_open else NotRun(error)
     except NotSerializable as error:
         return NotRun(PolicyError(f"{call}: its arguments cannot be stored, so it was not run: {error}"))

@@ -63,7 +63,7 @@ def admit(call: Call, quota: Meter) -> Generator[Op[Any], Any, None]:
         try:
             quota.set_count(tenant, (yield Count(tenant, quota.live_keys)))
         except StoreError as error:
-            call.tell(events.StoreFailed, "count", str(error))
+            call.alert(events.StoreFailed, "count", str(error))
             if not call.policy.fails_open:
                 raise
             return  # the claim follows, and may succeed
@@ -76,7 +76,7 @@ def admit(call: Call, quota: Meter) -> Generator[Op[Any], Any, None]:
         if (yield Lookup(call.id)) is not None:
             return  # the key exists already; the claim decides what happens with it
     except StoreError as error:
-        call.tell(events.StoreFailed, "lookup", str(error))
+        call.alert(events.StoreFailed, "lookup", str(error))
         if not call.policy.fails_open:
             raise
         return

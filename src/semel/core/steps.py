@@ -419,7 +419,7 @@ class Journal:
             raise error
         head = self._call.codec.open(op.value, self._call.id, op.name).payload[:_HEAD]
         payload = head + str(error).encode("utf-8", "replace")[:500]
-        self._call.tell(events.ResultDropped, f"{_label(op.name)}: {error}")
+        self._call.alert(events.ResultDropped, f"{_label(op.name)}: {error}")
         return replace(op, value=self._call.codec.seal(Kind.EMPTY, "", payload, self._call.id, op.name))
 
     def _seal(self, entry: str, result: Any, serializer: Serializer, head: bytes) -> bytes:

@@ -385,7 +385,7 @@ def _complete(call: Call, own: bool, row: Row | None, claimed: Claimed, result: 
         error.result = result
         raise
     if loss is not None:
-        call.tell(events.ResultDropped, str(loss))
+        call.alert(events.ResultDropped, str(loss))
         done = "is done and will not run again" if own else "is done if you commit (not if you roll back)"
         raise ResultNotStored(f"{call} {done}, but its result is lost: {loss}", result=result) from loss
     # A transaction of the caller is not committed yet, and perhaps never will be.

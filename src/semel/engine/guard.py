@@ -31,9 +31,10 @@ from semel.core.states import State
 from semel.engine.declare.declaration import Declaration, Selector
 from semel.engine.forking import survive_forks
 from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store, has_members
+from semel.engine.problem_log import ProblemLog
 from semel.errors import ConfigurationError, NotResolvable, PolicyError
 from semel.observe import events
-from semel.observe.events import Event, EventHook
+from semel.observe.events import Event, EventHook, LoggingHook
 
 __all__ = ["Guard", "PolicyChanges"]
 
@@ -92,6 +93,7 @@ class Guard:
         self._policy = policy or Policy()
         self.tenant = tenant and checked_tenant(tenant)
         self._hook = None if on_event is None else _logging_errors(on_event)
+        self._log = None if isinstance(on_event, LoggingHook) else ProblemLog()
         self.codec = codec or Codec()
         self.secret = secret
         self._data = Arguments(lambda fingerprint: None, "all", secret=secret)
@@ -127,6 +129,8 @@ class Guard:
         first = self._hook
         self._hook = _logging_errors(hook) if first is None else _both(first, _logging_errors(hook))
         self._settings["on_event"] = self._hook
+        if isinstance(hook, LoggingHook):
+            self._log = None
 
     def _declare(
         self,
@@ -232,6 +236,7 @@ class Guard:
             self.codec,
             self._hook,
             self._meter,
+            self._log,
         )
 
     def check_tenant(self, tenant: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, TypeAlias
 
-__all__ = ["EVENTS", "Event", "EventHook"]
+__all__ = ["EVENTS", "Event", "EventHook", "LoggingHook"]
 
 DEBUG: Final = 10
 INFO: Final = 20
@@ -359,5 +359,16 @@ EVENTS: Final[tuple[type[Event], ...]] = (
 )
 """All events. The reference page is generated from this table."""
 
+
 EventHook: TypeAlias = Callable[[Event], None]
 """The type of ``on_event=``: a function that takes an event. It runs in the call that causes the event."""
+
+
+class LoggingHook:
+    """A hook that logs events, so that the guard does not log them as well."""
+
+    def __init__(self, log: EventHook) -> None:
+        self._log = log
+
+    def __call__(self, event: Event) -> None:
+        self._log(event)

@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import logging
 from dataclasses import fields
+from typing import Final
 
-from semel.observe.events import Event, EventHook
+from semel.observe.events import Event, EventHook, LoggingHook, RenewalFailed, StoreFailed
 
 __all__ = ["log_events"]
+
+MOST_FAILURES: Final = 1000
 
 
 def log_events(logger: logging.Logger | None = None, *, show_keys: bool = True) -> EventHook:
     """Return a hook that logs each event at its own level: ``Semel(store, on_event=log_events())``.
 
-    For structured handlers, the log record carries the event's name as ``semel_event`` and its fields as ``semel``.
+    A failure of the store that repeats itself is logged at its level once, and then for debugging. The guard does not
+    log problems itself then. For structured handlers, the log record carries the event's name as ``semel_event`` and
+    its fields as ``semel``.
 
     :param logger: defaults to the logger ``semel``.
     :param show_keys: False leaves the keys out, for services whose keys are secrets.
     """
     target = logger or logging.getLogger("semel")
+    failures: dict[tuple[str, str, str], Event] = {}
+    """The last failure of the store that each operation has met, by the name of the event and by the key."""
 
     def log(event: Event) -> None:
-        if not target.isEnabledFor(event.level):
+        level = event.level
+        if isinstance(event, (StoreFailed, RenewalFailed)):
+            operation = (event.name, event.operation, event.key)
+            if failures.get(operation) == event:
+                level = logging.DEBUG  # it only repeats itself, try after try
+            else:
+                if len(failures) >= MOST_FAILURES:
+                    failures.clear()
+                failures[operation] = event
+        if not target.isEnabledFor(level):
             return
         details = {f.name: getattr(event, f.name) for f in fields(event)}
         if not show_keys:
             del details["key"]
         words = " ".join(f"{name}={value!r}" for name, value in details.items() if value != "" and name != "route")
-        target.log(event.level, "%s %s", event.name, words, extra={"semel_event": event.name, "semel": details})
+        target.log(level, "%s %s", event.name, words, extra={"semel_event": event.name, "semel": details})
 
-    return log
+    return LoggingHook(log)

@@ -74,17 +74,17 @@ class Backlog:
                     outcome.flight.completed = outcome.request.op
                 call.tell(*outcome.request.report)
             elif answer is False:
-                call.tell(events.LeaseLostEvent, outcome.lease.attempt, outcome.lease.token)
+                call.alert(events.LeaseLostEvent, outcome.lease.attempt, outcome.lease.token)
             elif now - outcome.began < KEEP_TRYING:
                 continue
             else:
-                call.tell(events.StoreFailed, "complete", f"given up: {answer}")
+                call.alert(events.StoreFailed, "complete", f"given up: {answer}")
             self._end(outcome)
 
     def give_up(self) -> None:
         """Release what is left, when the guard is closed: the leases end by themselves."""
         for outcome in self.due():
-            outcome.lease.call.tell(events.StoreFailed, "complete", "given up: the guard is closed")
+            outcome.lease.call.alert(events.StoreFailed, "complete", "given up: the guard is closed")
             self._end(outcome)
 
     def _end(self, outcome: UnstoredOutcome) -> None:

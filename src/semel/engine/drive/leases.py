@@ -117,6 +117,8 @@ class Leases:
     def _lose(self, lease: Lease) -> None:
         self.drop(lease)
         lease.lost = True
+        if lease.call.log is not None:  # now, and not when the handler ends: that may be never
+            lease.call.log(lease.call, events.LeaseLostEvent, (lease.attempt, lease.token))
         if lease.on_lost is not None:
             lease.on_lost()
         if self._on_lost is not None:

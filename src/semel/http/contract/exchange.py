@@ -361,9 +361,11 @@ class Exchange:
         """Return the answer to a request that is not run, or whose outcome is not known."""
         if isinstance(error, LeaseLost):  # all that a client needs to know: another attempt is running
             error = InProgress(str(error), retry_after=error.retry_after)
-        reported = isinstance(error, StoreError) and error.retryable  # by an event
+        # The guard has logged these already, once per cause.
+        reported = (isinstance(error, StoreError) and error.retryable) or isinstance(error.__cause__, StoreError)
         if error.status >= 500 and not reported:
-            _log.error("%s %a: %s", self.method, self.path, error)
+            text = str(error).replace(f"[{self.key}]", "[…]")  # keys may be secrets
+            _log.error("%s %a: %s", self.method, self.path, text)
         status: int | None = None
         if rule is not None and isinstance(error, (KeyReused, InProgress)):
             status = rule.reused_status if isinstance(error, KeyReused) else rule.in_use_status

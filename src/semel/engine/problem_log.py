@@ -1,0 +1,60 @@
+"""What an operator must know, in the log of every guard: once per cause, with the record's id and never with the key.
+
+A hook that logs all events (``log_events``) takes its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from semel.core.call import Call
+from semel.observe import events
+from semel.observe.events import Event
+
+__all__ = ["ProblemLog"]
+
+QUIET: Final = 60.0
+"""Seconds in which a cause that was logged is only counted."""
+MOST_CAUSES: Final = 1000
+_log = logging.getLogger("semel.guard")
+
+_TEXTS: Final[dict[type[Event], str]] = {
+    events.StoreFailed: "the store failed at {0}, so the call was refused or left to a retry: {1}",
+    events.Unprotected: "the call runs without protection, because the store cannot be reached",
+    events.Unstored: "the handler has ended, but its outcome is not stored yet: {1}",
+    events.LeaseLostEvent: "attempt {0} lost its lease, so another one may run; its outcome may be refused",
+    events.ResultDropped: "the operation is done, but its result could not be stored: {0}",
+    events.Resolved: "someone has settled the operation by hand; it counts as {0}",
+}
+
+
+class ProblemLog:
+    """The log of one guard."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._causes: dict[tuple[Any, ...], tuple[float, int]] = {}
+        """When each cause was logged last, and how often it has come since."""
+
+    def __call__(self, call: Call, event: type[Event], details: tuple[Any, ...]) -> None:
+        """Log a problem of this call, unless its cause was logged a moment ago."""
+        if event is events.StoreFailed:  # an outage is one cause, however many calls it meets
+            cause: tuple[Any, ...] = (event, details[-1])
+        elif event is events.Unprotected:
+            cause = (event, call.operation)
+        else:
+            cause = (event, call.id)
+        now = self._clock()
+        logged, missed = self._causes.get(cause, (-QUIET, 0))
+        if now - logged < QUIET:
+            self._causes[cause] = (logged, missed + 1)
+            return
+        if len(self._causes) >= MOST_CAUSES:
+            self._causes.clear()
+        self._causes[cause] = (now, 0)
+        text = _TEXTS[event].format(*details)
+        more = f" ({missed} more like this in between)" if missed else ""
+        _log.log(event.level, "%r, record %s: %s%s", call.operation, call.id.hex(), text, more)
