@@ -133,6 +133,11 @@ def test_asyncpg_sends_as_many(database: str) -> None:
     said.clear()
     till.pay("k2", own_transaction=True)
     assert [ours([message]) for message in said] == [["BEGIN", "semel_guard"], ["payment"], ["semel_keep", "COMMIT"]]
+    said.clear()
+    till.pay("k2", own_transaction=True)
+    assert [ours([message]) for message in said] == [
+        ["BEGIN", "semel_guard"], ["semel_record", "semel_guard"], ["ROLLBACK"],
+    ]  # fmt: skip
     till.close()
 
 

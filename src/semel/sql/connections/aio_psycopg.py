@@ -27,7 +27,7 @@ from semel.sql.connections.errors import postgres_error, rejected
 from semel.sql.connections.literals import postgres_text
 from semel.sql.connections.psycopg_arrays import register_arrays, values_for_psycopg
 from semel.sql.effects import EffectStyle, QueryResult
-from semel.sql.program import Query, Rows, Statement
+from semel.sql.program import Rows, Statement
 
 __all__ = ["AsyncLentPsycopg", "AsyncPsycopgConnection"]
 
@@ -80,9 +80,10 @@ class AsyncLentPsycopg:
         return DatabaseAddress(info.user, info.host, info.port, info.dbname)
 
     async def execute(self, statement: Statement) -> Rows:
-        if self._travels_as_text(statement.query):
+        raw = self.raw
+        # A cursor costs more than the plan of a prepared statement saves. A pipeline accepts no plain text.
+        if statement.query.as_text is not None and raw.pgconn.pipeline_status == _NO_PIPELINE:
             text = postgres_text(statement)
-            raw = self.raw
             if not raw.autocommit and raw.pgconn.transaction_status == _IDLE:
                 text = f"{self._begin()}; {text}"  # psycopg would send it as a message of its own
             return await self._send_text(text)
@@ -146,10 +147,6 @@ class AsyncLentPsycopg:
         """Whether the caller has opened a pipeline, which accepts no text of several statements."""
         return bool(self.raw.pgconn.pipeline_status != _NO_PIPELINE)
 
-    def _travels_as_text(self, query: Query) -> bool:
-        """A call of our functions does, and a query that has one: a cursor costs more than a plan saves."""
-        return query.as_text is not None and not self._in_pipeline()
-
     def _begin(self) -> str:
         """The BEGIN that psycopg would send, with the characteristics that the caller has set."""
         raw = self.raw
@@ -179,8 +176,11 @@ class AsyncLentPsycopg:
         pgconn.send_query(text.encode())
         last = (yield from generators.execute(pgconn))[-1]
         if last.status == _HAS_ROWS:
-            values = [last.get_value(row, 0) for row in range(last.ntuples)]
-            return [(None if value is None else Escaping().unescape_bytea(value),) for value in values]
+            found = []
+            for row in range(last.ntuples):
+                value = last.get_value(row, 0)
+                found.append((None if value is None else Escaping().unescape_bytea(value),))
+            return found
         if last.status != _DONE:
             raise error_from_result(last, encoding=self.raw.info.encoding)
         return ()

@@ -12,7 +12,7 @@ from semel.sql.connections.adopt import DatabaseAddress
 from semel.sql.connections.errors import postgres_error, rejected
 from semel.sql.connections.literals import postgres_text
 from semel.sql.effects import EffectStyle, QueryResult, returns_rows
-from semel.sql.program import Rows, Statement
+from semel.sql.program import Query, Rows, Statement
 
 __all__ = ["AsyncpgConnection", "LentAsyncpg"]
 
@@ -34,6 +34,15 @@ class AsyncpgConnection:
             return rows
         except _DRIVER_ERRORS as error:
             raise _semel_error(error) from error
+
+
+_FOUND: Final = Query(
+    "found",
+    "SELECT coalesce((SELECT timestamptz_send(statement_timestamp()) || record_send(r) FROM semel_record r "
+    "WHERE r.id = :id AND r.state = 2 AND r.expires > statement_timestamp()), semel_guard(:id, :place))",
+    False,
+)
+"""What the guard found: usually a finished record, which is read without asking the guard again."""
 
 
 class _OutermostTransaction:
@@ -92,14 +101,14 @@ class LentAsyncpg(AsyncpgConnection):
         return bool(self.raw.is_closed()) or self.begun()  # if it is closed, the next statement fails
 
     async def begin_with(self, statement: Statement) -> Rows:
-        # asyncpg returns no rows of a script, only the status of its last command. So the statement is sent as a
-        # condition: "SELECT 0" says that nothing was found. Otherwise it is sent again, alone, for its rows.
+        # asyncpg returns no rows of a script, only the status of its last command. So the guard is sent as a condition:
+        # "SELECT 0" says that nothing was found. Otherwise it is looked for once more, alone, for its rows.
         self._beginning = True
         condition = postgres_text(statement).removeprefix("SELECT ")
         status = await self._send(f"BEGIN; SELECT WHERE {condition} IS NOT NULL")
         self._beginning = False
         self._set_outermost(_OUTERMOST)
-        return () if status == "SELECT 0" else await self.execute(statement)
+        return () if status == "SELECT 0" else await self.execute(Statement(_FOUND, statement.params))
 
     async def commit_with(self, statement: Statement) -> None:
         await self._send(f"{postgres_text(statement)}; COMMIT")

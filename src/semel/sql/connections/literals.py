@@ -10,8 +10,8 @@ every value is written in digits, so that no setting, no character set and no va
 
 from __future__ import annotations
 
-import math
 import re
+from math import isfinite
 from typing import Any, Final
 
 from semel.errors import SemelError, StoreUncertain
@@ -35,7 +35,7 @@ def postgres_text(statement: Statement) -> str:
         kind = type(value)
         if kind is bytes:
             text[at] = f"E'\\\\x{value.hex()}'"
-        elif kind is int or (kind is str and _PLAIN_WORDS(value)):
+        elif kind is int or (kind is float and isfinite(value)) or (kind is str and _PLAIN_WORDS(value)):
             text[at] = f"'{value}'"
         else:
             text[at] = _postgres_literal(value)
@@ -45,8 +45,6 @@ def postgres_text(statement: Statement) -> str:
 def _postgres_literal(value: Any) -> str:
     """For the rarer kinds of values."""
     kind = type(value)
-    if kind is float and math.isfinite(value):
-        return f"'{value!r}'"
     if value is None:
         return "NULL"
     if kind is str:
