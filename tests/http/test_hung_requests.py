@@ -141,7 +141,7 @@ def test_an_answer_that_never_ends_holds_its_key_no_longer_than_it_may() -> None
             with pytest.raises(asyncio.CancelledError):
                 await client
             async with asyncio.timeout(20):
-                while not ended or guard.driver.flights.by_id:
+                while not ended or guard.driver.flights.by_id:  # noqa: ASYNC110 - the handler has nobody to tell
                     await asyncio.sleep(0.01)
             assert len(guard.driver.keeper.leases) == 0
 
