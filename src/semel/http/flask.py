@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from semel.errors import ConfigurationError, MissingDependency
 from semel.http.contract.conditional import check_match, etag
-from semel.http.contract.endpoint import Framework
+from semel.http.contract.endpoint import Framework, RunAgain
 from semel.http.contract.exchange import KEY_HEADER
-from semel.http.contract.rerun import RunAgain
 from semel.http.contract.routes import (
     Endpoint,
     MatchedRoute,

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 from semel.engine.aio import AsyncGuard
 from semel.engine.drive.waiting import EAGER, start_task
 from semel.errors import ConfigurationError, StoreError
-from semel.http.asgi.messages import App, Receive, Scope, Send
+from semel.http.asgi.body import App, Receive, Scope, Send
 from semel.http.asgi.responder import ASGIResponder
 from semel.http.contract.endpoint import Lifecycle
 from semel.http.contract.exchange import KEY_HEADER

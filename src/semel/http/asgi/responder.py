@@ -22,14 +22,13 @@ from semel.core.call import Call, Declined, Pause, Raised, Returned, Stopped
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.operation import running
 from semel.errors import PreconditionError
-from semel.http.asgi.body import BodyReader
-from semel.http.asgi.messages import FILES, Message, Receive, Scope, Send, without_files
+from semel.http.asgi.body import FILES, BodyReader, Message, Receive, Scope, Send, without_files
 from semel.http.asgi.transaction import open_transaction_async
-from semel.http.contract.capture import Capture, cut_off
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
 from semel.http.contract.endpoint import (
     FIND_TENANT,
     READ_BODY,
+    Capture,
     Compensate,
     Ending,
     EndpointFlow,
@@ -37,9 +36,11 @@ from semel.http.contract.endpoint import (
     Lifecycle,
     OpenTransaction,
     Request,
+    Rerun,
+    RunAgain,
+    cut_off,
 )
 from semel.http.contract.exchange import SETTLED, Exchange
-from semel.http.contract.rerun import Rerun, RunAgain
 from semel.http.contract.rules import Rule
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from semel.core.encoding.snapshot import StoredResponse
 from semel.engine.drive.attempts import Attempt
 from semel.engine.operation import Operation, running
 from semel.errors import BodyTooLarge, ConfigurationError
-from semel.http.contract.capture import cut_off
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
 from semel.http.contract.endpoint import (
     FIND_TENANT,
@@ -29,9 +28,10 @@ from semel.http.contract.endpoint import (
     Lifecycle,
     OpenTransaction,
     Request,
+    Rerun,
+    cut_off,
 )
 from semel.http.contract.exchange import SETTLED, Exchange
-from semel.http.contract.rerun import Rerun
 from semel.http.contract.rules import Rule
 from semel.http.handlers import drive
 from semel.http.wsgi.answers import ExcInfo, HeldAnswer, LetThrough, Peeked, ThenRaised, Write
