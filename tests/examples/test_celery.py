@@ -22,7 +22,7 @@ app.conf.task_acks_late = True
 app.conf.task_reject_on_worker_lost = True
 
 
-@guard.once(key="order_id", operation="ship", lease="1s")
+@guard.once(key="order_id", operation="ship", lease="5s")
 def ship(order_id: int, op: Operation = INJECTED) -> int:
     with (FOLDER / "attempts").open("a") as log:
         log.write(f"{op.attempt}\\\\n")
@@ -41,7 +41,7 @@ def ship_task(self, order_id: int) -> int:
 
 if __name__ == "__main__":
     results = [ship_task.delay(1001), ship_task.delay(1001)]
-    print([result.get(timeout=60) for result in results])
+    print([result.get(timeout=100) for result in results])
 """.replace("\\\\n", "\\n")
 
 
@@ -60,7 +60,7 @@ def test_a_task_whose_worker_is_killed_is_finished_by_another_attempt(
         )
     try:
         sent = subprocess.run(
-            [sys.executable, "tasks.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
+            [sys.executable, "tasks.py"], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
         )
     finally:
         worker.terminate()

@@ -11,8 +11,7 @@ import pytest
 from semel import AsyncMemoryStore, AsyncSemel, Policy, State
 from semel.http.asgi import ASGIMiddleware
 from semel.http.asgi.endpoints import protect
-from semel.http.contract.endpoint import Framework
-from semel.http.contract.rerun import RunAgain
+from semel.http.contract.endpoint import Framework, RunAgain
 from semel.http.contract.rules import Idempotent
 from semel.http.fastapi import idempotent
 from tests.http.asking import Counting, ask, at_the_edge, header, whose

@@ -101,7 +101,7 @@ class Stubborn:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pauses: how long they are is shown where they are made."""
-    monkeypatch.setattr("semel.http.contract.rerun.pause_after", lambda call, tried: 0.0)
+    monkeypatch.setattr("semel.http.contract.endpoint.pause_after", lambda call, tried: 0.0)
 
 
 def fastapi_with(handler: Stubborn, path: str, **settings: Any) -> Any:

@@ -22,9 +22,10 @@ from semel.http.contract.endpoint import (
     Lifecycle,
     OpenTransaction,
     ReadBody,
+    Rerun,
+    RunAgain,
 )
 from semel.http.contract.exchange import CLAIMED, Exchange
-from semel.http.contract.rerun import Rerun, RunAgain
 from semel.http.contract.rules import Idempotent, conditional, exempt, idempotent, natural
 from semel.http.wsgi import WSGIMiddleware
 
@@ -74,7 +75,7 @@ def guard() -> Iterator[Semel]:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("semel.http.contract.rerun.pause_after", lambda call, tried: 0.5)
+    monkeypatch.setattr("semel.http.contract.endpoint.pause_after", lambda call, tried: 0.5)
 
 
 def life_of(guard: Semel, *headers: tuple[bytes, bytes], key: bytes | None = b"k", tenant: Any = None) -> Any:

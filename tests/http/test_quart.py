@@ -280,7 +280,7 @@ def test_a_body_in_many_pieces_is_compared_and_read_as_a_whole() -> None:
 def test_a_view_whose_transaction_conflicts_is_run_again(
     conflicts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("semel.http.contract.rerun.pause_after", lambda call, tried: 0.0)
+    monkeypatch.setattr("semel.http.contract.endpoint.pause_after", lambda call, tried: 0.0)
     path = str(tmp_path / "shop.db")
 
     async def scene() -> None:

@@ -48,7 +48,7 @@ MET = TransactionConflict("it met another one")
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pauses: how long they are is shown where they are made."""
-    monkeypatch.setattr("semel.http.contract.rerun.pause_after", lambda call, tried: 0.0)
+    monkeypatch.setattr("semel.http.contract.endpoint.pause_after", lambda call, tried: 0.0)
 
 
 @pytest.fixture
@@ -274,7 +274,7 @@ def test_a_client_that_hangs_up_in_the_pause_stops_nothing(served: Served, monke
             asyncio.get_running_loop().call_soon(task.cancel)
             return 0.01
 
-        monkeypatch.setattr("semel.http.contract.rerun.pause_after", hung_up)
+        monkeypatch.setattr("semel.http.contract.endpoint.pause_after", hung_up)
         with pytest.raises(asyncio.CancelledError):
             await task
         assert len(runs) == 1

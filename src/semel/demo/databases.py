@@ -28,8 +28,8 @@ def connect(url: str) -> Any:
         from semel.stores.mysql.settings import MySQLSettings
 
         return connect_mysql(MySQLSettings(url))
+    from semel.stores.postgres.connections import Psycopg
     from semel.stores.postgres.settings import PostgresSettings
-    from semel.stores.postgres.threads import Psycopg
 
     return Psycopg().connect(PostgresSettings(url))
 

@@ -21,8 +21,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.errors import MissingDependency, TransactionConflict
+from semel.http.asgi.body import Scope
 from semel.http.asgi.endpoints import protect
-from semel.http.asgi.messages import Scope
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework

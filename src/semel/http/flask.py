@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from semel.errors import ConfigurationError, MissingDependency
 from semel.http.contract.conditional import check_match, etag
-from semel.http.contract.endpoint import Framework
+from semel.http.contract.endpoint import Framework, RunAgain
 from semel.http.contract.exchange import KEY_HEADER
-from semel.http.contract.rerun import RunAgain
 from semel.http.contract.routes import (
     Endpoint,
     MatchedRoute,
@@ -36,8 +35,7 @@ from semel.http.contract.routes import (
 )
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
 from semel.http.handlers import find_handle, sync_endpoint, type_hints, with_connection
-from semel.http.wsgi.middleware import WSGIMiddleware, WSGIResponder, current_responder
-from semel.http.wsgi.responder import Environ
+from semel.http.wsgi.middleware import Environ, WSGIMiddleware, WSGIResponder, current_responder
 from semel.stores.guard import Semel
 
 try:

@@ -16,7 +16,7 @@ the answer is sent::
 The connection is opened for the request, a transaction begun on it and the key locked in it, just before the handler.
 A stored answer that is no error commits. A stored error (4xx) rolls the handler's rows back and keeps the answer.
 Whatever frees the key rolls back. A crash at any moment leaves nothing. There is no lease. A conflict with another
-transaction runs the request again: see ``semel.http.contract.rerun``.
+transaction runs the request again: see ``semel.http.contract.endpoint``.
 """
 
 from __future__ import annotations

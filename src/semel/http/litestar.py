@@ -21,8 +21,8 @@ from typing import Any, Final, TypeAlias, cast
 from urllib.parse import unquote
 
 from semel.errors import ConfigurationError, MissingDependency, PolicyError, TransactionConflict
+from semel.http.asgi.body import App, Receive, Scope, Send
 from semel.http.asgi.endpoints import protect
-from semel.http.asgi.messages import App, Receive, Scope, Send
 from semel.http.asgi.middleware import ASGIMiddleware, current_responder
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework

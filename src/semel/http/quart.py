@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from semel.errors import ConfigurationError, MissingDependency, TransactionConflict
+from semel.http.asgi.body import Scope
 from semel.http.asgi.endpoints import protect
-from semel.http.asgi.messages import Scope
 from semel.http.asgi.middleware import ASGIMiddleware, current_responder
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework

@@ -24,10 +24,13 @@ CONNECT_SECONDS: Final = 10.0
 
 def redis(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.redis import RedisStore
+    from semel.stores.redis.programs import RedisPrograms
     from semel.stores.redis.settings import PREFIX
+    from semel.stores.tiered.copies import cache_settings
 
     prefix = _prefix(url, PREFIX)
-    with _usage(url, prefix, sample) as usage:
+    key_of = RedisPrograms(cache_settings(url, prefix, "5s", "5s")).key
+    with _usage(url, prefix, sample, key_of) as usage:
         with closing(RedisStore(url, prefix=prefix)) as store:
             sample.write(store)
         taken = usage()
@@ -40,7 +43,7 @@ def copies(url: str, sample: Sample) -> list[Measured]:
     """Measure the cache of a tiered store. It keeps no copies of large answers, so those take nothing."""
     from semel.stores.memory import MemoryStore
     from semel.stores.tiered import RedisCache, TieredStore
-    from semel.stores.tiered.copies import PREFIX
+    from semel.stores.tiered.copies import PREFIX, copy_key
     from semel.stores.tiered.rules import KEEP, MAX_COPY_BYTES
 
     if sample.stored() > MAX_COPY_BYTES:
@@ -48,7 +51,8 @@ def copies(url: str, sample: Sample) -> list[Measured]:
         return [Measured("cache in redis", "memory", 0, 0.0, None, how, 0.0, (Work("commands", first=1, again=1),))]
     prefix = _prefix(url, PREFIX)
     cache = RedisCache(url, prefix=prefix, timeout="5s")
-    with _usage(url, prefix, sample) as usage:
+    # The cache has the name of its primary from the first Op on.
+    with _usage(url, prefix, sample, lambda id: copy_key(prefix.encode() + cache.name, id)) as usage:
         with closing(TieredStore(MemoryStore(), cache)) as store:  # closed before measuring: its thread writes
             ends = time.monotonic() + CONNECT_SECONDS
             while not cache.connect(0.1):
@@ -77,23 +81,22 @@ def _prefix(url: str, usual: str) -> str:
 
 
 @contextmanager
-def _usage(url: str, prefix: str, sample: Sample) -> Iterator[Callable[[], float]]:
+def _usage(url: str, prefix: str, sample: Sample, key_of: Callable[[bytes], bytes]) -> Iterator[Callable[[], float]]:
     """Yield a function that returns the bytes of one key, asked from each server. The keys are removed at the end."""
     from semel.stores.redis.commands import RedisCommand
     from semel.stores.redis.connection import RedisConnection
-    from semel.stores.redis.programs import RedisPrograms
     from semel.stores.redis.servers import Servers
     from semel.stores.tiered.copies import cache_settings
 
     settings = cache_settings(url, prefix, "5s", "5s")
-    servers, programs = Servers(settings), RedisPrograms(settings)
+    servers = Servers(settings)
     links: dict[Any, RedisConnection] = {}
 
     def ask(*words: bytes) -> Iterator[list[Any]]:
         """Send the command for each key, a batch at a time."""
         groups: dict[Any, list[bytes]] = {}
         for id in sample.ids:
-            key = programs.key(id)
+            key = key_of(id)
             groups.setdefault(servers.address_of(key), []).append(key)
         for address, keys in groups.items():
             for first in range(0, len(keys), BATCH):

@@ -23,8 +23,8 @@ _WORK: Final = (Work("statements", first=2, again=1),)
 def postgres(url: str, sample: Sample) -> list[Measured]:
     from semel.sql.connections.errors import postgres_error
     from semel.stores.postgres import PostgresStore, migrate
+    from semel.stores.postgres.connections import Psycopg
     from semel.stores.postgres.settings import PostgresSettings
-    from semel.stores.postgres.threads import Psycopg
 
     schema = f"semel_size_{secrets.token_hex(6)}"
     settings = PostgresSettings.for_migration(url)

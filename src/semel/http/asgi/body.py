@@ -1,19 +1,35 @@
-"""The body of an ASGI request: read ahead for the fingerprint, kept, and passed on to the application."""
+"""The types of ASGI, and the body of a request: read ahead for the fingerprint, kept, passed on to the application."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable, MutableMapping
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 from semel.errors import BodyTooLarge
-from semel.http.asgi.messages import Message, Receive
 
 if TYPE_CHECKING:
     from semel.http.contract.endpoint import Lifecycle
 
-__all__ = ["BodyReader", "HeldBody"]
+__all__ = ["FILES", "App", "BodyReader", "HeldBody", "Message", "Receive", "Scope", "Send", "without_files"]
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+FILES: Final = frozenset({"http.response.pathsend", "http.response.zerocopysend"})
+"""Messages by which the server sends a file that the application never reads: nothing could be captured."""
+
+
+def without_files(scope: Scope) -> None:
+    """Hide these extensions from the application, so that it sends the bytes themselves."""
+    if not FILES.isdisjoint(scope["extensions"] or ()):
+        scope["extensions"] = {name: value for name, value in scope["extensions"].items() if name not in FILES}
+
 
 IN_MEMORY: Final = 1024 * 1024
 CHUNK: Final = 256 * 1024

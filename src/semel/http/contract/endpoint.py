@@ -34,19 +34,25 @@ the error leaves the application, and is not stored   fail              the serv
 
 When the client disconnects after the claim, the handler runs to its end all the same, and its answer is stored for the
 retry.
+
+When two transactions conflict, the database rolls one of them back and asks for it to be run again. Nothing was sent
+then, so the application is run again from the edge, as if the request had come again: with its body, and with its scope
+or environ as they came. The number of runs is bounded as in ``guard.run_in_transaction``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, MutableMapping
+from collections.abc import Callable, Generator, Iterable, MutableMapping
 from enum import Enum, auto
 from functools import cached_property
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from semel.core.call import Call, Declined, Outcome, Pause, Raised, Returned, Stopped
-from semel.core.encoding.snapshot import StoredResponse
+from semel.core.encoding.snapshot import StoredResponse, make_response
+from semel.core.transactional import pause_after
 from semel.core.values import value
 from semel.engine.drive.attempts import AsyncAttempt, Attempt
+from semel.engine.transaction.rules import TRIES
 from semel.errors import (
     BodyTooLarge,
     ConfigurationError,
@@ -57,11 +63,9 @@ from semel.errors import (
     StoreError,
     TransactionConflict,
 )
-from semel.http.contract.capture import Capture
 from semel.http.contract.conditional import Preconditions
 from semel.http.contract.exchange import CLAIMED, FAILED, UNSTORED, Exchange
 from semel.http.contract.middleware import Middleware
-from semel.http.contract.rerun import Rerun, RunAgain
 from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
 from semel.observe import events
 
@@ -69,6 +73,7 @@ __all__ = [
     "FIND_TENANT",
     "READ_BODY",
     "STOPPED",
+    "Capture",
     "Compensate",
     "Ending",
     "EndpointFlow",
@@ -76,7 +81,10 @@ __all__ = [
     "Lifecycle",
     "OpenTransaction",
     "Request",
-]  # fmt: skip
+    "Rerun",
+    "RunAgain",
+    "cut_off",
+]
 
 A = TypeVar("A", Attempt, AsyncAttempt)
 T = TypeVar("T")
@@ -150,6 +158,10 @@ class Ending(Enum):
     """Send ``Lifecycle.answer``, then raise the error, for the server's log."""
     RUN_AGAIN = auto()
     """Run the application again."""
+
+
+class RunAgain(BaseException):
+    """Leaves an application that is to be run again. Not an Exception, so that error handlers let it pass."""
 
 
 _ABANDONED: Final = (Exception, BaseExceptionGroup, RunAgain)
@@ -440,3 +452,110 @@ class Lifecycle(Generic[A]):
         self.rule = self.answer = self.preconditions = None
         self.runs_again = False
         return body
+
+
+class Capture:
+    """One answer: its status, its header lines, and its body up to ``max_stored_body``."""
+
+    rule: Idempotent
+    key_name: bytes
+    """The header of the key, which Semel sets itself."""
+    status = 0
+    size = 0
+    """Bytes of the body so far."""
+    overflowed = False
+    headers: list[tuple[bytes, bytes]]
+    """All header lines except those that Semel sets itself."""
+    _replayed: list[tuple[bytes, bytes]]
+    _chunks: list[bytes]
+
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.headers, self._replayed, self._chunks = [], [], []
+        wanted, mark = self.rule.replay_header_names, self.rule.replay_marker_name
+        for name, content in headers:
+            line = bytes(name).lower(), bytes(content)
+            if line[0] == self.key_name or line[0] == mark:
+                continue
+            if line[0] in wanted:
+                self._replayed.append(line)
+            self.headers.append(line)
+
+    def add(self, chunk: bytes) -> bool:
+        """Add a chunk. Returns False once the answer is too large to be stored: it is let through then."""
+        if self.overflowed:
+            return False
+        self.size += len(chunk)
+        self._chunks.append(bytes(chunk))  # the application may reuse its buffer
+        self.overflowed = self.size > self.rule.max_stored_body
+        return not self.overflowed
+
+    def take(self) -> bytes:
+        """Remove and return what was held back so far."""
+        body = b"".join(self._chunks)
+        self._chunks = []
+        return body
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._chunks) if self.size else b""
+
+    def to_store(self) -> StoredResponse:
+        """Return the answer as it is stored."""
+        if self.overflowed or (self.size and not self.rule.keep_body):
+            return make_response((self.status, self._replayed, b"", True))
+        return make_response((self.status, self._replayed, b"".join(self._chunks), False))
+
+
+def cut_off() -> ConnectionError:
+    """It is too late to send another answer. The missing end tells the client that this one is not valid."""
+    return ConnectionError("the answer was let through, and could not be stored")
+
+
+class Rerun:
+    """One request, as it came."""
+
+    __slots__ = ("_dicts", "_runs", "_snapshot", "body", "pause")
+
+    def __init__(self, request: MutableMapping[str, Any], shared: Iterable[Any] = ()) -> None:
+        """
+        :param request: the scope or environ, which routers change.
+        :param shared: values of the request. The dicts among them, such as its session and its state, are written to
+            while it is handled, so they are copied too, one level deep.
+        """
+        self._snapshot = dict(request)
+        self._dicts = [
+            (value, dict(dict.items(value)), dict(getattr(value, "__dict__", ())))
+            for value in shared
+            if isinstance(value, dict)
+        ]
+        self._runs = 0
+        self.body: list[bytes] | None = None
+        """The chunks of the body; None if it was not read, or is too large to be kept."""
+        self.pause: float | None = None
+        """Seconds to wait before the next run; None if none is planned."""
+
+    def next_pause(self, call: Call) -> float | None:
+        """Count a conflict. Returns the seconds to wait before the next run; None if that was the last one."""
+        self._runs += 1
+        return None if self._runs >= TRIES else pause_after(call, self._runs)
+
+    def plan(self, call: Call) -> bool:
+        """Count a conflict, and plan the next run. Returns whether there will be one."""
+        if self.body is not None:
+            self.pause = self.next_pause(call)
+        return self.pause is not None
+
+    def restore(self, request: MutableMapping[str, Any]) -> bytes:
+        """Restore the scope or environ and the dicts that it shares. Returns the body."""
+        request.clear()
+        request.update(self._snapshot)
+        for shared, entries, attributes in self._dicts:  # in place: middlewares outside of us hold the same objects
+            dict.clear(shared)
+            dict.update(shared, entries)  # dict's own methods: a session takes note of how it is used
+            if hasattr(shared, "__dict__"):
+                shared.__dict__.clear()
+                shared.__dict__.update(attributes)
+        self.pause = None
+        assert self.body is not None
+        return b"".join(self.body)

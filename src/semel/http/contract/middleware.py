@@ -11,7 +11,6 @@ from typing import Any, Final, Generic, Self, TypeVar
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
 from semel.http.contract.exchange import KEY_HEADER, KeyHeader
-from semel.http.contract.rerun import Reruns
 from semel.http.contract.routes import Endpoint, MatchedRoute, RouteFinder, Routes, RouteTable, report
 from semel.http.contract.rules import MAX_REQUEST_BODY, Idempotent, Rule, check_max_request_body
 
@@ -21,6 +20,12 @@ MOST_RULES: Final = 1000
 """How many rules are remembered in their form under the guard's policy."""
 App = TypeVar("App")
 G = TypeVar("G", bound=Guard)
+
+
+class Reruns:
+    """Whether requests are copied as they come. Only if some route has a transaction, since it costs a copy of each."""
+
+    possible = False
 
 
 class Middleware(Generic[App, G]):

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from django.http.response import HttpResponseBase
 
-    from semel.http.asgi.messages import Message, Scope, Send
+    from semel.http.asgi.body import Message, Scope, Send
 
 __all__ = ["IdempotencyMiddleware"]
 

@@ -36,8 +36,7 @@ from semel.errors import ConfigurationError, PolicyError
 from semel.http.asgi.endpoints import ThreadedResponder, async_endpoint, threaded_responder
 from semel.http.asgi.middleware import current_responder as responder_in_loop
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
-from semel.http.contract.endpoint import Compensate, Framework, Request
-from semel.http.contract.rerun import RunAgain
+from semel.http.contract.endpoint import Compensate, Framework, Request, RunAgain
 from semel.http.contract.routes import check_declarable, mark_exempt
 from semel.http.contract.rules import Conditional, Decorators, Exempt, Idempotent, Rule
 from semel.http.django.handling import require_handling

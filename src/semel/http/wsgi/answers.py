@@ -8,7 +8,7 @@ from itertools import chain
 from types import TracebackType
 from typing import TypeAlias
 
-from semel.http.contract.capture import Capture
+from semel.http.contract.endpoint import Capture
 from semel.http.wsgi.lines import Lines, as_bytes
 
 __all__ = ["HeldAnswer", "LetThrough", "Peeked", "ThenRaised"]

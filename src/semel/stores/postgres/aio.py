@@ -1,5 +1,4 @@
 # Twin: sync.py is generated from this file by make twins.
-# Twin: semel.stores.postgres.tasks -> semel.stores.postgres.threads
 # Twin: , DriverName, driver_named -> , Psycopg, Watchdog
 # Twin: , *, driver: DriverName | None = None ->
 # Twin: driver: DriverName | None = None, ->
@@ -25,8 +24,8 @@ from semel.sql.migrations import POSTGRES
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
 from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
+from semel.stores.postgres.connections import AsyncPostgresSender, DriverName, driver_named, open_listener_async
 from semel.stores.postgres.settings import PostgresSettings
-from semel.stores.postgres.tasks import AsyncPostgresSender, DriverName, driver_named, open_listener
 
 __all__ = ["AsyncPostgresStore", "check_async", "migrate_async"]
 
@@ -87,7 +86,7 @@ class AsyncPostgresStore:
         chosen = driver_named(driver)  # sync: chosen = Psycopg()
         self.wakes = listen
         # sync only: self._watchdog = Watchdog()
-        self._listener = open_listener(settings, chosen)
+        self._listener = open_listener_async(settings, chosen)
         self._combiner = AsyncCombiner(
             [
                 AsyncRetryingConnection(AsyncPostgresSender(settings, chosen), settings.retry_for)

@@ -17,8 +17,8 @@ from semel.sql.migrations import POSTGRES
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
 from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
+from semel.stores.postgres.connections import PostgresSender, Psycopg, Watchdog, open_listener
 from semel.stores.postgres.settings import PostgresSettings
-from semel.stores.postgres.threads import PostgresSender, Psycopg, Watchdog, open_listener
 
 __all__ = ["PostgresStore", "check", "migrate"]
 

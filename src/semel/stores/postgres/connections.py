@@ -1,0 +1,346 @@
+"""The PostgreSQL store's connections: for threads, by psycopg 3, and for an event loop, by asyncpg or psycopg 3.
+
+Both are written by hand. With threads, a thread breaks connections whose server does not answer, connections must not
+cross a fork, and Ctrl-C may interrupt a statement anywhere. In an event loop a timeout cancels the statement, a
+connection belongs to one loop, and there are two drivers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from semel.core.ops import Op
+from semel.engine.forking import survive_forks
+from semel.errors import ConfigurationError, MissingDependency, SemelError, StoreUncertain
+from semel.sql.aio import AsyncConnection, run_async
+from semel.sql.connections.errors import connect_error
+from semel.sql.dialects import postgres as dialect
+from semel.sql.sync import run
+from semel.stores.listening import LISTEN_AGAIN, AsyncListener, Listener
+from semel.stores.postgres.settings import PostgresSettings, unreadable_url
+
+if TYPE_CHECKING:
+    from semel.sql.connections.psycopg import PsycopgConnection
+
+__all__ = [
+    "AsyncDriver",
+    "AsyncPostgresSender",
+    "DriverName",
+    "PostgresSender",
+    "Psycopg",
+    "Watchdog",
+    "driver_named",
+    "open_listener",
+    "open_listener_async",
+]
+
+
+# Threads
+
+
+class Psycopg:
+    """Opens and closes connections."""
+
+    def __init__(self) -> None:
+        try:
+            import psycopg  # noqa: F401
+        except ImportError as error:
+            raise MissingDependency("psycopg", "postgres") from error
+
+    def connect(self, settings: PostgresSettings) -> PsycopgConnection:
+        import psycopg
+
+        from semel.sql.connections.psycopg import PsycopgConnection
+
+        arguments = settings.for_psycopg()
+        try:
+            raw = psycopg.connect(**arguments)
+        except psycopg.Error as error:
+            raise connect_error("PostgreSQL", error) from error
+        return PsycopgConnection(raw)
+
+    def close(self, connection: PsycopgConnection) -> None:
+        connection.raw.close()
+
+
+class Breakable(Protocol):
+    """What the watchdog watches."""
+
+    overdue_at: float
+    """The monotonic time at which it is to be broken."""
+
+    def abort(self) -> None: ...
+
+
+class Watchdog:
+    """A thread that breaks connections whose server does not answer. The server's own timeout needs a live server."""
+
+    def __init__(self) -> None:
+        self._watched: set[Breakable] = set()
+        self._started = False
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        survive_forks(self._forked)
+
+    def _forked(self) -> None:
+        # A thread of the parent may hold the lock of the event, and never releases it here.
+        stopped, self._stop = self._stop.is_set(), threading.Event()
+        if stopped:
+            self._stop.set()
+        self._started = False
+        self._lock = threading.Lock()
+
+    def watch(self, connection: Breakable) -> None:
+        self._watched.add(connection)
+        if not self._started:
+            self._start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def resume(self) -> None:
+        """After ``stop``: start again when first needed. The thread of before has an event of its own."""
+        if self._stop.is_set():
+            self._stop, self._started = threading.Event(), False
+
+    def _start(self) -> None:
+        with self._lock:
+            if not self._started and not self._stop.is_set():
+                self._started = True
+                threading.Thread(target=self._look, args=(self._stop,), name="semel-watchdog", daemon=True).start()
+
+    def _look(self, stop: threading.Event) -> None:
+        while not stop.wait(1.0):
+            now = time.monotonic()
+            for connection in list(self._watched):
+                if connection.overdue_at < now:
+                    connection.abort()
+
+
+class PostgresSender:
+    """Sends batches over one connection. It opens it when needed, again when it was lost, and in a forked child."""
+
+    def __init__(self, settings: PostgresSettings, driver: Psycopg, watchdog: Watchdog) -> None:
+        self._settings = settings
+        self._driver = driver
+        self._watchdog = watchdog
+        self._connection: PsycopgConnection | None = None
+        self._parents: list[PsycopgConnection | None] = []
+        self.overdue_at = float("inf")
+        survive_forks(self._forked)
+
+    def _forked(self) -> None:
+        # Keep a reference to the parent's connection: if it were closed here, the parent's session would end.
+        self._parents.append(self._connection)
+        self._connection = None
+        self.overdue_at = float("inf")  # the batch that is under way is the parent's
+
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    def send(self, ops: Sequence[Op[Any]], answers: list[Any]) -> None:
+        connection = self._connection
+        if connection is None or connection.raw.closed:
+            connection = self._connection = self._driver.connect(self._settings)
+        self.overdue_at = time.monotonic() + self._settings.timeout + 1.0
+        self._watchdog.watch(self)
+        try:
+            run(dialect.program(ops, answers), connection)
+        except SemelError:
+            raise
+        except BaseException:  # interrupted in a statement, whose answer would be read by the next one
+            self.close()
+            raise
+        finally:
+            self.overdue_at = float("inf")
+            if connection.raw.closed:
+                self._connection = None
+
+    def abort(self) -> None:
+        """Break the connection, so that the thread that waits for the server gets an error."""
+        connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.raw.fileno())) as duplicate:
+                duplicate.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._driver.close(self._connection)
+        self._connection = None
+
+
+def open_listener(settings: PostgresSettings, driver: Psycopg) -> Listener:
+    """A listener to the channel of all records, over a connection of its own."""
+
+    def receive(stop: threading.Event, ready: Callable[[], None], wake: Callable[[Any], None]) -> None:
+        with driver.connect(settings).raw as raw:
+            raw.execute(f"LISTEN {dialect.CHANNEL}")
+            ready()
+            while not stop.is_set():
+                for notification in raw.notifies(timeout=LISTEN_AGAIN):
+                    wake(notification.payload)
+
+    return Listener(receive)
+
+
+# An event loop
+
+DriverName: TypeAlias = Literal["asyncpg", "psycopg"]
+
+
+class AsyncDriver(Protocol):
+    """Opens and closes connections of one library."""
+
+    async def connect(self, settings: PostgresSettings) -> AsyncConnection: ...
+
+    def is_closed(self, connection: Any) -> bool: ...
+
+    def abort(self, connection: Any) -> None:
+        """Break the connection without telling the server."""
+        ...
+
+    async def close(self, connection: Any) -> None: ...
+
+    async def listen(self, connection: Any, ready: Callable[[], object], notify: Callable[[str], object]) -> None:
+        """Call ``ready``, then ``notify`` with the payload of every notification, until the connection is lost."""
+        ...
+
+
+class Asyncpg:
+    """Connections of asyncpg."""
+
+    async def connect(self, settings: PostgresSettings) -> AsyncConnection:
+        import asyncpg
+
+        from semel.sql.connections.asyncpg import AsyncpgConnection
+
+        try:
+            raw = await asyncpg.connect(
+                settings.url, timeout=settings.connect_timeout, server_settings=settings.session(), command_timeout=None
+            )
+        except ValueError:
+            raise unreadable_url() from None
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            raise connect_error("PostgreSQL", error) from error
+        return AsyncpgConnection(raw)
+
+    def is_closed(self, connection: Any) -> bool:
+        return bool(connection.raw.is_closed())
+
+    def abort(self, connection: Any) -> None:
+        connection.raw.terminate()
+
+    async def close(self, connection: Any) -> None:
+        with contextlib.suppress(Exception):
+            await connection.raw.close(timeout=2)
+
+    async def listen(self, connection: Any, ready: Callable[[], object], notify: Callable[[str], object]) -> None:
+        lost = asyncio.Event()
+        connection.raw.add_termination_listener(lambda raw: lost.set())
+        await connection.raw.add_listener(dialect.CHANNEL, lambda raw, pid, channel, payload: notify(payload))
+        ready()
+        await lost.wait()
+
+
+class AsyncPsycopg:
+    """Async connections of psycopg 3."""
+
+    async def connect(self, settings: PostgresSettings) -> AsyncConnection:
+        import psycopg
+
+        from semel.sql.connections.aio_psycopg import AsyncPsycopgConnection
+
+        arguments = settings.for_psycopg()
+        try:
+            raw = await psycopg.AsyncConnection.connect(**arguments)
+        except psycopg.Error as error:
+            raise connect_error("PostgreSQL", error) from error
+        return AsyncPsycopgConnection(raw)
+
+    def is_closed(self, connection: Any) -> bool:
+        return bool(connection.raw.closed)
+
+    def abort(self, connection: Any) -> None:
+        connection.raw.pgconn.finish()
+
+    async def close(self, connection: Any) -> None:
+        with contextlib.suppress(Exception):
+            await connection.raw.close()
+
+    async def listen(self, connection: Any, ready: Callable[[], object], notify: Callable[[str], object]) -> None:
+        await connection.raw.execute(f"LISTEN {dialect.CHANNEL}")
+        ready()
+        async for notification in connection.raw.notifies():
+            notify(notification.payload)
+
+
+def driver_named(name: DriverName | None) -> AsyncDriver:
+    """The driver of this name; by default asyncpg where it is installed, and otherwise psycopg."""
+    if name not in (None, "asyncpg", "psycopg"):
+        raise ConfigurationError(f'driver is "asyncpg" or "psycopg", not {name!r}')
+    if name in (None, "asyncpg"):
+        try:
+            import asyncpg  # noqa: F401
+
+            return Asyncpg()
+        except ImportError as error:
+            if name == "asyncpg":
+                raise MissingDependency("asyncpg", "asyncpg") from error
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise MissingDependency("asyncpg or psycopg", "postgres") from error
+    return AsyncPsycopg()
+
+
+class AsyncPostgresSender:
+    """Sends batches over one connection. It opens it when needed, again when it was lost, and for a new event loop."""
+
+    def __init__(self, settings: PostgresSettings, driver: AsyncDriver) -> None:
+        self._settings = settings
+        self._driver = driver
+        self._connection: AsyncConnection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    async def send(self, ops: Sequence[Op[Any]], answers: list[Any]) -> None:
+        loop = asyncio.get_running_loop()
+        if self._connection is None or self._loop is not loop:
+            self._connection, self._loop = await self._driver.connect(self._settings), loop
+        connection = self._connection
+        try:
+            async with asyncio.timeout(self._settings.timeout + 1.0):
+                await run_async(dialect.program(ops, answers), connection)
+        except TimeoutError as error:
+            self._driver.abort(connection)
+            raise StoreUncertain(f"PostgreSQL did not answer within {self._settings.timeout:g} s") from error
+        finally:
+            if self._driver.is_closed(connection):
+                self._connection = None
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await self._driver.close(connection)
+
+
+def open_listener_async(settings: PostgresSettings, driver: AsyncDriver) -> AsyncListener:
+    """A listener to the channel of all records, over a connection of its own."""
+
+    async def receive(ready: Callable[[], None], wake: Callable[[Any], None]) -> None:
+        connection = await driver.connect(settings)
+        try:
+            await driver.listen(connection, ready, wake)
+        finally:
+            await driver.close(connection)
+
+    return AsyncListener(receive)
