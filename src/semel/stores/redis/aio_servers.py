@@ -162,6 +162,8 @@ class AsyncServers:
             self.topology.forget(address)
             raise
         (self._durable_connections if durable else self._connections)[address] = connection
+        if self.topology.only is not None and not durable:
+            self.only = connection
         return connection
 
     def _opened(self, key: tuple[Address, bool], task: asyncio.Task[AsyncRedisConnection]) -> None:
