@@ -13,15 +13,26 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
+import psycopg
 import pytest
 from fastapi import FastAPI
 from hiredis import Reader
 from pydantic import BaseModel
 
-from semel import AsyncMemoryStore, AsyncRedisStore, AsyncSemel, MemoryStore, Semel, SQLiteStore
+from semel import (
+    AsyncMemoryStore,
+    AsyncPostgresStore,
+    AsyncRedisStore,
+    AsyncSemel,
+    MemoryStore,
+    PostgresStore,
+    Semel,
+    SQLiteStore,
+)
 from semel.http.asgi import ASGIMiddleware, idempotent
 from semel.http.fastapi import idempotent as idempotent_endpoint
 from semel.http.fastapi import install
+from semel.stores.postgres import migrate
 
 
 class Cost(NamedTuple):
@@ -92,11 +103,116 @@ def asgi_at_the_edge_on_memory(where: Any) -> Case:
         yield from over_asgi(runner, store, asgi_app(guard := AsyncSemel(store)), guard)
 
 
+def session_on_postgres(where: Any) -> Case:
+    from sqlalchemy import create_engine, event
+    from sqlalchemy.orm import Session
+
+    url, traffic = where("postgres_url"), Traffic()
+    migrate(url)
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+
+    def note(*_: object) -> None:
+        traffic.commands += 1
+        traffic.trips += 1
+
+    event.listen(engine, "before_cursor_execute", note)
+
+    def once(key: str) -> None:
+        with Session(engine) as session, session.begin():
+            guard.run_in_transaction(session, "invoice", key=key, call=lambda: {"a": 1})
+
+    with Semel(PostgresStore(url, listen=False), sweep_every=None) as guard:
+        yield once, traffic
+    engine.dispose()
+
+
+def psycopg_on_postgres(where: Any) -> Case:
+    url = where("postgres_url")
+    migrate(url)
+
+    def once(key: str) -> None:
+        with connection.transaction():
+            guard.run_in_transaction(connection, "invoice", key=key, call=lambda: {"a": 1})
+
+    with (
+        Semel(PostgresStore(url, listen=False), sweep_every=None) as guard,
+        psycopg.connect(url, autocommit=True) as connection,
+    ):
+        yield once, Traffic()
+
+
+def one_statement_of_psycopg_on_postgres(where: Any) -> Case:
+    url = where("postgres_url")
+    migrate(url)
+    with (
+        Semel(PostgresStore(url, listen=False), sweep_every=None) as guard,
+        psycopg.connect(url, autocommit=True) as connection,
+    ):
+        connection.execute("CREATE TABLE invoice (id text)")
+        insert = "INSERT INTO invoice VALUES (%s) RETURNING id"
+
+        def once(key: str) -> None:
+            guard.execute_once(connection, "invoice", key=key, statement=insert, parameters=[key])
+
+        for number in range(8):  # until the statement is prepared
+            once(f"prepared {number}")
+        yield once, Traffic()
+
+
+def asyncpg_on_postgres(where: Any) -> Case:
+    async def once(guard: AsyncSemel, connection: Any, key: str) -> None:
+        async with connection.transaction():
+            await guard.run_in_transaction(connection, "invoice", key=key, call=answer)
+
+    yield from on_asyncpg(where, once)
+
+
+def one_statement_of_asyncpg_on_postgres(where: Any) -> Case:
+    insert = "INSERT INTO invoice VALUES ($1) RETURNING id"
+
+    async def once(guard: AsyncSemel, connection: Any, key: str) -> None:
+        await guard.execute_once(connection, "invoice", key=key, statement=insert, parameters=[key])
+
+    yield from on_asyncpg(where, once)
+
+
+def on_asyncpg(where: Any, once: Callable[[AsyncSemel, Any, str], Awaitable[None]]) -> Case:
+    import asyncpg
+
+    url, traffic = where("postgres_url"), Traffic()
+    migrate(url)
+
+    async def opened() -> tuple[AsyncSemel, Any]:
+        connection = await asyncpg.connect(url)
+        await connection.execute("CREATE TABLE invoice (id text)")
+        connection.add_query_logger(note)
+        return AsyncSemel(AsyncPostgresStore(url, listen=False), sweep_every=None), connection
+
+    def note(_: object) -> None:
+        traffic.commands += 1
+        traffic.trips += 1
+
+    with asyncio.Runner() as runner:
+        guard, connection = runner.run(opened())
+        yield lambda key: runner.run(once(guard, connection, key)), traffic  # type: ignore[arg-type]
+        runner.run(connection.close())
+        runner.run(guard.close())
+
+
+async def answer() -> dict[str, int]:
+    return {"a": 1}
+
+
 CASES: dict[Callable[[Any], Case], tuple[Cost, Cost]] = {
     run_on_memory: (Cost(47, 3), Cost(27, 3)),
     run_on_sqlite: (Cost(61, 9, commands=7, trips=2), Cost(31, 2, commands=1)),
     fastapi_on_memory: (Cost(72, 4), Cost(45, 2)),
     fastapi_on_redis: (Cost(89, 3, commands=2, trips=2), Cost(55, 2, commands=1, trips=1)),
+    session_on_postgres: (Cost(60, 9, commands=2, trips=2), Cost(47, 9, commands=1, trips=1)),
+    psycopg_on_postgres: (Cost(61, 9), Cost(47, 9)),
+    one_statement_of_psycopg_on_postgres: (Cost(50, 9), Cost(79, 9)),
+    asyncpg_on_postgres: (Cost(65, 9, commands=4, trips=4), Cost(49, 9, commands=3, trips=3)),
+    one_statement_of_asyncpg_on_postgres: (Cost(61, 9, commands=1, trips=1), Cost(89, 9, commands=2, trips=2)),
     asgi_at_the_edge_on_memory: (Cost(71, 4), Cost(41, 2)),
     asgi_at_the_edge_on_redis: (Cost(87, 3, commands=2, trips=2), Cost(49, 2, commands=1, trips=1)),
 }

@@ -23,7 +23,7 @@ import psycopg
 from psycopg import generators
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.errors import error_from_result
-from psycopg.pq import Escaping, ExecStatus, PipelineStatus, TransactionStatus
+from psycopg.pq import DiagnosticField, Escaping, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from semel.errors import SemelError
@@ -48,7 +48,7 @@ _HAS_ROWS: Final = int(ExecStatus.TUPLES_OK)
 _DONE: Final = int(ExecStatus.COMMAND_OK)
 _MOST_STATEMENTS: Final = 100
 """How many statements are prepared on a connection at most."""
-_NOT_PREPARED: Final = "26000"
+_NOT_PREPARED: Final = b"26000"
 _names: Final = itertools.count(1)
 _statements: Final[WeakKeyDictionary[Any, dict[Any, int]]] = WeakKeyDictionary()
 """How often each text was used on a connection; once it is prepared there, the number of its name, negative."""
@@ -253,9 +253,8 @@ class AsyncLentPsycopg:
                 dumped.set_pgresult(result)
                 names = [(result.fname(at) or b"").decode() for at in range(result.nfields)]
                 return QueryResult(names, dumped.load_rows(0, result.ntuples, tuple), 0)
-            error = error_from_result(result, encoding=self.raw.info.encoding)
-            if error.sqlstate != _NOT_PREPARED or not prepared_before:
-                raise error
+            if result.error_field(DiagnosticField.SQLSTATE) != _NOT_PREPARED or not prepared_before:
+                raise error_from_result(result, encoding=self.raw.info.encoding)
             known[key] = 0  # someone threw the session's statements away, as psycopg's rollback() does: once more
 
     async def _send(self, text: Any, values: list[Any] | None = None, arrays: bool = False) -> Rows:
