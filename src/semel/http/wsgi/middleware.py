@@ -42,9 +42,21 @@ from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Rule
 from semel.http.handlers import drive
-from semel.http.wsgi.answers import ExcInfo, HeldAnswer, LetThrough, Peeked, ThenRaised, Write
+from semel.http.wsgi.answers import (
+    ExcInfo,
+    HeldAnswer,
+    LetThrough,
+    Lines,
+    Peeked,
+    ThenRaised,
+    Write,
+    as_bytes,
+    as_text,
+    header_lines,
+    path_text,
+    status_line,
+)
 from semel.http.wsgi.body import RequestBody
-from semel.http.wsgi.lines import Lines, as_bytes, as_text, header_lines, path_text, status_line
 from semel.http.wsgi.transaction import open_transaction
 from semel.stores.guard import Semel
 
