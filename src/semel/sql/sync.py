@@ -209,7 +209,7 @@ class SQLUnit:
             found = connection.query(*bind_record(op.effect, op.keep, connection.style))
             return bytes(found.rows[0][0])
         except SemelError as error:
-            # No local name for the cause: its traceback holds this frame, and both would wait for the garbage collector.
+            # No local name for the cause: its traceback holds this frame, and both would wait for the collector.
             if own and is_refused_record(error.__cause__):
                 return None
             cause = error.__cause__
