@@ -13,14 +13,14 @@ from bench.large import EXPIRIES, JOBS, Large
 from bench.memory import Cost
 from bench.redis import STORE_ALONE
 from bench.sqlite import ONE_COMMIT_PER_OP
-from bench.transactional import IN_THE_CALLERS, OPENED_BY_SEMEL
+from bench.transactional import IN_THE_CALLERS, ONE_STATEMENT, OPENED_BY_SEMEL
 
 __all__ = ["Verdict", "judge", "judge_large"]
 
 OVERHEAD: Final = {"sync": 15.0, "async": 25.0}
 POSTGRES: Final = 0.8
 SQLITE: Final = 5.0
-TRANSACTIONAL: Final = {OPENED_BY_SEMEL: 0.75, IN_THE_CALLERS: 0.65}
+TRANSACTIONAL: Final = {ONE_STATEMENT: 1.1, OPENED_BY_SEMEL: 0.75, IN_THE_CALLERS: 0.65}
 REDIS: Final = 4.0
 HTTP: Final = {
     ("Starlette", "first"): 0.5,

@@ -1,7 +1,8 @@
 """The transactional mode on PostgreSQL: one business insert in a transaction, unprotected and protected.
 
 Sixteen clients with a connection each. Where Semel opens the transaction, BEGIN travels with the guard and COMMIT with
-the record, so both sides send three messages; in the caller's own, the guard and the record are two more. *By hand* are
+the record, so both sides send three messages; in the caller's own, the guard and the record are two more. With
+``execute_once`` the insert and its record are one message. *By hand* are
 the same messages without the library: what the driver and the server leave to be reached. Beside them, for contrast,
 the same insert under a lease, and in DBOS.
 """
@@ -20,7 +21,7 @@ from bench.turns import tasks, threads
 from semel import AsyncPostgresStore, AsyncSemel, PostgresStore, Semel
 from semel.stores.postgres import migrate
 
-__all__ = ["BARE", "BY_HAND", "CLIENTS", "IN_THE_CALLERS", "LEASED", "OPENED_BY_SEMEL", "matches"]
+__all__ = ["BARE", "BY_HAND", "CLIENTS", "IN_THE_CALLERS", "LEASED", "ONE_STATEMENT", "OPENED_BY_SEMEL", "matches"]
 
 CLIENTS: Final = 16
 BARE: Final = "unprotected"
@@ -28,6 +29,7 @@ OPENED_BY_SEMEL: Final = "Semel opens and commits"
 IN_THE_CALLERS: Final = "in the caller's transaction"
 BY_HAND: Final = "by hand: "
 LEASED: Final = "under a lease"
+ONE_STATEMENT: Final = "in one statement"
 _TABLE: Final = "CREATE TABLE IF NOT EXISTS bench_payment (id bigserial PRIMARY KEY, account text, amount integer)"
 _INSERT: Final = "INSERT INTO bench_payment (account, amount) VALUES ('acme', 4200)"
 
@@ -105,6 +107,9 @@ def _asyncpg(stack: ExitStack, url: str, clients: int) -> list[Contestant]:
 
         await guard.run(job.OPERATION, key=job.fresh_key(), call=work)
 
+    async def one_statement(connection: Any) -> None:
+        await guard.execute_once(connection, job.OPERATION, key=job.fresh_key(), statement=_INSERT)
+
     def with_a_connection(call: Callable[[Any], Any]) -> Callable[[int], Any]:
         async def once(number: int) -> None:
             connection = await free.get()
@@ -113,7 +118,7 @@ def _asyncpg(stack: ExitStack, url: str, clients: int) -> list[Contestant]:
 
         return once
 
-    calls = (bare, opened, opened_by_hand, within, within_by_hand, leased)
+    calls = (bare, one_statement, opened, opened_by_hand, within, within_by_hand, leased)
     return [
         Contestant(name, "first", clients, tasks(runner, with_a_connection(call), clients), yardstick=name == BARE)
         for name, call in zip(_NAMES, calls, strict=True)
@@ -173,6 +178,9 @@ def _psycopg(stack: ExitStack, url: str, clients: int) -> list[Contestant]:
 
         guard.run(job.OPERATION, key=job.fresh_key(), call=work)
 
+    def one_statement(connection: Any) -> None:
+        guard.execute_once(connection, job.OPERATION, key=job.fresh_key(), statement=_INSERT)
+
     def with_a_connection(call: Callable[[Any], None]) -> Callable[[int], None]:
         def once(number: int) -> None:
             connection = free.get()
@@ -181,7 +189,7 @@ def _psycopg(stack: ExitStack, url: str, clients: int) -> list[Contestant]:
 
         return once
 
-    calls = (bare, opened, opened_by_hand, within, within_by_hand, leased)
+    calls = (bare, one_statement, opened, opened_by_hand, within, within_by_hand, leased)
     return [
         Contestant(name, "first", clients, threads(with_a_connection(call), clients), yardstick=name == BARE)
         for name, call in zip(_NAMES, calls, strict=True)
@@ -189,7 +197,8 @@ def _psycopg(stack: ExitStack, url: str, clients: int) -> list[Contestant]:
 
 
 _NAMES: Final = (
-    BARE, OPENED_BY_SEMEL, BY_HAND + "one opens and commits", IN_THE_CALLERS, BY_HAND + "in the caller's", LEASED,
+    BARE, ONE_STATEMENT, OPENED_BY_SEMEL, BY_HAND + "one opens and commits", IN_THE_CALLERS,
+    BY_HAND + "in the caller's", LEASED,
 )  # fmt: skip
 """Each measure of Semel's with its limit below it."""
 

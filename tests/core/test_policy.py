@@ -161,7 +161,8 @@ def test_a_policy_may_be_changed_into_another_and_stays_what_it_was() -> None:
     assert policy.takeover is Takeover.RETRY
     assert policy.replace() is policy
     with pytest.raises(
-        PolicyError, match=r"unknown policy leese; there are: completion_timeout, guarantee, lease, on_abandoned"
+        PolicyError,
+        match=r"unknown policy leese; there are: completion_timeout, guarantee, lease, max_run_time, on_abandoned",
     ):
         policy.replace(leese=1)
     with pytest.raises(AttributeError):

@@ -1,13 +1,25 @@
 """A handler that hangs in a thread: it cannot be stopped, but it must not hold its key for longer than its lease."""
 
+import asyncio
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
-from semel import InProgress, State, Wait, current_operation
-from semel.core.ops import Renew
+from semel import (
+    InProgress,
+    LeaseLost,
+    OutcomeUnknown,
+    Policy,
+    PolicyError,
+    State,
+    StoreUnavailable,
+    Wait,
+    current_operation,
+)
+from semel.core.ops import Complete, Renew
 from tests.engine.driving import Engine
 from tests.engine.scripted import PATIENCE, Gate
 
@@ -140,3 +152,82 @@ def look_now(engine: Engine) -> None:
     else:
         with keeper._condition:
             keeper._condition.notify()
+
+
+# -- a longest run time
+
+
+def test_a_handler_that_runs_for_too_long_loses_its_lease(engine: Engine) -> None:
+    """Its key is free for others when the lease has ended, although it hangs for ever."""
+    hung = Hung(engine, max_run_time="100ms")
+    try:
+        hung.lost.wait()
+        assert len(engine.guard.driver.keeper.leases) == 0
+        renewals = engine.script.count(Renew)
+        with pytest.raises(InProgress):
+            engine.do(hung.elsewhere, "k")
+        engine.clock.advance(1)
+        assert engine.do(hung.elsewhere, "k") == "in time"
+        assert engine.script.count(Renew) == renewals
+    finally:
+        assert hung.end() == "in time"
+
+
+def test_an_async_handler_that_runs_for_too_long_is_cancelled(engine: Engine) -> None:
+    if not engine.is_async:
+        pytest.skip("a thread cannot be stopped")
+    ended: list[str] = []
+
+    def body() -> Iterator[Any]:
+        try:
+            yield asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    with pytest.raises(LeaseLost):
+        engine.run(body, max_run_time="50ms")
+    assert ended == ["cancelled"]
+    record = engine.record()
+    assert record is not None
+    assert record.state is State.RUNNING, "nobody knows what it did, so the key is not free before the lease has ended"
+
+
+@pytest.mark.parametrize("guarantee", ["effectively_once", "at_most_once"])
+def test_it_is_then_as_if_the_process_had_died(engine: Engine, guarantee: Any) -> None:
+    hung = Hung(engine, max_run_time="50ms", guarantee=guarantee)
+    try:
+        hung.lost.wait()
+        engine.clock.advance(31)
+        if guarantee == "at_most_once":
+            with pytest.raises(OutcomeUnknown):
+                engine.do(hung.here, "k")
+        else:
+            assert engine.do(hung.here, "k") == "second"
+    finally:
+        hung.end()
+
+
+def test_a_handler_that_ends_in_time_is_left_alone(engine: Engine) -> None:
+    renewed = engine.script.on(Renew)
+
+    def body() -> Iterator[Any]:
+        yield renewed.took_effect
+        return "in time"
+
+    assert engine.run(body, lease=0.06, max_run_time="1h") == "in time"
+
+
+def test_the_time_of_the_handler_does_not_count_for_an_outcome_that_is_stored_later(engine: Engine) -> None:
+    engine.script.on(Complete, before=StoreUnavailable("down"), times=10**6)
+    assert engine.run(lambda: "paid", lease=LEASE, max_run_time="50ms", completion_timeout=0) == "paid"
+    first, second = engine.script.on(Renew), engine.script.on(Renew)
+    first.took_effect.wait()
+    second.took_effect.wait()
+    assert len(engine.guard.driver.keeper.leases) == 1
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "soon"])
+def test_a_longest_run_time_is_a_duration(wrong: Any) -> None:
+    with pytest.raises(PolicyError, match="max_run_time"):
+        Policy(max_run_time=wrong)

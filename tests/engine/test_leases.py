@@ -336,7 +336,7 @@ def test_leases_that_are_due_soon_go_with_those_due_now() -> None:
     leases = Leases()
     for due in (0.0, 0.05, 0.5):
         lease = Lease.__new__(Lease)
-        lease.span, lease.due = 1.0, due
+        lease.span, lease.due, lease.latest, lease.lost = 1.0, due, 3600.0, False
         leases.hold(lease)
     assert [lease.due for lease in leases.due(0.0)] == [0.0, 0.05]
     assert leases.next_due(0.0) == 0.0

@@ -13,10 +13,11 @@ import flask
 import httpx
 import pytest
 
-from semel import AsyncSemel, AsyncSQLiteStore, Semel, SQLiteStore, Wait, current_operation
+from semel import AsyncMemoryStore, AsyncSemel, AsyncSQLiteStore, Semel, SQLiteStore, Wait, current_operation
 from semel.http import fastapi as on_fastapi
 from semel.http import flask as on_flask
 from semel.testing.faults import until
+from tests.http.asking import ask, at_the_edge
 
 LEASE = "300ms"
 KEY = {"Idempotency-Key": "k1"}
@@ -113,3 +114,35 @@ def test_once_the_lease_is_lost_the_store_is_asked(
         thread.join(10)
     assert first == [(200, "paid", "true")], "the late answer is refused"
     assert (hung.runs, well.runs) == (1, 1)
+
+
+def test_an_answer_that_never_ends_holds_its_key_no_longer_than_it_may() -> None:
+    """Its client has gone, and nobody reads it: it is cancelled, and the next request is as after a crash."""
+    ended: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 100, "more_body": True})
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    async def run() -> None:
+        async with AsyncSemel(AsyncMemoryStore(), sweep_every=None) as guard:
+            served = at_the_edge(
+                app, guard, on_fastapi.idempotent(lease="5s", max_run_time="200ms", max_stored_body=50)
+            )
+            client = asyncio.ensure_future(ask(served))
+            await asyncio.sleep(0.05)
+            client.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await client
+            async with asyncio.timeout(20):
+                while not ended or guard.driver.flights.by_id:  # noqa: ASYNC110 - the handler has nobody to tell
+                    await asyncio.sleep(0.01)
+            assert len(guard.driver.keeper.leases) == 0
+
+    asyncio.run(run())

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semel import MemoryStore, Semel
 from semel.core.encoding.canonical import canonical_json, parse_json, select_fields
 from semel.errors import PolicyError
 from semel.http.contract.exchange import Exchange
 from semel.http.contract.rules import Idempotent, idempotent
 
+GUARD = Semel(MemoryStore(), sweep_every=None)
 lines = st.lists(st.tuples(st.binary(max_size=4), st.binary(max_size=4)), max_size=3)
 requests = st.tuples(
     st.text("abc:0123456789", max_size=4), st.text("/abé:0123456789", max_size=4), st.binary(max_size=4), lines,
@@ -132,3 +134,18 @@ def test_bodies_without_any_of_the_chosen_fields_are_compared_as_a_whole() -> No
 def test_a_field_that_cannot_be_named_so_is_refused_when_the_route_is_declared(path: str, setting: Any) -> None:
     with pytest.raises(PolicyError, match=r"items\.\*\.sku"):
         idempotent(**{setting: (path,)})
+
+
+@given(
+    st.text("/abé:0123456789", min_size=1, max_size=4),
+    st.binary(max_size=4),
+    st.lists(st.tuples(st.sampled_from([b"content-type", b"if-match", b"x-other"]), st.binary(max_size=4)), max_size=3),
+    st.lists(st.binary(max_size=50), max_size=3),
+)
+def test_the_short_way_to_the_fingerprint_of_a_plain_rule_is_the_long_one(
+    path: str, query: bytes, headers: list[tuple[bytes, bytes]], chunks: list[bytes]
+) -> None:
+    exchange, rule = Exchange("POST", path, query, headers), idempotent()
+    for chunk in chunks:
+        exchange.feed(chunk)
+    assert exchange.call(GUARD, rule, "k", None).fingerprint == exchange.fingerprint(rule)

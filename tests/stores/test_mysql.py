@@ -10,7 +10,7 @@ from semel import AsyncMySQLStore, MySQLStore
 from semel.sql.connections import asyncmy, pymysql
 from semel.stores.mysql import migrate
 from semel.testing import conformance
-from semel.testing.conformance.families import claims, concurrency, steps
+from semel.testing.conformance import claims, concurrency, steps
 from semel.testing.conformance.script import Proof
 from semel.testing.conformance.suite import play_async
 from tests.servers import MariaDBServer

@@ -299,6 +299,34 @@ def test_a_sessions_new_rows_go_first(database: str) -> None:
     till.close()
 
 
+@pytest.mark.parametrize("awaited", [False, True])
+def test_prepared_statements_that_were_thrown_away_are_prepared_again(database: str, awaited: bool) -> None:
+    """psycopg's own rollback() sends DEALLOCATE ALL."""
+    till: Any = AsyncTill("async-psycopg-autocommit", database) if awaited else Till("psycopg-autocommit", database)
+    for number in range(12):
+        assert not till.execute_once(f"k{number}", PAY_RETURNING, ["a%", number]).replayed
+    ours = "SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'semel%'"
+    assert till.run(lambda: till.send(ours)) == [(1,)]
+    till.run(lambda: till.send("DEALLOCATE ALL"))
+    for number in range(12, 15):
+        assert till.execute_once(f"k{number}", PAY_RETURNING, ["a%", number]).rows == [{"key": "a%", "worker": number}]
+    assert till.execute_once("k14", PAY_RETURNING, ["a%", 14]).replayed
+    assert till.run(lambda: till.send(ours)) == [(1,)]
+    with pytest.raises(Exception, match="null"):
+        till.execute_once("k15", PAY_RETURNING, [None, 15])
+    assert len(till.rows()) == 15
+    till.close()
+
+
+def test_nothing_is_prepared_where_the_connection_must_not(database: str) -> None:
+    till = Till("psycopg-autocommit", database)
+    till.conn.prepare_threshold = None
+    for number in range(12):
+        till.execute_once(f"k{number}", PAY, ["a", number])
+    assert till.send("SELECT count(*) FROM pg_prepared_statements") == [(0,)]
+    till.close()
+
+
 # PostgreSQL: what is in the way
 
 

@@ -97,6 +97,10 @@ class Policy:
     """How long an owner that does not report counts as alive. The lease is renewed while the handler runs, so it may be
     shorter than the work.
     """
+    max_run_time: Duration | None = None
+    """How long a handler may hold its lease; None means for as long as it runs. After that the lease is not renewed,
+    and an async handler is cancelled. It is then as if the process had died.
+    """
     ttl: Duration | None = 86400.0
     """How long a result is stored; None means forever."""
     reject_expired_for: Duration | None = None
@@ -132,6 +136,7 @@ class Policy:
     """
 
     lease_seconds: float = field(init=False, repr=False, compare=False)
+    max_run_seconds: float = field(init=False, repr=False, compare=False)
     ttl_seconds: float = field(init=False, repr=False, compare=False)
     reject_seconds: float = field(init=False, repr=False, compare=False)
     retention_seconds: float = field(init=False, repr=False, compare=False)
@@ -169,7 +174,11 @@ class Policy:
         if lease <= 0:
             raise PolicyError("lease must be longer than 0 s")
         settle = seconds(self.completion_timeout, "completion_timeout")
+        longest = float("inf") if self.max_run_time is None else seconds(self.max_run_time, "max_run_time")
+        if longest <= 0:
+            raise PolicyError("max_run_time must be longer than 0 s")
         self._set("lease_seconds", lease)
+        self._set("max_run_seconds", longest)
         self._set("ttl_seconds", FOREVER if self.ttl is None else seconds(self.ttl, "ttl"))
         self._set("wait_seconds", self.on_duplicate.seconds if isinstance(self.on_duplicate, Wait) else 0.0)
         self._set("completion_seconds", settle)

@@ -48,6 +48,7 @@ class PolicyChanges(TypedDict, total=False):
 
     guarantee: Guarantee
     lease: Duration
+    max_run_time: Duration | None
     ttl: Duration | None
     reject_expired_for: Duration | None
     on_duplicate: Any  # "raise" | Wait, spelled loosely so that a literal needs no cast

@@ -35,8 +35,7 @@ from semel.http.contract.routes import (
 )
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Exempt, Rule
 from semel.http.handlers import find_handle, sync_endpoint, type_hints, with_connection
-from semel.http.wsgi.middleware import WSGIMiddleware, WSGIResponder, current_responder
-from semel.http.wsgi.responder import Environ
+from semel.http.wsgi.middleware import Environ, WSGIMiddleware, WSGIResponder, current_responder
 from semel.stores.guard import Semel
 
 try:

@@ -1,14 +1,13 @@
-"""What all stores in SQL databases share: the bounds of connections and times, and how URLs of SQLAlchemy are read."""
+"""The bounds of a store on a database server: how many connections, and how long each thing may take."""
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigurationError
 
-__all__ = ["CONNECTIONS", "CONNECT_TIMEOUT", "RETRY_FOR", "TIMEOUT", "ServerBounds", "plain_url"]
+__all__ = ["CONNECTIONS", "CONNECT_TIMEOUT", "RETRY_FOR", "TIMEOUT", "ServerBounds"]
 
 CONNECTIONS: Final = 2
 """Under load one connection is fastest, because more Ops share each round trip. The second helps when it is slow."""
@@ -17,17 +16,6 @@ CONNECT_TIMEOUT: Final = 5.0
 RETRY_FOR: Final = 1.0
 MIGRATION_TIMEOUT: Final = 600.0
 """A migration may build an index on a large table."""
-_SQLALCHEMY: Final = re.compile(r"(sqlite|postgres|postgresql|mysql|mariadb)\+(\w+):")
-
-
-def plain_url(url: str) -> str:
-    """Return the URL without the driver that a URL of SQLAlchemy names: ``postgresql+asyncpg://…``. We choose ours."""
-    named = _SQLALCHEMY.match(url)
-    if named is None:
-        return url
-    plain = f"{named[1]}:{url[named.end() :]}"
-    # For asyncpg, SQLAlchemy calls it ssl what PostgreSQL's own URLs call sslmode.
-    return re.sub(r"(?<=[?&])ssl=", "sslmode=", plain) if named[2] == "asyncpg" else plain
 
 
 class ServerBounds:

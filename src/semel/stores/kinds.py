@@ -7,11 +7,12 @@ the store that it has.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
-__all__ = ["KINDS", "SCHEMES", "TRAITS", "StoreKind"]
+__all__ = ["KINDS", "SCHEMES", "TRAITS", "StoreKind", "load", "plain_url"]
 
 AS_PRIMARY: Final = "as the primary"
 """What a tiered store promises: the store behind its cache decides."""
@@ -136,3 +137,15 @@ KINDS: Final = (
 
 SCHEMES: Final = {scheme: kind for kind in KINDS for scheme in kind.schemes}
 """The kind that each URL scheme opens."""
+
+_SQLALCHEMY: Final = re.compile(r"(sqlite|postgres|postgresql|mysql|mariadb)\+(\w+):")
+
+
+def plain_url(url: str) -> str:
+    """Return the URL without the driver that a URL of SQLAlchemy names: ``postgresql+asyncpg://…``. We choose ours."""
+    named = _SQLALCHEMY.match(url)
+    if named is None:
+        return url
+    plain = f"{named[1]}:{url[named.end() :]}"
+    # What PostgreSQL's own URLs call sslmode, SQLAlchemy calls ssl in those for asyncpg.
+    return re.sub(r"(?<=[?&])ssl=", "sslmode=", plain) if named[2] == "asyncpg" else plain

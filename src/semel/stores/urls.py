@@ -14,8 +14,7 @@ from urllib.parse import unquote, urlsplit
 from semel.core.ops import Op
 from semel.engine.ports import AsyncStore, Store
 from semel.errors import MissingDependency, StoreURLError
-from semel.stores.bounds import plain_url
-from semel.stores.kinds import SCHEMES, StoreKind, load
+from semel.stores.kinds import SCHEMES, StoreKind, load, plain_url
 
 __all__ = [
     "BridgedStore", "check_store", "has_tables", "migrate_store", "open_any_store", "open_async_store", "open_store",

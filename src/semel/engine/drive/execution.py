@@ -87,6 +87,7 @@ class Execution:
         lease, self.lease = self.lease, None
         flight, self.flight = self.flight, None
         assert lease is not None
+        lease.latest = float("inf")  # the handler has ended, so the limit on its time no longer counts
         return UnstoredOutcome(request, lease, flight, monotonic())
 
     def _proceed(self) -> Generator[Step, Any, Outcome[Any] | Failed]:

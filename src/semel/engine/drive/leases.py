@@ -1,7 +1,8 @@
 """The leases of running handlers, and when each must be renewed: bookkeeping without clock or I/O, for both keepers.
 
 A lease is first renewed after a third of its span, so a short handler needs no renewal at all. A renewal that fails is
-tried again soon. A lease is lost when its whole span has passed without a renewal.
+tried again soon. A lease is lost when its whole span has passed without a renewal, or when its handler has run for
+longer than the policy's ``max_run_time``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TOGETHER: Final = 1 / 10
 class Lease:
     """One attempt's hold on its record."""
 
-    __slots__ = ("attempt", "call", "due", "ends", "lent", "lost", "on_lost", "span", "token")
+    __slots__ = ("attempt", "call", "due", "ends", "latest", "lent", "lost", "on_lost", "span", "token")
 
     def __init__(self, call: Call, token: int, attempt: int, began: float) -> None:
         self.call = call
@@ -35,6 +36,9 @@ class Lease:
         self.span = call.policy.lease_seconds
         self.due = began + self.span * RENEW_AFTER
         self.ends = began + self.span
+        self.latest = began + call.policy.max_run_seconds
+        """When the handler has run for as long as it may. From then on the lease is not renewed."""
+        self.due = min(self.due, self.latest)
         self.lent = False
         """Whether a step was marked in the caller's transaction, which may still hold a lock on the record."""
         self.lost = False
@@ -79,8 +83,12 @@ class Leases:
         return min(dues, default=now + self.shortest * RENEW_AFTER)
 
     def due(self, now: float) -> list[Lease]:
-        """The leases to renew now."""
-        return [lease for lease in list(self.held.values()) if lease.due <= now + lease.span * TOGETHER]
+        """The leases to renew now. Those whose handlers have run for too long are lost instead."""
+        due = [lease for lease in list(self.held.values()) if lease.due <= now + lease.span * TOGETHER]
+        for lease in due:
+            if lease.latest <= now:
+                self._lose(lease)
+        return [lease for lease in due if not lease.lost]
 
     def trips(self, now: float) -> list[list[Lease]]:
         """The leases to renew now, by round trip.
@@ -103,12 +111,12 @@ class Leases:
             if id(lease) not in self.held:
                 continue  # it has ended meanwhile, and a refusal only means that it is completed
             if answer is True:
-                lease.due = sent + lease.span * RENEW_AFTER
+                lease.due = min(sent + lease.span * RENEW_AFTER, lease.latest)
                 lease.ends = sent + lease.span
                 lease.call.tell(events.Renewed, lease.attempt)
             elif answer is not False:  # a StoreError, or something else if the store breaks its contract
                 lease.call.tell(events.RenewalFailed, str(answer) or type(answer).__name__)
-                lease.due = now + lease.span * RETRY_AFTER
+                lease.due = min(now + lease.span * RETRY_AFTER, lease.latest)
                 if now >= lease.ends:
                     self._lose(lease)
             else:

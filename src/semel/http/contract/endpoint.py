@@ -330,7 +330,7 @@ class Lifecycle(Generic[A]):
         assert capture is not None
         stored = capture.to_store()
         status = stored.status
-        if (status < 500 and not rule.released) or rule.stores(status):
+        if (status < 500 and status not in rule.released) or rule.stores(status):
             return self._end(Returned(stored))
         return self._end(STOPPED if self.lease_lost else Declined(stored))
 

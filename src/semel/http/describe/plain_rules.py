@@ -76,6 +76,8 @@ def plain_rule(rule: Rule, policy: Policy | None = None) -> dict[str, Any]:
     }
     if promised.reject_seconds:
         plain["reject_expired_for"] = duration_text(promised.reject_seconds)
+    if promised.max_run_time is not None:
+        plain["max_run_time"] = duration_text(promised.max_run_seconds)
     if promised.on_unstored != "deliver":
         plain["on_unstored"] = promised.on_unstored
     if promised.on_interrupted is not None:

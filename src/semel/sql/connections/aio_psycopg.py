@@ -11,12 +11,17 @@ connection's ``prepare_threshold``, which is None behind a pooler that does not 
 
 from __future__ import annotations
 
+import itertools
+import re
 import struct
 from collections.abc import Generator
+from functools import lru_cache
 from typing import Any, ClassVar, Final, Literal
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import generators
+from psycopg.adapt import PyFormat, Transformer
 from psycopg.errors import error_from_result
 from psycopg.pq import Escaping, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
@@ -41,7 +46,21 @@ _NOT_BEGUN: Final = (_IDLE, _LOST)
 _NO_PIPELINE: Final = int(PipelineStatus.OFF)
 _HAS_ROWS: Final = int(ExecStatus.TUPLES_OK)
 _DONE: Final = int(ExecStatus.COMMAND_OK)
+_MOST_STATEMENTS: Final = 100
+"""How many statements are prepared on a connection at most."""
+_NOT_PREPARED: Final = "26000"
+_names: Final = itertools.count(1)
+_statements: Final[WeakKeyDictionary[Any, dict[Any, int]]] = WeakKeyDictionary()
+"""How often each text was used on a connection; once it is prepared there, the number of its name, negative."""
 _LEVELS: Final = {1: "READ UNCOMMITTED", 2: "READ COMMITTED", 3: "REPEATABLE READ", 4: "SERIALIZABLE"}
+
+
+@lru_cache(maxsize=_MOST_STATEMENTS)
+def _numbered(text: str) -> str | None:
+    """The text with ``$1`` for each ``%s``; None if it has other placeholders."""
+    count = itertools.count(1)
+    found = re.sub(r"%(s|%)", lambda match: "%%" if match[1] == "%" else f"${next(count)}", text)
+    return None if re.search(r"(?<!%)(?:%%)*%(?!%)", found) else found.replace("%%", "%")
 
 
 class AsyncPsycopgConnection:
@@ -91,7 +110,15 @@ class AsyncLentPsycopg:
         return await self._send(text, values or None, bool(statement.query.arrays))
 
     async def query(self, text: str, parameters: Any) -> QueryResult:
+        raw = self.raw
         try:
+            # Only where the statement is a transaction of its own: there it can be sent again if it was not prepared.
+            if raw.autocommit and raw.pgconn.transaction_status == _IDLE and type(parameters) is list:
+                prepared = self._prepared(text, parameters)
+                if prepared is not None:
+                    async with raw.lock:
+                        answer: QueryResult = await raw.wait(prepared)
+                        return answer
             cursor = await self._cursor(text, parameters or None, False)
             if cursor.rownumber is None:
                 return QueryResult(None, (), cursor.rowcount)
@@ -184,6 +211,52 @@ class AsyncLentPsycopg:
         if last.status != _DONE:
             raise error_from_result(last, encoding=self.raw.info.encoding)
         return ()
+
+    def _prepared(self, text: str, values: list[Any]) -> Generator[Any, Any, QueryResult] | None:
+        """What runs the text as a prepared statement, past psycopg's cursor, which costs more than the rest of the
+        call. None until it was used as often as the connection's ``prepare_threshold`` says, and in a pipeline.
+        """
+        threshold = self.raw.prepare_threshold
+        numbered = _numbered(text)
+        if threshold is None or numbered is None or self._in_pipeline():
+            return None
+        dumped = Transformer(self.raw)
+        params = dumped.dump_sequence(values, [PyFormat.AUTO] * len(values))
+        known = _statements.setdefault(self.raw, {})
+        key = (text, dumped.types)
+        used = known.get(key)
+        if used is None:
+            if len(known) == _MOST_STATEMENTS:
+                return None
+            used = known[key] = 0
+        if 0 <= used < threshold:
+            known[key] = used + 1
+            return None
+        return self._run_prepared(known, key, numbered, params, dumped)
+
+    def _run_prepared(
+        self, known: dict[Any, int], key: Any, text: str, params: Any, dumped: Any
+    ) -> Generator[Any, Any, QueryResult]:
+        pgconn = self.raw.pgconn
+        while True:
+            prepared_before = known[key] < 0
+            if not prepared_before:
+                name = b"semel_%d" % next(_names)
+                pgconn.send_prepare(name, text.encode(self.raw.info.encoding), param_types=dumped.types)
+                result = (yield from generators.execute(pgconn))[-1]
+                if result.status != _DONE:
+                    raise error_from_result(result, encoding=self.raw.info.encoding)
+                known[key] = -int(name[6:])
+            pgconn.send_query_prepared(b"semel_%d" % -known[key], params, param_formats=dumped.formats, result_format=1)
+            result = (yield from generators.execute(pgconn))[-1]
+            if result.status == _HAS_ROWS:
+                dumped.set_pgresult(result)
+                names = [(result.fname(at) or b"").decode() for at in range(result.nfields)]
+                return QueryResult(names, dumped.load_rows(0, result.ntuples, tuple), 0)
+            error = error_from_result(result, encoding=self.raw.info.encoding)
+            if error.sqlstate != _NOT_PREPARED or not prepared_before:
+                raise error
+            known[key] = 0  # someone threw the session's statements away, as psycopg's rollback() does: once more
 
     async def _send(self, text: Any, values: list[Any] | None = None, arrays: bool = False) -> Rows:
         try:

@@ -16,8 +16,8 @@ from semel.stores.bounds import (
     RETRY_FOR,
     TIMEOUT,
     ServerBounds,
-    plain_url,
 )
+from semel.stores.kinds import plain_url
 
 __all__ = ["MySQLSettings"]
 

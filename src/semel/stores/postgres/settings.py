@@ -13,8 +13,8 @@ from semel.stores.bounds import (
     RETRY_FOR,
     TIMEOUT,
     ServerBounds,
-    plain_url,
 )
+from semel.stores.kinds import plain_url
 
 __all__ = ["PostgresSettings", "unreadable_url"]
 

@@ -88,8 +88,8 @@ class AsyncServers:
             return connection
         opening = self._opening.get((address, durable))
         if opening is None:
-            open_one = self._open_durable(address) if durable else self._open(address)
-            opening = self._opening[address, durable] = asyncio.create_task(open_one, name="semel-connect")
+            task = asyncio.create_task(self._open(address, durable), name="semel-connect")
+            opening = self._opening[address, durable] = task
             opening.add_done_callback(lambda task: self._opened((address, durable), task))
         return await self._join(opening)
 
@@ -140,17 +140,18 @@ class AsyncServers:
         self._connections, self._durable_connections = {}, {}
         await asyncio.sleep(0)  # the transports end in the next turn
 
-    async def _open(self, address: Address) -> AsyncRedisConnection:
+    async def _open(self, address: Address, durable: bool) -> AsyncRedisConnection:
         settings = self._settings
         try:
             connection = await open_connection(settings, address, self._wait)
             try:
                 async with asyncio.timeout(settings.connect_timeout):
                     await connection.run_handshake(introduce(settings.username, settings.password, settings.db))
-                    await connection.run_handshake(prepare(settings, connection.clock))
-                    if self._assess_risks and address not in self._assessed:
-                        self._assessed.add(address)
-                        await self.assess(connection)
+                    if not durable:  # scripts, clock and risks are known from the first connection
+                        await connection.run_handshake(prepare(settings, connection.clock))
+                        if self._assess_risks and address not in self._assessed:
+                            self._assessed.add(address)
+                            await self.assess(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -160,22 +161,9 @@ class AsyncServers:
         except SemelError:
             self.topology.forget(address)
             raise
-        self._connections[address] = connection
-        if self.topology.only is not None:
+        (self._durable_connections if durable else self._connections)[address] = connection
+        if self.topology.only is not None and not durable:
             self.only = connection
-        return connection
-
-    async def _open_durable(self, address: Address) -> AsyncRedisConnection:
-        """Open the second connection. Scripts, clock and risks are known from the first."""
-        settings = self._settings
-        connection = await open_connection(settings, address, self._wait)
-        try:
-            async with asyncio.timeout(settings.connect_timeout):
-                await connection.run_handshake(introduce(settings.username, settings.password, settings.db))
-        except TimeoutError as error:
-            connection.close()
-            raise NotMaster(f"Redis at {address} did not answer the first commands in time") from error
-        self._durable_connections[address] = connection
         return connection
 
     def _opened(self, key: tuple[Address, bool], task: asyncio.Task[AsyncRedisConnection]) -> None:

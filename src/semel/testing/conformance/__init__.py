@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.register_assert_rewrite("semel.testing.conformance.families", "semel.testing.conformance.script")
+_WITH_ASSERTIONS = ("claims", "concurrency", "lifetimes", "owners", "script", "steps")
+pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _WITH_ASSERTIONS))
 
 from semel.testing.conformance.script import (  # noqa: E402
     Batch,

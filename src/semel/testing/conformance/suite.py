@@ -14,7 +14,7 @@ import pytest
 
 from semel.core.ops import Lookup
 from semel.engine.ports import AsyncStore, Store
-from semel.testing.conformance.families import claims, concurrency, lifetimes, owners, steps
+from semel.testing.conformance import claims, concurrency, lifetimes, owners, steps
 from semel.testing.conformance.script import Proof
 from semel.testing.conformance.stages import AsyncStage, MovableClock, Stage
 

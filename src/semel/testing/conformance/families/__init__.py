@@ -1,1 +1,0 @@
-"""The proofs, in one module for each family of behaviour. ``suite.py`` lists the families."""
