@@ -32,6 +32,8 @@ from semel.http import quart as for_quart
 from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.routes import Endpoint
 from semel.http.contract.rules import idempotent
+from semel.http.describe.design import design_of
+from semel.http.describe.installation import find_installation
 from semel.http.wsgi import WSGIMiddleware
 from semel.observe.events import Event
 from tests.http.asking import Counting, whose
@@ -448,3 +450,12 @@ def test_a_request_that_a_view_makes_has_a_tenant_of_its_own(kind: str) -> None:
         answer = asyncio.run(main())
 
     assert (answer, tenants) == ("inner", ["alice", "bob"])
+
+
+def test_the_design_of_a_service_shows_the_hosts_of_its_routes() -> None:
+    app = Starlette(routes=[Host("a.example", app=Router([paying("a")])), Host("b.test", app=Router([paying("b")]))])
+    for_fastapi.install(app, guard=AsyncSemel(AsyncMemoryStore()), tenant=whose)
+
+    design = design_of("shop:app", find_installation(app))
+    assert [route["path"] for route in design["routes"]] == ["a.example/pay", "b.test/pay"]
+    assert design["errors"][0]["routes"] == ["POST a.example/pay", "POST b.test/pay"]

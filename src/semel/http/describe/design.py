@@ -82,7 +82,7 @@ def _tenant(service: Installation) -> dict[str, str] | None:
 
 
 def _place(endpoint: Endpoint) -> dict[str, Any]:
-    return {"method": endpoint.method, "path": endpoint.path, "name": endpoint.name}
+    return {"method": endpoint.method, "path": endpoint.host + endpoint.path, "name": endpoint.name}
 
 
 def _route(endpoint: Endpoint, policy: Policy, key_header: KeyHeader) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _errors(declared: list[Endpoint], guard: Guard, key_header: KeyHeader) -> li
             error["when"] = min(
                 error["when"], each.when, key=len
             )  # the shortest has nothing that is special to one route
-            error["routes"].append(f"{endpoint.method} {endpoint.path}")
+            error["routes"].append(f"{endpoint.method} {endpoint.host}{endpoint.path}")
     return sorted(errors.values(), key=lambda error: (error["status"], error["code"]))
 
 
