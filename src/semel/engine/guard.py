@@ -276,11 +276,13 @@ class Guard:
     def _report(self, call: Call, found: State, *, happened: bool, force: bool = False) -> None:
         """Report a resolution. Raises NotResolvable if the operation was not in doubt."""
         if found in (State.UNKNOWN, State.ABANDONED) or (force and found is State.RUNNING):
-            call.tell(events.Resolved, happened)
+            call.alert(events.Resolved, happened)
         elif found is State.RUNNING:
             raise NotResolvable(f"{call} is running; wait for its lease to end, or release(force=True)")
         elif found is State.DONE:
-            raise NotResolvable(f"{call} is done: there is nothing to resolve")
+            raise NotResolvable(
+                f"{call} is done, and a finished record never changes: use a new key, or wait until it expires"
+            )
         else:
             raise NotResolvable(f"{call}: there is no such record")
 

@@ -27,7 +27,7 @@ _TEXTS: Final[dict[type[Event], str]] = {
     events.Unstored: "the handler has ended, but its outcome is not stored yet: {1}",
     events.LeaseLostEvent: "attempt {0} lost its lease, so another one may run; its outcome may be refused",
     events.ResultDropped: "the operation is done, but its result could not be stored: {0}",
-    events.Resolved: "someone has settled the operation by hand; it counts as {0}",
+    events.Resolved: "someone has resolved or released the operation (it happened: {0})",
 }
 
 

@@ -156,7 +156,9 @@ class Idempotent(_Declaration):
     scope: Literal["operation", "tenant"] = "operation"
     """``"tenant"``: a key belongs to one request in the whole service, whatever its path."""
     external_effects: bool = False
-    """Whether the handler changes things outside the database. If so, a 5xx answer is stored and replayed."""
+    """Whether the handler changes things outside the database. If so, a 5xx answer or an exception is stored and
+    replayed until the ttl ends: the effect may have happened. Statuses that say that it did not go into ``released``.
+    """
     released: frozenset[int] = RELEASED
     replay_headers: frozenset[str] = REPLAY_HEADERS
     """Names of the headers that are stored with an answer and replayed; their case does not matter."""

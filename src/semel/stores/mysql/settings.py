@@ -9,15 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from semel.core.policy import Duration
 from semel.errors import StoreURLError
 from semel.stores.batching.retries import CONTENTION_TRIES
-from semel.stores.bounds import (
-    CONNECT_TIMEOUT,
-    CONNECTIONS,
-    MIGRATION_TIMEOUT,
-    RETRY_FOR,
-    TIMEOUT,
-    ServerBounds,
-)
-from semel.stores.kinds import plain_url
+from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT, ServerSettings
 
 __all__ = ["MySQLSettings"]
 
@@ -25,10 +17,8 @@ PORT: Final = 3306
 _OPTIONS: Final = ("ssl", "ssl_ca", "ssl_cert", "ssl_key", "unix_socket", "charset")
 
 
-class MySQLSettings(ServerBounds):
+class MySQLSettings(ServerSettings):
     """The settings of one store."""
-
-    __slots__ = ("where",)
 
     def __init__(
         self,
@@ -38,14 +28,9 @@ class MySQLSettings(ServerBounds):
         connect_timeout: Duration = CONNECT_TIMEOUT,
         retry_for: Duration = RETRY_FOR,
     ) -> None:
-        super().__init__(connections, timeout, connect_timeout, retry_for)
-        self.where = _parsed(plain_url(url))
+        super().__init__(url, connections, timeout, connect_timeout, retry_for)
+        self.where = _parsed(self.url)
         """Arguments of the drivers' ``connect()``, by the names that both of them know."""
-
-    @classmethod
-    def for_migration(cls, url: str) -> MySQLSettings:
-        """One connection, on which a statement may take long."""
-        return cls(url, connections=1, timeout=MIGRATION_TIMEOUT, retry_for=0.0)
 
     def session(self, mariadb: bool) -> list[str]:
         """The statements that set up a session. The last one returns the largest packet that the server accepts."""

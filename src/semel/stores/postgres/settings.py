@@ -4,41 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from semel.core.policy import Duration
 from semel.errors import StoreURLError
-from semel.stores.bounds import (
-    CONNECT_TIMEOUT,
-    CONNECTIONS,
-    MIGRATION_TIMEOUT,
-    RETRY_FOR,
-    TIMEOUT,
-    ServerBounds,
-)
-from semel.stores.kinds import plain_url
+from semel.stores.bounds import ServerSettings
 
 __all__ = ["PostgresSettings", "unreadable_url"]
 
 
-class PostgresSettings(ServerBounds):
-    """The settings of one store."""
-
-    __slots__ = ("url",)
-
-    def __init__(
-        self,
-        url: str,
-        connections: int = CONNECTIONS,
-        timeout: Duration = TIMEOUT,
-        connect_timeout: Duration = CONNECT_TIMEOUT,
-        retry_for: Duration = RETRY_FOR,
-    ) -> None:
-        super().__init__(connections, timeout, connect_timeout, retry_for)
-        self.url = plain_url(url)
-
-    @classmethod
-    def for_migration(cls, url: str) -> PostgresSettings:
-        """One connection, on which a statement may take long."""
-        return cls(url, connections=1, timeout=MIGRATION_TIMEOUT, retry_for=0.0)
+class PostgresSettings(ServerSettings):
+    """The settings of one store. Its URL may also be a libpq connection string."""
 
     def session(self) -> dict[str, str]:
         """Server settings of our own connections. They are sent when a connection is opened."""
