@@ -114,8 +114,8 @@ def _lineage(cls: type) -> list[int]:
     return [order[c] for c in reversed(cls.__mro__) if c in order and issubclass(c, errors.SemelError)]
 
 
-PLAIN_NONE: Final = ("recover", "reject_expired_for")
-"""Settings whose None is no word of the guarantee's."""
+PLAIN_NONE: Final = ("max_run_time", "recover", "reject_expired_for")
+"""Settings whose None means what it says, and not "as the guarantee says"."""
 
 
 def policy_table() -> str:
