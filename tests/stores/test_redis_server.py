@@ -102,13 +102,24 @@ def test_the_async_store_costs_as_much(private_redis: RedisServer) -> None:
     run(main)
 
 
+class Span:
+    """A number of seconds that is another one each time."""
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds = seconds
+
+    def __mul__(self, factor: float) -> float:
+        return self._seconds() * factor
+
+
 def test_the_time_is_asked_for_again_now_and_then(private_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(RedisStore(private_redis.url)) as store:
         store.execute(claim())
         commands(private_redis)
         store.execute_many([claim() for _ in range(20)])
         assert commands(private_redis) == {"set": 20}
-        monkeypatch.setattr("semel.stores.redis.handshake.ASK_AGAIN", 0.0)
+        spans = iter([0.0])  # over at once, and then never again
+        monkeypatch.setattr("semel.stores.redis.handshake.ASK_AGAIN", Span(lambda: next(spans, float("inf"))))
         op = claim()
         assert isinstance(store.execute(op), Claimed)
         assert commands(private_redis) == {"set": 1, "time": 1}
