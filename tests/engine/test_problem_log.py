@@ -74,6 +74,7 @@ def test_running_without_protection_is_logged(
     assert "'op'" in text
 
 
+@pytest.mark.slow
 def test_an_outcome_that_is_not_stored_is_logged(quiet: Engine, caplog: pytest.LogCaptureFixture) -> None:
     quiet.script.on(Complete, before=StoreUnavailable("disk full"), times=6)
     assert quiet.run(lambda: "paid", key=KEY, completion_timeout="60ms") == "paid"

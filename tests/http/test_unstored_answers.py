@@ -141,6 +141,7 @@ def obediently(post: Callable[[], Any]) -> Any:
     raise AssertionError("it never ends")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_obedient_client_has_the_effect_once(shop: Callable[..., Shop], kind: str) -> None:
     served = shop(kind)

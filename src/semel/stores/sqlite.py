@@ -52,8 +52,10 @@ def _connect_read_only(path: str) -> sqlite3.Connection:
     raw = sqlite3.connect(f"{where}?mode=ro", uri=True)
     try:
         raw.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
-    except sqlite3.OperationalError:
+    except sqlite3.Error as error:
         raw.close()
+        if not isinstance(error, sqlite3.OperationalError):
+            raise  # it is no database
         # In a folder that may not be written, SQLite cannot make the files that readers and writers share. Where there
         # are none, nobody has the file open, and it can be read without them.
         if os.path.exists(f"{path}-wal"):
