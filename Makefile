@@ -27,7 +27,7 @@ cover: servers ## all tests, and the coverage of their child processes as well: 
 	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --cov --cov-config=tools/cover_children.ini --cov-report=term $(ARGS)
 
 quick: $(VENV)/.test ## the tests that start no server and no service: seconds
-	$(BIN)/pytest --numprocesses=2 --dist=worksteal --hypothesis-profile=quick -m $(QUICK) $(ARGS)
+	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=worksteal --hypothesis-profile=quick -m $(QUICK) $(ARGS)
 
 everywhere: ## the quick tests on every other Python from 3.12 on that is found here
 	@tools/pythons.sh $(PYTHON) | { found=; while read -r version python; do found=1; \

@@ -18,6 +18,8 @@ from semel.testing.faults import until
 from tests.engine.driving import Engine
 from tests.engine.scripted import PATIENCE, Gate, Script, ScriptedStore
 
+pytestmark = pytest.mark.slow  # most of it waits for the next try to store
+
 KEY = "secret-key"
 RECORD = identity("", "op", KEY).hex()
 
@@ -74,7 +76,6 @@ def test_running_without_protection_is_logged(
     assert "'op'" in text
 
 
-@pytest.mark.slow
 def test_an_outcome_that_is_not_stored_is_logged(quiet: Engine, caplog: pytest.LogCaptureFixture) -> None:
     quiet.script.on(Complete, before=StoreUnavailable("disk full"), times=6)
     assert quiet.run(lambda: "paid", key=KEY, completion_timeout="60ms") == "paid"

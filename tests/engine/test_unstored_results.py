@@ -13,6 +13,8 @@ from semel.testing.faults import until
 from tests.engine.driving import Engine
 from tests.engine.scripted import PATIENCE, Gate
 
+pytestmark = pytest.mark.slow  # most of it waits for the next try to store
+
 DOWN = StoreUnavailable("down")
 
 

@@ -26,6 +26,8 @@ from semel.http.wsgi import WSGIMiddleware
 from semel.testing.faults import until
 from tests.engine.scripted import AsyncScriptedStore, Script, ScriptedStore
 
+pytestmark = pytest.mark.slow  # most of it waits for the next try to store
+
 BIG = b"x" * 2000
 KINDS = ["flask", "flask at the edge", "fastapi", "fastapi at the edge"]
 
@@ -141,7 +143,6 @@ def obediently(post: Callable[[], Any]) -> Any:
     raise AssertionError("it never ends")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_obedient_client_has_the_effect_once(shop: Callable[..., Shop], kind: str) -> None:
     served = shop(kind)
