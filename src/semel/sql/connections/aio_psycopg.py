@@ -213,8 +213,8 @@ class AsyncLentPsycopg:
         return ()
 
     def _prepared(self, text: str, values: list[Any]) -> Generator[Any, Any, QueryResult] | None:
-        """What runs the text as a prepared statement, past psycopg's cursor, which costs more than the rest of the
-        call. None until it was used as often as the connection's ``prepare_threshold`` says, and in a pipeline.
+        """Return a generator that runs the text as a prepared statement, without psycopg's cursor: that costs more than
+        the rest of the call. Returns None in a pipeline, and until the text was used ``prepare_threshold`` times.
         """
         threshold = self.raw.prepare_threshold
         numbered = _numbered(text)
