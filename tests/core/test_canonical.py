@@ -20,8 +20,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.encoding.canonical import LIVE, LiveObject, canonical_json, encode_value, parse_json, select_fields
-from semel.core.encoding.plain import MAX_DEPTH
+from semel.core.encoding.canonical import (
+    LIVE,
+    MAX_DEPTH,
+    LiveObject,
+    canonical_json,
+    encode_value,
+    parse_json,
+    select_fields,
+)
 from semel.errors import DocumentError, PolicyError, SemelError
 
 
