@@ -6,7 +6,7 @@ import sqlite3
 from typing import Any, Final
 
 from semel.sql.connections.errors import sqlite_error
-from semel.sql.connections.sqlite import SQLiteConnection, connect_file
+from semel.stores.sqlite import SQLiteConnection, connect_file
 from semel.stores.urls import sqlite_path
 
 __all__ = ["DIALECTS", "connect"]
