@@ -19,7 +19,7 @@ from semel.cli.recover import RECOVER
 from semel.cli.size import SIZE
 from semel.cli.upkeep import MIGRATE, STORES, SWEEP
 from semel.errors import SemelError
-from semel.stores.kinds import SCHEMES
+from semel.stores.urls import SCHEMES
 
 __all__ = ["COMMANDS", "main", "make_parser"]
 

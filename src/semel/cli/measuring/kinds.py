@@ -25,8 +25,8 @@ from semel.cli.measuring.redis import copies, redis
 from semel.cli.measuring.samples import Measured, Sample, Work, in_pages
 from semel.engine.ports import Store
 from semel.errors import StoreUnavailable, StoreUncertain
-from semel.stores.kinds import SCHEMES, plain_url
-from semel.stores.urls import has_tables, sqlite_path, tiers
+from semel.stores.settings import plain_url
+from semel.stores.urls import SCHEMES, has_tables, sqlite_path, tiers
 
 __all__ = ["MEASURES", "measure"]
 
@@ -123,8 +123,7 @@ def _pages(path: Path) -> tuple[int, int, bool]:
 def postgres(url: str, sample: Sample) -> list[Measured]:
     from semel.sql.connections.errors import postgres_error
     from semel.stores.postgres import PostgresStore, migrate
-    from semel.stores.postgres.connections import Psycopg
-    from semel.stores.postgres.settings import PostgresSettings
+    from semel.stores.postgres.connections import PostgresSettings, Psycopg
 
     schema = f"semel_size_{secrets.token_hex(6)}"
     settings = PostgresSettings.for_migration(url)
@@ -161,8 +160,7 @@ def postgres(url: str, sample: Sample) -> list[Measured]:
 
 def mysql(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.mysql import MySQLStore, migrate
-    from semel.stores.mysql.connections import connect
-    from semel.stores.mysql.settings import MySQLSettings
+    from semel.stores.mysql.connections import MySQLSettings, connect
 
     database = f"semel_size_{secrets.token_hex(6)}"
     inside = urlsplit(url)._replace(path=f"/{database}").geturl()
