@@ -19,8 +19,8 @@ from semel.errors import (
     StoreUncertain,
     TransactionConflict,
 )
-from semel.testing.partial_failures import CELLS, Cell, First, Mode, Moment, OnRetry
 from tests.partial_failures.nursery import Nursery
+from tests.partial_failures.table import CELLS, Cell, First, Mode, Moment, Retry
 from tests.partial_failures.trouble import STRIKES, DriverLost, EffectFailed, RollBack, Trouble
 from tests.partial_failures.worlds import TRANSACTIONAL, Clock, Teller, World
 from tests.servers import PostgresServer
@@ -133,21 +133,21 @@ def first_call(cell: Cell, world: World, nursery: Nursery | None, name: str) -> 
         teller.close()
 
 
-def second_call(teller: Teller) -> OnRetry:
+def second_call(teller: Teller) -> Retry:
     try:
         assert teller.call() == "paid"
     except RememberedFailure:  # the policy names no classes of errors, so none is rebuilt
         assert teller.seen == []
-        return OnRetry.REPLAYS_FAILURE
+        return Retry.REPLAYS_FAILURE
     except OutcomeUnknown:
         assert teller.seen == []
-        return OnRetry.REFUSED
+        return Retry.REFUSED
     if teller.seen == ["handler", "effect"]:
-        return OnRetry.RUNS
+        return Retry.RUNS
     if teller.seen == ["handler"]:
-        return OnRetry.RESUMES
+        return Retry.RESUMES
     assert teller.seen == ["found"] or not teller.seen
-    return OnRetry.RECOVERS if teller.seen else OnRetry.REPLAYS
+    return Retry.RECOVERS if teller.seen else Retry.REPLAYS
 
 
 # The table itself
@@ -176,4 +176,4 @@ def test_whoever_loses_an_effect_or_doubles_one_is_known() -> None:
     """The promises in a line each: more than one effect only without a key, none only where nobody may run it again."""
     assert {cell.mode for cell in CELLS if cell.effects > 1} == {Mode.LEASED, Mode.RECOVER_HOOK, Mode.STEPS}
     assert {cell.mode for cell in CELLS if cell.effects < 1} == {Mode.AT_MOST_ONCE}
-    assert all(cell.state is State.UNKNOWN for cell in CELLS if cell.retry is OnRetry.REFUSED)
+    assert all(cell.state is State.UNKNOWN for cell in CELLS if cell.retry is Retry.REFUSED)

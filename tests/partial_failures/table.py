@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from semel.core.states import State
 
-__all__ = ["CELLS", "Cell", "First", "Mode", "Moment", "OnRetry", "cells_of"]
+__all__ = ["CELLS", "Cell", "First", "Mode", "Moment", "Retry", "cells_of"]
 
 
 class Mode(Enum):
@@ -70,7 +70,7 @@ class First(Enum):
     DRIVER = "the driver's error"
 
 
-class OnRetry(Enum):
+class Retry(Enum):
     """What a retry of the same call does."""
 
     RUNS = "runs"
@@ -87,7 +87,7 @@ class Cell(NamedTuple):
     mode: Mode
     moment: Moment
     first: First
-    retry: OnRetry
+    retry: Retry
     waits: bool
     """Whether a retry is refused (InProgress) until the lease of the first call has ended."""
     effects: int
@@ -97,80 +97,80 @@ class Cell(NamedTuple):
 
 
 _LEASED: Final = {
-    Moment.KILLED_BEFORE_CLAIM: (First.NOTHING, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.CLAIM_NOT_STORED: (First.UNAVAILABLE, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.CLAIM_ANSWER_LOST: (First.ANSWER, OnRetry.REPLAYS, False, 1, State.DONE),
-    Moment.KILLED_BEFORE_EFFECT: (First.NOTHING, OnRetry.RUNS, True, 1, State.DONE),
-    Moment.EFFECT_FAILED: (First.ERROR, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.FAILURE_KILLED: (First.NOTHING, OnRetry.RUNS, True, 1, State.DONE),
-    Moment.FAILURE_NOT_STORED: (First.ERROR, OnRetry.RUNS, True, 1, State.DONE),
-    Moment.FAILURE_ANSWER_LOST: (First.ERROR, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.EFFECT_ANSWER_LOST: (First.ERROR, OnRetry.RUNS, False, 2, State.DONE),
-    Moment.KILLED_AFTER_EFFECT: (First.NOTHING, OnRetry.RUNS, True, 2, State.DONE),
-    Moment.OUTCOME_NOT_STORED: (First.ANSWER, OnRetry.RUNS, True, 2, State.DONE),
-    Moment.OUTCOME_LATE: (First.ANSWER, OnRetry.REPLAYS, False, 1, State.DONE),
-    Moment.OUTCOME_ANSWER_LOST: (First.ANSWER, OnRetry.REPLAYS, False, 1, State.DONE),
-    Moment.KILLED_AFTER_OUTCOME: (First.NOTHING, OnRetry.REPLAYS, False, 1, State.DONE),
-    Moment.ANSWER_LOST: (First.ANSWER, OnRetry.REPLAYS, False, 1, State.DONE),
+    Moment.KILLED_BEFORE_CLAIM: (First.NOTHING, Retry.RUNS, False, 1, State.DONE),
+    Moment.CLAIM_NOT_STORED: (First.UNAVAILABLE, Retry.RUNS, False, 1, State.DONE),
+    Moment.CLAIM_ANSWER_LOST: (First.ANSWER, Retry.REPLAYS, False, 1, State.DONE),
+    Moment.KILLED_BEFORE_EFFECT: (First.NOTHING, Retry.RUNS, True, 1, State.DONE),
+    Moment.EFFECT_FAILED: (First.ERROR, Retry.RUNS, False, 1, State.DONE),
+    Moment.FAILURE_KILLED: (First.NOTHING, Retry.RUNS, True, 1, State.DONE),
+    Moment.FAILURE_NOT_STORED: (First.ERROR, Retry.RUNS, True, 1, State.DONE),
+    Moment.FAILURE_ANSWER_LOST: (First.ERROR, Retry.RUNS, False, 1, State.DONE),
+    Moment.EFFECT_ANSWER_LOST: (First.ERROR, Retry.RUNS, False, 2, State.DONE),
+    Moment.KILLED_AFTER_EFFECT: (First.NOTHING, Retry.RUNS, True, 2, State.DONE),
+    Moment.OUTCOME_NOT_STORED: (First.ANSWER, Retry.RUNS, True, 2, State.DONE),
+    Moment.OUTCOME_LATE: (First.ANSWER, Retry.REPLAYS, False, 1, State.DONE),
+    Moment.OUTCOME_ANSWER_LOST: (First.ANSWER, Retry.REPLAYS, False, 1, State.DONE),
+    Moment.KILLED_AFTER_OUTCOME: (First.NOTHING, Retry.REPLAYS, False, 1, State.DONE),
+    Moment.ANSWER_LOST: (First.ANSWER, Retry.REPLAYS, False, 1, State.DONE),
 }
 
 _DERIVED: Final = {
     **_LEASED,
-    Moment.EFFECT_ANSWER_LOST: (First.ERROR, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.KILLED_AFTER_EFFECT: (First.NOTHING, OnRetry.RUNS, True, 1, State.DONE),
-    Moment.OUTCOME_NOT_STORED: (First.ANSWER, OnRetry.RUNS, True, 1, State.DONE),
+    Moment.EFFECT_ANSWER_LOST: (First.ERROR, Retry.RUNS, False, 1, State.DONE),
+    Moment.KILLED_AFTER_EFFECT: (First.NOTHING, Retry.RUNS, True, 1, State.DONE),
+    Moment.OUTCOME_NOT_STORED: (First.ANSWER, Retry.RUNS, True, 1, State.DONE),
 }
 
 _AT_MOST_ONCE: Final = {
     **_LEASED,
-    Moment.KILLED_BEFORE_EFFECT: (First.NOTHING, OnRetry.REFUSED, True, 0, State.UNKNOWN),
-    Moment.EFFECT_FAILED: (First.ERROR, OnRetry.REPLAYS_FAILURE, False, 0, State.DONE),
-    Moment.FAILURE_KILLED: (First.NOTHING, OnRetry.REFUSED, True, 0, State.UNKNOWN),
-    Moment.FAILURE_NOT_STORED: (First.ERROR, OnRetry.REFUSED, True, 0, State.UNKNOWN),
-    Moment.FAILURE_ANSWER_LOST: (First.ERROR, OnRetry.REPLAYS_FAILURE, False, 0, State.DONE),
-    Moment.EFFECT_ANSWER_LOST: (First.ERROR, OnRetry.REPLAYS_FAILURE, False, 1, State.DONE),
-    Moment.KILLED_AFTER_EFFECT: (First.NOTHING, OnRetry.REFUSED, True, 1, State.UNKNOWN),
-    Moment.OUTCOME_NOT_STORED: (First.ANSWER, OnRetry.REFUSED, True, 1, State.UNKNOWN),
+    Moment.KILLED_BEFORE_EFFECT: (First.NOTHING, Retry.REFUSED, True, 0, State.UNKNOWN),
+    Moment.EFFECT_FAILED: (First.ERROR, Retry.REPLAYS_FAILURE, False, 0, State.DONE),
+    Moment.FAILURE_KILLED: (First.NOTHING, Retry.REFUSED, True, 0, State.UNKNOWN),
+    Moment.FAILURE_NOT_STORED: (First.ERROR, Retry.REFUSED, True, 0, State.UNKNOWN),
+    Moment.FAILURE_ANSWER_LOST: (First.ERROR, Retry.REPLAYS_FAILURE, False, 0, State.DONE),
+    Moment.EFFECT_ANSWER_LOST: (First.ERROR, Retry.REPLAYS_FAILURE, False, 1, State.DONE),
+    Moment.KILLED_AFTER_EFFECT: (First.NOTHING, Retry.REFUSED, True, 1, State.UNKNOWN),
+    Moment.OUTCOME_NOT_STORED: (First.ANSWER, Retry.REFUSED, True, 1, State.UNKNOWN),
 }
 
 _RECOVER: Final = {
     **_LEASED,
     # The hook runs only after a silent owner. A handler that raises says that nothing happened; if it is not sure, it
     # must not raise.
-    Moment.EFFECT_ANSWER_LOST: (First.ERROR, OnRetry.RUNS, False, 2, State.DONE),
-    Moment.KILLED_AFTER_EFFECT: (First.NOTHING, OnRetry.RECOVERS, True, 1, State.DONE),
-    Moment.OUTCOME_NOT_STORED: (First.ANSWER, OnRetry.RECOVERS, True, 1, State.DONE),
+    Moment.EFFECT_ANSWER_LOST: (First.ERROR, Retry.RUNS, False, 2, State.DONE),
+    Moment.KILLED_AFTER_EFFECT: (First.NOTHING, Retry.RECOVERS, True, 1, State.DONE),
+    Moment.OUTCOME_NOT_STORED: (First.ANSWER, Retry.RECOVERS, True, 1, State.DONE),
 }
 
 _STEPS: Final = {
     **_LEASED,
-    Moment.STEP_NOT_STORED: (First.UNAVAILABLE, OnRetry.RUNS, False, 2, State.DONE),
-    Moment.STEP_ANSWER_LOST: (First.UNCERTAIN, OnRetry.RESUMES, False, 1, State.DONE),
-    Moment.KILLED_AFTER_STEP: (First.NOTHING, OnRetry.RESUMES, True, 1, State.DONE),
-    Moment.LATER_STEP_FAILED: (First.ERROR, OnRetry.RESUMES, False, 1, State.DONE),
-    Moment.OUTCOME_NOT_STORED: (First.ANSWER, OnRetry.RESUMES, True, 1, State.DONE),
+    Moment.STEP_NOT_STORED: (First.UNAVAILABLE, Retry.RUNS, False, 2, State.DONE),
+    Moment.STEP_ANSWER_LOST: (First.UNCERTAIN, Retry.RESUMES, False, 1, State.DONE),
+    Moment.KILLED_AFTER_STEP: (First.NOTHING, Retry.RESUMES, True, 1, State.DONE),
+    Moment.LATER_STEP_FAILED: (First.ERROR, Retry.RESUMES, False, 1, State.DONE),
+    Moment.OUTCOME_NOT_STORED: (First.ANSWER, Retry.RESUMES, True, 1, State.DONE),
 }
 
 _TRANSACTION: Final = {
-    Moment.KILLED_BEFORE_CLAIM: (First.NOTHING, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.CLAIM_NOT_STORED: (First.UNAVAILABLE, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.KILLED_BEFORE_EFFECT: (First.NOTHING, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.EFFECT_FAILED: (First.ERROR, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.EFFECT_ANSWER_LOST: (First.ERROR, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.KILLED_AFTER_EFFECT: (First.NOTHING, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.CONFLICT: (First.ANSWER, OnRetry.REPLAYS, False, 1, State.DONE),
-    Moment.OUTCOME_NOT_STORED: (First.UNAVAILABLE, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.OUTCOME_ANSWER_LOST: (First.UNCERTAIN, OnRetry.REPLAYS, False, 1, State.DONE),
-    Moment.KILLED_AFTER_OUTCOME: (First.NOTHING, OnRetry.REPLAYS, False, 1, State.DONE),
-    Moment.ANSWER_LOST: (First.ANSWER, OnRetry.REPLAYS, False, 1, State.DONE),
+    Moment.KILLED_BEFORE_CLAIM: (First.NOTHING, Retry.RUNS, False, 1, State.DONE),
+    Moment.CLAIM_NOT_STORED: (First.UNAVAILABLE, Retry.RUNS, False, 1, State.DONE),
+    Moment.KILLED_BEFORE_EFFECT: (First.NOTHING, Retry.RUNS, False, 1, State.DONE),
+    Moment.EFFECT_FAILED: (First.ERROR, Retry.RUNS, False, 1, State.DONE),
+    Moment.EFFECT_ANSWER_LOST: (First.ERROR, Retry.RUNS, False, 1, State.DONE),
+    Moment.KILLED_AFTER_EFFECT: (First.NOTHING, Retry.RUNS, False, 1, State.DONE),
+    Moment.CONFLICT: (First.ANSWER, Retry.REPLAYS, False, 1, State.DONE),
+    Moment.OUTCOME_NOT_STORED: (First.UNAVAILABLE, Retry.RUNS, False, 1, State.DONE),
+    Moment.OUTCOME_ANSWER_LOST: (First.UNCERTAIN, Retry.REPLAYS, False, 1, State.DONE),
+    Moment.KILLED_AFTER_OUTCOME: (First.NOTHING, Retry.REPLAYS, False, 1, State.DONE),
+    Moment.ANSWER_LOST: (First.ANSWER, Retry.REPLAYS, False, 1, State.DONE),
 }
 
-_CALLERS: Final[dict[Moment, tuple[First, OnRetry, bool, int, State]]] = {
+_CALLERS: Final[dict[Moment, tuple[First, Retry, bool, int, State]]] = {
     **{moment: cell for moment, cell in _TRANSACTION.items() if moment is not Moment.OUTCOME_ANSWER_LOST},
-    Moment.CONFLICT: (First.CONFLICT, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.KILLED_BEFORE_COMMIT: (First.NOTHING, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.ROLLED_BACK: (First.ANSWER, OnRetry.RUNS, False, 1, State.DONE),
-    Moment.COMMIT_ANSWER_LOST: (First.DRIVER, OnRetry.REPLAYS, False, 1, State.DONE),
+    Moment.CONFLICT: (First.CONFLICT, Retry.RUNS, False, 1, State.DONE),
+    Moment.KILLED_BEFORE_COMMIT: (First.NOTHING, Retry.RUNS, False, 1, State.DONE),
+    Moment.ROLLED_BACK: (First.ANSWER, Retry.RUNS, False, 1, State.DONE),
+    Moment.COMMIT_ANSWER_LOST: (First.DRIVER, Retry.REPLAYS, False, 1, State.DONE),
 }
 
 _TABLE: Final = {
