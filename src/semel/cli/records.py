@@ -58,7 +58,8 @@ def describe(record: Record | None) -> dict[str, Any]:
 
 def _outcome(record: Record) -> dict[str, Any]:
     from semel.codec import Codec
-    from semel.core.encoding.serializers import PLAIN, decode_result
+    from semel.core.encoding.plain import PLAIN
+    from semel.core.encoding.serializers import decode_result
     from semel.core.encoding.snapshot import Kind, decode_response
 
     try:

@@ -12,15 +12,9 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
-from semel.core.encoding.serializers import (
-    PLAIN,
-    NotSerializable,
-    ResultSerializer,
-    decode_error,
-    decode_result,
-    encode_error,
-)
-from semel.core.encoding.snapshot import NOT_SEALED, Envelope, Kind
+from semel.core.encoding.plain import PLAIN
+from semel.core.encoding.serializers import ResultSerializer, decode_error, decode_result, encode_error
+from semel.core.encoding.snapshot import NOT_SEALED, Envelope, Kind, NotSerializable
 from semel.core.ops import INPUT, Claim, Claimed, Complete, CompleteWith, Op, Record
 from semel.core.values import value
 from semel.errors import ResultNotStored, SemelError
@@ -32,29 +26,6 @@ if TYPE_CHECKING:
     from semel.core.policy import Policy
     from semel.core.quota import Meter
     from semel.observe.events import Event, EventHook
-
-__all__ = [
-    "CANNOT_TELL",
-    "NOT_DONE",
-    "Await",
-    "Call",
-    "Declined",
-    "Failed",
-    "Flow",
-    "NotRun",
-    "Outcome",
-    "Pause",
-    "Raised",
-    "Recover",
-    "Recovered",
-    "Request",
-    "Returned",
-    "Run",
-    "Stopped",
-    "StoreLater",
-    "Verdict",
-    "describe_error",
-]
 
 T = TypeVar("T")
 _VALUE: Final = Kind.VALUE  # a local name: finding an Enum member in its class is slow on Python 3.11

@@ -8,8 +8,6 @@ from semel.core.policy import Duration, seconds
 from semel.errors import ConfigurationError
 from semel.stores.kinds import plain_url
 
-__all__ = ["CONNECTIONS", "CONNECT_TIMEOUT", "RETRY_FOR", "TIMEOUT", "ServerSettings"]
-
 CONNECTIONS: Final = 2
 """Under load one connection is fastest, because more Ops share each round trip. The second helps when it is slow."""
 TIMEOUT: Final = 10.0

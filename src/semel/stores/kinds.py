@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
-__all__ = ["KINDS", "SCHEMES", "TRAITS", "StoreKind", "load", "plain_url"]
-
 AS_PRIMARY: Final = "as the primary"
 """What a tiered store promises: the store behind its cache decides."""
 

@@ -32,8 +32,6 @@ from semel.sql.program import Program, Statement
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.combiner import Combiner
 
-__all__ = ["AsyncSQLiteStore", "ReadOnlySQLiteStore", "SQLiteStore", "check", "migrate", "open_read_only"]
-
 R = TypeVar("R")
 BUSY_TIMEOUT: Final = 10.0
 

@@ -16,11 +16,6 @@ from semel.engine.ports import AsyncStore, Store
 from semel.errors import MissingDependency, StoreURLError
 from semel.stores.kinds import SCHEMES, StoreKind, load, plain_url
 
-__all__ = [
-    "BridgedStore", "check_store", "has_tables", "migrate_store", "open_any_store", "open_async_store", "open_store",
-    "sqlite_path", "tiers",
-]  # fmt: skip
-
 R = TypeVar("R")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 

@@ -22,30 +22,6 @@ from typing import Final
 
 from semel.errors import NotMigrated, RecordTooLarge, SemelError, StoreUnavailable, StoreUncertain
 
-__all__ = [
-    "Contention",
-    "DatabaseBusy",
-    "DuplicateRow",
-    "LockHeld",
-    "NoConnection",
-    "StatementRejected",
-    "StatementTooLarge",
-    "causes",
-    "connect_error",
-    "is_conflict",
-    "is_duplicate",
-    "is_refused_record",
-    "is_stale",
-    "is_violation",
-    "mysql_error",
-    "mysql_number",
-    "postgres_error",
-    "rejected",
-    "sqlite_error",
-    "sqlstate",
-    "wrapped_error",
-]
-
 _LONGEST_TEXT: Final = 300
 """Characters of a driver's message that we quote."""
 _MAX_CAUSES: Final = 8

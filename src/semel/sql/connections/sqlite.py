@@ -17,8 +17,6 @@ from semel.sql.connections.errors import sqlite_error
 from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Rows, Statement
 
-__all__ = ["LentAiosqlite", "LentSQLite", "SQLiteConnection", "connect_file"]
-
 _REJECTED: Final = (UnicodeError, OverflowError, ValueError)
 """What the driver raises about a value that it cannot write."""
 _creating: Final = threading.Lock()

@@ -35,8 +35,6 @@ from semel.stores.batching.limits import (
     take_batch,
 )
 
-__all__ = ["AsyncBatchConnection", "AsyncCombiner"]
-
 R = TypeVar("R")
 
 

@@ -15,8 +15,6 @@ from semel.core.ops import Op
 from semel.errors import SemelError
 from semel.stores.batching.retries import BatchRetry
 
-__all__ = ["AsyncBatchSender", "AsyncRetryingConnection"]
-
 
 class AsyncBatchSender(Protocol):
     """Sends batches over one connection, which it opens when needed."""

@@ -45,8 +45,6 @@ from semel.stores.batching.limits import (
     take_batch,
 )
 
-__all__ = ["BatchConnection", "Combiner"]
-
 R = TypeVar("R")
 MAX_YIELDS: Final = 4
 """How often, at most, a new leader lets other callers catch up."""

@@ -23,18 +23,6 @@ from typing import Any, Final, TypeVar
 from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep, Sweep
 from semel.errors import SemelError, StoreUnavailable
 
-__all__ = [
-    "MAX_BATCH",
-    "MAX_BATCH_BYTES",
-    "MAX_QUEUE",
-    "QUEUE_TIMEOUT",
-    "belongs_to_attempt",
-    "queue_full",
-    "result_of",
-    "stored_bytes",
-    "take_batch",
-]
-
 MAX_BATCH: Final = 128
 """Maximum number of Ops in one batch."""
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024

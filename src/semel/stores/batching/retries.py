@@ -22,8 +22,6 @@ from semel.errors import RecordTooLarge, SemelError, StoreUnavailable, StoreUnce
 from semel.sql.connections.errors import Contention, NoConnection, StatementRejected
 from semel.sql.program import PENDING
 
-__all__ = ["CONTENTION_TRIES", "BatchRetry"]
-
 FIRST_PAUSE: Final = 0.02
 SLOWEST_PAUSE: Final = 0.25
 CONTENTION_TRIES: Final = 5

@@ -17,8 +17,6 @@ from semel.stores.dynamodb.programs import ApiCall, DynamoDBPrograms, Reply
 from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, RETRY_FOR, TIMEOUT, DynamoDBSettings, require
 from semel.stores.dynamodb.transactions import accept
 
-__all__ = ["AsyncDynamoDBStore"]
-
 R = TypeVar("R")
 
 

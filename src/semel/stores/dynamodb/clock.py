@@ -19,8 +19,6 @@ from typing import Final, Protocol
 
 from semel.errors import ConfigurationError
 
-__all__ = ["LATE", "CallerClock", "DynamoDBClock", "ServiceClock"]
-
 DRIFT: Final = 0.0005
 """How far two good clocks may drift apart, in seconds per second: known bounds widen by it."""
 LATE: Final = 1.0

@@ -45,8 +45,6 @@ from semel.stores.dynamodb.transactions import (
     transaction_parameters,
 )
 
-__all__ = ["ApiCall", "CallProgram", "ConditionNotMet", "DynamoDBPrograms", "Reply"]
-
 R = TypeVar("R")
 TRIES: Final = 10
 """How often an Op that lost a race looks again before it gives up."""

@@ -10,8 +10,6 @@ from semel.core.policy import Duration, seconds
 from semel.errors import MissingDependency, StoreURLError
 from semel.stores.dynamodb.clock import CallerClock, DynamoDBClock, ServiceClock
 
-__all__ = ["CONNECT_TIMEOUT", "RETRY_FOR", "TIMEOUT", "DynamoDBSettings", "require"]
-
 TIMEOUT: Final = 5.0
 CONNECT_TIMEOUT: Final = 2.0
 RETRY_FOR: Final = 2.0

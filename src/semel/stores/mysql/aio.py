@@ -23,8 +23,6 @@ from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 from semel.stores.mysql.connections import AsyncMySQLSender, connect_async, disconnect_async, require_asyncmy
 from semel.stores.mysql.settings import MySQLSettings
 
-__all__ = ["AsyncMySQLStore", "check_async", "migrate_async"]
-
 R = TypeVar("R")
 
 

@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from semel.sql.connections.asyncmy import AsyncmyConnection
     from semel.sql.connections.pymysql import PyMySQLConnection
 
-__all__ = [
-    "AsyncMySQLSender",
-    "MySQLSender",
-    "connect",
-    "connect_async",
-    "disconnect",
-    "disconnect_async",
-    "require_asyncmy",
-    "require_pymysql",
-]
-
-
 # Threads
 
 

@@ -11,8 +11,6 @@ from semel.errors import StoreURLError
 from semel.stores.batching.retries import CONTENTION_TRIES
 from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT, ServerSettings
 
-__all__ = ["MySQLSettings"]
-
 PORT: Final = 3306
 _OPTIONS: Final = ("ssl", "ssl_ca", "ssl_cert", "ssl_key", "unix_socket", "charset")
 

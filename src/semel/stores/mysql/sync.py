@@ -20,8 +20,6 @@ from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 from semel.stores.mysql.connections import MySQLSender, connect, disconnect, require_pymysql
 from semel.stores.mysql.settings import MySQLSettings
 
-__all__ = ["MySQLStore", "check", "migrate"]
-
 R = TypeVar("R")
 
 

@@ -27,8 +27,6 @@ from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 from semel.stores.postgres.connections import AsyncPostgresSender, DriverName, driver_named, open_listener_async
 from semel.stores.postgres.settings import PostgresSettings
 
-__all__ = ["AsyncPostgresStore", "check_async", "migrate_async"]
-
 R = TypeVar("R")
 
 

@@ -29,19 +29,6 @@ from semel.stores.postgres.settings import PostgresSettings, unreadable_url
 if TYPE_CHECKING:
     from semel.sql.connections.psycopg import PsycopgConnection
 
-__all__ = [
-    "AsyncDriver",
-    "AsyncPostgresSender",
-    "DriverName",
-    "PostgresSender",
-    "Psycopg",
-    "Watchdog",
-    "driver_named",
-    "open_listener",
-    "open_listener_async",
-]
-
-
 # Threads
 
 

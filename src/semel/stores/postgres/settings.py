@@ -7,8 +7,6 @@ from typing import Any
 from semel.errors import StoreURLError
 from semel.stores.bounds import ServerSettings
 
-__all__ = ["PostgresSettings", "unreadable_url"]
-
 
 class PostgresSettings(ServerSettings):
     """The settings of one store. Its URL may also be a libpq connection string."""

@@ -20,8 +20,6 @@ from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 from semel.stores.postgres.connections import PostgresSender, Psycopg, Watchdog, open_listener
 from semel.stores.postgres.settings import PostgresSettings
 
-__all__ = ["PostgresStore", "check", "migrate"]
-
 R = TypeVar("R")
 
 

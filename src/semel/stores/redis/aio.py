@@ -38,8 +38,6 @@ from semel.stores.redis.settings import (
     RedisSettings,
 )
 
-__all__ = ["AsyncRedisStore"]
-
 R = TypeVar("R")
 
 

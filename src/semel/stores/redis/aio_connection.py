@@ -30,8 +30,6 @@ from semel.stores.redis.failures import (
 from semel.stores.redis.handshake import Handshake, ServerClock
 from semel.stores.redis.settings import CLOSE_TIMEOUT, MAX_IN_FLIGHT, Address, RedisSettings
 
-__all__ = ["AsyncRedisConnection", "open_connection"]
-
 WRITE_EARLY: Final = 8
 """So many commands are written without waiting for the end of the turn. With fewer, the system calls cost too much."""
 _INCOMPLETE: Final = object()

@@ -18,8 +18,6 @@ from semel.stores.redis.risks import QUESTIONS, Risk, RiskLog
 from semel.stores.redis.settings import Address, RedisSettings
 from semel.stores.redis.topology import SearchTime, Topology, topology_of
 
-__all__ = ["AsyncServers"]
-
 R = TypeVar("R")
 
 

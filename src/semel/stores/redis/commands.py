@@ -13,8 +13,6 @@ from functools import cache, partial
 from importlib import resources
 from typing import Any, Final, NamedTuple
 
-__all__ = ["SCRIPT_NAMES", "DurableCommand", "RedisCommand", "Script", "UnansweredCommand", "make_command", "scripts"]
-
 _STANDALONE: Final = frozenset({"complete", "confirm"})
 """Scripts that do not need ``record.lua``."""
 SCRIPT_NAMES: Final = (

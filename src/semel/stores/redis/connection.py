@@ -19,8 +19,6 @@ from semel.stores.redis.settings import Address, RedisSettings
 if TYPE_CHECKING:
     from redis.exceptions import ResponseError
 
-__all__ = ["RedisConnection", "connect", "reply_text", "require_redis"]
-
 
 def require_redis() -> None:
     """Raise MissingDependency unless redis-py and hiredis are installed."""

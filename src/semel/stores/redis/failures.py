@@ -13,23 +13,6 @@ from typing import Any, Final
 from semel.core.ops import Op, Resolve
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable, StoreUncertain
 
-__all__ = [
-    "CommandRefused",
-    "ConnectionLost",
-    "Moved",
-    "NoMemory",
-    "NoScript",
-    "NotMaster",
-    "OpRetry",
-    "ServerUnreachable",
-    "Unconfirmed",
-    "connection_lost",
-    "error_of_reply",
-    "server_unreachable",
-    "unconfirmed",
-    "with_answer",
-]
-
 
 class ConnectionLost(StoreUncertain):
     """The command was sent, and the connection broke before the reply."""

@@ -15,8 +15,6 @@ from semel.stores.redis.commands import RedisCommand, scripts
 from semel.stores.redis.failures import NotMaster
 from semel.stores.redis.settings import RedisSettings
 
-__all__ = ["Handshake", "ServerClock", "introduce", "prepare"]
-
 TIME_TRIES: Final = 3
 """How often TIME is asked for on a new connection."""
 ASK_AGAIN: Final = 600.0

@@ -52,8 +52,6 @@ from semel.stores.redis.layout import (
 )
 from semel.stores.redis.settings import Address, RedisSettings
 
-__all__ = ["OpProgram", "RedisPrograms", "SweepProgram", "WatchAttempt"]
-
 OpProgram: TypeAlias = Generator[RedisCommand, Any, Any]
 SweepProgram: TypeAlias = Generator[tuple[Address, list[RedisCommand]], list[Any], Swept]
 

@@ -10,8 +10,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigurationError, StoreURLError
 
-__all__ = ["Address", "RedisSettings"]
-
 CONNECTIONS: Final = 2
 """Connections of a sync store to each server. An async store has one, which all its tasks share."""
 TIMEOUT: Final = 10.0

@@ -50,8 +50,6 @@ from semel.stores.redis.settings import (
     RedisSettings,
 )
 
-__all__ = ["RedisStore"]
-
 R = TypeVar("R")
 _ALWAYS_DURABLE: Final = frozenset({Complete, SaveStep, Resolve})
 """Ops whose first command must be confirmed, if the store waits at all."""

@@ -15,8 +15,6 @@ from semel.errors import SemelError
 from semel.stores.redis.failures import CommandRefused, Moved, ServerUnreachable
 from semel.stores.redis.settings import Address, RedisSettings
 
-__all__ = ["Question", "SearchTime", "Topology", "topology_of"]
-
 Question: TypeAlias = tuple[Address, tuple[bytes, ...], int]
 Search: TypeAlias = Generator[Question, Any, None]
 SHORTEST: Final = 0.05

@@ -32,8 +32,6 @@ from semel.stores.tiered.copies import (
     write_command,
 )
 
-__all__ = ["AsyncRedisCache"]
-
 
 class AsyncRedisCache:
     """The cache of an ``AsyncTieredStore``. Connections are opened in the background."""

@@ -47,8 +47,6 @@ from semel.stores.tiered.copies import (
     write_command,
 )
 
-__all__ = ["RedisCache"]
-
 BATCH: Final = 256
 """Writes in one batch."""
 LINGER: Final = 0.002
