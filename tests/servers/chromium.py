@@ -81,7 +81,9 @@ class Browser:
 
     def requests(self) -> list[dict[str, Any]]:
         """The requests that the browser has sent since the last look, as DevTools describe them."""
-        events = [json.loads(line["message"])["message"] for line in self.ask("POST", "/se/log", {"type": "performance"})]
+        events = [
+            json.loads(line["message"])["message"] for line in self.ask("POST", "/se/log", {"type": "performance"})
+        ]
         return [each["params"]["request"] for each in events if each["method"] == "Network.requestWillBeSent"]
 
     def _of(self, selector: str, what: str, content: Any = None) -> None:
