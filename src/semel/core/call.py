@@ -23,6 +23,7 @@ from semel.observe import events
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from semel.core.lineage import Lineage
     from semel.core.policy import Policy
     from semel.core.quota import Meter
     from semel.observe.events import Event, EventHook
@@ -177,8 +178,9 @@ class Call:
     """One call of one operation. An engine creates it, and a flow reads it."""
 
     __slots__ = (
-        "accept", "claim", "codec", "comparison", "fingerprint", "has_steps", "hook", "id", "input", "key", "log",
-        "nonce", "operation", "policy", "quota", "resumption", "route", "serializer", "stored_key", "tenant", "writes",
+        "accept", "claim", "codec", "comparison", "fingerprint", "has_steps", "hook", "id", "input", "key", "lineage",
+        "log", "nonce", "operation", "policy", "quota", "resumption", "route", "serializer", "stored_key", "tenant",
+        "writes",
     )  # fmt: skip
 
     def __init__(
@@ -227,6 +229,8 @@ class Call:
         """The store's function that checks and adds the handler's own writes; None if the store takes none."""
         self.writes: tuple[Any, ...] | None = ()
         """Writes to make together with the completion; None once the completion was sent."""
+        self.lineage: Lineage | None = None
+        """Where the request comes from, if it says so."""
 
     def __str__(self) -> str:
         return f"{self.operation}[{self.key}]" if self.stored_key is not None else f"{self.operation}[…]"
