@@ -166,7 +166,7 @@ def test_mariadb_names_a_database_that_somebody_holds(
     import pymysql
 
     from semel.stores import mysql
-    from semel.stores.mysql.settings import MySQLSettings
+    from semel.stores.mysql.connections import MySQLSettings
 
     migrate: Callable[[str], list[str]] = mysql.migrate
     made: list[str] = []

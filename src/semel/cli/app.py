@@ -21,7 +21,7 @@ from semel.cli.size import SIZE
 from semel.cli.targets import STORE_VARIABLE
 from semel.cli.upkeep import MIGRATE, SWEEP
 from semel.errors import SemelError
-from semel.stores.kinds import SCHEMES
+from semel.stores.urls import SCHEMES
 
 __all__ = ["COMMANDS", "main", "make_parser"]
 

@@ -16,7 +16,7 @@ def configure_stores(parser: argparse.ArgumentParser) -> None:
 
 def stores(args: argparse.Namespace) -> int:
     """What each kind of store promises, side by side."""
-    from semel.stores.kinds import KINDS, TRAITS
+    from semel.stores.urls import KINDS, TRAITS
 
     if args.json:
         print(json.dumps({kind.name: {"urls": kind.schemes, **kind.traits()} for kind in KINDS}))

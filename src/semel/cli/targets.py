@@ -45,7 +45,7 @@ def add_store(parser: argparse.ArgumentParser, default: str | None, about: str) 
 
 
 def _plain(url: str) -> str:
-    from semel.stores.kinds import plain_url
+    from semel.stores.settings import plain_url
 
     if not url:
         raise argparse.ArgumentTypeError(f"give a URL, or set {STORE_VARIABLE}")

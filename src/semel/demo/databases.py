@@ -24,12 +24,11 @@ def connect(url: str) -> Any:
     if dialect == "sqlite":
         return _connect_sqlite(url)
     if dialect == "mysql":
+        from semel.stores.mysql.connections import MySQLSettings
         from semel.stores.mysql.connections import connect as connect_mysql
-        from semel.stores.mysql.settings import MySQLSettings
 
         return connect_mysql(MySQLSettings(url))
-    from semel.stores.postgres.connections import Psycopg
-    from semel.stores.postgres.settings import PostgresSettings
+    from semel.stores.postgres.connections import PostgresSettings, Psycopg
 
     return Psycopg().connect(PostgresSettings(url))
 

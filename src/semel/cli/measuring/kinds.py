@@ -25,8 +25,8 @@ from semel.cli.measuring.samples import Sample
 from semel.cli.measuring.sizing import Measured, Work, in_pages
 from semel.cli.measuring.sql import mysql, postgres
 from semel.errors import StoreUnavailable
-from semel.stores.kinds import SCHEMES, plain_url
-from semel.stores.urls import has_tables, sqlite_path, tiers
+from semel.stores.settings import plain_url
+from semel.stores.urls import SCHEMES, has_tables, sqlite_path, tiers
 
 __all__ = ["MEASURES", "measure"]
 

@@ -84,8 +84,7 @@ def _prefix(url: str, usual: str) -> str:
 def _usage(url: str, prefix: str, sample: Sample, key_of: Callable[[bytes], bytes]) -> Iterator[Callable[[], float]]:
     """Yield a function that returns the bytes of one key, asked from each server. The keys are removed at the end."""
     from semel.stores.redis.commands import RedisCommand
-    from semel.stores.redis.connection import RedisConnection
-    from semel.stores.redis.servers import Servers
+    from semel.stores.redis.connection import RedisConnection, Servers
     from semel.stores.tiered.copies import cache_settings
 
     settings = cache_settings(url, prefix, "5s", "5s")

@@ -23,8 +23,7 @@ _WORK: Final = (Work("statements", first=2, again=1),)
 def postgres(url: str, sample: Sample) -> list[Measured]:
     from semel.sql.connections.errors import postgres_error
     from semel.stores.postgres import PostgresStore, migrate
-    from semel.stores.postgres.connections import Psycopg
-    from semel.stores.postgres.settings import PostgresSettings
+    from semel.stores.postgres.connections import PostgresSettings, Psycopg
 
     schema = f"semel_size_{secrets.token_hex(6)}"
     settings = PostgresSettings.for_migration(url)
@@ -74,8 +73,7 @@ def mysql(url: str, sample: Sample) -> list[Measured]:
     from urllib.parse import urlsplit
 
     from semel.stores.mysql import MySQLStore, migrate
-    from semel.stores.mysql.connections import connect
-    from semel.stores.mysql.settings import MySQLSettings
+    from semel.stores.mysql.connections import MySQLSettings, connect
 
     database = f"semel_size_{secrets.token_hex(6)}"
     inside = urlsplit(url)._replace(path=f"/{database}").geturl()

@@ -1,5 +1,5 @@
 # Twin: sync.py is generated from this file by make twins.
-# Twin: require_asyncmy -> require_pymysql
+# Twin: ASYNCMY -> PYMYSQL
 # Twin: for one event loop, by asyncmy -> for threads, by PyMySQL
 # Twin: for one event loop -> for threads
 """The MySQL store for one event loop, by asyncmy.
@@ -19,9 +19,8 @@ from semel.sql import aio as sql
 from semel.sql.migrations import MYSQL
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
-from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
-from semel.stores.mysql.connections import AsyncMySQLSender, connect_async, disconnect_async, require_asyncmy
-from semel.stores.mysql.settings import MySQLSettings
+from semel.stores.mysql.connections import ASYNCMY, AsyncMySQLSender, MySQLSettings, connect_async, disconnect_async
+from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT, require
 
 R = TypeVar("R")
 
@@ -73,7 +72,7 @@ class AsyncMySQLStore:
         :param retry_for: how long to retry when the connection is lost, before an Op fails.
         """
         settings = MySQLSettings(url, connections, timeout, connect_timeout, retry_for)
-        require_asyncmy()
+        require(*ASYNCMY)
         self._combiner = AsyncCombiner(
             [AsyncRetryingConnection(AsyncMySQLSender(settings), settings.retry_for) for _ in range(connections)]
         )

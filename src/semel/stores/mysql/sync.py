@@ -16,9 +16,8 @@ from semel.sql import sync as sql
 from semel.sql.migrations import MYSQL
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
-from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
-from semel.stores.mysql.connections import MySQLSender, connect, disconnect, require_pymysql
-from semel.stores.mysql.settings import MySQLSettings
+from semel.stores.mysql.connections import PYMYSQL, MySQLSender, MySQLSettings, connect, disconnect
+from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT, require
 
 R = TypeVar("R")
 
@@ -70,7 +69,7 @@ class MySQLStore:
         :param retry_for: how long to retry when the connection is lost, before an Op fails.
         """
         settings = MySQLSettings(url, connections, timeout, connect_timeout, retry_for)
-        require_pymysql()
+        require(*PYMYSQL)
         self._combiner = Combiner(
             [RetryingConnection(MySQLSender(settings), settings.retry_for) for _ in range(connections)]
         )

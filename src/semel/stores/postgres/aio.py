@@ -1,5 +1,4 @@
 # Twin: sync.py is generated from this file by make twins.
-# Twin: , DriverName, driver_named -> , Psycopg, Watchdog
 # Twin: , *, driver: DriverName | None = None ->
 # Twin: driver: DriverName | None = None, ->
 # Twin: :param driver: ``"asyncpg"`` or ``"psycopg"``; by default asyncpg, where it is installed. ->
@@ -23,9 +22,16 @@ from semel.sql.dialects.postgres import WatchRecord
 from semel.sql.migrations import POSTGRES
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
-from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
-from semel.stores.postgres.connections import AsyncPostgresSender, DriverName, driver_named, open_listener_async
-from semel.stores.postgres.settings import PostgresSettings
+
+# sync: from semel.stores.postgres.connections import PostgresSender, PostgresSettings, Psycopg, Watchdog, open_listener
+from semel.stores.postgres.connections import (
+    AsyncPostgresSender,
+    DriverName,
+    PostgresSettings,
+    driver_named,
+    open_listener_async,
+)
+from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")
 

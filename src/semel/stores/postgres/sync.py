@@ -16,9 +16,8 @@ from semel.sql.dialects.postgres import WatchRecord
 from semel.sql.migrations import POSTGRES
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
-from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
-from semel.stores.postgres.connections import PostgresSender, Psycopg, Watchdog, open_listener
-from semel.stores.postgres.settings import PostgresSettings
+from semel.stores.postgres.connections import PostgresSender, PostgresSettings, Psycopg, Watchdog, open_listener
+from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")
 
