@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests.servers import (
+    ChromiumServer,
     DynamoDBServer,
     MariaDBServer,
     MotoServer,
@@ -167,3 +168,9 @@ def private_dynamodb(private_server: Callable[[str], Server]) -> DynamoDBServer:
 def moto(shared_server: Callable[[str], Server]) -> MotoServer:
     """The session's second implementation of DynamoDB's API."""
     return cast(MotoServer, shared_server("moto"))
+
+
+@pytest.fixture(scope="session")
+def chromium(shared_server: Callable[[str], Server]) -> ChromiumServer:
+    """The session's ChromeDriver: ``with chromium.browser() as browser``."""
+    return cast(ChromiumServer, shared_server("chromium"))

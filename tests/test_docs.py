@@ -265,7 +265,7 @@ def test_the_indexes_to_make_by_hand_are_those_of_the_schema() -> None:
 
 def test_every_block_says_its_language_and_python_is_spelled_so() -> None:
     """A block under another name, or none, would not be run."""
-    known = {"python", "output", "console", "text", "sql", "mermaid", "toml", "yaml", "json", "ini"}
+    known = {"python", "output", "console", "text", "sql", "mermaid", "toml", "yaml", "json", "ini", "js"}
     wrong = []
     for page in PAGES:
         inside = False

@@ -60,8 +60,10 @@ if TYPE_CHECKING:
     from semel.engine.operation import AsyncOperation as AsyncOperation
     from semel.engine.operation import Operation as Operation
     from semel.engine.operation import current_operation as current_operation
+    from semel.engine.operation.propagation import OutgoingCall as OutgoingCall
     from semel.engine.operation.propagation import derive_key as derive_key
     from semel.engine.operation.propagation import in_context as in_context
+    from semel.engine.operation.propagation import outgoing_call as outgoing_call
     from semel.engine.operation.propagation import outgoing_headers as outgoing_headers
     from semel.engine.operation.propagation import outgoing_key as outgoing_key
     from semel.engine.operation.propagation import outgoing_metadata as outgoing_metadata
@@ -118,6 +120,7 @@ _HOMES = {
     "NOT_DONE": "semel.core.call",
     "Operation": "semel.engine.operation",
     "Outcome": "semel.core.call",
+    "OutgoingCall": "semel.engine.operation.propagation",
     "Policy": "semel.core.policy",
     "PostgresStore": "semel.stores.postgres",
     "Quota": "semel.core.quota",
@@ -143,6 +146,7 @@ _HOMES = {
     "migrate_store": "semel.stores.urls",
     "open_async_store": "semel.stores.urls",
     "open_store": "semel.stores.urls",
+    "outgoing_call": "semel.engine.operation.propagation",
     "outgoing_headers": "semel.engine.operation.propagation",
     "outgoing_key": "semel.engine.operation.propagation",
     "outgoing_metadata": "semel.engine.operation.propagation",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import json
 import socket
 import threading
@@ -75,7 +76,7 @@ class Loop:
         self.closed = False
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(coroutine)
+        return self.runner.run(coroutine, context=contextvars.copy_context())  # the operation that calls, if any
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if not self.closed:

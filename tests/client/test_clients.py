@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from semel import ConfigurationError, KeyReused, NoAnswer, OutcomeUnknown
+from semel import ConfigurationError, KeyReused, MemoryStore, NoAnswer, OutcomeUnknown, Semel
 from semel.client import Journal, Receipt, Retry
 from tests.client.clients import CLIENTS, HANG_UP, OK, QUICK, TRUNCATED, Client, Server, http, problem
 
@@ -339,3 +339,56 @@ def test_a_client_without_a_journal_has_nothing_to_resume(make: Make) -> None:
 def test_the_time_limit_of_retries_is_kept(make: Make, server: Server) -> None:
     server.script = [http(503, Retry_After="30")]
     assert receipt(make(retry=QUICK.__class__(time="10s", quota=None)), "POST", server.url).attempts == 1
+
+
+# Inside an operation
+
+
+def test_a_call_of_an_operation_carries_its_derived_key_to_named_hosts_only(
+    make: Make, server: Server, other: Server
+) -> None:
+    client = make(hosts=[f"127.0.0.1:{server.port}"])
+
+    def ship() -> None:
+        for _ in range(2):
+            client.send("POST", f"{server.url}/parcels", b"{}")
+        client.send("POST", f"{other.url}/parcels", b"{}")
+        client.send("POST", f"{server.url}/parcels", b"{}", {"Idempotency-Key": "own"})
+
+    def once() -> None:
+        with Semel(MemoryStore(), sweep_every=None) as guard:
+            guard.run("ship", key="order-7", call=ship)
+
+    once()
+    first = server.keys
+    once()
+    assert len(set(first)) == 3  # two equal calls have two keys ...
+    assert server.keys == first * 2  # ... which are the same in another attempt
+    assert first[2] == "own"
+    assert [seen.headers.get("idempotency-parent") for seen in server.seen[:3]] == ["order-7"] * 3
+    assert other.keys[0] != other.keys[1]
+    assert "idempotency-parent" not in other.seen[0].headers
+
+
+def test_an_equal_call_after_an_unknown_outcome_is_its_retry(make: Make, server: Server) -> None:
+    client = make(hosts=["127.0.0.1"], retry=Retry(attempts=1, quota=None))
+    server.script = [HANG_UP, OK]
+
+    def ship() -> None:
+        with pytest.raises(NoAnswer):
+            client.send("POST", f"{server.url}/parcels", b"{}")
+        client.send("POST", f"{server.url}/parcels", b"{}")
+        client.send("POST", f"{server.url}/parcels", b"{}")
+
+    with Semel(MemoryStore(), sweep_every=None) as guard:
+        guard.run("ship", key="order-7", call=ship)
+    assert server.keys[0] == server.keys[1] != server.keys[2]
+
+
+def test_the_lineage_does_not_follow_a_redirect_to_another_server(make: Make, server: Server, other: Server) -> None:
+    client = make(hosts=[f"127.0.0.1:{server.port}"])
+    server.script = [http(307, Location=f"{other.url}/parcels")]
+    with Semel(MemoryStore(), sweep_every=None) as guard:
+        guard.run("ship", key="order-7", call=lambda: client.send("POST", f"{server.url}/parcels", b"{}").status)
+    assert "idempotency-root" in server.seen[0].headers
+    assert not [name for name in other.seen[0].headers if name.startswith("idempotency")]

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import ANY
 from uuid import UUID
 
 import httpx
@@ -14,16 +15,19 @@ from semel import (
     AsyncMemoryStore,
     AsyncSemel,
     MemoryStore,
+    OutgoingCall,
     PolicyError,
     Semel,
     current_operation,
     derive_key,
     in_context,
+    outgoing_call,
     outgoing_headers,
     outgoing_key,
     outgoing_metadata,
 )
 from semel.core.keys import derive, identity, parse_header
+from semel.engine.operation.propagation import check_hosts
 from tests.engine.driving import Engine
 
 
@@ -281,3 +285,192 @@ def test_one_line_teaches_an_httpx_client() -> None:
     assert keys[0] == keys[1] != keys[2]
     assert keys[2] is not None
     assert keys[3] is None
+
+
+# Clients that ask for each request
+
+
+HOSTS = check_hosts(["pay.example", "*.shop.example", "127.0.0.1:8001"])
+CHARGES = "https://pay.example/charges"
+
+
+def sent(method: str = "POST", url: str = CHARGES, body: bytes = b"{}", **settings: Any) -> str | None:
+    call = outgoing_call(method, url, body, hosts=HOSTS, **settings)
+    return None if call is None else call.key
+
+
+def test_a_request_in_an_operation_has_a_key_and_the_lineage(quick_engine: Engine) -> None:
+    def body() -> dict[str, str]:
+        call = outgoing_call("POST", CHARGES, b"{}", hosts=HOSTS)
+        assert call is not None
+        assert UUID(call.key).version == 8
+        return call.headers
+
+    headers = quick_engine.run(body)
+    assert headers == {"Idempotency-Key": ANY, "Idempotency-Root": "k", "Idempotency-Parent": "k"}
+    assert sent() is None
+
+
+def test_equal_requests_have_keys_of_their_own_that_are_the_same_in_every_attempt(quick_engine: Engine) -> None:
+    found: list[list[Any]] = []
+
+    def body() -> None:
+        found.append([sent(), sent(), sent(), sent(body=b"other"), sent("PATCH"), sent(url=CHARGES + "/1")])
+        raise Boom
+
+    for _ in range(2):
+        with pytest.raises(Boom):
+            quick_engine.run(body)
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 6
+
+
+def test_the_order_of_different_requests_does_not_matter(quick_engine: Engine) -> None:
+    orders = iter([[b"a", b"b", b"a"], [b"a", b"a", b"b"], [b"b", b"a", b"a"]])
+    found: list[set[Any]] = []
+
+    def body() -> None:
+        found.append({(text, sent(body=text)) for text in next(orders)})
+        raise Boom
+
+    for _ in range(3):
+        with pytest.raises(Boom):
+            quick_engine.run(body)
+    assert found[0] == found[1] == found[2]
+    assert len(found[0]) == 3
+
+
+def test_an_equal_request_after_an_unclear_outcome_is_its_retry(quick_engine: Engine) -> None:
+    """Otherwise a program that retries a call by itself would charge twice."""
+
+    def body() -> list[str]:
+        def call() -> OutgoingCall:
+            made = outgoing_call("POST", CHARGES, hosts=HOSTS)
+            assert made is not None
+            return made
+
+        first, second = call(), call()
+        second.end(known=False)
+        first.end(known=False)
+        again = [call(), call(), call()]
+        again[0].end(known=True)
+        return [each.key for each in (first, second, *again, call())]
+
+    first, second, *again, last = quick_engine.run(body)
+    assert again[:2] == [first, second]
+    assert len({*again, last}) == 4
+
+
+def test_threads_that_send_equal_requests_get_the_same_keys_in_every_attempt() -> None:
+    found: list[list[Any]] = []
+
+    def body() -> None:
+        with ThreadPoolExecutor(4) as pool:
+            found.append([each.result() for each in [pool.submit(in_context(sent)) for _ in range(16)]])
+        raise Boom
+
+    guard = Semel(MemoryStore(), sweep_every=None)
+    for _ in range(2):
+        with pytest.raises(Boom):
+            guard.run("op", key="k", call=body)
+    assert set(found[0]) == set(found[1])
+    assert len(set(found[0])) == 16
+
+
+def test_a_step_has_one_key_whatever_is_sent_and_a_loop_under_one_name_is_warned_of(quick_engine: Engine) -> None:
+    def body() -> list[Any]:
+        op = running()
+        with op.propagate("charge"):
+            keys = [sent(body=b"1"), sent(body=b"1")]
+            with pytest.warns(UserWarning, match="the step 'charge' sends different requests, the last one to POST"):
+                keys.append(sent(body=b"2"))
+        with op.propagate():
+            unnamed = sent()
+        return [*keys, op.derive("charge"), sent(step="charge", body=b"1"), unnamed]
+
+    *named, unnamed = quick_engine.run(body)
+    assert len(set(named)) == 1
+    assert unnamed not in named
+
+
+def test_an_operation_inside_a_scope_of_another_sends_its_own(quick_engine: Engine) -> None:
+    seen: list[Any] = []
+
+    def inner(key: str) -> None:
+        call = outgoing_call("POST", CHARGES, hosts=HOSTS)
+        assert call is not None
+        seen.append((call.key, call.headers["Idempotency-Parent"]))
+
+    once = quick_engine.once(inner, operation="inner")
+
+    def body() -> Iterator[Any]:
+        with running().propagate("charge"):
+            yield once("k2")
+            seen.append((sent(), "k"))
+
+    quick_engine.run(body)
+    assert seen[0][1] == "k2"
+    assert seen[0][0] != seen[1][0] == derive(identity("", "op", "k"), "charge")
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("https://pay.example/charges", True),
+        ("http://PAY.example.:8443/charges?x=1#y", True),
+        ("https://a.b.shop.example", True),
+        ("http://127.0.0.1:8001/", True),
+        ("http://127.0.0.1:8002/", False),
+        ("http://127.0.0.1/", False),
+        ("https://shop.example/", False),
+        ("https://evilshop.example/", False),
+        ("https://pay.example.evil.example/", False),
+        ("https://pay.example@evil.example/", False),
+        ("https://evil.example\\@pay.example/", False),
+        ("https://evil.example/?pay.example", False),
+        ("https://pay.example:port/", False),
+        ("http://[::1/", False),
+        ("/charges", False),
+        ("", False),
+    ],
+)
+def test_only_hosts_that_were_named_get_anything(quick_engine: Engine, url: str, named: bool) -> None:
+    assert (quick_engine.run(lambda: sent(url=url)) is not None) is named
+
+
+def test_without_hosts_nothing_is_sent(quick_engine: Engine) -> None:
+    assert quick_engine.run(lambda: outgoing_call("POST", CHARGES, hosts=check_hosts([]))) is None
+
+
+@pytest.mark.parametrize("hosts", ["pay.example", ["*"], [""], ["*."], ["https://pay.example"], ["a b"], ["a.*"]])
+def test_a_wrong_host_is_refused(hosts: Any) -> None:
+    with pytest.raises(PolicyError, match="host"):
+        check_hosts(hosts)
+    with pytest.raises(PolicyError, match="host"):
+        Semel(MemoryStore()).run("op", key="k", call=lambda: outgoing_call("POST", CHARGES, hosts=hosts))
+
+
+def test_a_guard_that_stores_no_readable_keys_sends_none() -> None:
+    guard = Semel(MemoryStore(), sweep_every=None, readable_keys=False)
+
+    def body() -> None:
+        op = running()
+        call = outgoing_call("POST", CHARGES, hosts=HOSTS)
+        assert call is not None
+        assert call.headers["Idempotency-Root"] == call.headers["Idempotency-Parent"] == op.id.hex()
+
+    guard.run("op", key="secret", call=body)
+
+
+@pytest.mark.parametrize(
+    ("key", "root"), [("plain", "plain"), ('a "b"; c', '"a \\"b\\"; c"'), ("schlüssel", None)], ids=ascii
+)
+def test_a_root_that_needs_quotes_is_quoted_and_one_that_no_header_holds_is_left_out(
+    key: str, root: str | None
+) -> None:
+    def body() -> None:
+        call = outgoing_call("POST", CHARGES, hosts=HOSTS)
+        assert call is not None
+        assert call.headers.get("Idempotency-Root") == call.headers.get("Idempotency-Parent") == root
+
+    Semel(MemoryStore(), sweep_every=None).run("op", key=key, call=body)

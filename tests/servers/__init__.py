@@ -7,6 +7,7 @@ One file per kind, one row per kind in `kinds.KINDS`. Nothing here knows pytest 
 """
 
 from tests.servers.base import Server, ServerError, ServerMissing
+from tests.servers.chromium import Browser, ChromiumServer
 from tests.servers.dynamodb import DynamoDBServer
 from tests.servers.dynamodb_moto import MotoServer
 from tests.servers.kinds import KINDS
@@ -17,6 +18,8 @@ from tests.servers.redis import RedisClusterServers, RedisSentinelServers, Redis
 
 __all__ = [
     "KINDS",
+    "Browser",
+    "ChromiumServer",
     "DynamoDBServer",
     "MariaDBServer",
     "MotoServer",

@@ -1,6 +1,7 @@
 """The table of server kinds. Its names are also the names of fixtures and markers."""
 
 from tests.servers.base import Server
+from tests.servers.chromium import ChromiumServer
 from tests.servers.dynamodb import DynamoDBServer
 from tests.servers.dynamodb_moto import MotoServer
 from tests.servers.mariadb import MariaDBServer
@@ -19,5 +20,6 @@ KINDS: dict[str, type[Server]] = {
         RedisServer,
         RedisSentinelServers,
         RedisClusterServers,
+        ChromiumServer,
     )
 }

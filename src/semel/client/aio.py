@@ -56,6 +56,8 @@ class AsyncDelivery:
         except BaseException:
             if entry and journal is not None:
                 journal.abandon(intent)
+            if intent.outgoing is not None:
+                intent.outgoing.end(known=False)
             raise
 
     async def resume(

@@ -63,11 +63,17 @@ class IdempotencyClientMiddleware:
         header: str = HEADER,
         quote_keys: bool = False,
         new_key: Callable[[], str] = new_key,
+        hosts: Collection[str] = (),
     ) -> None:
         """The parameters are those of ``semel.client.httpx.AsyncIdempotencyTransport``."""
         self._header = header
         settings = Settings(
-            retry=retry or Retry(), methods=methods, header=header, quote_keys=quote_keys, new_key=new_key
+            retry=retry or Retry(),
+            methods=methods,
+            header=header,
+            quote_keys=quote_keys,
+            new_key=new_key,
+            hosts=hosts,
         )
         self._delivery = AsyncDelivery(settings, journal)
 
@@ -82,6 +88,7 @@ class IdempotencyClientMiddleware:
             intent.body = await request.body.as_bytes()
             if not isinstance(request.body, aiohttp.BytesPayload):
                 await request.update_body(intent.body)
+        delivery.settings.join_operation(intent, headers)
         for name in intent.removes:
             headers.pop(name, None)
         headers.update(intent.adds)

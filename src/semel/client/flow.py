@@ -19,7 +19,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Container, Generator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -27,6 +27,7 @@ from urllib.parse import unquote, urljoin
 
 from semel.client.retry import Retry, advice, origin_of
 from semel.core.keys import header_value, normalize_key
+from semel.engine.operation.propagation import OutgoingCall, check_hosts, outgoing_call
 from semel.errors import ConfigurationError, KeyExpired, NoAnswer
 
 __all__ = ["Answer", "Intent", "Lost", "Receipt", "Settings", "deliver"]
@@ -116,6 +117,10 @@ class Intent:
     body: bytes = b""
     resumed: float | None = None
     """When the key was first used, for a call that is read from the journal, which then keeps its entry itself."""
+    fresh: bool = False
+    """Not made by a redirect."""
+    outgoing: OutgoingCall | None = None
+    """The same call as the operation that makes it knows it."""
     settled: Receipt | None = None
     """The outcome, if the server has answered and only sends the caller on to read the result."""
 
@@ -144,11 +149,6 @@ def new_key() -> str:
     return str(uuid.uuid4())
 
 
-def operation_headers(method: str, url: str, header: str, quote: bool) -> Mapping[str, str]:
-    """Return what a call made inside an operation carries: the derived key and its lineage. Empty outside one."""
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What all clients are told in the same words. Each of them takes these as keyword arguments."""
@@ -158,6 +158,10 @@ class Settings:
     header: str = HEADER
     quote_keys: bool = False
     new_key: Callable[[], str] = new_key
+    hosts: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hosts", check_hosts(self.hosts))
 
     def intent(self, method: str, url: str, given: str | None) -> Intent | None:
         """Return the intent of a request, or None if it is sent as it is.
@@ -176,9 +180,23 @@ class Settings:
                 return Intent(method, url, redirect.value, adds, resumed=resuming.get())
         if given is None and method not in self.methods:
             return None
-        adds = operation_headers(method, url, self.header, self.quote_keys)
-        value = given or adds.get(self.header) or header_value(normalize_key(self.new_key()), self.quote_keys)
-        return Intent(method, url, value, {**adds, self.header: value}, resumed=resuming.get())
+        value = given or header_value(normalize_key(self.new_key()), self.quote_keys)
+        return Intent(method, url, value, {self.header: value}, resumed=resuming.get(), fresh=True)
+
+    def join_operation(self, intent: Intent, headers: Container[str]) -> None:
+        """Inside an operation, and for a named host: send the derived key and the lineage. Call it with the body known.
+
+        :param headers: what the request has already, and keeps.
+        """
+        if self.hosts and intent.fresh and intent.resumed is None:
+            outgoing = outgoing_call(
+                intent.method, intent.url, intent.body, hosts=self.hosts, header=self.header, quote=self.quote_keys
+            )
+            if outgoing is not None:
+                intent.outgoing = outgoing
+                adds = {name: text for name, text in outgoing.headers.items() if name not in headers}
+                intent.value = adds.get(self.header, intent.value)
+                intent.adds = {**intent.adds, **adds}
 
 
 def _follows(redirect: _Redirect, method: str, url: str, given: str | None) -> bool:
@@ -253,6 +271,8 @@ def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, An
         if journaled:
             yield "release" if outcome == "unknown" else "clear"
         receipt = Receipt(intent.key, outcome, replayed, attempts)
+        if intent.outgoing is not None:
+            intent.outgoing.end(known=outcome != "unknown")
         if type(reply) is Answer and 300 <= reply.status < 400:
             _remember_redirect(intent, reply, receipt)
         return receipt, reply

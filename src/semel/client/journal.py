@@ -37,9 +37,9 @@ from semel.core.values import value
 from semel.engine.forking import survive_forks
 from semel.errors import ConfigurationError, JournalFull, KeyReused, SemelError
 from semel.sql.connections.errors import sqlite_error
-from semel.sql.connections.sqlite import connect_file
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.combiner import Combiner
+from semel.stores.sqlite import connect_file
 
 __all__ = ["Entry", "Journal", "JournalReport", "TakeEntries", "open_journal"]
 
@@ -59,6 +59,8 @@ STORED_HEADERS: Final = frozenset(
         "content-type",
         "if-match",
         "if-none-match",
+        "idempotency-parent",
+        "idempotency-root",
         "prefer",
         "traceparent",
     ]

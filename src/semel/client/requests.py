@@ -64,6 +64,7 @@ class IdempotencyAdapter(BaseAdapter):
         header: str = HEADER,
         quote_keys: bool = False,
         new_key: Callable[[], str] = new_key,
+        hosts: Collection[str] = (),
     ) -> None:
         """
         :param adapter: what sends the requests; an ``HTTPAdapter`` without retries by default.
@@ -74,7 +75,12 @@ class IdempotencyAdapter(BaseAdapter):
         self._adapter = adapter or HTTPAdapter()
         self._header = header
         settings = Settings(
-            retry=retry or Retry(), methods=methods, header=header, quote_keys=quote_keys, new_key=new_key
+            retry=retry or Retry(),
+            methods=methods,
+            header=header,
+            quote_keys=quote_keys,
+            new_key=new_key,
+            hosts=hosts,
         )
         self._delivery = Delivery(settings, journal)
 
@@ -96,6 +102,7 @@ class IdempotencyAdapter(BaseAdapter):
         if intent is None:
             return self._adapter.send(request, stream=stream, **options)
         request.body = intent.body = _content(request)
+        delivery.settings.join_operation(intent, headers)
         for name in intent.removes:
             headers.pop(name, None)
         headers.update(intent.adds)

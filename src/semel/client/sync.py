@@ -55,6 +55,8 @@ class Delivery:
         except BaseException:
             if entry and journal is not None:
                 journal.abandon(intent)
+            if intent.outgoing is not None:
+                intent.outgoing.end(known=False)
             raise
 
     def resume(

@@ -68,6 +68,7 @@ class IdempotencyPoolManager(urllib3.PoolManager):
         header: str = HEADER,
         quote_keys: bool = False,
         new_key: Callable[[], str] = new_key,
+        hosts: Collection[str] = (),
         **connection_pool_kw: Any,
     ) -> None:
         """
@@ -78,7 +79,12 @@ class IdempotencyPoolManager(urllib3.PoolManager):
         super().__init__(num_pools, headers, **connection_pool_kw)
         self._header = header
         settings = Settings(
-            retry=retry or Retry(), methods=methods, header=header, quote_keys=quote_keys, new_key=new_key
+            retry=retry or Retry(),
+            methods=methods,
+            header=header,
+            quote_keys=quote_keys,
+            new_key=new_key,
+            hosts=hosts,
         )
         self._delivery = Delivery(settings, journal)
 
@@ -91,6 +97,7 @@ class IdempotencyPoolManager(urllib3.PoolManager):
         if intent is None:
             return super().urlopen(method, url, redirect, **options)
         body = intent.body = _content(options.get("body"))
+        delivery.settings.join_operation(intent, headers)
         for name in intent.removes:
             headers.pop(name, None)
         headers.update(intent.adds)

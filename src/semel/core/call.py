@@ -23,6 +23,7 @@ from semel.observe import events
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from semel.core.lineage import Lineage
     from semel.core.policy import Policy
     from semel.core.quota import Meter
     from semel.observe.events import Event, EventHook
@@ -207,6 +208,8 @@ class Call:
     """The store's function that checks and adds the handler's own writes; None if the store takes none."""
     writes: tuple[Any, ...] | None = ()
     """Writes to make together with the completion; None once the completion was sent."""
+    lineage: Lineage | None = None
+    """Where the request comes from, if it says so."""
 
     def __str__(self) -> str:
         return f"{self.operation}[{self.key}]" if self.stored_key is not None else f"{self.operation}[…]"

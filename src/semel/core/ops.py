@@ -46,6 +46,11 @@ class Record:
     operation: str = ""
     key: str | None = None
     """The readable key; None if the guard stores only hashes."""
+    root: str | None = None
+    """The key at the start of the chain of services, as the caller named it; None if it named none. ``lookup`` sets it.
+    """
+    parent: str | None = None
+    """The key of the caller's operation, likewise."""
 
 
 @value

@@ -42,6 +42,7 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
         header: str = HEADER,
         quote_keys: bool = False,
         new_key: Callable[[], str] = new_key,
+        hosts: Collection[str] = (),
     ) -> None:
         """
         :param transport: what sends the requests, such as ``httpx.AsyncHTTPTransport(verify=…)``.
@@ -51,11 +52,18 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
         :param header: the name that the server knows, such as ``"PayPal-Request-Id"``.
         :param quote_keys: send the key as a quoted string, as in the draft standard.
         :param new_key: makes a key; a UUID by default.
+        :param hosts: servers such as ``"orders.internal"`` that get the derived key and the lineage of the operation
+            that makes the request; see ``outgoing_call``.
         """
         self._transport = transport or httpx.AsyncHTTPTransport()
         self._header = header
         settings = Settings(
-            retry=retry or Retry(), methods=methods, header=header, quote_keys=quote_keys, new_key=new_key
+            retry=retry or Retry(),
+            methods=methods,
+            header=header,
+            quote_keys=quote_keys,
+            new_key=new_key,
+            hosts=hosts,
         )
         self._delivery = AsyncDelivery(settings, journal)
 
@@ -64,15 +72,13 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
         intent = delivery.settings.intent(request.method, str(request.url), headers.get(self._header))
         if intent is None:
             return await self._transport.handle_async_request(request)
-        if not isinstance(request.stream, httpx.ByteStream) and intent.settled is None:
-            if "Content-Length" not in headers:
-                raise not_replayable("a stream of unknown length")
-            await request.aread()
+        if not isinstance(request.stream, httpx.ByteStream) and "Content-Length" not in headers:
+            raise not_replayable("a stream of unknown length")
+        intent.headers, intent.body = headers, await request.aread()
+        delivery.settings.join_operation(intent, headers)
         for name in intent.removes:
             headers.pop(name, None)
         headers.update(intent.adds)
-        if delivery.journal is not None:
-            intent.headers, intent.body = headers, await request.aread()
 
         async def send() -> Reply:
             try:

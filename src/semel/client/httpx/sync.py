@@ -40,6 +40,7 @@ class IdempotencyTransport(httpx.BaseTransport):
         header: str = HEADER,
         quote_keys: bool = False,
         new_key: Callable[[], str] = new_key,
+        hosts: Collection[str] = (),
     ) -> None:
         """
         :param transport: what sends the requests, such as ``httpx.HTTPTransport(verify=…)``.
@@ -49,11 +50,18 @@ class IdempotencyTransport(httpx.BaseTransport):
         :param header: the name that the server knows, such as ``"PayPal-Request-Id"``.
         :param quote_keys: send the key as a quoted string, as in the draft standard.
         :param new_key: makes a key; a UUID by default.
+        :param hosts: servers such as ``"orders.internal"`` that get the derived key and the lineage of the operation
+            that makes the request; see ``outgoing_call``.
         """
         self._transport = transport or httpx.HTTPTransport()
         self._header = header
         settings = Settings(
-            retry=retry or Retry(), methods=methods, header=header, quote_keys=quote_keys, new_key=new_key
+            retry=retry or Retry(),
+            methods=methods,
+            header=header,
+            quote_keys=quote_keys,
+            new_key=new_key,
+            hosts=hosts,
         )
         self._delivery = Delivery(settings, journal)
 
@@ -62,15 +70,13 @@ class IdempotencyTransport(httpx.BaseTransport):
         intent = delivery.settings.intent(request.method, str(request.url), headers.get(self._header))
         if intent is None:
             return self._transport.handle_request(request)
-        if not isinstance(request.stream, httpx.ByteStream) and intent.settled is None:
-            if "Content-Length" not in headers:
-                raise not_replayable("a stream of unknown length")
-            request.read()
+        if not isinstance(request.stream, httpx.ByteStream) and "Content-Length" not in headers:
+            raise not_replayable("a stream of unknown length")
+        intent.headers, intent.body = headers, request.read()
+        delivery.settings.join_operation(intent, headers)
         for name in intent.removes:
             headers.pop(name, None)
         headers.update(intent.adds)
-        if delivery.journal is not None:
-            intent.headers, intent.body = headers, request.read()
 
         def send() -> Reply:
             try:

@@ -14,9 +14,10 @@ import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from typing import Any, Final
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.routing import APIRoute
@@ -39,12 +40,8 @@ MISTAKES: Final = ("unprotected", "blind", "silent")
 """Semel bypassed; a payment that does not look for its own row; an answer without a row."""
 GRACE: Final = 3
 """Seconds for running requests to end when the process stops."""
-_PAGE: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
-<style>body {{ font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto }} td {{ padding-right: 1.5em }}</style>
-<h1>{title}</h1><p>{description}<table>{rows}</table>
-<p><a href="/stats">How often a handler ran</a>, <a href="/openapi.json">the OpenAPI document</a>,
-<a href="/docs">its pages</a> (these load their scripts from the internet).
-"""
+_PAGE: Final = files("semel.demo.payments") / "page.html"
+_MODULE: Final = files("semel") / "client/browser/semel.js"
 
 
 @dataclass(frozen=True)
@@ -82,6 +79,7 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     app.state.mistake = settings.mistake
     app.include_router(router)
     app.add_api_route("/", _home, include_in_schema=False)
+    app.add_api_route("/semel.js", _module, include_in_schema=False)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(StoreError, _away)
     install(app, guard=guard, tenant=tenant_of)
@@ -111,7 +109,15 @@ async def _home(request: Request) -> HTMLResponse:
         for route in routes
         for method in sorted(route.methods or ())
     )
-    return HTMLResponse(_PAGE.format(title=request.app.title, description=request.app.description, rows=rows))
+    page = _PAGE.read_text("utf-8")
+    for name, text in (("title", request.app.title), ("description", request.app.description), ("rows", rows)):
+        page = page.replace(f"{{{name}}}", text)
+    return HTMLResponse(page)
+
+
+async def _module() -> Response:
+    """The browser's half: the form of the first page uses it."""
+    return Response(_MODULE.read_bytes(), media_type="text/javascript")
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from semel.core.call import Call, Failed
 from semel.core.keys import check_name, derive
+from semel.core.lineage import Lineage
 from semel.core.ops import Claimed, Op
 from semel.core.steps import StepJournal
 from semel.engine.forking import survive_forks
@@ -52,7 +53,7 @@ class HeldLease(Protocol):
 class OperationHandle:
     """The base of ``Operation`` and ``AsyncOperation``."""
 
-    __slots__ = ("_call", "_execute", "_journal", "_lease", "_lock", "_store", "attempt", "connection")
+    __slots__ = ("_call", "_execute", "_journal", "_lease", "_lock", "_store", "attempt", "connection", "outgoing")
 
     def __init__(
         self,
@@ -77,6 +78,8 @@ class OperationHandle:
             call.accept = store.accept
         self.connection: Any = None
         """The connection for the handler's own rows, in a route whose transaction Semel opens and commits."""
+        self.outgoing: Any = None
+        """The numbers of this attempt's equal calls: see ``semel.engine.operation.propagation``."""
         self.attempt = 1
         """1 for a first try; more when an abandoned attempt was taken over."""
         if claimed is not None:
@@ -101,6 +104,23 @@ class OperationHandle:
     def tenant(self) -> str:
         """The tenant that the key belongs to; empty if there is none."""
         return self._call.tenant
+
+    @property
+    def lineage(self) -> Lineage:
+        """Where the request comes from, as its caller says: ``root`` is the key of the first operation of the chain,
+        ``parent`` that of the caller's. Empty if the caller says nothing. Do not trust it: a client can send anything.
+        """
+        return self._call.lineage or Lineage()
+
+    @property
+    def _next_lineage(self) -> Lineage:
+        """The lineage to send with a call of this operation.
+
+        A guard that stores no readable keys sends none either: the record's identity takes the place of the key.
+        """
+        own = self._call.id.hex() if self._call.stored_key is None else self._call.key
+        came = self.lineage
+        return Lineage(came.root or own, own, came.trace)
 
     @property
     def id(self) -> bytes:

@@ -1,8 +1,14 @@
 """Outgoing keys: the key that the running operation sends with a call or a message, also from other threads.
 
-``with op.propagate("charge"):`` opens a scope, and ``outgoing_headers()`` anywhere below it returns the header to send.
-A scope with a name has one key for everything that is sent in it, so a retry inside it is the same call. A scope
-without a name has one key per target, whatever the order of the calls. Two different calls to one target need names.
+A client asks ``outgoing_call(method, url, body, hosts=…)`` for each request that it is about to send. In an operation,
+and for a host that was named, it gets the headers to add: the key and the lineage. Nothing is written at the call site.
+The key is made of the operation and of the request. Requests with the same method, URL and body are numbered: they are
+interchangeable, so it does not matter which of them is the first one in the next attempt. After an unclear outcome an
+equal request is the retry of the same call, and has its number. In ``with op.propagate("charge"):`` the key is that of
+the step, whatever is sent.
+
+``outgoing_headers()`` and ``outgoing_metadata()`` are for code that sets headers itself. They work only in a scope of
+``op.propagate``. A scope without a name has one key per target there.
 
 This module knows no HTTP client and no broker. It returns plain dicts of strings.
 """
@@ -12,14 +18,29 @@ from __future__ import annotations
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from hashlib import blake2b
 from typing import Final, ParamSpec, TypeVar
+from urllib.parse import urlsplit
 
 from semel.core.keys import check_name, derive, header_value
-from semel.engine.operation.handle import outgoing_scope, running
+from semel.core.lineage import write_lineage
+from semel.engine.operation.handle import ForkSafeLock, OperationHandle, outgoing_scope, running
 from semel.errors import PolicyError
 
-__all__ = ["derive_key", "in_context", "outgoing_headers", "outgoing_key", "outgoing_metadata"]
+__all__ = [
+    "OutgoingCall",
+    "check_hosts",
+    "derive_key",
+    "in_context",
+    "outgoing_call",
+    "outgoing_headers",
+    "outgoing_key",
+    "outgoing_metadata",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,6 +50,145 @@ METADATA: Final = "idempotency-key"
 """In lower case, as most clients write it: the headers of most brokers are case-sensitive."""
 _TO: Final = "~to:"
 """The prefix of targets, so that a target is never equal to the name of a step."""
+_CALL: Final = "~call:"
+"""The prefix of requests, likewise."""
+_HOST: Final = re.compile(r"(\*\.)?[^\s*/@?#\\]+")
+_numbering: Final = ForkSafeLock()
+
+
+class OutgoingCall:
+    """One logical request of an operation. Retries of it send the same headers."""
+
+    __slots__ = ("_equals", "_number", "headers", "key")
+
+    def __init__(self, key: str, headers: dict[str, str], equals: _Equals | None, number: int) -> None:
+        self.key = key
+        self.headers = headers
+        """Add each of them that the request does not have already: the key, root, parent and perhaps a trace."""
+        self._equals = equals
+        self._number = number
+
+    def end(self, *, known: bool) -> None:
+        """Say whether the outcome is known: it succeeded, or it was definitely refused.
+
+        If it is not known, the next equal request of this attempt is taken for its retry and has the same key. Without
+        this call, an equal request is always another one.
+        """
+        if self._equals is not None and not known:
+            with _numbering.lock:
+                self._equals.unclear.append(self._number)
+
+
+class _Equals:
+    """The equal requests of one attempt of an operation."""
+
+    __slots__ = ("count", "unclear")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.unclear: list[int] = []
+        """The numbers of requests whose outcome is not known."""
+
+    def next(self) -> int:
+        if self.unclear:
+            number = min(self.unclear)
+            self.unclear.remove(number)
+            return number
+        self.count += 1
+        return self.count - 1
+
+
+class _Outgoing:
+    """What one attempt of an operation has sent."""
+
+    __slots__ = ("equals", "steps")
+
+    def __init__(self) -> None:
+        self.equals: defaultdict[str, _Equals] = defaultdict(_Equals)
+        """By request."""
+        self.steps: dict[str, str] = {}
+        """The first request of each step."""
+
+
+def outgoing_call(
+    method: str,
+    url: str,
+    body: bytes = b"",
+    *,
+    hosts: Collection[str],
+    step: str | None = None,
+    header: str = HEADER,
+    quote: bool = False,
+) -> OutgoingCall | None:
+    """Return the headers for a request that is about to be sent, or None if it gets nothing from an operation.
+
+    That is so outside of an operation, and for a host that is not among ``hosts``. Call it once for each request that
+    the program makes, and not for each retry. Call it anew for the target of a redirect, with the headers of the first
+    request taken away, so that they do not reach another host. Then call ``end`` with what became of it.
+
+    :param url: the absolute URL.
+    :param body: the request's body, or a digest of it. It must be the same in each attempt of the operation.
+    :param hosts: names such as ``"orders.internal"``, ``"127.0.0.1:8001"`` (only this port) or ``"*.shop.example"``
+        (every host below it). A client checks its setting once with ``check_hosts``, and passes what that returned.
+    :param step: the name of the call. Then method, URL and body do not count. Defaults to the name of the scope.
+    :param header: the name that the receiver knows, such as ``"PayPal-Request-Id"``.
+    :param quote: send the key as a quoted string, as in the draft standard.
+    """
+    op = running.get()
+    scope = outgoing_scope.get()
+    if scope is not None and (op is None or op.id == scope.operation.id):
+        op, step = scope.operation, step or scope.step
+    if op is None or not _is_named(url, hosts if type(hosts) is frozenset else check_hosts(hosts)):
+        return None
+    target = f"{method.upper()} {url.partition('#')[0]}"
+    request = f"{_CALL}{target} {blake2b(body, digest_size=16).hexdigest()}"
+    equals, number = None, 0
+    with _numbering.lock:  # threads of a handler may send at the same time
+        sent: _Outgoing = op.outgoing or _Outgoing()
+        op.outgoing = sent
+        if step is None:
+            equals = sent.equals[request]
+            number = equals.next()
+        elif sent.steps.setdefault(step, request) != request:
+            _warn_of_two_requests(op, step, target)
+    key = derive(op.id, step or (f"{request}#{number}" if number else request))
+    return OutgoingCall(key, {header: header_value(key, quote), **write_lineage(op._next_lineage)}, equals, number)
+
+
+def check_hosts(hosts: Collection[str]) -> frozenset[str]:
+    """Check the hosts of ``outgoing_call``. Raises PolicyError."""
+    if isinstance(hosts, str):
+        raise PolicyError(f"hosts are a list of names, not a text: write [{hosts!r}]")
+    checked = frozenset(str(host).lower() for host in hosts)
+    for host in checked:
+        if not _HOST.fullmatch(host):
+            raise PolicyError(f"a host is a name such as 'orders.internal', with a port or not, and not {host!r}")
+    return checked
+
+
+def _is_named(url: str, hosts: frozenset[str]) -> bool:
+    try:
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").rstrip("."), parts.port
+    except ValueError:  # no port, or no address
+        return False
+    if "\\" in url:
+        return False  # clients disagree about which host this is
+    port = port or {"http": 80, "https": 443}.get(parts.scheme, 0)
+    return (
+        host in hosts
+        or f"{host}:{port}" in hosts
+        or any(each.startswith("*.") and host.endswith(each[1:]) for each in hosts)
+    )
+
+
+def _warn_of_two_requests(op: OperationHandle, step: str, target: str) -> None:
+    warnings.warn(
+        f"{op.name}: the step {step!r} sends different requests, the last one to {target.partition('?')[0]}, with one "
+        "key. The receiver will refuse them, or answer them like the first. Give each request of a loop its own step, "
+        "op.propagate(f'mail to {user}'), or name none",
+        stacklevel=3,
+    )
 
 
 def derive_key(step: str) -> str | None:
