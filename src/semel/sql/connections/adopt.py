@@ -23,6 +23,7 @@ __all__ = [
     "LentConnection",
     "adopt",
     "database_url",
+    "is_known_version",
     "not_migrated",
 ]
 
@@ -171,6 +172,12 @@ def _find(raw: object) -> Any:
         f"a transaction is on the connection or session that the effect uses, not on a {kind}; "
         f"known are: {', '.join(_WRAPPERS)}"
     )
+
+
+def is_known_version(version: str, first: tuple[int, int], before: tuple[int, int]) -> bool:
+    """Whether a driver's private parts are known in this version. In others only its public ones are used."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return first <= (major, minor) < before
 
 
 def database_url(connection: LentConnection | AsyncLentConnection) -> str:
