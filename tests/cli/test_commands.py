@@ -23,8 +23,7 @@ from semel.cli import main
 from semel.cli.app import COMMANDS, make_parser
 from semel.core.states import mermaid
 from semel.http.wsgi import WSGIMiddleware, idempotent
-from semel.stores.kinds import SCHEMES
-from semel.stores.urls import open_any_store
+from semel.stores.urls import SCHEMES, open_any_store
 from tests.servers import PostgresServer
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"

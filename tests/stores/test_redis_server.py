@@ -119,7 +119,7 @@ def test_the_time_is_asked_for_again_now_and_then(private_redis: RedisServer, mo
         store.execute_many([claim() for _ in range(20)])
         assert commands(private_redis) == {"set": 20}
         spans = iter([0.0])  # over at once, and then never again
-        monkeypatch.setattr("semel.stores.redis.handshake.ASK_AGAIN", Span(lambda: next(spans, float("inf"))))
+        monkeypatch.setattr("semel.stores.redis.commands.ASK_AGAIN", Span(lambda: next(spans, float("inf"))))
         op = claim()
         assert isinstance(store.execute(op), Claimed)
         assert commands(private_redis) == {"set": 1, "time": 1}

@@ -35,9 +35,6 @@ from semel.core.states import (
     Takeover,
 )
 
-__all__ = ["RULES", "Row", "apply", "is_expired", "may_take_over", "same_request", "state_at", "state_of", "sweepable"]
-
-
 _RETRY: Final = Takeover.RETRY
 _RECOVER: Final = Takeover.RECOVER
 _RENEW: Final = Move.RENEW

@@ -31,8 +31,6 @@ from enum import Enum, IntEnum
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["OWNER_MOVES", "TRANSITIONS", "Move", "State", "Takeover", "mermaid"]
-
 
 class State(IntEnum):
     """The state of a record. Stores write these numbers: never change one."""

@@ -12,7 +12,9 @@ from typing import Any, ClassVar, Final, TypedDict
 from semel.codec import Codec
 from semel.core.call import Call
 from semel.core.encoding.fingerprint import Arguments, hash_key
-from semel.core.encoding.serializers import PLAIN, NotSerializable, ResultSerializer, Serializer, serializer_for
+from semel.core.encoding.plain import PLAIN
+from semel.core.encoding.serializers import ResultSerializer, Serializer, serializer_for
+from semel.core.encoding.snapshot import NotSerializable
 from semel.core.keys import KeyFormat, check_name, identity, identity_hash, normalize_key
 from semel.core.ops import Resolve
 from semel.core.policy import (

@@ -15,18 +15,6 @@ from semel.errors import ConfigurationError, NotMigrated
 from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Program, Query, Rows, Statement
 
-__all__ = [
-    "WRAPPERS_FOUND",
-    "AsyncLentConnection",
-    "DatabaseAddress",
-    "Dialect",
-    "LentConnection",
-    "adopt",
-    "database_url",
-    "is_known_version",
-    "not_migrated",
-]
-
 Dialect: TypeAlias = Literal["sqlite", "postgresql", "mysql"]
 
 
@@ -131,7 +119,7 @@ class AsyncLentConnection(Protocol):
 
 _WRAPPERS: Final = {
     "sqlite3.Connection": ("sqlite", "LentSQLite"),
-    "aiosqlite.core.Connection": ("sqlite", "LentAiosqlite"),
+    "aiosqlite.core.Connection": ("aio_sqlite", "AsyncLentSQLite"),
     "psycopg.Connection": ("psycopg", "LentPsycopg"),
     "psycopg.AsyncConnection": ("aio_psycopg", "AsyncLentPsycopg"),
     "asyncpg.connection.Connection": ("asyncpg", "LentAsyncpg"),

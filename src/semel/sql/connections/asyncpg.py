@@ -21,8 +21,6 @@ from semel.sql.connections.literals import postgres_text
 from semel.sql.effects import EffectStyle, QueryResult, returns_rows
 from semel.sql.program import Query, Rows, Statement
 
-__all__ = ["AsyncpgConnection", "LentAsyncpg"]
-
 _DRIVER_ERRORS: Final = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, ValueError, OverflowError)
 
 

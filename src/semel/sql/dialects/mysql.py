@@ -46,8 +46,6 @@ from semel.sql.dialects.results import (
 )
 from semel.sql.program import Packet, Piece, Program, Query, Rows, batch, load_queries
 
-__all__ = ["keep", "lock", "program", "save_step", "step_saved"]
-
 _LEFT: Final = (
     "TIMESTAMPDIFF(MICROSECOND, {{now}}, lease_end), TIMESTAMPDIFF(MICROSECOND, created, {{now}}), "
     "TIMESTAMPDIFF(MICROSECOND, {{now}}, expires)"

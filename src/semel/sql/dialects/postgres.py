@@ -41,8 +41,6 @@ from semel.sql.dialects.results import (
 )
 from semel.sql.program import Program, Query, Statement, batch, load_queries
 
-__all__ = ["CHANNEL", "WatchRecord", "keep", "lock", "program", "save_step", "step_saved"]
-
 CHANNEL: Final = "semel"
 """The channel of notifications; the payload is the record's id in hex."""
 

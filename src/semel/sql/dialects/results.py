@@ -11,16 +11,6 @@ from semel.core.states import State, Takeover
 from semel.errors import StoreUnavailable
 from semel.sql.program import Program, Rows
 
-__all__ = [
-    "TRIES",
-    "add_steps",
-    "find_records",
-    "has_forgettable",
-    "one_by_one",
-    "resolve_record",
-    "resumable_page",
-]
-
 TRIES: Final = 10
 """How often an Op that lost a race looks again before it fails."""
 

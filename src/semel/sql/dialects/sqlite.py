@@ -36,8 +36,6 @@ from semel.errors import StoreUnavailable
 from semel.sql.dialects.results import TRIES, has_forgettable, resolve_record, resumable_page
 from semel.sql.program import Program, Statement, load_queries
 
-__all__ = ["PROGRAMS", "keep", "lock", "save_step", "step_saved"]
-
 _Q: Final = load_queries("semel.sql.dialects", "sqlite.sql")
 _FIND, _CLAIM, _COMPLETE = _Q["find"], _Q["claim"], _Q["complete"]
 

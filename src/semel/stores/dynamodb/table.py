@@ -17,28 +17,6 @@ from semel.core.semantics import Row
 from semel.core.states import State, Takeover
 from semel.errors import ConfigurationError, RecordTooLarge, SchemaDrift
 
-__all__ = [
-    "LARGEST_ITEM",
-    "RIGHTS",
-    "Item",
-    "check_items",
-    "check_key",
-    "check_size",
-    "cloudformation",
-    "compare",
-    "create_table_parameters",
-    "has_ttl",
-    "iam_policy",
-    "micros",
-    "step_name",
-    "template",
-    "terraform",
-    "to_item",
-    "to_row",
-    "ttl_of",
-    "ttl_specification",
-]
-
 RIGHTS: Final = (
     "dynamodb:DeleteItem",
     "dynamodb:DescribeTable",

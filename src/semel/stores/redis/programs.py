@@ -31,9 +31,8 @@ from semel.core.ops import (
 from semel.core.states import State
 from semel.core.values import value
 from semel.errors import SemelError, StoreError, StoreUncertain
-from semel.stores.redis.commands import RedisCommand, make_command, scripts
+from semel.stores.redis.commands import RedisCommand, ServerClock, make_command, scripts
 from semel.stores.redis.failures import NoMemory, NotMaster, unconfirmed, with_answer
-from semel.stores.redis.handshake import ServerClock
 from semel.stores.redis.layout import (
     HEAD,
     RUNNING,
@@ -51,8 +50,6 @@ from semel.stores.redis.layout import (
     token_of,
 )
 from semel.stores.redis.settings import Address, RedisSettings
-
-__all__ = ["OpProgram", "RedisPrograms", "SweepProgram", "WatchAttempt"]
 
 OpProgram: TypeAlias = Generator[RedisCommand, Any, Any]
 SweepProgram: TypeAlias = Generator[tuple[Address, list[RedisCommand]], list[Any], Swept]

@@ -37,8 +37,6 @@ from semel.stores.tiered.rules import (
     naming_claim,
 )
 
-__all__ = ["AsyncTieredStore"]
-
 R = TypeVar("R")
 
 

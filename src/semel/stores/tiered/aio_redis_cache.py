@@ -14,8 +14,7 @@ from typing import Any
 
 from semel.core.policy import Duration
 from semel.errors import SemelError, StoreUncertain
-from semel.stores.redis.aio_connection import AsyncRedisConnection
-from semel.stores.redis.aio_servers import AsyncServers
+from semel.stores.redis.aio_connection import AsyncRedisConnection, AsyncServers
 from semel.stores.redis.commands import RedisCommand
 from semel.stores.redis.failures import Moved, ServerUnreachable
 from semel.stores.redis.settings import Address
@@ -31,8 +30,6 @@ from semel.stores.tiered.copies import (
     unpack,
     write_command,
 )
-
-__all__ = ["AsyncRedisCache"]
 
 
 class AsyncRedisCache:

@@ -15,8 +15,6 @@ from typing import Final, Protocol
 from semel.core.ops import Record
 from semel.core.values import value
 
-__all__ = ["CACHE_MEMBERS", "MAX_REFUSALS", "AsyncCache", "Cache", "CachedRecord", "Outage", "Tally", "Write"]
-
 CACHE_MEMBERS: Final = ("tally", "name", "on_change", "get", "write", "settle", "connect", "open", "close")
 """What a cache declares, sync or async."""
 FIRST_PAUSE: Final = 0.1

@@ -27,21 +27,6 @@ from semel.stores.redis.connection import require_redis
 from semel.stores.redis.settings import RedisSettings
 from semel.stores.tiered.cache import CachedRecord, Write
 
-__all__ = [
-    "CONNECT_TIMEOUT",
-    "MARGIN",
-    "MAX_PENDING",
-    "PREFIX",
-    "TIME",
-    "TIMEOUT",
-    "ServerTime",
-    "cache_settings",
-    "copy_key",
-    "pack",
-    "unpack",
-    "write_command",
-]
-
 TIMEOUT: Final = "100ms"
 """How long a caller waits for the cache; twice that if many threads ask at once."""
 CONNECT_TIMEOUT: Final = "2s"

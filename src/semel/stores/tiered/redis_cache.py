@@ -29,9 +29,8 @@ from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreError, StoreUncertain
 from semel.stores.batching.combiner import Combiner
 from semel.stores.redis.commands import RedisCommand
-from semel.stores.redis.connection import RedisConnection
+from semel.stores.redis.connection import RedisConnection, Servers
 from semel.stores.redis.failures import Moved, NotMaster, ServerUnreachable
-from semel.stores.redis.servers import Servers
 from semel.stores.redis.settings import Address
 from semel.stores.tiered.cache import CachedRecord, Outage, Tally, Write
 from semel.stores.tiered.copies import (
@@ -46,8 +45,6 @@ from semel.stores.tiered.copies import (
     unpack,
     write_command,
 )
-
-__all__ = ["RedisCache"]
 
 BATCH: Final = 256
 """Writes in one batch."""

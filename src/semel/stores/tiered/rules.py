@@ -35,17 +35,6 @@ from semel.errors import ConfigurationError
 from semel.stores.tiered.cache import CACHE_MEMBERS, CachedRecord, Tally, Write
 from semel.stores.tiered.copies import MARGIN
 
-__all__ = [
-    "IN_PROGRESS_TTL",
-    "KEEP",
-    "MARK_AFTER",
-    "MAX_COPY_BYTES",
-    "TierRules",
-    "TrackedAttempt",
-    "check_parts",
-    "naming_claim",
-]
-
 KEEP: Final = "1h"
 IN_PROGRESS_TTL: Final = "5s"
 MARK_AFTER: Final = "50ms"

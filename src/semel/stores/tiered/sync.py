@@ -34,8 +34,6 @@ from semel.stores.tiered.rules import (
     naming_claim,
 )
 
-__all__ = ["TieredStore"]
-
 R = TypeVar("R")
 
 
