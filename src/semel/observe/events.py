@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, TypeAlias
 
-__all__ = ["EVENTS", "Event", "EventHook", "LoggingHook"]
-
 DEBUG: Final = 10
 INFO: Final = 20
 WARNING: Final = 30
