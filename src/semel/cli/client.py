@@ -14,8 +14,6 @@ from semel.errors import ConfigurationError
 if TYPE_CHECKING:
     from semel.client import Journal, JournalReport
 
-__all__ = ["CLIENT"]
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)

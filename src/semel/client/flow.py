@@ -30,8 +30,6 @@ from semel.core.keys import header_value, normalize_key
 from semel.engine.operation.propagation import OutgoingCall, check_hosts, outgoing_call
 from semel.errors import ConfigurationError, KeyExpired, NoAnswer
 
-__all__ = ["Answer", "Intent", "Lost", "Receipt", "Settings", "deliver"]
-
 HEADER: Final = "Idempotency-Key"
 METHODS: Final = ("POST", "PATCH")
 REPLAYED: Final = "Idempotent-Replayed"

@@ -41,8 +41,6 @@ from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.combiner import Combiner
 from semel.stores.sqlite import connect_file
 
-__all__ = ["Entry", "Journal", "JournalReport", "TakeEntries", "open_journal"]
-
 R = TypeVar("R")
 
 BUSY_TIMEOUT: Final = 10.0

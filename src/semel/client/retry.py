@@ -17,8 +17,6 @@ from typing import Any, Final, NamedTuple
 from semel.core.policy import Duration, seconds
 from semel.errors import PolicyError
 
-__all__ = ["RETRIED_STATUSES", "Advice", "Retry", "RetryQuota", "advice", "origin_of", "retry_after"]
-
 RETRIED_STATUSES: Final = frozenset({408, 425, 429, *range(500, 600)})
 """What is retried if an answer gives no hint: 408, 425, 429 and all of 5xx."""
 HINT_HEADERS: Final = ("Stripe-Should-Retry", "x-should-retry")

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, TypeAlias
 
-__all__ = ["EVENTS", "Event", "EventHook", "LoggingHook"]
-
 DEBUG: Final = 10
 INFO: Final = 20
 WARNING: Final = 30
@@ -275,6 +273,18 @@ class Resolved(Event):
     name = "resolved"
     level = INFO
     happened: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeReleased(Event):
+    """The stored outcome of a finished operation was dropped by ``release(stored=…)``: the next call runs it again."""
+
+    name = "outcome_released"
+    level = WARNING
+    outcome: str
+    """``failure``, ``result``, or ``unreadable`` if the guard could not tell."""
+    token: int
+    """The token of the record that was dropped."""
 
 
 @dataclass(frozen=True, slots=True)

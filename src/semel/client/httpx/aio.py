@@ -22,8 +22,6 @@ try:
 except ImportError as error:
     raise MissingDependency("httpx", "httpx") from error
 
-__all__ = ["AsyncIdempotencyTransport"]
-
 
 class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
     """Gives each POST and PATCH a key, and sends it again with the same key until the outcome is known.

@@ -12,8 +12,6 @@ try:
 except ImportError as error:
     raise MissingDependency("httpx", "httpx") from error
 
-__all__ = ["HTTPXNoAnswer", "answer", "lost"]
-
 NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 MISTAKES: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
 
