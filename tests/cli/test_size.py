@@ -18,7 +18,8 @@ from semel.cli import main
 from semel.cli import size as size_command
 from semel.cli.measuring import MEASURES, Sample
 from semel.cli.measuring.redis import _prefix
-from semel.cli.measuring.sizing import Needs, bytes_in, duration, in_pages, recommended, size
+from semel.cli.measuring.samples import in_pages
+from semel.cli.size import Needs, bytes_in, duration, recommended, size
 from semel.core.encoding.snapshot import SIZE_LIMIT
 from semel.stores.dynamodb import DynamoDBStore
 from semel.stores.urls import KINDS, SCHEMES, TRAITS, migrate_store, open_store

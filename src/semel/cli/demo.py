@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from semel.cli.commands import FAILED, OK, Command, stop_on_signals
-from semel.cli.targets import add_store
+from semel.cli.commands import FAILED, OK, Command, add_store, stop_on_signals
 from semel.errors import ConfigurationError, StoreURLError
 
 __all__ = ["DEMO", "MODES"]

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from typing import Any, Final
 
-from semel.cli.commands import OK, Command
-from semel.cli.targets import load
+from semel.cli.commands import OK, Command, load
 
 __all__ = ["DESCRIBE", "page"]
 

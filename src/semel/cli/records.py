@@ -1,4 +1,4 @@
-"""``semel lookup``, ``semel resolve`` and ``semel release``: show one record, or settle one that is in doubt."""
+"""``semel lookup``, ``resolve`` and ``release``: show a record, or settle one in doubt. ``semel diagram``: its life."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import argparse
 import json
 from typing import Any
 
-from semel.cli.commands import FAILED, OK, Command, as_json, say
-from semel.cli.targets import add_record, open_guard
+from semel.cli.commands import FAILED, OK, Command, add_record, as_json, open_guard, say
 from semel.core.ops import Record
 from semel.core.states import State
 from semel.errors import PolicyError, SemelError
 
-__all__ = ["LOOKUP", "RELEASE", "RESOLVE"]
+__all__ = ["DIAGRAM", "LOOKUP", "RELEASE", "RESOLVE"]
 
 
 def configure_lookup(parser: argparse.ArgumentParser) -> None:
@@ -137,6 +136,14 @@ def release(args: argparse.Namespace) -> int:
     return OK
 
 
+def diagram(args: argparse.Namespace) -> int:
+    """The life of a record, drawn from the transition table."""
+    from semel.core.states import mermaid
+
+    print(mermaid())
+    return OK
+
+
 LOOKUP = Command("lookup", "Show the record of an operation; exit code 1 when there is none.", configure_lookup, lookup)
 RESOLVE = Command(
     "resolve",
@@ -150,3 +157,4 @@ RELEASE = Command(
     configure_release,
     release,
 )
+DIAGRAM = Command("diagram", "Print the life of a record as a Mermaid state diagram.", lambda parser: None, diagram)

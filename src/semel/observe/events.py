@@ -324,38 +324,8 @@ class RecoveryGivenUp(Event):
     attempt: int
 
 
-EVENTS: Final[tuple[type[Event], ...]] = (
-    Started,
-    TakenOver,
-    Completed,
-    Prepared,
-    Conflicted,
-    FailureRemembered,
-    RecoveredEvent,
-    Released,
-    Replayed,
-    Waited,
-    TurnedAway,
-    Mismatched,
-    WentUnknown,
-    LeaseLostEvent,
-    Renewed,
-    RenewalFailed,
-    StepSaved,
-    UndoFailed,
-    ResultDropped,
-    Unstored,
-    StoreFailed,
-    Unprotected,
-    Unkeyed,
-    Expired,
-    OverQuota,
-    Resolved,
-    SweptEvent,
-    CacheLost,
-    CacheBack,
-    RecoveryFailed,
-    RecoveryGivenUp,
+EVENTS: Final[tuple[type[Event], ...]] = tuple(
+    each for each in globals().values() if isinstance(each, type) and issubclass(each, Event) and each is not Event
 )
 """All events. The reference page is generated from this table."""
 

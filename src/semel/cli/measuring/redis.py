@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Final
 
-from semel.cli.measuring.samples import Sample
-from semel.cli.measuring.sizing import Measured, Work
+from semel.cli.measuring.samples import Measured, Sample, Work
 from semel.core.policy import seconds
 from semel.errors import SemelError, StoreUnavailable
 

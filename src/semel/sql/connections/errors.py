@@ -160,12 +160,17 @@ def mysql_number(error: BaseException) -> int | None:
 
 # SQLite
 
+SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeError, OverflowError, ValueError)
+"""The driver's errors, and what it raises about a value that it cannot write."""
 
-def sqlite_error(error: sqlite3.Error, file: str = "") -> SemelError:
-    """The error for one of sqlite3. SQLite is a library: what it refuses is not stored.
+
+def sqlite_error(error: Exception, file: str = "") -> SemelError:
+    """The error for one of ``SQLITE_ERRORS``. SQLite is a library: what it refuses is not stored.
 
     :param file: the path of the database, where it is known.
     """
+    if not isinstance(error, sqlite3.Error):
+        return StoreUnavailable(f"the driver cannot store this: {error}")
     text, code = str(error), getattr(error, "sqlite_errorname", "")
     database = f"the database {file!r}" if file else "the database"
     if "no such table: semel_" in text or "has no column named" in text:

@@ -41,7 +41,7 @@ from semel.core.semantics import Row, apply, is_expired, sweepable
 from semel.core.states import State, Takeover
 from semel.engine.ports import AsyncStore, Store
 from semel.stores.urls import BridgedStore
-from semel.testing.conformance.stages import MovableClock
+from semel.testing.conformance.script import MovableClock
 
 __all__ = ["Model", "async_machine_for", "check", "machine_for"]
 

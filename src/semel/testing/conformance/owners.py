@@ -7,7 +7,7 @@ Resolve: someone has found out what happened. Only a record in doubt can be reso
 
 from __future__ import annotations
 
-from semel.core.ops import FOREVER, Complete, Lookup, Release, Renew, Resolve, SaveStep, Sweep
+from semel.core.ops import FOREVER, Complete, Lookup, Release, Renew, Resolve, SaveStep, Sweep, Swept
 from semel.core.states import State, Takeover
 from semel.testing.conformance.script import (
     LIVE,
@@ -20,6 +20,7 @@ from semel.testing.conformance.script import (
     abandoned,
     assert_owner_is_refused,
     assert_unchanged,
+    charged,
     claim,
     done,
     drained,
@@ -45,8 +46,7 @@ def a_renewal_holds_it_for_longer() -> Script:
 
 @LEASE()
 def a_renewed_lease_outlives_its_first_end() -> Script:
-    id = new_id()
-    claimed = yield from won(claim(id, lease=SHORT))
+    id, claimed = yield from running(lease=SHORT)
     assert (yield Renew(id, claimed.token, LIVE)) is True
     yield PAST_SHORT
     yield from shown(claim(id), State.RUNNING)
@@ -67,8 +67,7 @@ def a_renewal_never_makes_it_shorter() -> Script:
 def a_late_renewal_cannot_revive_what_was_let_go() -> Script:
     """A renewal may arrive after the release. The key must be free at once, not after another lease."""
     for to in (State.ABANDONED, State.UNKNOWN, State.ABSENT):
-        id, first = yield from running()
-        assert (yield SaveStep(id, first.token, "charge", b"1", 0)) is True
+        id, first = yield from charged()
         assert (yield Release(id, first.token, to)) is True
         before = yield Lookup(id)
         assert (yield Renew(id, first.token, 50 * TTL)) is False
@@ -180,8 +179,7 @@ def what_is_done_cannot_be_let_go() -> Script:
 
 @LEASE()
 def let_go_because_nothing_happened_the_next_try_is_a_first_try() -> Script:
-    id = new_id()
-    first = yield from won(claim(id, fingerprint=b"f" * 16, takeover=Takeover.REJECT))
+    id, first = yield from running(fingerprint=b"f" * 16, takeover=Takeover.REJECT)
     assert (yield Release(id, first.token, State.ABSENT)) is True
     assert (yield Lookup(id)) is None
     assert (yield Release(id, first.token, State.ABSENT)) is False
@@ -193,8 +191,7 @@ def let_go_because_nothing_happened_the_next_try_is_a_first_try() -> Script:
 
 @LEASE()
 def let_go_with_its_steps_the_next_try_takes_over_at_once() -> Script:
-    id, first = yield from running()
-    assert (yield SaveStep(id, first.token, "charge", b"1", 0)) is True
+    id, first = yield from charged()
     assert (yield Release(id, first.token, State.ABANDONED)) is True
     record = yield Lookup(id)
     assert record.state is State.ABANDONED
@@ -303,8 +300,7 @@ def a_token_of_a_record_that_was_removed_fits_no_later_one() -> Script:
 @FENCING()
 def a_token_of_a_record_that_expired_fits_no_later_one() -> Script:
     for finished in (True, False):
-        id = new_id()
-        old = yield from won(claim(id, lease=SHORT, ttl=SHORT))
+        id, old = yield from running(lease=SHORT, ttl=SHORT)
         if finished:
             assert (yield Complete(id, old.token, b"old", SHORT)) is True
         yield PAST_SHORT
@@ -317,8 +313,7 @@ def a_token_of_a_record_that_expired_fits_no_later_one() -> Script:
 def a_token_of_a_record_that_was_swept_fits_no_later_one() -> Script:
     yield from drained()
     id, old = yield from abandoned(ttl=SHORT)
-    swept = yield Sweep(10)
-    assert (swept.removed, swept.unknown) == (1, 0)
+    assert (yield Sweep(10)) == Swept(1, 0)
     yield from assert_owner_is_refused(id, old.token)
     new = yield from won(claim(id))
     assert (new.attempt, new.token > old.token) == (1, True)
