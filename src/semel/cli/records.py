@@ -47,6 +47,9 @@ def describe(record: Record | None) -> dict[str, Any]:
         "token": record.token,
         "age": round(record.age, 3),
     }
+    if record.root is not None:  # as the caller named them
+        shown["root"] = record.root
+        shown["parent"] = record.parent
     if record.state is State.RUNNING:
         shown["lease_left"] = round(record.lease_left, 3)
     if record.state is State.DONE:

@@ -13,8 +13,6 @@ from semel.client.flow import Intent, Receipt, Reply, Settings, Sleep, deliver, 
 from semel.client.journal import Entry, Journal, JournalReport, TakeEntries, open_journal
 from semel.errors import ConfigurationError, NoAnswer
 
-__all__ = ["Delivery"]
-
 log = logging.getLogger("semel.client")
 
 

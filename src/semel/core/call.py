@@ -21,9 +21,8 @@ from semel.errors import ResultNotStored, SemelError
 from semel.observe import events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from semel.core.lineage import Lineage
     from semel.core.policy import Policy
     from semel.core.quota import Meter
     from semel.observe.events import Event, EventHook
@@ -208,8 +207,8 @@ class Call:
     """The store's function that checks and adds the handler's own writes; None if the store takes none."""
     writes: tuple[Any, ...] | None = ()
     """Writes to make together with the completion; None once the completion was sent."""
-    lineage: Lineage | None = None
-    """Where the request comes from, if it says so."""
+    lineage: Mapping[bytes, bytes] | None = None
+    """The header lines that say where the request comes from, not checked: see ``semel.core.lineage``."""
 
     def __str__(self) -> str:
         return f"{self.operation}[{self.key}]" if self.stored_key is not None else f"{self.operation}[…]"

@@ -52,8 +52,9 @@ def write_lineage(lineage: Lineage) -> dict[str, str]:
     return {name: text for name, text in headers.items() if text}
 
 
-def label(key: str, lineage: Lineage) -> str:
+def label(key: str, lines: Mapping[bytes, bytes]) -> str:
     """Return the readable key as it is stored: with root and parent behind it, as far as there is room."""
+    lineage = read_lineage(lines)
     if not lineage.root:
         return key
     texts = (f"{key}\n{lineage.root}\n{lineage.parent}", f"{key}\n{lineage.root}\n")

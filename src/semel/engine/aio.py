@@ -24,6 +24,7 @@ from semel.codec import Codec
 from semel.core.call import Call, Outcome
 from semel.core.encoding.serializers import Serializer
 from semel.core.keys import KeyFormat
+from semel.core.lineage import read_label
 from semel.core.ops import Lookup, Record, Resolve, Sweep, Swept
 from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
@@ -393,7 +394,8 @@ class AsyncGuard(Guard):
 
     async def lookup(self, operation: str, key: object, *, tenant: str | None = None) -> Record | None:
         """Return the record of an operation as it is stored, or None."""
-        return await self.store.execute(Lookup(self._identity(operation, key, tenant)))
+        record = await self.store.execute(Lookup(self._identity(operation, key, tenant)))
+        return None if record is None else read_label(record)
 
     async def resolve(
         self, operation: str, key: object, result: Any, *, tenant: str | None = None, returns: Any = None

@@ -17,6 +17,7 @@ from semel.codec import Codec
 from semel.core.call import Call, Outcome
 from semel.core.encoding.serializers import Serializer
 from semel.core.keys import KeyFormat
+from semel.core.lineage import read_label
 from semel.core.ops import Lookup, Record, Resolve, Sweep, Swept
 from semel.core.policy import Duration, Policy
 from semel.core.quota import Quota
@@ -384,7 +385,8 @@ class SyncGuard(Guard):
 
     def lookup(self, operation: str, key: object, *, tenant: str | None = None) -> Record | None:
         """Return the record of an operation as it is stored, or None."""
-        return self.store.execute(Lookup(self._identity(operation, key, tenant)))
+        record = self.store.execute(Lookup(self._identity(operation, key, tenant)))
+        return None if record is None else read_label(record)
 
     def resolve(
         self, operation: str, key: object, result: Any, *, tenant: str | None = None, returns: Any = None

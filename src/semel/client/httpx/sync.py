@@ -20,8 +20,6 @@ try:
 except ImportError as error:
     raise MissingDependency("httpx", "httpx") from error
 
-__all__ = ["IdempotencyTransport"]
-
 
 class IdempotencyTransport(httpx.BaseTransport):
     """Gives each POST and PATCH a key, and sends it again with the same key until the outcome is known.

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from semel.core.call import Call, Failed
 from semel.core.keys import check_name, derive
-from semel.core.lineage import Lineage
+from semel.core.lineage import Lineage, read_lineage
 from semel.core.ops import Claimed, Op
 from semel.core.steps import StepJournal
 from semel.engine.forking import survive_forks
@@ -99,7 +99,7 @@ class OperationHandle:
         """Where the request comes from, as its caller says: ``root`` is the key of the first operation of the chain,
         ``parent`` that of the caller's. Empty if the caller says nothing. Do not trust it: a client can send anything.
         """
-        return self._call.lineage or Lineage()
+        return read_lineage(self._call.lineage or {})
 
     @property
     def _next_lineage(self) -> Lineage:

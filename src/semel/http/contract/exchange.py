@@ -30,6 +30,7 @@ from semel.core.encoding.snapshot import (
     make_response,
 )
 from semel.core.keys import header_value, parse_header
+from semel.core.lineage import LINEAGE_HEADERS, label
 from semel.engine.guard import Guard
 from semel.errors import (
     BodyTooLarge,
@@ -71,7 +72,7 @@ DECOMPRESSED_LIMIT: Final = 64 * 1024 * 1024
 """The largest answer in bytes that is decompressed for a client; a larger one is sent as it is stored."""
 _DECOMPRESSED: Final = frozenset({b"gzip", b"x-gzip", b"deflate"})
 _PRECONDITIONS: Final = frozenset({b"content-type", b"if-match", b"if-none-match"})
-_READ: Final = _PRECONDITIONS | {b"content-length", b"origin"}
+_READ: Final = _PRECONDITIONS | LINEAGE_HEADERS | {b"content-length", b"origin"}
 """Header lines of a request that are read for every rule, besides the key."""
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"content-type", b"trailer"})
 """Header lines that describe one body. They are dropped from an answer that is replaced by another."""
@@ -156,8 +157,8 @@ class Exchange:
 
     __slots__ = (
         "_body_hash", "_boundary", "_counted", "_lines", "_query", "_request_hash", "_scripted", "_secret",
-        "announced_length", "body", "complete", "docs", "echo", "host", "key", "key_header", "keys", "method",
-        "path", "size",
+        "announced_length", "body", "complete", "docs", "echo", "host", "key", "key_header", "keys", "lineage",
+        "method", "path", "size",
     )  # fmt: skip
 
     def __init__(
@@ -201,6 +202,8 @@ class Exchange:
         """The lines of the key, valid or not."""
         self._counted: list[tuple[bytes, bytes]] = []
         """Header lines that are part of every fingerprint."""
+        self.lineage: dict[bytes, bytes] | None = None
+        """Header lines that say where the request comes from, if there are any."""
         read, key_name = key_header.read, key_header.name
         for line, value in headers:
             name = line.lower()
@@ -212,6 +215,8 @@ class Exchange:
                 self.announced_length = self.announced_length or (int(value) if value.isdigit() else 0)
             elif name == b"origin":
                 self._scripted = True
+            elif name in LINEAGE_HEADERS:
+                self.lineage = {**(self.lineage or {}), name: value}
             else:
                 self._counted.append((name, value))
                 if value[:10].lower() == b"multipart/" and name == b"content-type" and not self._boundary:
@@ -339,7 +344,12 @@ class Exchange:
         lines = self._counted
         plain = len(lines) < 2 and not (rule.fingerprint_headers or rule.reads_body or rule.compare_parts)
         fingerprint = self.digest(lines, None) if plain else self.fingerprint(rule)
-        return guard.make_call(operation, key, owner, fingerprint, rule.policy, RESPONSES)
+        call = guard.make_call(operation, key, owner, fingerprint, rule.policy, RESPONSES)
+        if self.lineage is not None:
+            call.lineage = self.lineage
+            if call.stored_key is not None and b"idempotency-root" in self.lineage:
+                call.stored_key = label(key, self.lineage)
+        return call
 
     def preconditions(self, rule: Conditional) -> Preconditions:
         """Return the request's preconditions. Raises PreconditionError if they are malformed or missing."""
