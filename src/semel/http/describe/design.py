@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from wsgiref.util import setup_testing_defaults
 
 from semel.core.keys import header_value
 from semel.core.policy import Policy
@@ -182,8 +183,7 @@ def _name_of(resolver: Any) -> str:
 # -- the design
 
 
-@value
-class ExampleStep:
+class ExampleStep(NamedTuple):
     """A request and its answer, as text on the wire."""
 
     title: str
@@ -209,13 +209,15 @@ def design_of(name: str, service: Installation) -> dict[str, Any]:
         "records": _records(guard),
         "routes": [_route(each, policy, service.key_header) for each in declared],
         "undeclared": [_place(each) for each in undeclared(service.endpoints)],
-        "replay": _replay(),
+        "replay": {
+            "headers": sorted(_SPELLED.get(name, name.title()) for name in REPLAY_HEADERS),
+            "never": list(_NEVER),
+        },
         "errors": _errors(declared, guard, service.key_header),
-        "example": [] if shown is None else [
-            {"title": step.title, "request": step.request, "answer": step.answer}
-            for step in example_exchange(shown, policy, service.docs, service.key_header)
-        ],
-    }  # fmt: skip
+        "example": []
+        if shown is None
+        else [step._asdict() for step in example_exchange(shown, policy, service.docs, service.key_header)],
+    }
 
 
 def _tenant(service: Installation) -> dict[str, str] | None:
@@ -266,13 +268,6 @@ def _records(guard: Guard) -> dict[str, Any]:
     }
 
 
-def _replay() -> dict[str, Any]:
-    return {
-        "headers": sorted(_SPELLED.get(name, name.title()) for name in REPLAY_HEADERS),
-        "never": list(_NEVER),
-    }
-
-
 def _errors(declared: list[Endpoint], guard: Guard, key_header: KeyHeader) -> list[dict[str, Any]]:
     """List the errors of all routes, each with the routes that can answer with it."""
     errors: dict[tuple[str, int], dict[str, Any]] = {}
@@ -281,9 +276,8 @@ def _errors(declared: list[Endpoint], guard: Guard, key_header: KeyHeader) -> li
         for each in refusals(endpoint.rule, guard.policy, quota=quota, path=path, key_header=key_header):
             known = {"code": each.code, "status": each.status, "retryable": each.error.retryable, "when": each.when}
             error = errors.setdefault((each.code, each.status), {**known, "routes": []})
-            error["when"] = min(
-                error["when"], each.when, key=len
-            )  # the shortest has nothing that is special to one route
+            # The shortest has nothing that is special to one route.
+            error["when"] = min(error["when"], each.when, key=len)
             error["routes"].append(f"{endpoint.method} {endpoint.host}{endpoint.path}")
     return sorted(errors.values(), key=lambda error: (error["status"], error["code"]))
 
@@ -339,12 +333,10 @@ def _asked(app: Any, title: str, endpoint: Endpoint, rule: Idempotent, header: s
     if isinstance(rule, Conditional):
         lines.append(("If-Match", etag(7)))
     path = example_path(endpoint.path)
-    environ = {
-        "REQUEST_METHOD": endpoint.method, "SCRIPT_NAME": "", "PATH_INFO": path, "QUERY_STRING": "",
-        "SERVER_NAME": "api.example", "SERVER_PORT": "443", "SERVER_PROTOCOL": "HTTP/1.1", "wsgi.version": (1, 0),
-        "wsgi.url_scheme": "https", "wsgi.input": io.BytesIO(body), "wsgi.errors": io.StringIO(),
-        "wsgi.multithread": False, "wsgi.multiprocess": False, "wsgi.run_once": False,
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": endpoint.method, "SCRIPT_NAME": "", "PATH_INFO": path, "wsgi.input": io.BytesIO(body),
     }  # fmt: skip
+    setup_testing_defaults(environ)
     for name, text in lines:
         field = name.upper().replace("-", "_")
         environ[field if field in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{field}"] = text
@@ -361,14 +353,8 @@ def _asked(app: Any, title: str, endpoint: Endpoint, rule: Idempotent, header: s
         if hasattr(chunks, "close"):
             chunks.close()
     status, headers = begun
-    return ExampleStep(
-        title, _text(f"{endpoint.method} {path} HTTP/1.1", lines, body), _text(_line(status), headers, answer)
-    )
-
-
-def _line(status: str) -> str:
-    code = int(status[:3])
-    return f"HTTP/1.1 {code} {HTTPStatus(code).phrase}"
+    first = f"HTTP/1.1 {status[:3]} {HTTPStatus(int(status[:3])).phrase}"
+    return ExampleStep(title, _text(f"{endpoint.method} {path} HTTP/1.1", lines, body), _text(first, headers, answer))
 
 
 def _text(first: str, lines: Iterable[tuple[str, str]], body: bytes) -> str:
