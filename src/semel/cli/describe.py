@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from semel.cli.commands import OK, Command, load
 
-__all__ = ["DESCRIBE", "page"]
-
 _LEASED: Final = (
     "- The claim is one atomic write, made before the handler runs. Its owner holds a lease, renewed while it runs; an "
     "owner that comes back late is fenced off by its token."

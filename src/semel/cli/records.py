@@ -11,8 +11,6 @@ from semel.core.ops import Record
 from semel.core.states import State
 from semel.errors import PolicyError, SemelError
 
-__all__ = ["DIAGRAM", "LOOKUP", "RELEASE", "RESOLVE"]
-
 
 def configure_lookup(parser: argparse.ArgumentParser) -> None:
     add_record(parser)

@@ -9,7 +9,7 @@ end the flow returns an ``Outcome``, or ``Failed`` with the error that the engin
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from semel.core.encoding.plain import PLAIN
@@ -173,60 +173,40 @@ CANNOT_TELL: Final = Verdict("CANNOT_TELL")
 # -- the call
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Call:
     """One call of one operation. An engine creates it, and a flow reads it."""
 
-    __slots__ = (
-        "accept", "claim", "codec", "comparison", "fingerprint", "has_steps", "hook", "id", "input", "key", "log",
-        "nonce", "operation", "policy", "quota", "resumption", "route", "serializer", "stored_key", "tenant", "writes",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        id: bytes,
-        tenant: str,
-        operation: str,
-        key: str,
-        stored_key: str | None,
-        fingerprint: bytes,
-        nonce: int,
-        policy: Policy,
-        serializer: ResultSerializer,
-        codec: Envelope,
-        hook: EventHook | None,
-        quota: Meter | None = None,
-        log: Callable[[Call, type[Event], tuple[Any, ...]], None] | None = None,
-    ) -> None:
-        self.id = id
-        self.tenant = tenant
-        self.operation = operation
-        self.key = key
-        self.stored_key = stored_key
-        self.fingerprint = fingerprint
-        self.nonce = nonce
-        self.policy = policy
-        self.serializer = serializer
-        self.codec = codec
-        self.hook = hook
-        self.quota = quota
-        self.log = log
-        """The guard's own log of what an operator must know; None if a hook logs all events."""
-        self.claim: Claim | None = None
-        """The claim that the call makes, always the same, so that the store recognises a repeated one."""
-        self.route = operation
-        """The operation's name on events. Over HTTP it has the template of the path, not the path of one request."""
-        self.comparison = "the same request"
-        """What the fingerprint compares, in words, for the error that says that it differs."""
-        self.has_steps = False
-        """Whether the store holds steps of this operation, so that a failed attempt must not delete the record."""
-        self.input: bytes | None = None
-        """The encoded arguments of a resumable function, to be stored before it runs."""
-        self.resumption = False
-        """Made by a resumer: it continues an abandoned operation, and starts no new one."""
-        self.accept: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None = None
-        """The store's function that checks and adds the handler's own writes; None if the store takes none."""
-        self.writes: tuple[Any, ...] | None = ()
-        """Writes to make together with the completion; None once the completion was sent."""
+    id: bytes
+    tenant: str
+    operation: str
+    key: str
+    stored_key: str | None
+    fingerprint: bytes
+    nonce: int
+    policy: Policy
+    serializer: ResultSerializer
+    codec: Envelope
+    hook: EventHook | None
+    quota: Meter | None = None
+    log: Callable[[Call, type[Event], tuple[Any, ...]], None] | None = None
+    """The guard's own log of what an operator must know; None if a hook logs all events."""
+    claim: Claim | None = None
+    """The claim that the call makes, always the same, so that the store recognises a repeated one."""
+    route: str = ""
+    """The operation's name on events, if it differs: over HTTP it has the template of the path, not the path itself."""
+    comparison: str = "the same request"
+    """What the fingerprint compares, in words, for the error that says that it differs."""
+    has_steps: bool = False
+    """Whether the store holds steps of this operation, so that a failed attempt must not delete the record."""
+    input: bytes | None = None
+    """The encoded arguments of a resumable function, to be stored before it runs."""
+    resumption: bool = False
+    """Made by a resumer: it continues an abandoned operation, and starts no new one."""
+    accept: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None = None
+    """The store's function that checks and adds the handler's own writes; None if the store takes none."""
+    writes: tuple[Any, ...] | None = ()
+    """Writes to make together with the completion; None once the completion was sent."""
 
     def __str__(self) -> str:
         return f"{self.operation}[{self.key}]" if self.stored_key is not None else f"{self.operation}[…]"
@@ -234,7 +214,7 @@ class Call:
     def tell(self, event: type[Event], *details: Any) -> None:
         """Hand an event to the hook. Without a hook no event is created."""
         if self.hook is not None:
-            self.hook(event(self.operation, self.tenant, self.key, *details, route=self.route))
+            self.hook(event(self.operation, self.tenant, self.key, *details, route=self.route or self.operation))
 
     def alert(self, event: type[Event], *details: Any) -> None:
         """Report what an operator must know, to the guard's log and to the hook."""

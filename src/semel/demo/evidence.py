@@ -23,14 +23,10 @@ from semel.core.states import State
 from semel.errors import StoreError, StoreURLError
 from semel.sql.connections.adopt import adopt
 from semel.sql.connections.errors import sqlite_error
-from semel.sql.connections.sqlite import SQLiteConnection, connect_file
 from semel.sql.program import load_queries
 from semel.stores.guard import Semel
+from semel.stores.sqlite import SQLiteConnection, connect_file
 from semel.stores.urls import open_any_store, sqlite_path
-
-__all__ = [
-    "Effect", "Fenced", "Ledger", "Rows", "Sightings", "Totals", "connect", "refuse_without_transactions", "unsettled",
-]  # fmt: skip
 
 BUSY_TIMEOUT: Final = 30.0
 DIALECTS: Final = {

@@ -42,8 +42,6 @@ from semel.engine.transaction.rules import TRIES, check_tries, connection_parame
 from semel.errors import ConfigurationError, PolicyError
 from semel.observe import events
 
-__all__ = ["AsyncGuard"]
-
 # sync only: if TYPE_CHECKING:
 # sync only:     from semel.engine.threaded import LoopGuards, ThreadedGuard
 P = ParamSpec("P")

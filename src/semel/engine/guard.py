@@ -38,8 +38,6 @@ from semel.errors import ConfigurationError, NotResolvable, PolicyError
 from semel.observe import events
 from semel.observe.events import Event, EventHook, LoggingHook
 
-__all__ = ["Guard", "PolicyChanges"]
-
 ANY: Final = KeyFormat.named("any")
 REMEMBERED: Final = 256
 """The size of each of a guard's caches: operation names, changed policies and serializers."""

@@ -14,8 +14,6 @@ from semel.core.call import Call
 from semel.observe import events
 from semel.observe.events import Event
 
-__all__ = ["ProblemLog"]
-
 QUIET: Final = 60.0
 """Seconds in which a cause that was logged is only counted."""
 MOST_CAUSES: Final = 1000

@@ -34,8 +34,6 @@ from semel.engine.transaction.sync import TransactionAttempt
 from semel.errors import ConfigurationError, PolicyError
 from semel.observe import events
 
-__all__ = ["SyncGuard"]
-
 if TYPE_CHECKING:
     from semel.engine.threaded import LoopGuards, ThreadedGuard
 P = ParamSpec("P")

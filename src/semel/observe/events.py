@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, TypeAlias
 
-__all__ = ["EVENTS", "Event", "EventHook", "LoggingHook"]
-
 DEBUG: Final = 10
 INFO: Final = 20
 WARNING: Final = 30
@@ -132,10 +130,8 @@ class TurnedAway(Event, level=INFO):
 
 
 @dataclass(frozen=True, slots=True)
-class Mismatched(Event):
+class Mismatched(Event, level=WARNING):
     """A request was refused because its key belongs to a different request."""
-
-    level = WARNING
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,17 +202,13 @@ class StoreFailed(Event, level=ERROR):
 
 
 @dataclass(frozen=True, slots=True)
-class Unprotected(Event):
+class Unprotected(Event, level=ERROR):
     """The store was down and the policy is ``on_store_error="open"``: the handler runs without a record."""
-
-    level = ERROR
 
 
 @dataclass(frozen=True, slots=True)
-class Unkeyed(Event):
+class Unkeyed(Event, level=INFO):
     """A request was sent without its optional key: the handler runs without a record."""
-
-    level = INFO
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +252,8 @@ class CacheLost(Event, level=WARNING):
 
 
 @dataclass(frozen=True, slots=True)
-class CacheBack(Event):
+class CacheBack(Event, level=INFO):
     """The cache of a tiered store answers again. ``operation``, ``tenant`` and ``key`` are empty."""
-
-    level = INFO
 
 
 @dataclass(frozen=True, slots=True)

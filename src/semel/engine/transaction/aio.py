@@ -37,8 +37,6 @@ from semel.engine.ports import AsyncStore, AsyncUnit, unit_of
 from semel.errors import ResultNotStored, StoreError
 from semel.observe import events
 
-__all__ = ["AsyncTransactionAttempt", "begin_attempt"]
-
 R = TypeVar("R")
 Handler: TypeAlias = Callable[[AsyncOperation], Any]
 

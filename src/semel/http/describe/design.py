@@ -37,8 +37,6 @@ from semel.http.wsgi.middleware import WSGIMiddleware
 from semel.stores.guard import Semel
 from semel.stores.memory import MemoryStore
 
-__all__ = ["Installation", "design_of", "example_exchange", "find_installation"]
-
 FRAMEWORKS: Final = (
     ("starlette.applications", "Starlette", "semel.http.fastapi"),
     ("litestar.app", "Litestar", "semel.http.litestar"),

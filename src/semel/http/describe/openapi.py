@@ -38,8 +38,6 @@ from semel.http.contract.rules import SAFE_METHODS, Conditional, Idempotent, Nat
 from semel.http.describe.plain_rules import EXTENSION, duration_text, plain_rule, rule_from_plain
 from semel.http.describe.refusals import PARAMETER, Refusal, example_key, example_path, refusals
 
-__all__ = ["document", "key_schema", "rules_by_operation", "tags_schema"]
-
 Declarations: TypeAlias = Iterable[Endpoint] | RouteTable
 """What an application declares: the endpoints of a framework, or the ``routes=`` of a middleware."""
 Template: TypeAlias = tuple[str, str]

@@ -119,7 +119,7 @@ class AsyncLentConnection(Protocol):
 
 _WRAPPERS: Final = {
     "sqlite3.Connection": ("sqlite", "LentSQLite"),
-    "aiosqlite.core.Connection": ("sqlite", "LentAiosqlite"),
+    "aiosqlite.core.Connection": ("aio_sqlite", "AsyncLentSQLite"),
     "psycopg.Connection": ("psycopg", "LentPsycopg"),
     "psycopg.AsyncConnection": ("aio_psycopg", "AsyncLentPsycopg"),
     "asyncpg.connection.Connection": ("asyncpg", "LentAsyncpg"),

@@ -10,10 +10,8 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import aio as sql
 from semel.sql.migrations import MYSQL
@@ -73,15 +71,11 @@ class AsyncMySQLStore:
         """
         settings = MySQLSettings(url, connections, timeout, connect_timeout, retry_for)
         require(*ASYNCMY)
-        self._combiner = AsyncCombiner(
+        self._combiner = combiner = AsyncCombiner(
             [AsyncRetryingConnection(AsyncMySQLSender(settings), settings.retry_for) for _ in range(connections)]
         )
-
-    async def execute(self, op: Op[R]) -> R:
-        return await self._combiner.execute(op)
-
-    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return await self._combiner.execute_many(ops)
+        self.execute, self.execute_many = combiner.execute, combiner.execute_many
+        self.open, self.close = combiner.open, combiner.close
 
     async def wait(self, id: bytes, seconds: float) -> None:
         """The engine polls and never calls this."""
@@ -90,9 +84,3 @@ class AsyncMySQLStore:
     def adopt(self, connection: object) -> sql.AsyncSQLUnit:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""
         return sql.adopt_unit_async(connection, "mysql")
-
-    def open(self) -> None:
-        self._combiner.open()
-
-    async def close(self) -> None:
-        await self._combiner.close()

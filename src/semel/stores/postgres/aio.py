@@ -12,10 +12,8 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import aio as sql
 from semel.sql.dialects.postgres import WatchRecord
@@ -91,18 +89,13 @@ class AsyncPostgresStore:
         self.wakes = listen
         # sync only: self._watchdog = Watchdog()
         self._listener = open_listener_async(settings, chosen)
-        self._combiner = AsyncCombiner(
+        self._combiner = combiner = AsyncCombiner(
             [
                 AsyncRetryingConnection(AsyncPostgresSender(settings, chosen), settings.retry_for)
                 for _ in range(connections)
             ]
         )
-
-    async def execute(self, op: Op[R]) -> R:
-        return await self._combiner.execute(op)
-
-    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return await self._combiner.execute_many(ops)
+        self.execute, self.execute_many = combiner.execute, combiner.execute_many
 
     async def wait(self, id: bytes, seconds: float) -> None:
         await self._listener.wait(id.hex(), seconds, lambda: self.execute(WatchRecord(id)))

@@ -44,8 +44,6 @@ from semel.engine.ports import AsyncStore, Store
 from semel.stores.urls import BridgedStore
 from semel.testing.conformance.script import MovableClock
 
-__all__ = ["Model", "async_machine_for", "check", "machine_for"]
-
 R = TypeVar("R")
 LONG: Final = 1000.0
 

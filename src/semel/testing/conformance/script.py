@@ -22,13 +22,6 @@ from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Op, Recor
 from semel.core.states import State, Takeover
 from semel.core.values import value
 
-__all__ = [
-    "LIVE", "PAST_SHORT", "SHORT", "TTL", "Batch", "Elapse", "Elsewhere", "Family", "Linger", "ManualClock",
-    "MovableClock", "Proof", "Request", "Script", "Together", "WaitForChange", "abandoned", "abandoned_many",
-    "assert_owner_is_refused", "assert_unchanged", "charged", "claim", "done", "drained", "new_id", "new_nonce",
-    "next_attempt", "running", "shown", "unknown", "won",
-]  # fmt: skip
-
 F = TypeVar("F", bound="Callable[[], Script]")
 
 

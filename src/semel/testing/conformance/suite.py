@@ -36,8 +36,6 @@ from semel.testing.conformance.script import (
     WaitForChange,
 )
 
-__all__ = ["FAMILIES", "AsyncStage", "AsyncStoreSuite", "Stage", "StoreSuite", "play", "play_async"]
-
 FAMILIES = (
     *(claims.CLAIM, owners.LEASE, owners.FENCING, claims.REPLAY, lifetimes.EXPIRY, steps.STEPS, owners.RESOLVE),
     *(lifetimes.SWEEP, claims.VALUES, concurrency.BATCH, concurrency.RACE, concurrency.WAKEUP, lifetimes.COUNT),
