@@ -235,6 +235,18 @@ class Resolved(Event, level=INFO):
 
 
 @dataclass(frozen=True, slots=True)
+class OutcomeReleased(Event):
+    """The stored outcome of a finished operation was dropped by ``release(stored=…)``: the next call runs it again."""
+
+    name = "outcome_released"
+    level = WARNING
+    outcome: str
+    """``failure``, ``result``, or ``unreadable`` if the guard could not tell."""
+    token: int
+    """The token of the record that was dropped."""
+
+
+@dataclass(frozen=True, slots=True)
 class SweptEvent(Event):
     """A sweep removed expired records. ``operation``, ``tenant`` and ``key`` are empty."""
 
