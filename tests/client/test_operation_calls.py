@@ -82,7 +82,7 @@ def hosts() -> Iterator[tuple[Host, Host]]:
 
 
 Sends = Callable[[list[str], list[tuple[str, bytes]], str], list[Any]]
-"""Run an operation with this key that sends these requests, with these hosts named. Errors take the place of answers."""
+"""With these hosts named, run an operation that sends these requests, under this key. Returns answers or errors."""
 
 
 class Stop(Exception):

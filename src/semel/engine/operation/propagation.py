@@ -31,17 +31,6 @@ from semel.core.lineage import write_lineage
 from semel.engine.operation.handle import ForkSafeLock, OperationHandle, outgoing_scope, running
 from semel.errors import PolicyError
 
-__all__ = [
-    "OutgoingCall",
-    "check_hosts",
-    "derive_key",
-    "in_context",
-    "outgoing_call",
-    "outgoing_headers",
-    "outgoing_key",
-    "outgoing_metadata",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
