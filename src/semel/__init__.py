@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from semel.errors import ConditionFailed as ConditionFailed
 from semel.errors import ConfigurationError as ConfigurationError
 from semel.errors import InProgress as InProgress
+from semel.errors import JournalFull as JournalFull
 from semel.errors import KeyExpired as KeyExpired
 from semel.errors import KeyInvalid as KeyInvalid
 from semel.errors import KeyMissing as KeyMissing
 from semel.errors import KeyReused as KeyReused
 from semel.errors import LeaseLost as LeaseLost
+from semel.errors import NoAnswer as NoAnswer
 from semel.errors import NotMigrated as NotMigrated
 from semel.errors import NotResolvable as NotResolvable
 from semel.errors import NotUndone as NotUndone

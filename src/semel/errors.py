@@ -26,6 +26,7 @@
     │   └── NotResolvable     409   resolve() or release() of an operation that must stay as it is
     ├── OutcomeError                the operation ran, or may have run
     │   ├── OutcomeUnknown    500   an attempt ended without an outcome: resolve it
+    │   │   └── NoAnswer            a client got no answer: send it again with the same key
     │   ├── LeaseLost         409   another owner took over this attempt
     │   ├── StepMismatch      500   a re-run takes other steps than the first run
     │   ├── NotUndone         500   the operation failed, and some of its steps could not be undone
@@ -35,6 +36,7 @@
     └── StoreError            503   the store failed
         ├── StoreUnavailable        not stored: the store was not reached, or refused
         │   ├── RecordTooLarge 500  the record is too large for the store: a retry does not help
+        │   ├── JournalFull    500  a client's journal is full; nothing was sent
         │   └── TransactionConflict two transactions conflict: roll back and run it again
         └── StoreUncertain          no answer came: it may be stored or not
 
@@ -52,12 +54,14 @@ __all__ = [
     "ConfigurationError",
     "DocumentError",
     "InProgress",
+    "JournalFull",
     "KeyExpired",
     "KeyInvalid",
     "KeyMissing",
     "KeyReused",
     "LeaseLost",
     "MissingDependency",
+    "NoAnswer",
     "NotMigrated",
     "NotResolvable",
     "NotUndone",
@@ -266,6 +270,21 @@ class OutcomeUnknown(OutcomeError):
         self.result = result
 
 
+class NoAnswer(OutcomeUnknown):
+    """A client of ``semel.client`` got no answer. The request may have been executed.
+
+    Send it again with the same ``key``, or ask the server what happened. The error of the HTTP library is the cause,
+    and its general class is a base of this error: ``except httpx.TransportError`` catches it too.
+    """
+
+    outcome = "unknown"
+
+    def __init__(self, message: str = "", *, key: str = "", attempts: int = 0) -> None:
+        super().__init__(message)
+        self.key = key
+        self.attempts = attempts
+
+
 class LeaseLost(OutcomeError):
     """The lease of this attempt ended and another owner took the operation over. Its outcome is refused."""
 
@@ -349,6 +368,15 @@ class RecordTooLarge(StoreUnavailable):
 
     status = 500
     code = "idempotency_record_too_large"
+    retryable = False
+    retry_after = None
+
+
+class JournalFull(StoreUnavailable):
+    """The journal of a client has reached its ``max_bytes``. Nothing was sent: resume what is in it first."""
+
+    status = 500
+    code = "idempotency_journal_full"
     retryable = False
     retry_after = None
 

@@ -589,6 +589,7 @@ def test_every_command_and_option_has_its_place_in_the_reference() -> None:
     for name, parser in parsers.items():
         section = sections.get(f"semel {name}")
         assert section is not None, f"docs/reference/cli.md has no section `semel {name}`"
-        for action in parser._actions:
+        inner = [a.choices.values() for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        for action in [*parser._actions, *(action for below in inner for each in below for action in each._actions)]:
             for option in action.option_strings:
                 assert option in section or option in ("-h", "--help"), f"{name}: {option} is not described"

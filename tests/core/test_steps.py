@@ -11,7 +11,7 @@ from semel.core.flows import perform
 from semel.core.keys import identity
 from semel.core.ops import Claim, Claimed, SaveStep
 from semel.core.policy import Policy
-from semel.core.steps import FindMark, Journal, RunStep, RunUndo, StepFlow, WriteMark
+from semel.core.steps import FindMark, RunStep, RunUndo, StepFlow, StepJournal, WriteMark
 from semel.errors import LeaseLost, NotUndone, RecordTooLarge, StoreUncertain
 
 AT = bytes.fromhex("010100046a736f6e2b1565102b7b22247475706c65223a5b312c325d7d")
@@ -55,12 +55,12 @@ class Flow:
         return self
 
 
-def steps(journal: Journal, **options: Any) -> Flow:
+def steps(journal: StepJournal, **options: Any) -> Flow:
     return Flow(journal.step("charge", charge, (1, "a"), {"b": [2]}, **options))
 
 
 def test_the_stored_bytes_are_those_of_the_first_release() -> None:
-    journal = Journal(make_call(), 5)
+    journal = StepJournal(make_call(), 5)
     flow = Flow(journal.capture("at", lambda: (1, 2)))
     assert flow.asks == SaveStep(make_call().id, 5, "at", AT, 0)
     assert flow.answer(True).result == (1, 2)
@@ -77,21 +77,21 @@ def test_the_stored_bytes_are_those_of_the_first_release() -> None:
 
 
 def test_a_result_that_the_store_cannot_hold_is_left_out() -> None:
-    flow = steps(Journal(make_call(), 5)).answer(Returned({"id": "c"})).answer(RecordTooLarge("too large"))
+    flow = steps(StepJournal(make_call(), 5)).answer(Returned({"id": "c"})).answer(RecordTooLarge("too large"))
     assert flow.asks.value == CHARGE_WITHOUT_RESULT
     assert flow.answer(True).result == {"id": "c"}
 
 
 def test_what_is_stored_is_not_run_again() -> None:
     saved = [("at", AT), ("~step:charge", CHARGE)]
-    journal = Journal(make_call(), 6, saved)
+    journal = StepJournal(make_call(), 6, saved)
     assert Flow(journal.capture("at", charge)).result == (1, 2)
     assert steps(journal, undo=refund).result == {"id": "c"}
     assert Flow(journal.compensate(ValueError("no"))).asks.name == "~failed"
 
 
 def test_a_step_whose_save_was_not_answered_is_saved_again_and_not_run_again() -> None:
-    journal = Journal(make_call(), 5)
+    journal = StepJournal(make_call(), 5)
     flow = steps(journal).answer(Returned(1))
     save = flow.asks
     with pytest.raises(StoreUncertain):
@@ -100,7 +100,7 @@ def test_a_step_whose_save_was_not_answered_is_saved_again_and_not_run_again() -
 
 
 def test_a_step_that_raised_may_be_tried_again() -> None:
-    journal = Journal(make_call(), 5)
+    journal = StepJournal(make_call(), 5)
     error = StopIteration("garbled by a generator that raises it")
     flow = steps(journal).answer(Raised(error))
     assert flow.result == Failed(error)
@@ -108,7 +108,7 @@ def test_a_step_that_raised_may_be_tried_again() -> None:
 
 
 def test_without_a_lease_nothing_is_stored() -> None:
-    journal = Journal(make_call(), None)
+    journal = StepJournal(make_call(), None)
     assert Flow(journal.capture("at", lambda: 1)).result == 1
     assert steps(journal, undo=refund).answer(Returned(2)).result == 2
     flow = Flow(journal.compensate(ValueError("no")))
@@ -117,7 +117,7 @@ def test_without_a_lease_nothing_is_stored() -> None:
 
 
 def test_an_undo_is_tried_again_for_a_while() -> None:
-    journal = Journal(make_call(completion_timeout=0.1), 5)
+    journal = StepJournal(make_call(completion_timeout=0.1), 5)
     steps(journal, undo=refund).answer(Returned(1)).answer(True)
     flow = Flow(journal.compensate(ValueError("no"))).answer(True)
     pauses = []
@@ -132,7 +132,7 @@ def test_an_undo_is_tried_again_for_a_while() -> None:
 
 
 def test_a_mark_in_the_callers_transaction_counts_once_that_is_committed() -> None:
-    journal = Journal(make_call(), 5)
+    journal = StepJournal(make_call(), 5)
     flow = steps(journal, in_transaction=True)
     assert flow.asks == RunStep(charge, (1, "a"), {"b": [2]}, True)
     assert isinstance(flow.answer(Returned(1)).asks, WriteMark)
@@ -144,7 +144,7 @@ def test_a_mark_in_the_callers_transaction_counts_once_that_is_committed() -> No
 
 
 def test_before_undoing_the_store_is_asked_what_was_committed() -> None:
-    journal = Journal(make_call(), 5)
+    journal = StepJournal(make_call(), 5)
     steps(journal, in_transaction=True, undo=refund).answer(Returned(1)).answer(True)
     error = ValueError("no")
     flow = Flow(journal.compensate(error))
@@ -154,6 +154,6 @@ def test_before_undoing_the_store_is_asked_what_was_committed() -> None:
 
 
 def test_a_stale_token_ends_the_step() -> None:
-    flow = steps(Journal(make_call(), 5)).answer(Returned(1))
+    flow = steps(StepJournal(make_call(), 5)).answer(Returned(1))
     with pytest.raises(LeaseLost):
         flow.answer(False)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final, NoReturn, cast
 
 from semel import __version__
+from semel.cli.client import CLIENT
 from semel.cli.commands import INTERRUPTED, STORE_VARIABLE, USAGE, exit_code, say
 from semel.cli.demo import DEMO
 from semel.cli.describe import DESCRIBE
@@ -21,7 +22,7 @@ from semel.cli.upkeep import MIGRATE, STORES, SWEEP
 from semel.errors import SemelError
 from semel.stores.urls import SCHEMES
 
-COMMANDS: Final = (DEMO, MIGRATE, SWEEP, LOOKUP, RESOLVE, RELEASE, RECOVER, DESCRIBE, SIZE, STORES, DIAGRAM)
+COMMANDS: Final = (DEMO, MIGRATE, SWEEP, LOOKUP, RESOLVE, RELEASE, RECOVER, CLIENT, DESCRIBE, SIZE, STORES, DIAGRAM)
 
 
 class _UsageError(Exception):

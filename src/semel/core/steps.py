@@ -4,9 +4,9 @@ A step is stored when it has returned, so an attempt that takes over knows which
 them. It must request the same steps in the same order with the same arguments. Otherwise the program has changed, and
 continuing would mix the old one with the new one.
 
-``Journal`` holds the flows, written once for sync and async as in ``core/flows.py``: generators that yield Ops for the
-store and, for the engine, ``RunStep``, ``RunUndo``, ``FindMark``, ``WriteMark`` and ``Pause``. Each flow returns its
-result, or ``Failed`` with an error that the engine raises.
+``StepJournal`` holds the flows, written once for sync and async as in ``core/flows.py``: generators that yield Ops for
+the store and, for the engine, ``RunStep``, ``RunUndo``, ``FindMark``, ``WriteMark`` and ``Pause``. Each flow returns
+its result, or ``Failed`` with an error that the engine raises.
 
 Names in the store: a captured value is stored under its own name, a step as ``~step:NAME``. ``~undo:NAME`` says that
 the step was undone. ``~failed`` says that the operation failed and its steps are being undone; it holds the failure.
@@ -100,7 +100,7 @@ class _Undoable(NamedTuple):
     function: Callable[[Any], Any]
 
 
-class Journal:
+class StepJournal:
     """What one attempt knows about the steps of its operation."""
 
     __slots__ = (

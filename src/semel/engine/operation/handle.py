@@ -18,7 +18,7 @@ from semel.core.call import Call, Failed
 from semel.core.keys import check_name, derive
 from semel.core.lineage import Lineage, read_lineage
 from semel.core.ops import Claimed, Op
-from semel.core.steps import Journal
+from semel.core.steps import StepJournal
 from semel.engine.forking import survive_forks
 from semel.engine.ports import unit_of
 from semel.errors import ConfigurationError, PolicyError, StoreUnavailable
@@ -61,7 +61,7 @@ class OperationHandle:
         self._lease = lease
         self._execute = execute
         self._lock: Any = None
-        self._journal: Journal | None = None
+        self._journal: StepJournal | None = None
         self._store = store
         if store is not None:
             call.accept = store.accept
@@ -74,7 +74,7 @@ class OperationHandle:
         if claimed is not None:
             self.attempt = claimed.attempt
             if claimed.steps:
-                self._journal = Journal(call, None if lease is None else lease.token, claimed.steps)
+                self._journal = StepJournal(call, None if lease is None else lease.token, claimed.steps)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._call} attempt {self.attempt}>"
@@ -178,15 +178,15 @@ class OperationHandle:
             call.writes = call.accept(call.writes, writes)
 
     def leave(self) -> None:
-        """The handler has returned. Raises if that does not end the operation: see ``Journal.leave``."""
+        """The handler has returned. Raises if that does not end the operation: see ``StepJournal.leave``."""
         if self._journal is not None:
             self._journal.leave()
 
     @property
-    def _steps(self) -> Journal:
+    def _steps(self) -> StepJournal:
         """The journal. It is created at the first use: most operations have no steps and capture nothing."""
         if self._journal is None:
-            self._journal = Journal(self._call, None if self._lease is None else self._lease.token)
+            self._journal = StepJournal(self._call, None if self._lease is None else self._lease.token)
         return self._journal
 
     def _unit(self, connection: object) -> Any:

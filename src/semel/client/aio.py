@@ -1,0 +1,105 @@
+# Twin: sync.py is generated from this file by make twins.
+"""Drives the flow of a call in an event loop, and sends again what the journal holds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from semel.client.flow import Intent, Receipt, Reply, Settings, Sleep, deliver, resuming
+from semel.client.journal import Entry, Journal, JournalReport, TakeEntries, open_journal
+from semel.errors import ConfigurationError, NoAnswer
+
+log = logging.getLogger("semel.client")
+
+
+class AsyncDelivery:
+    """What every client of one event loop is made of: its settings, its journal, and the driver of its calls."""
+
+    def __init__(self, settings: Settings, journal: Journal | str | os.PathLike[str] | None) -> None:
+        self.settings = settings
+        self.journal = None if journal is None else open_journal(journal)
+        self._owns_journal = self.journal is not None and self.journal is not journal
+
+    async def call(self, intent: Intent, send: Callable[[], Awaitable[Reply]]) -> tuple[Receipt, Reply]:
+        """Do what the flow asks for, until it is over."""
+        journal = self.journal
+        flow = deliver(intent, self.settings.retry, journal is not None)
+        reply: Any = None
+        entry = 0
+        try:
+            while True:
+                step = flow.send(reply)
+                reply = None
+                if step == "send":
+                    reply = await send()
+                elif type(step) is Sleep:
+                    await asyncio.sleep(step.seconds)
+                else:
+                    assert journal is not None
+                    if step == "write":
+                        writing = journal.write(intent, self.settings.retry.lifetime)
+                        reply = await journal.execute_async(writing)
+                        entry = writing.id
+                    else:
+                        settling, entry = entry, 0
+                        await journal.execute_async(journal.settle(settling, remove=step == "clear"))
+        except StopIteration as stop:
+            result: tuple[Receipt, Reply] = stop.value
+            return result
+        except BaseException:
+            if entry and journal is not None:
+                journal.abandon(intent)
+            if intent.outgoing is not None:
+                intent.outgoing.end(known=False)
+            raise
+
+    async def resume(
+        self,
+        send: Callable[[Entry], Awaitable[Receipt]],
+        progress: Callable[[JournalReport], object] | None = None,
+    ) -> JournalReport:
+        """Send every entry again that no living process waits for, the oldest first."""
+        journal = self.journal
+        if journal is None:
+            raise ConfigurationError("this client has no journal: make it with journal='calls.db'")
+        report = JournalReport()
+        created, last = 0.0, 0
+        while True:
+            # One at a time, so that several processes may resume together.
+            entries = await journal.execute_async(TakeEntries(last, created, 1))
+            if not entries:
+                return report
+            for entry in entries:
+                created, last = entry.created, entry.id
+                outcome = await self._finish(journal, entry, send)
+                report.add(entry, outcome)
+                if progress is not None:
+                    progress(report)
+
+    async def _finish(self, journal: Journal, entry: Entry, send: Callable[[Entry], Awaitable[Receipt]]) -> str:
+        outcome = "unknown"
+        try:
+            if entry.expires <= time.time():
+                outcome = "expired"
+                log.warning("%s %s with the key %r is unknown and too old to be sent again: ask the server what "
+                            "happened", entry.method, entry.url, entry.key)  # fmt: skip
+            else:
+                marked = resuming.set(entry.created)
+                try:
+                    outcome = (await send(entry)).outcome
+                except NoAnswer as error:
+                    log.info("%s", error)
+                finally:
+                    resuming.reset(marked)
+        finally:
+            await journal.execute_async(journal.settle(entry.id, remove=outcome != "unknown"))
+        return outcome
+
+    async def close(self) -> None:
+        if self._owns_journal and self.journal is not None:
+            self.journal.close()

@@ -1,0 +1,149 @@
+"""aiohttp: a client middleware that adds keys and retries with them. It needs aiohttp 3.12 or newer.
+
+::
+
+    session = aiohttp.ClientSession(middlewares=[IdempotencyClientMiddleware(journal="calls.db")])
+    async with session.post("https://pay.example/charges", json={"amount": 10}) as response:
+        response.idempotency.outcome
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from semel.client.aio import AsyncDelivery
+from semel.client.flow import (
+    HEADER,
+    METHODS,
+    Answer,
+    Lost,
+    Receipt,
+    Reply,
+    Settings,
+    failure,
+    is_certificate_error,
+    new_key,
+    not_replayable,
+)
+from semel.client.journal import Entry, Journal, JournalReport
+from semel.client.retry import Retry
+from semel.errors import ConfigurationError, MissingDependency, NoAnswer
+
+try:
+    import aiohttp
+    from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
+    from yarl import URL
+except ImportError as error:
+    raise MissingDependency("aiohttp 3.12", "aiohttp") from error
+
+__all__ = ["IdempotencyClientMiddleware"]
+
+NOT_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientProxyConnectionError)
+
+
+class AiohttpNoAnswer(NoAnswer, aiohttp.ClientConnectionError):
+    """A NoAnswer that ``except aiohttp.ClientConnectionError`` catches too."""
+
+
+class IdempotencyClientMiddleware:
+    """Gives each POST and PATCH a key, and sends it again with the same key until the outcome is known.
+
+    A request that has a key keeps it. The response says what happened in ``response.idempotency``; without a response
+    NoAnswer is raised. The session's ``total`` timeout covers all attempts together.
+    """
+
+    def __init__(
+        self,
+        *,
+        retry: Retry | None = None,
+        journal: Journal | str | os.PathLike[str] | None = None,
+        methods: Collection[str] = METHODS,
+        header: str = HEADER,
+        quote_keys: bool = False,
+        new_key: Callable[[], str] = new_key,
+        hosts: Collection[str] = (),
+    ) -> None:
+        """The parameters are those of ``semel.client.httpx.AsyncIdempotencyTransport``."""
+        self._header = header
+        settings = Settings(
+            retry=retry or Retry(),
+            methods=methods,
+            header=header,
+            quote_keys=quote_keys,
+            new_key=new_key,
+            hosts=hosts,
+        )
+        self._delivery = AsyncDelivery(settings, journal)
+
+    async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+        delivery, headers = self._delivery, request.headers
+        intent = delivery.settings.intent(request.method, str(request.url), headers.get(self._header))
+        if intent is None:
+            return await handler(request)
+        if request.body:
+            if request.body.size is None:
+                raise not_replayable("a stream of unknown length")
+            intent.body = await request.body.as_bytes()
+            if not isinstance(request.body, aiohttp.BytesPayload):
+                await request.update_body(intent.body)
+        delivery.settings.join_operation(intent, headers)
+        for name in intent.removes:
+            headers.pop(name, None)
+        headers.update(intent.adds)
+        intent.headers = headers
+        if request.compress:  # aiohttp compresses while it sends; the body in hand is as it was given
+            intent.headers = {name: text for name, text in headers.items() if name.lower() != "content-encoding"}
+
+        async def send() -> Reply:
+            try:
+                response = await handler(request)
+                content = await response.read()
+            except (aiohttp.ClientError, OSError) as error:
+                mistake = is_certificate_error(error) or isinstance(error, aiohttp.InvalidURL)
+                # A plain TimeoutError is the end of the session's total timeout: no time is left for another attempt.
+                over = type(error) is TimeoutError and error.errno is None
+                return Lost(error, sent=not mistake and not isinstance(error, NOT_SENT), mistake=mistake, over=over)
+            return Answer(response.status, response.headers, lambda: content, response)
+
+        receipt, reply = await delivery.call(intent, send)
+        if isinstance(reply, Lost):
+            raise failure(AiohttpNoAnswer, receipt, reply)
+        answered: Any = reply.response
+        answered.idempotency = receipt
+        response: ClientResponse = answered
+        return response
+
+    async def resume(
+        self,
+        session: aiohttp.ClientSession | None = None,
+        *,
+        progress: Callable[[JournalReport], object] | None = None,
+    ) -> JournalReport:
+        """Send again what the journal holds and no living process waits for. Returns what became of it.
+
+        :param session: the session with this middleware. Its headers, cookies and ``auth`` are sent: secrets are not
+            in the journal.
+        :param progress: called with the report after each request.
+        """
+        through = session or aiohttp.ClientSession(middlewares=[self])
+
+        async def send(entry: Entry) -> Receipt:
+            headers = {**entry.headers, self._header: entry.value}
+            url = URL(entry.url, encoded=True)
+            async with through.request(entry.method, url, headers=headers, data=entry.body or None) as response:
+                if "idempotency" not in vars(response):
+                    raise ConfigurationError(f"the session sends {entry.url} without this middleware: resume with it")
+                receipt: Receipt = vars(response)["idempotency"]
+                return receipt
+
+        try:
+            return await self._delivery.resume(send, progress)
+        finally:
+            if session is None:
+                await through.close()
+
+    async def close(self) -> None:
+        """Close the journal, if this client has opened it. aiohttp does not close middlewares."""
+        await self._delivery.close()

@@ -1,0 +1,328 @@
+"""One call from its key to its outcome, written once for every HTTP library, sync and async.
+
+``deliver`` is a generator. It yields what is to be done next, and the drivers in ``aio.py`` and ``sync.py`` do it::
+
+    WriteEntry ──▶ Send ──▶ an answer that is final ──────────────▶ ClearEntry ──▶ succeeded or rejected
+                    ▲  └──▶ no answer, or one to be retried ──┬──▶ ReleaseEntry ─▶ unknown: it stays in the journal
+                    └────── Sleep ◀──────────────────────────┘
+
+The journal's steps are left out if there is no journal. A module for an HTTP library only translates its requests,
+responses and exceptions. Nothing here knows such a library.
+
+A definite refusal is not always the outcome. If the answer to an earlier attempt is missing, that attempt may have had
+its effect. A refusal that a server makes before it looks at the key (401, 403, 409, 429, a redirect, …) then says
+nothing about it, and the outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable, Collection, Container, Generator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from urllib.parse import unquote, urljoin
+
+from semel.client.retry import Retry, advice, origin_of
+from semel.core.keys import header_value, normalize_key
+from semel.engine.operation.propagation import OutgoingCall, check_hosts, outgoing_call
+from semel.errors import ConfigurationError, KeyExpired, NoAnswer
+
+HEADER: Final = "Idempotency-Key"
+METHODS: Final = ("POST", "PATCH")
+REPLAYED: Final = "Idempotent-Replayed"
+NOT_ABOUT_THE_KEY: Final = frozenset({307, 308, 401, 403, 407, 408, 409, 412, 421, 423, 425, 428, 429, 431, 451})
+"""Refusals that servers make before they look at the key, or that leave the key free."""
+
+CallOutcome: TypeAlias = Literal["succeeded", "rejected", "unknown"]
+
+
+class Receipt(NamedTuple):
+    """What became of a call: ``response.extensions["idempotency"]``, or ``response.idempotency``."""
+
+    key: str
+    outcome: CallOutcome
+    """``"succeeded"``; ``"rejected"``: not done, and the same key will not do it; ``"unknown"``: it may have been done,
+    so send it again with the same key, or ask the server."""
+    replayed: bool
+    """Whether the server had the answer stored: an earlier attempt was executed."""
+    attempts: int
+    """How often the request was sent."""
+
+
+class Answer(NamedTuple):
+    """A response, with its whole body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: Callable[[], bytes]
+    """Returns the decoded body."""
+    response: Any
+    """The library's own object."""
+
+
+class Lost(NamedTuple):
+    """An attempt without an answer."""
+
+    error: Exception
+    sent: bool
+    """Whether any of it may have reached the server."""
+    mistake: bool = False
+    """The library refuses the request itself. Another attempt would fail in the same way."""
+    over: bool = False
+    """The caller's own time limit has ended."""
+
+
+Reply: TypeAlias = Answer | Lost
+
+
+class Sleep(NamedTuple):
+    """Sleep."""
+
+    seconds: float
+
+
+class Written(NamedTuple):
+    """The journal's answer to WriteEntry."""
+
+    created: float
+    """When the key was first used, in seconds since 1970."""
+    known: bool
+    """Whether the journal had the entry already: the request may have been sent before."""
+
+
+Plain = Literal["send", "write", "clear", "release"]
+Step: TypeAlias = Plain | Sleep
+
+
+@dataclass(slots=True, eq=False)
+class Intent:
+    """One call that the caller wants to happen once."""
+
+    method: str
+    url: str
+    value: str
+    """The field value of the key, as it is sent."""
+    adds: Mapping[str, str]
+    """Headers to send: the key, and those of the operation that makes the call. Empty for a redirect to another server,
+    which must not learn the key."""
+    removes: Collection[str] = ()
+    """Headers not to send: what the HTTP library has copied from the request that was redirected."""
+    headers: Mapping[str, str] | None = None
+    """The headers of the request, for the journal."""
+    body: bytes = b""
+    resumed: float | None = None
+    """When the key was first used, for a call that is read from the journal, which then keeps its entry itself."""
+    fresh: bool = False
+    """Not made by a redirect."""
+    outgoing: OutgoingCall | None = None
+    """The same call as the operation that makes it knows it."""
+    settled: Receipt | None = None
+    """The outcome, if the server has answered and only sends the caller on to read the result."""
+
+    @property
+    def key(self) -> str:
+        return bare_key(self.value)
+
+
+class _Redirect(NamedTuple):
+    """Where a server has sent the caller, and with which key it came."""
+
+    target: str
+    origin: str
+    method: str
+    value: str
+    adds: Mapping[str, str]
+    receipt: Receipt
+
+
+_redirect: ContextVar[_Redirect | None] = ContextVar("semel_client_redirect", default=None)
+resuming: ContextVar[float | None] = ContextVar("semel_client_resuming", default=None)
+"""Set while an entry of the journal is sent again: when its key was first used."""
+
+
+def new_key() -> str:
+    return str(uuid.uuid4())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What all clients are told in the same words. Each of them takes these as keyword arguments."""
+
+    retry: Retry
+    methods: Collection[str] = METHODS
+    header: str = HEADER
+    quote_keys: bool = False
+    new_key: Callable[[], str] = new_key
+    hosts: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hosts", check_hosts(self.hosts))
+
+    def intent(self, method: str, url: str, given: str | None) -> Intent | None:
+        """Return the intent of a request, or None if it is sent as it is.
+
+        :param given: the field value of the key that the request has already.
+        """
+        redirect = _redirect.get()
+        if redirect is not None:
+            _redirect.set(None)
+            if _follows(redirect, method, url, given):
+                adds = redirect.adds
+                if method != redirect.method:
+                    return Intent(method, url, redirect.value, {}, adds.keys(), settled=redirect.receipt)
+                if origin_of(url) != redirect.origin:
+                    return Intent(method, url, redirect.value, {}, adds.keys())
+                return Intent(method, url, redirect.value, adds, resumed=resuming.get())
+        if given is None and method not in self.methods:
+            return None
+        value = given or header_value(normalize_key(self.new_key()), self.quote_keys)
+        return Intent(method, url, value, {self.header: value}, resumed=resuming.get(), fresh=True)
+
+    def join_operation(self, intent: Intent, headers: Container[str]) -> None:
+        """Inside an operation, and for a named host: send the derived key and the lineage. Call it with the body known.
+
+        :param headers: what the request has already, and keeps.
+        """
+        if self.hosts and intent.fresh and intent.resumed is None:
+            outgoing = outgoing_call(
+                intent.method, intent.url, intent.body, hosts=self.hosts, header=self.header, quote=self.quote_keys
+            )
+            if outgoing is not None:
+                intent.outgoing = outgoing
+                adds = {name: text for name, text in outgoing.headers.items() if name not in headers}
+                intent.value = adds.get(self.header, intent.value)
+                intent.adds = {**intent.adds, **adds}
+
+
+def _follows(redirect: _Redirect, method: str, url: str, given: str | None) -> bool:
+    """Whether the request is what an HTTP library makes of a redirect. Most libraries copy the headers, aiohttp not."""
+    if origin_of(url) != origin_of(redirect.target):
+        return False
+    if given is not None:
+        return given == redirect.value
+    return method in (redirect.method, "GET") and _comparable(url) == _comparable(redirect.target)
+
+
+def _comparable(url: str) -> str:
+    return unquote(url.partition("#")[0])
+
+
+def bare_key(value: str) -> str:
+    """Return the key that a field value names, which may be quoted."""
+    if len(value) > 1 and value.startswith('"') and value.endswith('"'):
+        return value[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+    return value
+
+
+def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, Any, tuple[Receipt, Reply]]:
+    """Send the request until its outcome is known, or until ``retry`` forbids another attempt."""
+    if intent.settled is not None:
+        reply: Reply = yield "send"
+        return intent.settled, reply
+    age_before, doubt = 0.0, False
+    journaled = journaled and bool(intent.adds) and intent.resumed is None
+    if intent.resumed is not None:
+        age_before, doubt = max(0.0, time.time() - intent.resumed), True
+    if journaled:
+        written: Written = yield "write"
+        age_before, doubt = max(0.0, time.time() - written.created), written.known
+        if written.known and age_before > retry.lifetime:
+            yield "release"
+            raise KeyExpired(
+                f"the key {intent.key!r} was first used too long ago, and the server may have forgotten it: a request "
+                "with it could be executed again. Ask the server what happened."
+            )
+    origin = origin_of(intent.url)
+    started = time.monotonic()
+    attempts = 0
+    while True:
+        attempts += 1
+        reply = yield "send"
+        outcome: CallOutcome = "unknown"
+        replayed = retryable = False
+        after = 0.0
+        if type(reply) is Answer:
+            status = reply.status
+            replayed = reply.headers.get(REPLAYED, "false").lower() != "false"
+            if status >= 400:
+                retryable, after = advice(status, reply.headers, reply.body, time.time(), retry.statuses)
+            if not retryable:
+                outcome = _outcome(status, doubt)
+        else:
+            assert type(reply) is Lost
+            retryable = not (reply.mistake or reply.over)
+            if reply.mistake and not doubt:
+                outcome = "rejected"
+            doubt = doubt or reply.sent
+        if retryable and intent.adds:
+            doubt = doubt or (type(reply) is Answer and reply.status not in (425, 429))
+            elapsed = time.monotonic() - started
+            wait = retry.wait(attempts, after, elapsed, age_before + elapsed, random.random())
+            if wait is not None and (retry.quota is None or retry.quota.take(origin)):
+                yield Sleep(wait)
+                continue
+        if outcome == "succeeded" and retry.quota is not None:
+            retry.quota.give_back(origin, attempts > 1)
+        if journaled:
+            yield "release" if outcome == "unknown" else "clear"
+        receipt = Receipt(intent.key, outcome, replayed, attempts)
+        if intent.outgoing is not None:
+            intent.outgoing.end(known=outcome != "unknown")
+        if type(reply) is Answer and 300 <= reply.status < 400:
+            _remember_redirect(intent, reply, receipt)
+        return receipt, reply
+
+
+def _outcome(status: int, doubt: bool) -> CallOutcome:
+    """What a final answer says about the operation."""
+    if status in NOT_ABOUT_THE_KEY:
+        return "unknown" if doubt else "rejected"
+    if status < 400:
+        return "succeeded"
+    return "rejected" if status < 500 else "unknown"
+
+
+def _remember_redirect(intent: Intent, answer: Answer, receipt: Receipt) -> None:
+    location = answer.headers.get("Location")
+    if location:
+        target = urljoin(intent.url, location)
+        _redirect.set(_Redirect(target, origin_of(intent.url), intent.method, intent.value, intent.adds, receipt))
+
+
+def failure(kind: type[NoAnswer], receipt: Receipt, lost: Lost) -> Exception:
+    """Return what to raise for a call that ended without an answer: the library's own error, or ``kind`` because of it.
+
+    The library's own error says enough if the request was refused before it was sent, or if only the page that a
+    redirect leads to could not be read.
+    """
+    if receipt.outcome != "unknown":
+        return lost.error
+    times = "once" if receipt.attempts == 1 else f"{receipt.attempts} times"
+    error = kind(
+        f"no answer, tried {times} with the key {receipt.key!r}: {type(lost.error).__name__}: {lost.error}. It may "
+        "have been executed: send it again with the same key, or ask the server.",
+        key=receipt.key,
+        attempts=receipt.attempts,
+    )
+    error.__cause__ = lost.error
+    return error
+
+
+def not_replayable(what: str) -> ConfigurationError:
+    """Return the error for a body that can be read only once."""
+    return ConfigurationError(
+        f"the body of this request is {what}, which can be sent only once, so it cannot be retried. Nothing was sent. "
+        "Pass bytes or a file that can be read again, or read it first: b''.join(stream)."
+    )
+
+
+def is_certificate_error(error: BaseException | None) -> bool:
+    """Whether the server's certificate was refused. Another attempt would end in the same way."""
+    while error is not None:
+        if type(error).__name__ == "SSLCertVerificationError":
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,143 @@
+# Twin: sync.py is generated from this file by make twins.
+# Twin: handle_async_request -> handle_request
+# Twin: aread -> read
+"""The transport for ``httpx.AsyncClient``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from types import TracebackType
+from typing import Self
+
+from semel.client.aio import AsyncDelivery
+from semel.client.flow import HEADER, METHODS, Lost, Receipt, Reply, Settings, failure, new_key, not_replayable
+from semel.client.httpx.translate import HTTPXNoAnswer, answer, lost
+from semel.client.journal import Entry, Journal, JournalReport
+from semel.client.retry import Retry
+from semel.errors import ConfigurationError, MissingDependency
+
+try:
+    import httpx
+except ImportError as error:
+    raise MissingDependency("httpx", "httpx") from error
+
+
+class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
+    """Gives each POST and PATCH a key, and sends it again with the same key until the outcome is known.
+
+    ``httpx.AsyncClient(transport=AsyncIdempotencyTransport())``. A request that has a key keeps it. The response says
+    what happened in ``response.extensions["idempotency"]``; without a response NoAnswer is raised.
+    """
+
+    def __init__(
+        self,
+        transport: httpx.AsyncBaseTransport | None = None,
+        *,
+        retry: Retry | None = None,
+        journal: Journal | str | os.PathLike[str] | None = None,
+        methods: Collection[str] = METHODS,
+        header: str = HEADER,
+        quote_keys: bool = False,
+        new_key: Callable[[], str] = new_key,
+        hosts: Collection[str] = (),
+    ) -> None:
+        """
+        :param transport: what sends the requests, such as ``httpx.AsyncHTTPTransport(verify=…)``.
+        :param retry: how often and for how long a request is sent again; see ``Retry``.
+        :param journal: a path, or a ``Journal``: keys survive a crash, and ``resume`` finishes what was in flight.
+        :param methods: the methods that get a key.
+        :param header: the name that the server knows, such as ``"PayPal-Request-Id"``.
+        :param quote_keys: send the key as a quoted string, as in the draft standard.
+        :param new_key: makes a key; a UUID by default.
+        :param hosts: servers such as ``"orders.internal"`` that get the derived key and the lineage of the operation
+            that makes the request; see ``outgoing_call``.
+        """
+        self._transport = transport or httpx.AsyncHTTPTransport()
+        self._header = header
+        settings = Settings(
+            retry=retry or Retry(),
+            methods=methods,
+            header=header,
+            quote_keys=quote_keys,
+            new_key=new_key,
+            hosts=hosts,
+        )
+        self._delivery = AsyncDelivery(settings, journal)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        delivery, headers = self._delivery, request.headers
+        intent = delivery.settings.intent(request.method, str(request.url), headers.get(self._header))
+        if intent is None:
+            return await self._transport.handle_async_request(request)
+        if not isinstance(request.stream, httpx.ByteStream) and "Content-Length" not in headers:
+            raise not_replayable("a stream of unknown length")
+        intent.headers, intent.body = headers, await request.aread()
+        delivery.settings.join_operation(intent, headers)
+        for name in intent.removes:
+            headers.pop(name, None)
+        headers.update(intent.adds)
+
+        async def send() -> Reply:
+            try:
+                response = await self._transport.handle_async_request(request)
+                stream = response.stream
+                # sync: assert isinstance(stream, httpx.SyncByteStream)
+                assert isinstance(stream, httpx.AsyncByteStream)
+                try:
+                    # sync: content = b"".join(stream)
+                    content = b"".join([part async for part in stream])
+                finally:
+                    await stream.aclose()
+            except httpx.TransportError as error:
+                return lost(error)
+            return answer(response, content)
+
+        receipt, reply = await delivery.call(intent, send)
+        if isinstance(reply, Lost):
+            raise failure(HTTPXNoAnswer, receipt, reply)
+        response: httpx.Response = reply.response
+        response.extensions["idempotency"] = receipt
+        return response
+
+    async def resume(
+        self,
+        client: httpx.AsyncClient | None = None,
+        *,
+        progress: Callable[[JournalReport], object] | None = None,
+    ) -> JournalReport:
+        """Send again what the journal holds and no living process waits for. Returns what became of it.
+
+        :param client: the client with this transport. Its headers, cookies and ``auth`` are sent: secrets are not in
+            the journal.
+        :param progress: called with the report after each request.
+        """
+        through = client or httpx.AsyncClient(transport=self)
+
+        async def send(entry: Entry) -> Receipt:
+            headers = {**entry.headers, self._header: entry.value}
+            request = through.build_request(entry.method, entry.url, headers=headers, content=entry.body)
+            response = await through.send(request)
+            receipt = response.extensions.get("idempotency")
+            if not isinstance(receipt, Receipt):
+                raise ConfigurationError(f"the client sends {entry.url} through another transport: resume with its own")
+            return receipt
+
+        return await self._delivery.resume(send, progress)
+
+    async def __aenter__(self) -> Self:
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self._transport.__aexit__(exc_type, exc_value, traceback)
+        await self._delivery.close()
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+        await self._delivery.close()

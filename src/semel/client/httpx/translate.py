@@ -1,0 +1,38 @@
+"""What the two transports share: httpx's exceptions and responses in the words of ``client/flow.py``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from semel.client.flow import Answer, Lost, is_certificate_error
+from semel.errors import MissingDependency, NoAnswer
+
+try:
+    import httpx
+except ImportError as error:
+    raise MissingDependency("httpx", "httpx") from error
+
+NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
+MISTAKES: Final = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)
+
+
+class HTTPXNoAnswer(NoAnswer, httpx.TransportError):
+    """A NoAnswer that ``except httpx.TransportError`` catches too."""
+
+
+def lost(error: httpx.TransportError) -> Lost:
+    mistake = isinstance(error, MISTAKES) or is_certificate_error(error)
+    return Lost(error, sent=not mistake and not isinstance(error, NOT_SENT), mistake=mistake)
+
+
+def answer(response: httpx.Response, content: bytes) -> Answer:
+    """Give the response a stream with the bytes that were read, so that httpx finds it as it came."""
+    response.stream = httpx.ByteStream(content)
+
+    def decoded() -> bytes:
+        try:
+            return httpx.Response(200, headers=response.headers, content=content).content
+        except httpx.DecodingError:
+            return b""
+
+    return Answer(response.status_code, response.headers, decoded, response)

@@ -1,0 +1,605 @@
+"""The journal: requests that are sent or about to be sent, in a SQLite file, so that a crash does not lose their keys.
+
+An entry is durable before the first byte of its request leaves, and is removed when the answer is in hand. What remains
+is in doubt: it may have been executed. ``resume`` of a client sends it again with the same key.
+
+An entry belongs to the process that sends it. The process holds a lock on one byte of the file ``…-owners``, at the
+position of its number, and the operating system drops the lock when the process dies. Entries whose owner holds no lock
+may be taken over. Such locks and SQLite's own work on local disks only, so a network file system is refused.
+
+Concurrent calls of a process share one commit, and so one fsync. Removing an entry needs none: if the machine loses it,
+the request is sent again, and the server replays its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields
+from hashlib import blake2b
+from typing import Any, Final, Literal, TypeVar, cast
+from urllib.parse import urlsplit, urlunsplit
+from weakref import WeakKeyDictionary
+
+from semel.client.flow import Intent, Written, bare_key
+from semel.core.encoding.snapshot import Cipher
+from semel.core.ops import Op
+from semel.core.values import value
+from semel.engine.forking import survive_forks
+from semel.errors import ConfigurationError, JournalFull, KeyReused, SemelError
+from semel.sql.connections.errors import sqlite_error
+from semel.stores.batching.aio_combiner import AsyncCombiner
+from semel.stores.batching.combiner import Combiner
+from semel.stores.sqlite import connect_file
+
+R = TypeVar("R")
+
+BUSY_TIMEOUT: Final = 10.0
+MAX_BYTES: Final = 256 * 1024 * 1024
+VERSION: Final = 1
+APPLICATION: Final = 0x53454D4A  # "SEMJ"
+STORED_HEADERS: Final = frozenset(
+    [
+        "accept",
+        "accept-encoding",
+        "accept-language",
+        "content-encoding",
+        "content-language",
+        "content-type",
+        "if-match",
+        "if-none-match",
+        "idempotency-parent",
+        "idempotency-root",
+        "prefer",
+        "traceparent",
+    ]
+)
+"""Headers that are written. No other one is, so that no secret is, unless ``Journal(headers=…)`` names it."""
+NETWORK_FILE_SYSTEMS: Final = ("nfs", "cifs", "smb", "afs", "9p", "fuse.sshfs")
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS semel_journal (
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL,
+    method TEXT NOT NULL,
+    url TEXT NOT NULL,
+    created REAL NOT NULL,
+    expires REAL NOT NULL,
+    owner INTEGER,
+    sealed INTEGER NOT NULL,
+    request BLOB NOT NULL
+)
+"""
+_COLUMNS: Final = "id, key, method, url, created, expires, owner, sealed, request"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A request in the journal."""
+
+    id: int
+    value: str
+    """The key as it is sent, quoted or not."""
+    method: str
+    url: str
+    created: float
+    """When it was first sent, or was about to be, in seconds since 1970."""
+    expires: float
+    """When it is not sent any more, because the server may forget the key soon."""
+    state: Literal["in flight", "in doubt", "expired"]
+    """In flight: a living process waits for the answer."""
+    size: int
+    """Bytes that are stored for it."""
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def key(self) -> str:
+        return bare_key(self.value)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, without the body and the headers."""
+        names = ("key", "method", "url", "created", "expires", "state", "size")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(slots=True)
+class JournalReport:
+    """What became of the entries that a ``resume`` found in doubt."""
+
+    finished: list[Entry] = field(default_factory=list)
+    """The server has executed them, now or before."""
+    rejected: list[Entry] = field(default_factory=list)
+    """The server has refused them. They are removed from the journal."""
+    unknown: list[Entry] = field(default_factory=list)
+    """Still in doubt, and still in the journal."""
+    expired: list[Entry] = field(default_factory=list)
+    """Too old to be sent again: ask the server what happened. They are removed from the journal."""
+
+    def add(self, entry: Entry, outcome: str) -> None:
+        lists = {"succeeded": self.finished, "rejected": self.rejected, "unknown": self.unknown}
+        lists.get(outcome, self.expired).append(entry)
+
+    def __len__(self) -> int:
+        return len(self.finished) + len(self.rejected) + len(self.unknown) + len(self.expired)
+
+    def as_dict(self) -> dict[str, list[dict[str, Any]]]:
+        """The same as plain data, without bodies and headers."""
+        lists = {name.name: getattr(self, name.name) for name in fields(self)}
+        return {name: [entry.as_dict() for entry in entries] for name, entries in lists.items()}
+
+
+@value
+class WriteEntry(Op[Written]):
+    """Make a request durable. KeyReused if the journal holds its key with another body."""
+
+    id: int  # type: ignore[assignment]
+    intent: Intent
+    lifetime: float
+
+
+@value
+class SettleEntry(Op[None]):
+    """This call is over. Remove the entry, or leave it in doubt."""
+
+    id: int  # type: ignore[assignment]
+    remove: bool
+
+
+@value
+class TakeEntries(Op[list[Entry]]):
+    """Own the oldest entries that nobody waits for, those after ``created`` and ``id`` only."""
+
+    id: int  # type: ignore[assignment]
+    created: float
+    limit: int
+
+
+def entry_id(intent: Intent) -> int:
+    """One key, method and URL is one entry, in every process. The number is a row id of SQLite."""
+    text = "\0".join((intent.value, intent.method, _without_password(intent.url)))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+class _Presence:
+    """This process, as the owner of entries in one file. All ``Journal`` objects of the file share it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.users = 0
+        self.lock = threading.Lock()
+        self.in_flight: Counter[int] = Counter()
+        """Calls of this process that wait for an answer, by the id of their entry."""
+        self._enter()
+        survive_forks(self._forked)
+
+    def _enter(self) -> None:
+        import fcntl
+
+        # Never opened twice by one process: closing one of two would drop the locks of both.
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.owner = secrets.randbits(62)
+        fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self.owner)
+
+    def _forked(self) -> None:
+        # The locks and the calls in flight are the parent's. Closing our copy of its file does not drop its locks.
+        self.lock = threading.Lock()
+        self.in_flight = Counter()
+        os.close(self._file)
+        self._enter()
+
+    def alive(self, owner: int) -> bool:
+        import fcntl
+
+        if owner == self.owner:
+            return True
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, owner)
+        except OSError:
+            return True
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, owner)
+        return False
+
+    def leave(self) -> None:
+        os.close(self._file)
+
+
+_presences: dict[str, _Presence] = {}
+_entering: Final = threading.Lock()
+
+
+class _Batches:
+    """One connection to the file. Runs batches of Ops, one caller at a time."""
+
+    gathers = True
+
+    def __init__(self, journal: Journal, presence: _Presence) -> None:
+        self._journal = journal
+        self._presence = presence
+        self._raw: sqlite3.Connection | None = None
+        self._parents: list[sqlite3.Connection | None] = []
+        self._lock = threading.Lock()
+        survive_forks(self._forked)
+
+    def _forked(self) -> None:
+        # Keep a reference, never close it: a connection of SQLite must not be used after a fork, not even to close it.
+        self._parents.append(self._raw)
+        self._raw = None
+        self._lock = threading.Lock()
+
+    def connection(self) -> sqlite3.Connection:
+        if self._raw is None:
+            raw = connect_file(self._journal.path, BUSY_TIMEOUT)
+            try:
+                raw.execute("PRAGMA journal_mode = WAL").fetchall()
+                raw.execute("PRAGMA synchronous = FULL")
+                ((application,),) = raw.execute("PRAGMA application_id")
+                ((version,),) = raw.execute("PRAGMA user_version")
+                if application not in (0, APPLICATION) or version > VERSION:
+                    raise ConfigurationError(
+                        f"{self._journal.path!r} is no journal, or one of a newer version of Semel"
+                    )
+                if not version:
+                    raw.execute("BEGIN IMMEDIATE")
+                    raw.execute(_SCHEMA)
+                    raw.execute(f"PRAGMA application_id = {APPLICATION}")
+                    raw.execute(f"PRAGMA user_version = {VERSION}")
+                    raw.execute("COMMIT")
+                    _sync_folder(self._journal.path)
+            except BaseException:
+                raw.close()
+                raise
+            self._raw = raw
+        return self._raw
+
+    def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        with self._lock, self._presence.lock:
+            try:
+                return self._commit(ops)
+            except (SemelError, sqlite3.Error) as error:
+                if len(ops) > 1:  # each alone, so that the others succeed if possible
+                    return [self._alone(op) for op in ops]
+                return [self._as_ours(error)]
+
+    def _alone(self, op: Op[Any]) -> Any:
+        try:
+            return self._commit([op])[0]
+        except (SemelError, sqlite3.Error) as error:
+            return self._as_ours(error)
+
+    def _as_ours(self, error: Exception) -> SemelError:
+        return sqlite_error(error, self._journal.path) if isinstance(error, sqlite3.Error) else cast(SemelError, error)
+
+    def _commit(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        raw = self.connection()
+        durable = any(type(op) is not SettleEntry for op in ops)
+        if not durable:
+            raw.execute("PRAGMA synchronous = NORMAL")  # the next commit that is durable takes these along
+        before = self._presence.in_flight.copy()
+        try:
+            raw.execute("BEGIN IMMEDIATE")
+            try:
+                answers = [self._apply(raw, op) for op in ops]
+                raw.execute("COMMIT")
+            except BaseException:
+                if raw.in_transaction:
+                    raw.execute("ROLLBACK")
+                self._presence.in_flight = before
+                raise
+        finally:
+            if not durable:
+                raw.execute("PRAGMA synchronous = FULL")
+        return answers
+
+    def _apply(self, raw: sqlite3.Connection, op: Op[Any]) -> Any:
+        if type(op) is WriteEntry:
+            return self._write(raw, op)
+        if type(op) is SettleEntry:
+            return self._settle(raw, op)
+        assert type(op) is TakeEntries
+        return self._take(raw, op)
+
+    def _write(self, raw: sqlite3.Connection, op: WriteEntry) -> Written:
+        intent, presence, journal = op.intent, self._presence, self._journal
+        row = raw.execute(f"SELECT {_COLUMNS} FROM semel_journal WHERE id = ?", (op.id,)).fetchone()
+        if row is not None:
+            entry = journal.entry(row)
+            if entry.body != intent.body:
+                raise KeyReused(
+                    f"the journal holds the key {intent.key!r} with another body for {entry.method} {entry.url}: "
+                    "nothing was sent. A new request needs a new key."
+                )
+            presence.in_flight[op.id] += 1
+            if row[6] is None or not presence.alive(row[6]):
+                raw.execute("UPDATE semel_journal SET owner = ? WHERE id = ?", (presence.owner, op.id))
+            return Written(entry.created, True)
+        sealed, request = journal.seal(op.id, intent)
+        used = _used_bytes(raw) + len(request)
+        if used > journal.max_bytes:
+            raise JournalFull(
+                f"the journal {journal.path!r} would have {used} bytes, and max_bytes is {journal.max_bytes}. Nothing "
+                "was sent. `semel client list` shows what is in doubt, `semel client resume` finishes it."
+            )
+        now = time.time()
+        url = _without_password(intent.url)
+        raw.execute(
+            f"INSERT INTO semel_journal ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (op.id, intent.value, intent.method, url, now, now + op.lifetime, presence.owner, sealed, request),
+        )
+        presence.in_flight[op.id] += 1
+        return Written(now, False)
+
+    def _settle(self, raw: sqlite3.Connection, op: SettleEntry) -> None:
+        in_flight = self._presence.in_flight
+        in_flight[op.id] -= 1
+        over = in_flight[op.id] <= 0
+        if over:
+            del in_flight[op.id]
+        if op.remove:
+            raw.execute("DELETE FROM semel_journal WHERE id = ?", (op.id,))
+        elif over:
+            owner = self._presence.owner
+            raw.execute("UPDATE semel_journal SET owner = NULL WHERE id = ? AND owner = ?", (op.id, owner))
+
+    def _take(self, raw: sqlite3.Connection, op: TakeEntries) -> list[Entry]:
+        presence = self._presence
+        owners = [owner for (owner,) in raw.execute("SELECT DISTINCT owner FROM semel_journal") if owner is not None]
+        others = [owner for owner in owners if owner != presence.owner and presence.alive(owner)]
+        rows = raw.execute(
+            f"SELECT {_COLUMNS} FROM semel_journal WHERE (created, id) > (?, ?) "
+            f"AND (owner IS NULL OR owner NOT IN ({','.join('?' * len(others))})) ORDER BY created, id",
+            (op.created, op.id, *others),
+        )
+        taken = []
+        for row in rows:
+            if row[6] == presence.owner and presence.in_flight[row[0]]:
+                continue
+            if row[7] and not self._journal.encrypted:
+                raise ConfigurationError(f"the journal {self._journal.path!r} is encrypted: open it with its cipher")
+            taken.append(self._journal.entry(row))
+            if len(taken) == op.limit:
+                break
+        for entry in taken:
+            presence.in_flight[entry.id] += 1
+            raw.execute("UPDATE semel_journal SET owner = ? WHERE id = ?", (presence.owner, entry.id))
+        return taken
+
+    def close(self) -> None:
+        with self._lock:
+            if self._raw is not None:
+                self._raw.close()
+            self._raw = None
+
+
+class _Thread:
+    """Runs the batches of an event loop in a thread."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        batches = self._journal.batches
+        return await asyncio.get_running_loop().run_in_executor(self._journal.thread(), batches.run, ops)
+
+    async def close(self) -> None:
+        """The journal closes the connection."""
+
+
+class Journal:
+    """Requests whose answer is not in hand yet, kept through a crash. Safe for several threads, loops and processes.
+
+    ``IdempotencyTransport(journal="calls.db")`` opens one by itself. Make one to change its settings, or to share it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        headers: Iterable[str] = (),
+        cipher: Cipher | None = None,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        """
+        :param path: the file, on a local disk. If it does not exist, it is created, and only its owner may read it.
+        :param headers: names of further headers to write. Name no header that holds a secret.
+        :param cipher: encrypts bodies and headers, usually a ``KeyRing``. The method, URL and key are not encrypted.
+        :param max_bytes: how large the journal may grow. Beyond it calls raise JournalFull, and nothing is sent.
+        """
+        if os.name != "posix":
+            raise ConfigurationError("a journal needs the file locks of POSIX, which this system does not have")
+        self.path = os.path.abspath(os.fspath(path))
+        self.max_bytes = max_bytes
+        self._headers = STORED_HEADERS | {name.lower() for name in headers}
+        self._cipher = cipher
+        self.encrypted = cipher is not None
+        _refuse_network(self.path)
+        self._presence = _enter(self.path)
+        self._closed = False
+        self.batches = _Batches(self, self._presence)
+        self._combiner = Combiner([self.batches])
+        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncCombiner] = WeakKeyDictionary()
+        self._threads: ThreadPoolExecutor | None = None
+        survive_forks(self._forked)
+        try:
+            self.batches.connection()
+        except sqlite3.Error as error:
+            self.close()
+            raise sqlite_error(error, self.path) from error
+        except SemelError:
+            self.close()
+            raise
+
+    def _forked(self) -> None:
+        self._threads = None
+        self._loops = WeakKeyDictionary()
+
+    def execute(self, op: Op[R]) -> R:
+        return self._combiner.execute(op)
+
+    async def execute_async(self, op: Op[R]) -> R:
+        loop = asyncio.get_running_loop()
+        combiner = self._loops.get(loop)
+        if combiner is None:
+            combiner = self._loops[loop] = AsyncCombiner([_Thread(self)])
+        return await combiner.execute(op)
+
+    def write(self, intent: Intent, lifetime: float) -> WriteEntry:
+        """The Op that makes a request durable."""
+        return WriteEntry(entry_id(intent), intent, lifetime)
+
+    def settle(self, id: int, *, remove: bool) -> SettleEntry:
+        """The Op that ends a call."""
+        return SettleEntry(id, remove)
+
+    def abandon(self, intent: Intent) -> None:
+        """A call was interrupted: leave its entry in doubt. Does not wait for the file, and may be called in a loop."""
+        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: the lock goes with the process
+            self.thread().submit(self.batches.run, [SettleEntry(entry_id(intent), False)])
+
+    def entries(self) -> list[Entry]:
+        """Return all entries, the oldest first."""
+        with self.batches._lock:
+            try:
+                rows = (
+                    self.batches.connection()
+                    .execute(f"SELECT {_COLUMNS} FROM semel_journal ORDER BY created, id")
+                    .fetchall()
+                )
+            except sqlite3.Error as error:
+                raise sqlite_error(error, self.path) from error
+        return [self.entry(row, self._state(row)) for row in rows]
+
+    def forget(self, key: str) -> int:
+        """Remove the entries of a key, for a call that you have settled in another way. Returns how many there were."""
+        found = [entry for entry in self.entries() if key in (entry.key, entry.value)]
+        for entry in found:
+            self.execute(SettleEntry(entry.id, True))
+        return len(found)
+
+    def close(self) -> None:
+        """Close the file. Entries that are left belong to nobody any more."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._threads is not None:
+            self._threads.shutdown()
+        self._combiner.close()
+        self.batches.close()
+        with _entering:
+            self._presence.users -= 1
+            if not self._presence.users:
+                self._presence.leave()
+                _presences.pop(self._presence.path, None)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What the batches need
+
+    def thread(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="semel-journal")
+        return self._threads
+
+    def _state(self, row: Sequence[Any]) -> Literal["in flight", "in doubt", "expired"]:
+        presence = self._presence
+        owner = row[6]
+        if owner == presence.owner:
+            alive = bool(presence.in_flight[row[0]])
+        else:
+            alive = owner is not None and presence.alive(owner)
+        if alive:
+            return "in flight"
+        return "expired" if row[5] <= time.time() else "in doubt"
+
+    def entry(self, row: Sequence[Any], state: Literal["in flight", "in doubt", "expired"] = "in doubt") -> Entry:
+        id, value, method, url, created, expires, _, sealed, request = row
+        size = len(request)
+        headers, body = {}, b""
+        if sealed and self._cipher is not None:
+            request, sealed = self._cipher.decrypt(request, _context(id)), False
+        if not sealed:
+            split = 4 + int.from_bytes(request[:4])
+            headers, body = json.loads(request[4:split]), request[split:]
+        return Entry(id, value, method, url, created, expires, state, size, headers, body)
+
+    def seal(self, id: int, intent: Intent) -> tuple[bool, bytes]:
+        """Return what is stored of the request: the headers that may be written, and the body."""
+        allowed = {name: text for name, text in (intent.headers or {}).items() if name.lower() in self._headers}
+        headers = json.dumps(allowed).encode()
+        request = len(headers).to_bytes(4) + headers + intent.body
+        if self._cipher is None:
+            return False, request
+        return True, self._cipher.encrypt(request, _context(id))
+
+
+def open_journal(journal: Journal | str | os.PathLike[str]) -> Journal:
+    return journal if isinstance(journal, Journal) else Journal(journal)
+
+
+def _context(id: int) -> bytes:
+    return b"semel.journal.1:%d" % id
+
+
+def _enter(path: str) -> _Presence:
+    name = f"{os.path.realpath(path)}-owners"
+    with _entering:
+        presence = _presences.get(name)
+        if presence is None:
+            try:
+                presence = _presences[name] = _Presence(name)
+            except OSError as error:
+                raise ConfigurationError(f"the journal {path!r} cannot be used: {error}") from error
+        presence.users += 1
+        return presence
+
+
+def _used_bytes(raw: sqlite3.Connection) -> int:
+    used = [raw.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")]
+    return int((used[0] - used[1]) * used[2])
+
+
+def _without_password(url: str) -> str:
+    if "@" not in url:
+        return url
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _sync_folder(path: str) -> None:
+    """Make the new file's name durable too."""
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _refuse_network(path: str) -> None:
+    """Raise if Linux says that the folder is on a network file system."""
+    try:
+        device = os.stat(os.path.dirname(path)).st_dev
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+            lines = [line.split() for line in mounts]
+    except OSError:
+        return
+    for words in lines:
+        if words[2] == f"{os.major(device)}:{os.minor(device)}" and "-" in words:
+            kind = words[words.index("-") + 1]
+            if kind.startswith(NETWORK_FILE_SYSTEMS):
+                raise ConfigurationError(
+                    f"the journal {path!r} is on a network file system ({kind}), where neither SQLite nor the locks "
+                    "of the journal work. Use a local disk."
+                )

@@ -1,0 +1,184 @@
+"""requests: an adapter that adds keys and retries with them.
+
+::
+
+    session.mount("https://", IdempotencyAdapter(journal="calls.db"))
+    response = session.post("https://pay.example/charges", json={"amount": 10})
+    response.idempotency.outcome
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+from semel.client.flow import (
+    HEADER,
+    METHODS,
+    Answer,
+    Lost,
+    Receipt,
+    Reply,
+    Settings,
+    failure,
+    is_certificate_error,
+    new_key,
+    not_replayable,
+)
+from semel.client.journal import Entry, Journal, JournalReport
+from semel.client.retry import Retry
+from semel.client.sync import Delivery
+from semel.errors import ConfigurationError, MissingDependency, NoAnswer
+
+try:
+    import requests
+    from requests.adapters import BaseAdapter, HTTPAdapter
+    from urllib3.exceptions import NewConnectionError
+except ImportError as error:
+    raise MissingDependency("requests", "requests") from error
+
+__all__ = ["IdempotencyAdapter"]
+
+LOST: Final = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
+
+
+class RequestsNoAnswer(NoAnswer, requests.ConnectionError, requests.Timeout):
+    """A NoAnswer that ``except requests.ConnectionError`` and ``except requests.Timeout`` catch too."""
+
+
+class IdempotencyAdapter(BaseAdapter):
+    """Gives each POST and PATCH a key, and sends it again with the same key until the outcome is known.
+
+    ``session.mount("https://", IdempotencyAdapter())``. A request that has a key keeps it. The response says what
+    happened in ``response.idempotency``; without a response NoAnswer is raised.
+    """
+
+    def __init__(
+        self,
+        adapter: BaseAdapter | None = None,
+        *,
+        retry: Retry | None = None,
+        journal: Journal | str | os.PathLike[str] | None = None,
+        methods: Collection[str] = METHODS,
+        header: str = HEADER,
+        quote_keys: bool = False,
+        new_key: Callable[[], str] = new_key,
+        hosts: Collection[str] = (),
+    ) -> None:
+        """
+        :param adapter: what sends the requests; an ``HTTPAdapter`` without retries by default.
+
+        The other parameters are those of ``semel.client.httpx.IdempotencyTransport``.
+        """
+        super().__init__()
+        self._adapter = adapter or HTTPAdapter()
+        self._header = header
+        settings = Settings(
+            retry=retry or Retry(),
+            methods=methods,
+            header=header,
+            quote_keys=quote_keys,
+            new_key=new_key,
+            hosts=hosts,
+        )
+        self._delivery = Delivery(settings, journal)
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: bool | str = True,
+        cert: Any = None,
+        proxies: Mapping[str, str] | None = None,
+    ) -> requests.Response:
+        delivery, headers = self._delivery, request.headers
+        options: dict[str, Any] = {"timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
+        given = headers.get(self._header)
+        intent = delivery.settings.intent(
+            request.method or "", request.url or "", given.decode("latin-1") if isinstance(given, bytes) else given
+        )
+        if intent is None:
+            return self._adapter.send(request, stream=stream, **options)
+        request.body = intent.body = _content(request)
+        delivery.settings.join_operation(intent, headers)
+        for name in intent.removes:
+            headers.pop(name, None)
+        headers.update(intent.adds)
+        intent.headers = {name: text for name, text in headers.items() if isinstance(text, str)}
+
+        def send() -> Reply:
+            try:
+                response = self._adapter.send(request, stream=True, **options)
+                response.content  # noqa: B018 reads all of it, and keeps it
+            except LOST as error:
+                return _lost(error)
+            except ValueError as error:
+                if isinstance(error, requests.RequestException):  # a URL or a header that cannot be sent
+                    return Lost(error, sent=False, mistake=True)
+                raise
+            return Answer(response.status_code, response.headers, lambda: response.content, response)
+
+        receipt, reply = delivery.call(intent, send)
+        if isinstance(reply, Lost):
+            raise failure(RequestsNoAnswer, receipt, reply)
+        answered: Any = reply.response
+        answered.idempotency = receipt
+        found: requests.Response = answered
+        return found
+
+    def resume(
+        self,
+        session: requests.Session | None = None,
+        *,
+        progress: Callable[[JournalReport], object] | None = None,
+    ) -> JournalReport:
+        """Send again what the journal holds and no living process waits for. Returns what became of it.
+
+        :param session: the session with this adapter. Its headers, cookies and ``auth`` are sent: secrets are not in
+            the journal.
+        :param progress: called with the report after each request.
+        """
+        if session is None:
+            session = requests.Session()
+            session.mount("http://", self)
+            session.mount("https://", self)
+        through = session
+
+        def send(entry: Entry) -> Receipt:
+            headers = {**entry.headers, self._header: entry.value}
+            response: Any = through.request(entry.method, entry.url, headers=headers, data=entry.body)
+            if "idempotency" not in vars(response):
+                raise ConfigurationError(f"the session sends {entry.url} through another adapter: resume with its own")
+            receipt: Receipt = response.idempotency
+            return receipt
+
+        return self._delivery.resume(send, progress)
+
+    def close(self) -> None:
+        self._adapter.close()
+        self._delivery.close()
+
+
+def _content(request: requests.PreparedRequest) -> bytes:
+    """The whole body, which may be a file."""
+    body: Any = request.body
+    if body is None:
+        return b""
+    if isinstance(body, str):
+        return body.encode()
+    if isinstance(body, (bytes, bytearray)):
+        return bytes(body)
+    if not hasattr(body, "read") or "Content-Length" not in request.headers:
+        raise not_replayable("a stream of unknown length")
+    content: bytes | str = body.read()
+    return content.encode() if isinstance(content, str) else content
+
+
+def _lost(error: requests.RequestException) -> Lost:
+    mistake = is_certificate_error(error)
+    cause: Any = error.args[0] if error.args else None
+    refused = isinstance(getattr(cause, "reason", None), NewConnectionError)
+    not_sent = mistake or refused or isinstance(error, (requests.ConnectTimeout, requests.exceptions.ProxyError))
+    return Lost(error, sent=not not_sent, mistake=mistake)

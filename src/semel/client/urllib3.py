@@ -1,0 +1,206 @@
+"""urllib3: a pool manager that adds keys and retries with them.
+
+::
+
+    http = IdempotencyPoolManager(journal="calls.db")
+    response = http.request("POST", "https://pay.example/charges", json={"amount": 10})
+    response.idempotency.outcome
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+from urllib.parse import urljoin
+
+from semel.client.flow import (
+    HEADER,
+    METHODS,
+    Answer,
+    Lost,
+    Receipt,
+    Reply,
+    Settings,
+    failure,
+    is_certificate_error,
+    new_key,
+    not_replayable,
+)
+from semel.client.journal import Entry, Journal, JournalReport
+from semel.client.retry import Retry, origin_of
+from semel.client.sync import Delivery
+from semel.errors import MissingDependency, NoAnswer
+
+try:
+    import urllib3
+    from urllib3 import exceptions
+except ImportError as error:
+    raise MissingDependency("urllib3", "urllib3") from error
+
+__all__ = ["IdempotencyPoolManager"]
+
+LOST: Final = (exceptions.ProtocolError, exceptions.TimeoutError, exceptions.SSLError, exceptions.ProxyError)
+NOT_SENT: Final = (exceptions.NewConnectionError, exceptions.ConnectTimeoutError, exceptions.ProxyError)
+BODY_HEADERS: Final = ("content-encoding", "content-language", "content-length", "content-type", "transfer-encoding")
+
+
+class Urllib3NoAnswer(NoAnswer, exceptions.HTTPError):
+    """A NoAnswer that ``except urllib3.exceptions.HTTPError`` catches too."""
+
+
+class IdempotencyPoolManager(urllib3.PoolManager):
+    """Gives each POST and PATCH a key, and sends it again with the same key until the outcome is known.
+
+    A request that has a key keeps it. The response says what happened in ``response.idempotency``; without a response
+    NoAnswer is raised. The setting ``retries`` of urllib3 then counts only redirects: one layer retries.
+    """
+
+    def __init__(
+        self,
+        num_pools: int = 10,
+        headers: Mapping[str, str] | None = None,
+        *,
+        retry: Retry | None = None,
+        journal: Journal | str | os.PathLike[str] | None = None,
+        methods: Collection[str] = METHODS,
+        header: str = HEADER,
+        quote_keys: bool = False,
+        new_key: Callable[[], str] = new_key,
+        hosts: Collection[str] = (),
+        **connection_pool_kw: Any,
+    ) -> None:
+        """
+        :param connection_pool_kw: further settings of ``urllib3.PoolManager``.
+
+        The other parameters are those of ``semel.client.httpx.IdempotencyTransport``.
+        """
+        super().__init__(num_pools, headers, **connection_pool_kw)
+        self._header = header
+        settings = Settings(
+            retry=retry or Retry(),
+            methods=methods,
+            header=header,
+            quote_keys=quote_keys,
+            new_key=new_key,
+            hosts=hosts,
+        )
+        self._delivery = Delivery(settings, journal)
+
+    def urlopen(  # type: ignore[override]
+        self, method: str, url: str, redirect: bool = True, **options: Any
+    ) -> urllib3.BaseHTTPResponse:
+        delivery = self._delivery
+        headers = urllib3.HTTPHeaderDict(options.get("headers", self.headers))
+        intent = delivery.settings.intent(method, url, headers.get(self._header))
+        if intent is None:
+            return super().urlopen(method, url, redirect, **options)
+        body = intent.body = _content(options.get("body"))
+        delivery.settings.join_operation(intent, headers)
+        for name in intent.removes:
+            headers.pop(name, None)
+        headers.update(intent.adds)
+        intent.headers = headers
+        once = {**options, "headers": headers, "body": body or None, "retries": False, "preload_content": True}
+        inner = super().urlopen
+
+        def send() -> Reply:
+            try:
+                response = inner(method, url, False, **once)
+            except exceptions.LocationValueError as error:
+                return Lost(error, sent=False, mistake=True)
+            except exceptions.HTTPError as error:
+                if not isinstance(error, (*LOST, *NOT_SENT)):
+                    raise
+                mistake = is_certificate_error(error)
+                return Lost(error, sent=not mistake and not isinstance(error, NOT_SENT), mistake=mistake)
+            return Answer(response.status, response.headers, lambda: response.data, response)
+
+        receipt, reply = delivery.call(intent, send)
+        if isinstance(reply, Lost):
+            raise failure(Urllib3NoAnswer, receipt, reply)
+        response: urllib3.BaseHTTPResponse = reply.response
+        location = redirect and response.get_redirect_location()
+        if location:
+            return self._follow(method, url, location, response, {**options, "headers": headers, "body": body or None})
+        if not options.get("preload_content", True):
+            response = _unread(response)
+        response.idempotency = receipt  # type: ignore[attr-defined]
+        return response
+
+    def _follow(
+        self, method: str, url: str, location: str, response: urllib3.BaseHTTPResponse, options: dict[str, Any]
+    ) -> urllib3.BaseHTTPResponse:
+        """Follow a redirect by the rules of ``PoolManager``, which would not come back here for the key."""
+        retries = options.get("retries")
+        if not isinstance(retries, urllib3.Retry):
+            retries = urllib3.Retry.from_int(retries, redirect=True)
+        target = urljoin(url, location)
+        headers = options["headers"]
+        unwanted: list[str] = []
+        if response.status == 303:
+            method, options["body"] = "GET", None
+            unwanted += BODY_HEADERS
+        if origin_of(target) != origin_of(url):
+            unwanted += retries.remove_headers_on_redirect
+        for name in unwanted:
+            headers.pop(name, None)
+        options["retries"] = retries.increment(method, url, response=response)
+        return self.urlopen(method, target, True, **options)
+
+    def resume(
+        self,
+        headers: Mapping[str, str] | None = None,
+        *,
+        progress: Callable[[JournalReport], object] | None = None,
+    ) -> JournalReport:
+        """Send again what the journal holds and no living process waits for. Returns what became of it.
+
+        :param headers: to be sent with each request, besides those of this manager: secrets are not in the journal.
+        :param progress: called with the report after each request.
+        """
+
+        def send(entry: Entry) -> Receipt:
+            sent = {**self.headers, **(headers or {}), **entry.headers, self._header: entry.value}
+            response: Any = self.request(entry.method, entry.url, headers=sent, body=entry.body)
+            receipt: Receipt = response.idempotency
+            return receipt
+
+        return self._delivery.resume(send, progress)
+
+    def close(self) -> None:
+        """Close the connections and the journal."""
+        self.clear()
+        self._delivery.close()
+
+
+def _content(body: Any) -> bytes:
+    if body is None:
+        return b""
+    if isinstance(body, str):
+        return body.encode()
+    if isinstance(body, (bytes, bytearray, memoryview)):
+        return bytes(body)
+    if not hasattr(body, "read"):
+        raise not_replayable("an iterator")
+    content: bytes | str = body.read()
+    return content.encode() if isinstance(content, str) else content
+
+
+def _unread(response: urllib3.BaseHTTPResponse) -> urllib3.BaseHTTPResponse:
+    """The same response, for a caller that wants to read the body itself. It is decoded already."""
+    headers = urllib3.HTTPHeaderDict(response.headers)
+    headers.pop("Content-Encoding", None)
+    headers.pop("Transfer-Encoding", None)
+    headers["Content-Length"] = str(len(response.data))
+    return urllib3.HTTPResponse(
+        io.BytesIO(response.data),
+        headers,
+        response.status,
+        response.version,
+        response.version_string,
+        response.reason,
+        preload_content=False,
+        request_url=response.url,
+    )

@@ -1,0 +1,394 @@
+"""Every client keeps its key: the same tests for all HTTP libraries, over real sockets."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from semel import ConfigurationError, KeyReused, MemoryStore, NoAnswer, OutcomeUnknown, Semel
+from semel.client import Journal, Receipt, Retry
+from tests.client.clients import CLIENTS, HANG_UP, OK, QUICK, TRUNCATED, Client, Server, http, problem
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def other() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+Make = Callable[..., Client]
+
+
+@pytest.fixture(params=CLIENTS)
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    made: list[Client] = []
+
+    def make(**settings: Any) -> Client:
+        made.append(CLIENTS[request.param](**settings))
+        return made[-1]
+
+    make.general = CLIENTS[request.param].general  # type: ignore[attr-defined]
+    yield make
+    for client in made:
+        client.close()
+
+
+def receipt(client: Client, *args: Any, **kwargs: Any) -> Receipt:
+    found = client.send(*args, **kwargs).receipt
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+def test_a_write_gets_a_key_of_its_own(make: Make, server: Server, method: str) -> None:
+    client = make()
+    first = client.send(method, f"{server.url}/payments", b"{}")
+    assert first.status == 201
+    assert first.body == b'{"charged": 10}'
+    assert first.receipt == Receipt(server.keys[0] or "", "succeeded", False, 1)
+    assert uuid.UUID(server.keys[0]).version == 4
+    client.send(method, f"{server.url}/payments", b"{}")
+    assert len(set(server.keys)) == 2
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_other_methods_are_sent_as_they_are(make: Make, server: Server, method: str) -> None:
+    server.script = [http(503)]
+    found = make().send(method, f"{server.url}/payments")
+    assert (found.status, found.receipt, server.keys) == (503, None, [None])
+
+
+def test_other_methods_may_be_named(make: Make, server: Server) -> None:
+    client = make(methods=("PUT",))
+    assert receipt(client, "PUT", server.url).key
+    assert client.send("POST", server.url).receipt is None
+
+
+def test_a_key_of_the_caller_is_kept_for_any_method(make: Make, server: Server) -> None:
+    server.script = [http(503), OK]
+    found = receipt(make(), "PUT", server.url, b"{}", {"Idempotency-Key": "pay-7"})
+    assert found == Receipt("pay-7", "succeeded", False, 2)
+    assert server.keys == ["pay-7", "pay-7"]
+
+
+@pytest.mark.parametrize("failure", [HANG_UP, TRUNCATED, http(503), http(429), http(425), http(500), http(408)])
+def test_an_unclear_answer_is_retried_with_the_same_key_and_bytes(make: Make, server: Server, failure: bytes) -> None:
+    server.script = [failure, failure, OK]
+    found = receipt(make(), "POST", f"{server.url}/payments", b'{"amount": 10}')
+    assert (found.outcome, found.attempts) == ("succeeded", 3)
+    assert len(set(server.keys)) == 1
+    assert [seen.body for seen in server.seen] == [b'{"amount": 10}'] * 3
+
+
+def test_a_replay_is_told_apart(make: Make, server: Server) -> None:
+    server.script = [HANG_UP, http(201, b"1", Idempotent_Replayed="true")]
+    found = receipt(make(), "POST", server.url)
+    assert (found.outcome, found.replayed, found.attempts) == ("succeeded", True, 2)
+    server.script = [http(201, Idempotent_Replayed="omitted")]
+    assert receipt(make(), "POST", server.url).replayed
+
+
+def test_a_409_is_retried_if_it_says_so(make: Make, server: Server) -> None:
+    server.script = [problem(409, True, Retry_After="0"), OK]
+    assert receipt(make(), "POST", server.url).outcome == "succeeded"
+    server.script = [http(409, Retry_After="0"), OK]
+    assert receipt(make(), "POST", server.url).outcome == "succeeded"
+
+
+@pytest.mark.parametrize("answer", [problem(409, False, Retry_After="0"), http(409), http(422), http(400), http(404)])
+def test_a_definite_refusal_is_final(make: Make, server: Server, answer: bytes) -> None:
+    server.script = [answer, OK]
+    found = receipt(make(), "POST", server.url)
+    assert (found.outcome, found.attempts) == ("rejected", 1)
+
+
+@pytest.mark.parametrize("status", [401, 403, 409, 307])
+def test_a_refusal_after_an_unclear_attempt_says_nothing_about_it(make: Make, server: Server, status: int) -> None:
+    server.script = [HANG_UP, http(status)]
+    assert receipt(make(), "POST", server.url, follow=False).outcome == "unknown"
+
+
+def test_an_answer_that_stays_unclear_is_unknown(make: Make, server: Server) -> None:
+    server.script = [http(503)]
+    found = make(retry=Retry(attempts=3, base=0, quota=None)).send("POST", server.url)
+    assert found.status == 503
+    assert found.receipt == Receipt(server.keys[0] or "", "unknown", False, 3)
+
+
+def test_a_server_that_does_not_know_the_outcome_is_not_asked_again(make: Make, server: Server) -> None:
+    server.script = [problem(500, False)]
+    found = receipt(make(), "POST", server.url)
+    assert (found.outcome, found.attempts) == ("unknown", 1)
+
+
+@pytest.mark.parametrize("failure", [HANG_UP, TRUNCATED])
+def test_no_answer_is_an_error_with_the_key(make: Make, server: Server, failure: bytes) -> None:
+    server.script = [failure]
+    client = make(retry=Retry(attempts=2, base=0, quota=None))
+    with pytest.raises(NoAnswer) as caught:
+        client.send("POST", server.url, b"{}")
+    error = caught.value
+    assert (error.key, error.attempts, error.outcome) == (server.keys[0], 2, "unknown")
+    assert error.key in str(error)
+    assert isinstance(error, OutcomeUnknown)
+    assert isinstance(error, make.general)  # type: ignore[attr-defined]
+    assert isinstance(error.__cause__, make.general)  # type: ignore[attr-defined]
+
+
+def test_a_server_that_is_not_there_is_tried_again(make: Make, server: Server) -> None:
+    server.close()
+    with pytest.raises(NoAnswer) as caught:
+        make(retry=Retry(attempts=3, base=0, quota=None)).send("POST", server.url)
+    assert caught.value.attempts == 3
+
+
+def test_a_slow_answer_is_tried_again(make: Make, server: Server) -> None:
+    import threading
+
+    late = threading.Event()
+
+    def slow(_: object) -> bytes:
+        late.wait(10)
+        return OK
+
+    server.script = [slow, OK]
+    found = receipt(make(timeout=0.2), "POST", server.url)
+    late.set()
+    assert found.attempts == 2
+    assert len(set(server.keys)) == 1
+
+
+def test_the_mistake_of_the_caller_is_the_error_of_the_library(make: Make) -> None:
+    with pytest.raises(Exception) as caught:
+        make().send("POST", "nonsense://127.0.0.1/")
+    assert not isinstance(caught.value, NoAnswer)
+
+
+def test_a_body_that_can_be_read_once_is_refused_before_it_is_sent(make: Make, server: Server) -> None:
+    with pytest.raises(ConfigurationError, match="Nothing was sent"):
+        make().send("POST", server.url, iter([b"a", b"b"]))
+    assert server.seen == []
+
+
+def test_a_file_is_sent_again_from_its_start(make: Make, server: Server) -> None:
+    client = make()
+    server.script = [HANG_UP, OK]
+    if type(client).__name__ == "AsyncHttpxClient":
+        pytest.skip("httpx.AsyncClient takes no plain files")
+    with tempfile.TemporaryFile() as file:
+        file.write(b"a long text")
+        file.seek(0)
+        client.send("POST", server.url, file)
+    assert [seen.body for seen in server.seen] == [b"a long text"] * 2
+    server.script = [HANG_UP, OK]
+    client.send("POST", server.url, io.BytesIO(b"another"))
+    assert [seen.body for seen in server.seen[2:]] == [b"another"] * 2
+
+
+def test_the_key_may_be_quoted_and_the_header_have_another_name(make: Make, server: Server) -> None:
+    found = receipt(make(quote_keys=True), "POST", server.url)
+    assert server.keys == [f'"{found.key}"']
+    found = receipt(make(header="PayPal-Request-Id", new_key=lambda: "order-7"), "POST", server.url)
+    assert (server.seen[1].headers["paypal-request-id"], found.key) == ("order-7", "order-7")
+    assert receipt(make(), "POST", server.url, b"", {"Idempotency-Key": '"a\\"b"'}).key == 'a"b'
+
+
+# Redirects
+
+
+@pytest.mark.parametrize("status", [307, 308])
+def test_the_key_follows_a_redirect_on_the_same_server(make: Make, server: Server, status: int) -> None:
+    server.script = [http(status, Location="/moved"), HANG_UP, OK]
+    found = receipt(make(), "POST", f"{server.url}/payments", b"{}")
+    assert [seen.path for seen in server.seen] == ["/payments", "/moved", "/moved"]
+    assert server.keys == [found.key] * 3
+    assert found.outcome == "succeeded"
+
+
+@pytest.mark.parametrize("own", [{}, {"Idempotency-Key": "mine"}])
+def test_the_key_does_not_follow_a_redirect_to_another_server(
+    make: Make, server: Server, other: Server, own: dict[str, str]
+) -> None:
+    server.script = [http(307, Location=f"{other.url}/payments")]
+    other.script = [http(503)]
+    found = receipt(make(), "POST", f"{server.url}/payments", b"{}", own)
+    assert other.keys == [None]  # and it is sent once: nothing makes a second attempt safe
+    assert found == Receipt(server.keys[0] or "", "unknown", False, 1)
+
+
+def test_after_a_redirect_the_next_call_has_its_own_key(make: Make, server: Server) -> None:
+    client = make()
+    server.script = [http(307, Location="/moved"), OK]
+    client.send("POST", f"{server.url}/payments", follow=False)
+    client.send("POST", f"{server.url}/orders")
+    client.send("POST", f"{server.url}/moved")
+    assert len(set(server.keys)) == 3
+
+
+def test_a_page_that_shows_the_result_gets_no_key(make: Make, server: Server, other: Server) -> None:
+    server.script = [http(303, Location=f"{other.url}/payments/7")]
+    other.script = [http(404)]
+    found = make().send("POST", f"{server.url}/payments", b"{}")
+    assert (found.status, other.seen[0].method, other.keys) == (404, "GET", [None])
+    assert found.receipt == Receipt(server.keys[0] or "", "succeeded", False, 1)
+
+
+# The journal
+
+
+def test_the_journal_is_empty_when_the_answer_is_in_hand(make: Make, server: Server, tmp_path: Path) -> None:
+    with Journal(tmp_path / "calls.db") as journal:
+        client = make(journal=journal)
+
+        def look(_: object) -> bytes:
+            (entry,) = journal.entries()
+            assert (entry.state, entry.body, entry.method) == ("in flight", b"{}", "POST")
+            return OK
+
+        for answer in (look, http(422)):
+            server.script = [answer]
+            client.send("POST", f"{server.url}/payments?a=b", b"{}")
+            assert journal.entries() == []
+
+
+def test_what_ended_unclear_is_finished_by_a_resume(make: Make, server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "calls.db"
+    client = make(journal=path, headers={"Authorization": "Bearer old"}, retry=Retry(attempts=1, quota=None))
+    server.script = [HANG_UP]
+    sent = {"Content-Type": "application/json", "Cookie": "a=b", "X-Api-Key": "s3cret", "X-Other": "1"}
+    with pytest.raises(NoAnswer):
+        client.send("POST", f"{server.url}/payments?a=b%20c", b'{"amount": 10}', sent)
+    server.script = [http(503)]
+    assert receipt(client, "POST", f"{server.url}/orders", b"{}").outcome == "unknown"
+    stored = path.read_bytes() + Path(f"{path}-wal").read_bytes()
+    assert b"amount" in stored
+    for secret in (b"Bearer", b"s3cret", b"a=b;", b"X-Other"):
+        assert secret not in stored
+    client.close()
+
+    again = make(journal=path, headers={"Authorization": "Bearer new"})
+    server.script = [http(200, Idempotent_Replayed="true"), http(503), http(422)]
+    report = again.resume()
+    assert [entry.url for entry in report.finished] == [f"{server.url}/payments?a=b%20c"]
+    assert [entry.url for entry in report.rejected] == [f"{server.url}/orders"]
+    assert (report.unknown, report.expired, len(report)) == ([], [], 2)
+    first, second = server.seen[0], server.seen[2]
+    assert (second.path, second.body, second.key) == (first.path, first.body, first.key)
+    assert second.headers["authorization"] == "Bearer new"
+    assert second.headers["content-type"] == "application/json"
+    assert again.resume().as_dict() == {"finished": [], "rejected": [], "unknown": [], "expired": []}
+
+
+def test_a_resume_does_not_believe_a_refusal_of_its_secrets(make: Make, server: Server, tmp_path: Path) -> None:
+    with Journal(tmp_path / "calls.db") as journal:
+        client = make(journal=journal, retry=Retry(attempts=1, quota=None))
+        server.script = [HANG_UP, http(401)]
+        with pytest.raises(NoAnswer):
+            client.send("POST", server.url, b"{}")
+        assert len(client.resume().unknown) == 1
+        assert [entry.state for entry in journal.entries()] == ["in doubt"]
+        server.script = [HANG_UP]
+        assert len(client.resume().unknown) == 1
+        server.script = [OK]
+        assert len(client.resume().finished) == 1
+
+
+def test_a_resume_follows_a_redirect(make: Make, server: Server, tmp_path: Path) -> None:
+    client = make(journal=tmp_path / "calls.db", retry=Retry(attempts=1, quota=None))
+    server.script = [HANG_UP, http(308, Location="/moved"), http(503)]
+    with pytest.raises(NoAnswer):
+        client.send("POST", server.url, b"{}")
+    report = client.resume()
+    assert len(report.unknown) == 1  # it is still there, whether or not the client follows redirects
+    server.script = [OK]
+    assert len(client.resume().finished) == 1
+    assert len(set(server.keys)) == 1
+
+
+def test_a_key_in_doubt_with_another_body_is_not_sent(make: Make, server: Server, tmp_path: Path) -> None:
+    client = make(journal=tmp_path / "calls.db", retry=Retry(attempts=1, quota=None))
+    server.script = [HANG_UP]
+    with pytest.raises(NoAnswer):
+        client.send("POST", server.url, b"1", {"Idempotency-Key": "k"})
+    with pytest.raises(KeyReused, match="'k'"):
+        client.send("POST", server.url, b"2", {"Idempotency-Key": "k"})
+    assert len(server.seen) == 1
+    server.script = [http(403)]
+    assert receipt(client, "POST", server.url, b"1", {"Idempotency-Key": "k"}).outcome == "unknown"
+
+
+def test_a_client_without_a_journal_has_nothing_to_resume(make: Make) -> None:
+    with pytest.raises(ConfigurationError, match="no journal"):
+        make().resume()
+
+
+def test_the_time_limit_of_retries_is_kept(make: Make, server: Server) -> None:
+    server.script = [http(503, Retry_After="30")]
+    assert receipt(make(retry=QUICK.__class__(time="10s", quota=None)), "POST", server.url).attempts == 1
+
+
+# Inside an operation
+
+
+def test_a_call_of_an_operation_carries_its_derived_key_to_named_hosts_only(
+    make: Make, server: Server, other: Server
+) -> None:
+    client = make(hosts=[f"127.0.0.1:{server.port}"])
+
+    def ship() -> None:
+        for _ in range(2):
+            client.send("POST", f"{server.url}/parcels", b"{}")
+        client.send("POST", f"{other.url}/parcels", b"{}")
+        client.send("POST", f"{server.url}/parcels", b"{}", {"Idempotency-Key": "own"})
+
+    def once() -> None:
+        with Semel(MemoryStore(), sweep_every=None) as guard:
+            guard.run("ship", key="order-7", call=ship)
+
+    once()
+    first = server.keys
+    once()
+    assert len(set(first)) == 3  # two equal calls have two keys ...
+    assert server.keys == first * 2  # ... which are the same in another attempt
+    assert first[2] == "own"
+    assert [seen.headers.get("idempotency-parent") for seen in server.seen[:3]] == ["order-7"] * 3
+    assert other.keys[0] != other.keys[1]
+    assert "idempotency-parent" not in other.seen[0].headers
+
+
+def test_an_equal_call_after_an_unknown_outcome_is_its_retry(make: Make, server: Server) -> None:
+    client = make(hosts=["127.0.0.1"], retry=Retry(attempts=1, quota=None))
+    server.script = [HANG_UP, OK]
+
+    def ship() -> None:
+        with pytest.raises(NoAnswer):
+            client.send("POST", f"{server.url}/parcels", b"{}")
+        client.send("POST", f"{server.url}/parcels", b"{}")
+        client.send("POST", f"{server.url}/parcels", b"{}")
+
+    with Semel(MemoryStore(), sweep_every=None) as guard:
+        guard.run("ship", key="order-7", call=ship)
+    assert server.keys[0] == server.keys[1] != server.keys[2]
+
+
+def test_the_lineage_does_not_follow_a_redirect_to_another_server(make: Make, server: Server, other: Server) -> None:
+    client = make(hosts=[f"127.0.0.1:{server.port}"])
+    server.script = [http(307, Location=f"{other.url}/parcels")]
+    with Semel(MemoryStore(), sweep_every=None) as guard:
+        guard.run("ship", key="order-7", call=lambda: client.send("POST", f"{server.url}/parcels", b"{}").status)
+    assert "idempotency-root" in server.seen[0].headers
+    assert not [name for name in other.seen[0].headers if name.startswith("idempotency")]

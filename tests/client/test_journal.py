@@ -1,0 +1,393 @@
+"""The journal: durable before the request leaves, owned by a living process, bounded, without secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import semel.client.journal as journal_module
+from semel import ConfigurationError, JournalFull, KeyExpired, KeyRing, NoAnswer, StoreUnavailable
+from semel.client import Journal, Retry
+from semel.client.flow import Intent
+from semel.client.httpx import AsyncIdempotencyTransport, IdempotencyTransport
+from semel.client.journal import Entry, TakeEntries, WriteEntry
+from semel.errors import SnapshotUnreadable
+
+ONCE = Retry(attempts=1, quota=None)
+
+
+def intent(key: str = "k", body: bytes = b"{}", url: str = "http://pay.example/charges", **headers: str) -> Intent:
+    return Intent("POST", url, key, {}, headers=headers, body=body)
+
+
+def write(journal: Journal, *args: Any, lifetime: float = 1000, **kwargs: Any) -> int:
+    op = journal.write(intent(*args, **kwargs), lifetime)
+    journal.execute(op)
+    return op.id
+
+
+def take(journal: Journal) -> list[Entry]:
+    return journal.execute(TakeEntries(0, 0.0, 100))
+
+
+def keys(journal: Journal, state: str = "") -> list[str]:
+    return [entry.key for entry in journal.entries() if state in ("", entry.state)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "calls.db"
+
+
+@pytest.fixture
+def journal(path: Path) -> Iterator[Journal]:
+    with Journal(path) as journal:
+        yield journal
+
+
+def test_only_the_owner_may_read_it(journal: Journal, path: Path) -> None:
+    write(journal)
+    for name in (path, f"{path}-wal", f"{path}-owners"):
+        assert stat.S_IMODE(os.stat(name).st_mode) == 0o600
+
+
+def test_an_entry_is_durable_before_the_request_is_sent(path: Path) -> None:
+    def service(request: httpx.Request) -> httpx.Response:
+        other = sqlite3.connect(path)
+        found = other.execute("SELECT key, method, url FROM semel_journal").fetchall()
+        other.close()
+        assert found == [(request.headers["Idempotency-Key"], "POST", "http://pay.example/charges")]
+        return httpx.Response(200)
+
+    with httpx.Client(transport=IdempotencyTransport(httpx.MockTransport(service), journal=path)) as client:
+        client.post("http://pay.example/charges")
+
+
+def test_an_entry_is_written_with_an_fsync_and_removed_without(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    journal.batches.connection().set_trace_callback(said.append)
+    id = write(journal)
+    assert not any("synchronous" in text for text in said)
+    assert journal.batches.connection().execute("PRAGMA synchronous").fetchone() == (2,)
+    journal.execute(journal.settle(id, remove=True))
+    assert [text for text in said if "NORMAL" in text or "FULL" in text] == [
+        "PRAGMA synchronous = NORMAL",
+        "PRAGMA synchronous = FULL",
+    ]
+
+
+def test_the_password_of_a_url_is_not_written(journal: Journal) -> None:
+    write(journal, url="http://user:s3cret@pay.example:8000/charges?a=b")
+    assert [entry.url for entry in journal.entries()] == ["http://pay.example:8000/charges?a=b"]
+
+
+def test_further_headers_are_written_if_they_are_named(path: Path) -> None:
+    with Journal(path, headers=["X-Tenant"]) as journal:
+        journal.execute(
+            journal.write(
+                Intent("POST", "u", "k", {}, headers={"x-tenant": "a", "X-Other": "b", "If-Match": '"1"'}), 1000
+            )
+        )
+        (entry,) = journal.entries()
+    assert entry.headers == {"x-tenant": "a", "If-Match": '"1"'}
+
+
+# Owners
+
+
+def test_an_entry_in_flight_is_left_alone(journal: Journal) -> None:
+    id = write(journal)
+    assert take(journal) == []
+    journal.execute(journal.settle(id, remove=False))
+    assert [entry.key for entry in take(journal)] == ["k"]
+    assert take(journal) == []  # it is in flight again
+
+
+def test_two_journals_of_a_process_are_one_owner(journal: Journal, path: Path) -> None:
+    id = write(journal)
+    with Journal(path) as other:
+        assert keys(other, "in flight") == ["k"]
+        assert take(other) == []
+    with Journal(path) as other:  # the first one still holds its lock
+        assert keys(other, "in flight") == ["k"]
+        other.execute(other.settle(id, remove=False))
+    assert keys(journal, "in doubt") == ["k"]
+
+
+def test_two_calls_with_one_key_end_one_by_one(journal: Journal) -> None:
+    id = write(journal)
+    assert journal.execute(journal.write(intent(), 1000)).known
+    journal.execute(journal.settle(id, remove=False))
+    assert keys(journal, "in flight") == ["k"]
+    journal.execute(journal.settle(id, remove=False))
+    assert keys(journal, "in doubt") == ["k"]
+
+
+CHILD = """
+import sys
+from semel.client import Journal
+from semel.client.flow import Intent
+journal = Journal(sys.argv[1])
+journal.execute(journal.write(Intent("POST", "http://pay.example/", "child", {}, body=b"1"), 1000))
+print("written", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def child(path: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", CHILD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        yield process
+        process.kill()
+
+
+def test_the_entries_of_a_living_process_are_its_own(journal: Journal, child: subprocess.Popen[str]) -> None:
+    assert keys(journal, "in flight") == ["child"]
+    assert take(journal) == []
+    child.kill()
+    child.wait()
+    assert keys(journal, "in doubt") == ["child"]
+    assert [entry.body for entry in take(journal)] == [b"1"]
+
+
+def test_a_call_with_the_key_of_a_dead_process_takes_it_over(journal: Journal, child: subprocess.Popen[str]) -> None:
+    child.kill()
+    child.wait()
+    op = journal.write(Intent("POST", "http://pay.example/", "child", {}, body=b"1"), 1000)
+    assert journal.execute(op).known
+    assert keys(journal, "in flight") == ["child"]
+
+
+def test_a_forked_child_has_its_own_entries(journal: Journal) -> None:
+    write(journal, "parent")
+    ready, go = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:  # pragma: no cover
+        try:
+            assert keys(journal, "in flight") == ["parent"]
+            assert take(journal) == []
+            write(journal, "child")
+            os.write(ready[1], b"1")
+            os.read(go[0], 1)
+        finally:
+            os._exit(0)
+    assert os.read(ready[0], 1) == b"1"
+    assert sorted(keys(journal, "in flight")) == ["child", "parent"]
+    os.write(go[1], b"1")
+    os.waitpid(pid, 0)
+    assert keys(journal, "in doubt") == ["child"]
+    assert keys(journal, "in flight") == ["parent"]
+    for end in (*ready, *go):
+        os.close(end)
+
+
+def test_the_lock_of_a_closed_journal_is_dropped(path: Path, journal: Journal) -> None:
+    program = CHILD.replace("sys.stdin.read()", "journal.close(); print('closed', flush=True); sys.stdin.read()")
+    command = [sys.executable, "-c", program, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() + process.stdout.readline() == "written\nclosed\n"
+        assert keys(journal, "in doubt") == ["child"]
+        process.kill()
+
+
+# Interrupted calls
+
+
+def test_a_cancelled_call_stays_in_doubt(path: Path) -> None:
+    async def main() -> None:
+        started = asyncio.Event()
+
+        async def service(request: httpx.Request) -> httpx.Response:
+            started.set()
+            await asyncio.sleep(60)
+            raise AssertionError
+
+        journal = Journal(path)
+        transport = AsyncIdempotencyTransport(httpx.MockTransport(service), journal=journal)
+        async with httpx.AsyncClient(transport=transport) as client:
+            call = asyncio.create_task(client.post("http://pay.example/charges", content=b"1"))
+            await started.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            journal.thread().submit(int).result()  # what was handed to the thread is done
+            assert [entry.state for entry in journal.entries()] == ["in doubt"]
+            taken = await journal.execute_async(TakeEntries(0, 0.0, 9))
+            assert len(taken) == 1
+        journal.close()
+
+    asyncio.run(main())
+
+
+def test_an_unexpected_error_leaves_the_call_in_doubt(path: Path) -> None:
+    def service(request: httpx.Request) -> httpx.Response:
+        raise KeyboardInterrupt
+
+    with Journal(path) as journal:
+        transport = IdempotencyTransport(httpx.MockTransport(service), journal=journal)
+        with httpx.Client(transport=transport) as client, pytest.raises(KeyboardInterrupt):
+            client.post("http://pay.example/charges", content=b"1")
+        journal.thread().submit(int).result()
+        assert [entry.state for entry in journal.entries()] == ["in doubt"]
+
+
+# Bounds
+
+
+def test_it_is_bounded(path: Path) -> None:
+    sent = []
+
+    def service(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return httpx.Response(200)
+
+    with Journal(path, max_bytes=100_000) as journal:
+        write(journal, "large", b"x" * 80_000)
+        with httpx.Client(transport=IdempotencyTransport(httpx.MockTransport(service), journal=journal)) as client:
+            with pytest.raises(JournalFull, match="max_bytes is 100000"):
+                client.post("http://pay.example/charges", content=b"x" * 80_000)
+            assert sent == []
+            assert client.post("http://pay.example/charges", content=b"x").status_code == 200
+        assert journal.forget("large") == 1
+        write(journal, "second", b"x" * 80_000)  # the room is used again
+
+
+def test_one_that_does_not_fit_does_not_hinder_the_others(path: Path) -> None:
+    with Journal(path, max_bytes=100_000) as journal:
+        ops = [journal.write(intent(key, b"x" * size), 1000) for key, size in (("a", 1), ("b", 200_000), ("c", 1))]
+        first, second, third = journal.batches.run(ops)
+        assert isinstance(second, JournalFull)
+        assert not first.known
+        assert not third.known
+        assert keys(journal) == ["a", "c"]
+
+
+def test_an_entry_that_is_too_old_is_reported_and_not_sent(path: Path) -> None:
+    def service(request: httpx.Request) -> httpx.Response:
+        raise AssertionError
+
+    with Journal(path) as journal:
+        journal.execute(journal.settle(write(journal, "old", lifetime=0), remove=False))
+        assert keys(journal, "expired") == ["old"]
+        with IdempotencyTransport(httpx.MockTransport(service), journal=journal) as transport:
+            report = transport.resume()
+        assert [entry.key for entry in report.expired] == ["old"]
+        assert journal.entries() == []
+
+
+def test_a_key_that_is_too_old_is_not_sent_again(path: Path) -> None:
+    def service(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadError("lost")
+
+    transport = IdempotencyTransport(httpx.MockTransport(service), journal=path, retry=Retry(window=0, quota=None))
+    with httpx.Client(transport=transport) as client:
+        for kind in (NoAnswer, KeyExpired):
+            with pytest.raises(kind):
+                client.post("http://pay.example/charges", headers={"Idempotency-Key": "k"})
+
+
+def test_a_cipher_hides_bodies_and_headers(path: Path) -> None:
+    ring = KeyRing({"a": KeyRing.generate_key()})
+    with Journal(path, cipher=ring) as journal:
+        id = write(journal, "k", b"a secret body", Accept="text/secret")
+        (entry,) = journal.entries()
+        assert (entry.body, entry.headers) == (b"a secret body", {"Accept": "text/secret"})
+        assert b"secret" not in path.read_bytes() + Path(f"{path}-wal").read_bytes()
+        journal.execute(journal.settle(id, remove=False))
+    with Journal(path) as journal:
+        assert keys(journal) == ["k"]
+        with pytest.raises(ConfigurationError, match="cipher"):
+            take(journal)
+    with Journal(path, cipher=KeyRing({"a": KeyRing.generate_key()})) as journal, pytest.raises(SnapshotUnreadable):
+        take(journal)
+
+
+# Files that are no journals
+
+
+def test_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "NETWORK_FILE_SYSTEMS", ("",))
+    with pytest.raises(ConfigurationError, match="Use a local disk"):
+        Journal(path)
+
+
+def test_another_database_is_refused(path: Path) -> None:
+    other = sqlite3.connect(path)
+    other.execute("PRAGMA application_id = 7")
+    other.close()
+    with pytest.raises(ConfigurationError, match="is no journal"):
+        Journal(path)
+
+
+def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreUnavailable):
+        Journal(path)
+
+
+def test_a_folder_that_does_not_exist_is_named(path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="missing"):
+        Journal(path.parent / "missing" / "calls.db")
+
+
+# Many at once
+
+
+def test_threads_share_commits(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = []
+    run = journal.batches.run
+
+    def counted(ops: Any) -> Any:
+        batches.append(len(ops))
+        return run(ops)
+
+    monkeypatch.setattr(journal.batches, "run", counted)
+    together = threading.Barrier(32)
+
+    def call(number: int) -> None:
+        together.wait()
+        for turn in range(5):
+            id = write(journal, f"{number}-{turn}")
+            journal.execute(journal.settle(id, remove=True))
+
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(call, range(32)))
+    assert sum(batches) == 320
+    assert len(batches) < 160
+    assert journal.entries() == []
+
+
+def test_tasks_share_commits(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = []
+    run = journal.batches.run
+
+    def counted(ops: Any) -> Any:
+        batches.append([type(op) for op in ops])
+        return run(ops)
+
+    monkeypatch.setattr(journal.batches, "run", counted)
+
+    async def main() -> None:
+        await asyncio.gather(*(journal.execute_async(journal.write(intent(str(number)), 1000)) for number in range(32)))
+
+    asyncio.run(main())
+    asyncio.run(main())  # another loop: the entries are known
+    assert batches == [[WriteEntry] * 32] * 2
