@@ -205,10 +205,22 @@ CANNOT_TELL: Final = Verdict("CANNOT_TELL")
 class Call:
     """One call of one operation. An engine creates it, and a flow reads it."""
 
-    __slots__ = (
-        "accept", "claim", "codec", "comparison", "fingerprint", "has_steps", "hook", "id", "input", "key", "log",
-        "nonce", "operation", "policy", "quota", "resumption", "route", "serializer", "stored_key", "tenant", "writes",
-    )  # fmt: skip
+    claim: Claim | None = None
+    """What ``make_claim`` has returned."""
+    route: str | None = None
+    """The name of the operation on events, if it is another one. Over HTTP it has the template of the path."""
+    comparison = "the same request"
+    """What the fingerprint compares, in words, for the error that says that it differs."""
+    has_steps = False
+    """Whether the store holds steps of this operation, so that a failed attempt must not delete the record."""
+    input: bytes | None = None
+    """The encoded arguments of a resumable function, to be stored before it runs."""
+    resumption = False
+    """Made by a resumer: it continues an abandoned operation, and starts no new one."""
+    accept: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None = None
+    """The store's function that checks and adds the handler's own writes; None if the store takes none."""
+    writes: tuple[Any, ...] | None = ()
+    """Writes to make together with the completion; None once the completion was sent."""
 
     def __init__(
         self,
@@ -240,22 +252,6 @@ class Call:
         self.quota = quota
         self.log = log
         """The guard's own log of what an operator must know; None if a hook logs all events."""
-        self.claim: Claim | None = None
-        """The claim that the call makes, always the same, so that the store recognises a repeated one."""
-        self.route = operation
-        """The operation's name on events. Over HTTP it has the template of the path, not the path of one request."""
-        self.comparison = "the same request"
-        """What the fingerprint compares, in words, for the error that says that it differs."""
-        self.has_steps = False
-        """Whether the store holds steps of this operation, so that a failed attempt must not delete the record."""
-        self.input: bytes | None = None
-        """The encoded arguments of a resumable function, to be stored before it runs."""
-        self.resumption = False
-        """Made by a resumer: it continues an abandoned operation, and starts no new one."""
-        self.accept: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None = None
-        """The store's function that checks and adds the handler's own writes; None if the store takes none."""
-        self.writes: tuple[Any, ...] | None = ()
-        """Writes to make together with the completion; None once the completion was sent."""
 
     def __str__(self) -> str:
         return f"{self.operation}[{self.key}]" if self.stored_key is not None else f"{self.operation}[…]"
@@ -263,13 +259,22 @@ class Call:
     def tell(self, event: type[Event], *details: Any) -> None:
         """Hand an event to the hook. Without a hook no event is created."""
         if self.hook is not None:
-            self.hook(event(self.operation, self.tenant, self.key, *details, route=self.route))
+            self.hook(event(self.operation, self.tenant, self.key, *details, route=self.route or self.operation))
 
     def alert(self, event: type[Event], *details: Any) -> None:
         """Report what an operator must know, to the guard's log and to the hook."""
         if self.log is not None:
             self.log(self, event, details)
         self.tell(event, *details)
+
+    def make_claim(self) -> Claim:
+        """Return the claim that the call makes, always the same, so that the store recognises a repeated one."""
+        policy = self.policy
+        self.claim = claim = Claim(
+            self.id, self.nonce, self.fingerprint, policy.lease_seconds, policy.retention_seconds, policy.takeover,
+            self.tenant, self.operation, self.stored_key,
+        )  # fmt: skip
+        return claim
 
     # What is stored
 

@@ -21,6 +21,7 @@ from semel.errors import KeyInvalid, KeyMissing, PolicyError, RequestError
 
 __all__ = [
     "ANY",
+    "BARE_KEY",
     "MAX_KEY_LENGTH",
     "HeaderMode",
     "KeyFormat",
@@ -158,6 +159,8 @@ def check_name(what: str, name: object) -> str:
 # The header field, RFC 9651. Every pattern below is matched at one position and has one way to match, so the time is
 # linear in the length of the field.
 _BARE = re.compile(r"[!#-+\--:<-\[\]-~]+")  # printable ASCII without blank, quote, comma, semicolon, backslash
+BARE_KEY = re.compile(_BARE.pattern.encode())
+"""Matches the bytes of a key that ``auto`` takes as it is, if the format allows its length and has no pattern."""
 _QUOTED = r'"[ !#-\[\]-~]*(?:\\["\\][ !#-\[\]-~]*)*"'
 _DISPLAY = r'%"(?:[ !#$&-~]|%[0-9a-f]{2})*"'
 _BASE64 = "[A-Za-z0-9+/]"
@@ -181,9 +184,6 @@ def parse_header(value: str, mode: HeaderMode = "auto", format: KeyFormat = ANY,
     ``auto``: a value that starts with a quote must be a Structured Field String, whose parameters are checked and
     ignored; any other value is a bare key. ``strict``: only the String. ``raw``: the value as it is, with quotes.
     """
-    # A short cut for ordinary bare keys. The code below gives the same answer for them.
-    if mode == "auto" and format.pattern is None and len(value) <= format.max_length and _BARE.fullmatch(value):
-        return value
     text = value.strip(" \t")
     if not text:
         raise KeyInvalid(f"the {name} field is empty")

@@ -144,7 +144,12 @@ def next_token(row: Row | None, now: float) -> int:
 
 
 def claim(row: Row | None, op: Claim, now: float) -> tuple[Row | None, Claimed | Existing]:
-    state = ABSENT if row is None else state_at(row.state, row.takeover, row.lease_end - now, row.expires - now)
+    if row is None:
+        state = ABSENT
+    elif row.state is DONE and row.expires > now:  # as state_of() says, in the path of every replay
+        return row, Existing(show(row, now, DONE))
+    else:
+        state = state_of(row, now)
     if row is None or state is ABSENT:
         token = next_token(row, now)
         fresh = _row((

@@ -26,13 +26,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias, TypeVar
 
-from semel.core.call import Call, Declined, Pause, Raised, Returned, Stopped
+from semel.core.call import Call, Declined, Outcome, Pause, Raised, Returned, Stopped
+from semel.core.encoding.snapshot import StoredResponse
 from semel.engine.aio import AsyncGuard
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.drive.waiting import EAGER, start_task
 from semel.engine.operation import running
-from semel.errors import ConfigurationError, PreconditionError, StoreError
-from semel.http.asgi.body import FILES, App, BodyReader, Message, Receive, Scope, Send, without_files
+from semel.errors import ConfigurationError, KeyInvalid, PreconditionError, SemelError, StoreError
+from semel.http.asgi.body import FILES, IN_MEMORY, App, BodyReader, Message, Receive, Scope, Send, without_files
 from semel.http.asgi.transaction import open_transaction_async
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
 from semel.http.contract.endpoint import (
@@ -50,10 +51,10 @@ from semel.http.contract.endpoint import (
     RunAgain,
     cut_off,
 )
-from semel.http.contract.exchange import KEY_HEADER, SETTLED, Exchange
+from semel.http.contract.exchange import CLAIMED, KEY_HEADER, SETTLED, Exchange
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
-from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Rule
+from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Idempotent, Rule
 
 __all__ = ["ASGIMiddleware", "ASGIResponder", "current", "current_responder"]
 
@@ -138,7 +139,23 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
             rule = self.routes.rules.get((method, scope["path"]))  # the usual case of a find
             if rule is None:
                 rule = self.find_rule(method, scope["path"], scope.get("root_path", ""))
-        responder = ASGIResponder(self, scope, receive, send)
+        exchange = Exchange(
+            method, scope["path"], scope.get("query_string", b""), scope["headers"],
+            secret=self.guard.secret, docs=self.docs, key_header=self.key_header,
+        )  # fmt: skip
+        early = None
+        if rule is not None and exchange.keys:
+            known = self.rules.get(id(rule))
+            if known is not None and known[1].claims_early and not self.binds_hosts and CLAIMED not in scope:
+                early = EarlyClaim()
+                early.results = []
+                answer = await self._claim_early(early, exchange, known[1], scope, receive)
+                if answer is not None:
+                    headers = exchange.expose(answer.headers, known[1])
+                    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+                    await send({"type": "http.response.body", "body": answer.body, "more_body": False})
+                    return
+        responder = ASGIResponder(self, exchange, scope, receive, send)
         body = responder.body
         token = current.set(responder)
         try:
@@ -148,7 +165,13 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
             if rule is not None:
                 claimed = False
                 try:
-                    claimed = await responder.drive(responder.life.claim(rule))
+                    if early is None:
+                        claimed = await responder.drive(responder.life.claim(rule))
+                    else:
+                        responder.life.early_call = early.call
+                        if early.message is not None:
+                            body.begin_with(early.message)
+                        claimed = await responder.drive(responder.life.claim(rule), early.results)
                 finally:
                     if body.held is not None and not claimed:
                         body.close()
@@ -171,6 +194,55 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
                 raise
         finally:
             current.reset(token)
+
+    async def _claim_early(
+        self, early: EarlyClaim, exchange: Exchange, rule: Idempotent, scope: Scope, receive: Receive
+    ) -> StoredResponse | None:
+        """Do what the flow of a claim would ask for, in the same order, without a responder and a flow.
+
+        Returns the stored answer to a replay. In any other case the flow takes over, with the results so far.
+        """
+        try:
+            key = exchange.read_key(rule)
+        except KeyInvalid:
+            return None
+        assert key is not None  # there is a line of it
+        if not rule.reads_body:
+            exchange.body = None
+        tenant = None
+        if self.tenant is not None:
+            try:
+                tenant = self.tenant(scope if self.request is None else self.request(scope))
+                if type(tenant) is not str or not tenant:
+                    tenant = await self.await_tenant(tenant)
+            except Exception as error:
+                early.results.append((None, error))
+                return None
+            early.results.append((tenant, None))
+        longest = rule.max_request_body or 0
+        if exchange.announced_length > longest:
+            return None
+        message = early.message = await receive()
+        chunk = message.get("body", b"")
+        if message["type"] != "http.request" or message.get("more_body", False) or len(chunk) > min(longest, IN_MEMORY):
+            return None
+        exchange.feed(chunk, False)
+        try:
+            call = exchange.call(self.guard, rule, key, tenant)
+        except SemelError:
+            return None  # the flow makes it again, and finds the same error
+        early.call = call
+        if call.hook is not None:
+            call.route = self.route_name(scope, exchange)
+        try:
+            begun = await self.guard.begin(call)
+        except SemelError as error:
+            early.results.append((None, error))
+            return None
+        if isinstance(begun, Outcome):
+            return exchange.replay(begun.value, rule)
+        early.results.append((begun, None))
+        return None
 
     async def _begin_lifespan(self, receive: Receive, send: Send) -> None:
         """Start, and tell the server if that fails."""
@@ -219,15 +291,23 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
             _log.error("a handler failed after its client had gone", exc_info=task.exception())
 
 
+class EarlyClaim:
+    """What is known of a claim before its flow begins."""
+
+    results: list[tuple[Any, BaseException | None]]
+    """The answers to the first requests of the flow, or the errors that they ended with."""
+    call: Call | None = None
+    message: Message | None = None
+    """The first message of the server, for the application."""
+
+
 class ASGIResponder:
     """Handles one request: reads its body, runs the application under an attempt, and sends the answer."""
 
-    def __init__(self, middleware: ASGIMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, middleware: ASGIMiddleware, exchange: Exchange, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         self.loop = asyncio.get_running_loop()
-        exchange = Exchange(
-            scope["method"].upper(), scope["path"], scope.get("query_string", b""), scope["headers"],
-            secret=middleware.guard.secret, docs=middleware.docs, key_header=middleware.key_header,
-        )  # fmt: skip
         self.life: Lifecycle[AsyncAttempt] = Lifecycle(middleware, scope, exchange)
         self._middleware = middleware
         self._scope = scope
@@ -407,10 +487,15 @@ class ASGIResponder:
 
         return await self.drive(flow())
 
-    async def drive(self, flow: EndpointFlow[T]) -> T:
-        """Carry out the requests of a flow and send it the results, until it returns."""
+    async def drive(self, flow: EndpointFlow[T], results: Iterable[tuple[Any, BaseException | None]] = ()) -> T:
+        """Carry out the requests of a flow and send it the results, until it returns.
+
+        :param results: the results of its first requests, or the errors, if they are known already.
+        """
         try:
             request = next(flow)
+            for known, trouble in results:
+                request = flow.send(known) if trouble is None else flow.throw(trouble)
             result: Any
             while True:
                 try:

@@ -23,7 +23,7 @@ from semel.core.encoding.canonical import canonical_json, parse_json, select_fie
 from semel.core.encoding.fingerprint import DIGEST_SIZE, hash_key
 from semel.core.encoding.serializers import NotSerializable
 from semel.core.encoding.snapshot import Kind, StoredResponse, decode_response, encode_response, make_response
-from semel.core.keys import header_value, parse_header
+from semel.core.keys import BARE_KEY, header_value, parse_header
 from semel.engine.guard import Guard
 from semel.errors import (
     BodyTooLarge,
@@ -153,11 +153,19 @@ RESPONSES: Final = ResponseSerializer()
 class Exchange:
     """A request, and the answers to it."""
 
-    __slots__ = (
-        "_body_hash", "_boundary", "_counted", "_lines", "_query", "_request_hash", "_scripted", "_secret",
-        "announced_length", "body", "complete", "docs", "echo", "host", "key", "key_header", "keys", "method",
-        "path", "size",
-    )  # fmt: skip
+    host = ""
+    """The host of the request, if its route is bound to hosts; it is a part of the operation then."""
+    size = 0
+    """Bytes of the body that have arrived."""
+    complete = False
+    """Whether the application has read the body to its end before the claim."""
+    key: str | None = None
+    announced_length = 0
+    """The Content-Length, or 0 if there is none."""
+    _boundary = b""
+    """That of a multipart body."""
+    _scripted = False
+    """Whether a script in a browser sent the request."""
 
     def __init__(
         self,
@@ -174,15 +182,8 @@ class Exchange:
         self.method = method
         self.path = path
         self.docs = docs
-        self.host = ""
-        """The host of the request, if its route is bound to hosts; it is a part of the operation then."""
         self.body: list[bytes] | None = []
         """Chunks of the body, for rules that read all of it; None if no rule does, or if it is too large for that."""
-        self.size = 0
-        """Bytes of the body that have arrived."""
-        self.complete = False
-        """Whether the application has read the body to its end before the claim."""
-        self.key: str | None = None
         self.echo: list[tuple[bytes, bytes]] = []
         """The header line that repeats the key in the answer; nothing without a key."""
         self._query = query
@@ -190,12 +191,6 @@ class Exchange:
         self._secret = secret
         self._body_hash: blake2b | PartsHash
         self._request_hash, self._body_hash = _new_hashes(secret)
-        self._boundary = b""
-        """That of a multipart body."""
-        self.announced_length = 0
-        """The Content-Length, or 0 if there is none."""
-        self._scripted = False
-        """Whether a script in a browser sent the request."""
         self.keys: list[bytes] = []
         """The lines of the key, valid or not."""
         self._counted: list[tuple[bytes, bytes]] = []
@@ -213,7 +208,7 @@ class Exchange:
                 self._scripted = True
             else:
                 self._counted.append((name, value))
-                if value[:10].lower() == b"multipart/" and name == b"content-type" and not self._boundary:
+                if name == b"content-type" and value[:10].lower() == b"multipart/" and not self._boundary:
                     found = _BOUNDARY.search(value)
                     if found is not None:
                         self._boundary = found[1] or found[2]
@@ -252,13 +247,24 @@ class Exchange:
             return None
         if len(lines) > 1:
             raise KeyInvalid(f"Send one {self.key_header.title} header line, not several.")
+        # A short cut for ordinary bare keys. The code below gives the same answer for them.
+        format, line = rule.key_format, lines[0]
+        if (
+            format.pattern is None
+            and len(line) <= format.max_length
+            and rule.key_mode == "auto"
+            and BARE_KEY.fullmatch(line)
+        ):
+            self.echo = [(self.key_header.name, line)]
+            self.key = line.decode()
+            return self.key
         try:
-            text = lines[0].decode("ascii")
+            text = line.decode("ascii")
         except UnicodeDecodeError as error:
             raise KeyInvalid(f"The {self.key_header.title} holds characters other than printable ASCII.") from error
-        key = self.key = parse_header(text, rule.key_mode, rule.key_format, self.key_header.title)
+        key = self.key = parse_header(text, rule.key_mode, format, self.key_header.title)
         if key == text:
-            self.echo = [(self.key_header.name, lines[0])]  # a bare key is echoed as it was sent
+            self.echo = [(self.key_header.name, line)]  # a bare key is echoed as it was sent
         else:
             value = key if rule.key_mode == "raw" else _quoted(key)
             self.echo = [(self.key_header.name, value.encode())]
@@ -294,9 +300,9 @@ class Exchange:
 
         :param other_body: takes the place of the body that was sent.
         """
-        target, query = (self.host + self.path).encode("utf-8", "surrogatepass"), self._query
-        word = self.method.encode()
-        parts = b"%d:%b%d:%b%d:%b" % (len(word), word, len(target), target, len(query), query)
+        path, query = self.host + self.path, self._query
+        _, target = (_known_target if len(path) <= _LONGEST_PATH else _read_target)(self.method, path)
+        parts = b"%b%d:%b" % (target, len(query), query)
         for name, value in lines:
             parts += b"h%d:%b%d:%b" % (len(name), name, len(value), value)
         if document is None:
@@ -330,11 +336,9 @@ class Exchange:
             owner = known or (guard.tenant if tenant is None else guard.check_tenant(tenant))
         except RequestError as error:  # not the client's mistake
             raise ConfigurationError(f"tenant= gave no text of 1 to 255 characters: {error}") from error
-        path = self.host + self.path
-        if rule.scope == "tenant":
-            operation = "*"
-        else:  # a long path is not remembered
-            operation = (_known_name if len(path) <= _LONGEST_PATH else _operation_name)(self.method, path)
+        path, operation = self.host + self.path, "*"
+        if rule.scope != "tenant":  # a long path is not remembered
+            operation, _ = (_known_target if len(path) <= _LONGEST_PATH else _read_target)(self.method, path)
         lines = self._counted
         plain = len(lines) < 2 and not (rule.fingerprint_headers or rule.reads_body or rule.compare_parts)
         fingerprint = self.digest(lines, None) if plain else self.fingerprint(rule)
@@ -463,15 +467,17 @@ class Exchange:
         return [*rest, (name, ", ".join([*named, *missing]).encode("latin-1"))]
 
 
-def _operation_name(method: str, path: str) -> str:
-    """Return the operation, which scopes the key together with the tenant."""
+def _read_target(method: str, path: str) -> tuple[str, bytes]:
+    """Return the operation, which scopes the key together with the tenant, and the beginning of the fingerprint."""
+    word, target = method.encode(), path.encode("utf-8", "surrogatepass")
+    beginning = b"%d:%b%d:%b" % (len(word), word, len(target), target)
     if len(path) > _LONGEST_PATH or not path.isprintable():  # a store takes short text without control characters
         digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
-    return f"{method} {path}"
+    return f"{method} {path}", beginning
 
 
-_known_name: Final = lru_cache(maxsize=1024)(_operation_name)
+_known_target: Final = lru_cache(maxsize=1024)(_read_target)
 
 
 def _words(lines: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
