@@ -263,12 +263,17 @@ def identity(tenant: str, operation: str, key: str, hash: blake2b = _IDENTITY) -
     The lengths keep ("ab", "c") and ("a", "bc") apart, whatever characters a tenant puts into its name. Without a keyed
     ``hash`` a key of few possible values can be found by trying them all.
     """
-    try:
-        a, b, c = tenant.encode(), operation.encode(), key.encode()
-    except UnicodeEncodeError as exc:
-        raise KeyInvalid("the tenant, the operation or the key holds a lone surrogate") from exc
+    text = f"{len(tenant)}:{tenant}{len(operation)}:{operation}{len(key)}:{key}"
+    if text.isascii():
+        data = text.encode()
+    else:  # the lengths in bytes are others
+        try:
+            a, b, c = tenant.encode(), operation.encode(), key.encode()
+        except UnicodeEncodeError as exc:
+            raise KeyInvalid("the tenant, the operation or the key holds a lone surrogate") from exc
+        data = b"%d:%b%d:%b%d:%b" % (len(a), a, len(b), b, len(c), c)
     digest = hash.copy()
-    digest.update(b"%d:%b%d:%b%d:%b" % (len(a), a, len(b), b, len(c), c))
+    digest.update(data)
     return digest.digest()
 
 

@@ -22,6 +22,8 @@ from semel.core.ops import (
     Renew,
     Resolve,
     SaveStep,
+    make_claimed,
+    make_existing,
 )
 from semel.core.states import (
     ABANDONED,
@@ -147,7 +149,7 @@ def claim(row: Row | None, op: Claim, now: float) -> tuple[Row | None, Claimed |
     if row is None:
         state = ABSENT
     elif row.state is DONE and row.expires > now:  # as state_of() says, in the path of every replay
-        return row, Existing(show(row, now, DONE))
+        return row, make_existing((show(row, now, DONE),))
     else:
         state = state_of(row, now)
     if row is None or state is ABSENT:
@@ -156,7 +158,7 @@ def claim(row: Row | None, op: Claim, now: float) -> tuple[Row | None, Claimed |
             op.id, _CLAIMED, token, 1, op.nonce, op.takeover, op.fingerprint, now + op.lease, now, now + op.ttl,
             op.tenant, op.operation, op.key, None, (),
         ))  # fmt: skip
-        return fresh, Claimed(token, 1)
+        return fresh, make_claimed((token, 1, ()))
     if state is RUNNING and row.nonce == op.nonce:
         return row, Claimed(row.token, row.attempt, row.steps)
     if state is not ABANDONED or not same_request(row.fingerprint, op.fingerprint):

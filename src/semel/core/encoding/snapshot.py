@@ -168,8 +168,12 @@ def _header(kind: int, coding: int, serializer: str) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _begin_checksum(header: bytes) -> int | None:
-    """Return the checksum of the header, which that of the payload continues; None if the database has made it."""
+def _read_header(header: bytes) -> tuple[int | None, Kind | None, str | None, int]:
+    """Return the checksum so far, the kind, the serializer's name and the coding of a snapshot.
+
+    The checksum is None if the database has made it. The kind or the name is None if it cannot be read: a wrong
+    checksum says more about that.
+    """
     version = header[0]
     if version not in (_VERSION, _MADE_BY_DATABASE):
         raise SnapshotUnreadable(
@@ -177,19 +181,8 @@ def _begin_checksum(header: bytes) -> int | None:
             f"{_MADE_BY_DATABASE}: "
             "it was written by a newer Semel (upgrade this process), or it is corrupt"
         )
-    return zlib.crc32(header) if version == _VERSION else None
-
-
-@lru_cache(maxsize=256)
-def _read_header(header: bytes) -> tuple[Kind, str, int]:
-    """Return the kind, the serializer's name and the coding."""
-    kind = _KINDS.get(header[1])
-    if kind is None:
-        raise SnapshotUnreadable(f"the stored snapshot is of an unknown kind {header[1]}: upgrade this process")
-    try:
-        return kind, header[4:].decode("ascii"), header[2]
-    except UnicodeDecodeError as exc:
-        raise SnapshotUnreadable("the stored snapshot is corrupt: its serializer's name is not ascii") from exc
+    begun = zlib.crc32(header) if version == _VERSION else None
+    return begun, _KINDS.get(header[1]), header[4:].decode() if header[4:].isascii() else None, header[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,15 +252,17 @@ class Envelope:
             raise SnapshotUnreadable(f"the stored snapshot is cut: {len(blob)} bytes are fewer than any snapshot has")
         start = 4 + blob[3]
         header, payload = blob[:start], blob[start + 4 :]
-        begun = _begin_checksum(header)
-        checksum = (
-            zlib.crc32(payload, begun).to_bytes(4, "big")
-            if begun is not None
-            else sha256(header + payload).digest()[:4]
-        )
-        if checksum != blob[start : start + 4]:
+        begun, kind, serializer, coding = _read_header(header)
+        if begun is None:
+            intact = sha256(header + payload).digest()[:4] == blob[start : start + 4]
+        else:
+            intact = zlib.crc32(payload, begun) == int.from_bytes(blob[start : start + 4], "big")
+        if not intact:
             raise SnapshotUnreadable("the stored snapshot is corrupt or cut: its checksum does not match")
-        kind, serializer, coding = _read_header(header)
+        if kind is None:
+            raise SnapshotUnreadable(f"the stored snapshot is of an unknown kind {blob[1]}: upgrade this process")
+        if serializer is None:
+            raise SnapshotUnreadable("the stored snapshot is corrupt: its serializer's name is not ascii")
         if coding or self.cipher is not None:
             if self.cipher is not None and not coding & _ENCRYPTED and not self.accept_plain and blob != NOT_SEALED:
                 raise SnapshotUnreadable(

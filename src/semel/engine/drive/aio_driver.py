@@ -93,7 +93,11 @@ class AsyncCallDriver:
                     else:
                         if type(answer) is Existing and answer.record.state is DONE:
                             own.record = answer.record
-                            flights.land(own)
+                            own.landed = True
+                            if own.waiters is not None:
+                                flights.land(own)
+                            else:  # this is all that it does then
+                                flights.by_id.pop(claim.id, None)
                             return replay(call, own.record)
                 execution = Execution(call, flights, store.wakes, own)
                 if isinstance(error, asyncio.CancelledError):

@@ -27,7 +27,6 @@ from contextvars import ContextVar
 from typing import Any, Final, TypeAlias, TypeVar
 
 from semel.core.call import Call, Declined, Outcome, Pause, Raised, Returned, Stopped
-from semel.core.encoding.snapshot import StoredResponse
 from semel.engine.aio import AsyncGuard
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.drive.waiting import EAGER, start_task
@@ -51,10 +50,10 @@ from semel.http.contract.endpoint import (
     RunAgain,
     cut_off,
 )
-from semel.http.contract.exchange import CLAIMED, KEY_HEADER, SETTLED, Exchange
+from semel.http.contract.exchange import ALLOW_ORIGIN, CLAIMED, KEY_HEADER, SETTLED, Exchange, name_of_line
 from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
-from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Idempotent, Rule
+from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Rule
 
 __all__ = ["ASGIMiddleware", "ASGIResponder", "current", "current_responder"]
 
@@ -141,20 +140,76 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
                 rule = self.find_rule(method, scope["path"], scope.get("root_path", ""))
         exchange = Exchange(
             method, scope["path"], scope.get("query_string", b""), scope["headers"],
-            secret=self.guard.secret, docs=self.docs, key_header=self.key_header,
+            self.guard.secret, self.docs, self.key_header,
         )  # fmt: skip
-        early = None
-        if rule is not None and exchange.keys:
-            known = self.rules.get(id(rule))
-            if known is not None and known[1].claims_early and not self.binds_hosts and CLAIMED not in scope:
-                early = EarlyClaim()
-                early.results = []
-                answer = await self._claim_early(early, exchange, known[1], scope, receive)
-                if answer is not None:
-                    headers = exchange.expose(answer.headers, known[1])
-                    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-                    await send({"type": "http.response.body", "body": answer.body, "more_body": False})
-                    return
+        known = None if rule is None or not exchange.keys else self.rules.get(id(rule))
+        if known is None or not known[1].claims_early or self.binds_hosts or CLAIMED in scope:
+            await self._respond(exchange, rule, scope, receive, send)
+            return
+
+        # Make the claim before there is a responder. This does what the flow of a claim asks for, in the same order.
+        # A replay ends here. In any other case the flow begins, and is given the results so far.
+        early = EarlyClaim()
+        results = early.results = []
+        effective = known[1]
+        try:
+            key = exchange.read_key(effective)
+        except KeyInvalid:
+            key = None
+        if key is None:
+            await self._respond(exchange, rule, scope, receive, send)
+            return
+        tenant = None
+        if self.tenant is not None:
+            try:
+                tenant = self.tenant(scope if self.request is None else self.request(scope))
+                if type(tenant) is not str or not tenant:
+                    tenant = await self.await_tenant(tenant)
+            except Exception as error:
+                results.append((None, error))
+                await self._respond(exchange, rule, scope, receive, send, early)
+                return
+            results.append((tenant, None))
+        longest = effective.max_request_body or 0
+        if exchange.announced_length <= longest:
+            message = early.message = await receive()
+            chunk = message.get("body", b"")
+            whole = message["type"] == "http.request" and not message.get("more_body", False)
+            if whole and len(chunk) <= longest and len(chunk) <= IN_MEMORY:
+                if effective.reads_body:
+                    exchange.feed(chunk, False)
+                else:
+                    exchange.body, exchange.whole, exchange.size, exchange.complete = None, chunk, len(chunk), True
+                begun: Any = None
+                try:
+                    call = early.call = exchange.call(self.guard, effective, key, tenant)
+                    if call.hook is not None:
+                        call.route = self.route_name(scope, exchange)
+                    begun = await self.guard.begin(call)
+                except SemelError as error:
+                    if early.call is not None:  # otherwise the flow makes it again, and finds the same error
+                        results.append((None, error))
+                else:
+                    if isinstance(begun, Outcome):
+                        status, lines, body, _ = exchange.replay(begun.value, effective)
+                        if exchange.scripted or ALLOW_ORIGIN in map(name_of_line, lines):
+                            lines = exchange.expose(lines, effective)
+                        await send({"type": "http.response.start", "status": status, "headers": lines})
+                        await send({"type": "http.response.body", "body": body, "more_body": False})
+                        return
+                    results.append((begun, None))
+        await self._respond(exchange, rule, scope, receive, send, early)
+
+    async def _respond(
+        self,
+        exchange: Exchange,
+        rule: Rule | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        early: EarlyClaim | None = None,
+    ) -> None:
+        """Claim at the edge, if there is a rule, and run the application."""
         responder = ASGIResponder(self, exchange, scope, receive, send)
         body = responder.body
         token = current.set(responder)
@@ -194,55 +249,6 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
                 raise
         finally:
             current.reset(token)
-
-    async def _claim_early(
-        self, early: EarlyClaim, exchange: Exchange, rule: Idempotent, scope: Scope, receive: Receive
-    ) -> StoredResponse | None:
-        """Do what the flow of a claim would ask for, in the same order, without a responder and a flow.
-
-        Returns the stored answer to a replay. In any other case the flow takes over, with the results so far.
-        """
-        try:
-            key = exchange.read_key(rule)
-        except KeyInvalid:
-            return None
-        assert key is not None  # there is a line of it
-        if not rule.reads_body:
-            exchange.body = None
-        tenant = None
-        if self.tenant is not None:
-            try:
-                tenant = self.tenant(scope if self.request is None else self.request(scope))
-                if type(tenant) is not str or not tenant:
-                    tenant = await self.await_tenant(tenant)
-            except Exception as error:
-                early.results.append((None, error))
-                return None
-            early.results.append((tenant, None))
-        longest = rule.max_request_body or 0
-        if exchange.announced_length > longest:
-            return None
-        message = early.message = await receive()
-        chunk = message.get("body", b"")
-        if message["type"] != "http.request" or message.get("more_body", False) or len(chunk) > min(longest, IN_MEMORY):
-            return None
-        exchange.feed(chunk, False)
-        try:
-            call = exchange.call(self.guard, rule, key, tenant)
-        except SemelError:
-            return None  # the flow makes it again, and finds the same error
-        early.call = call
-        if call.hook is not None:
-            call.route = self.route_name(scope, exchange)
-        try:
-            begun = await self.guard.begin(call)
-        except SemelError as error:
-            early.results.append((None, error))
-            return None
-        if isinstance(begun, Outcome):
-            return exchange.replay(begun.value, rule)
-        early.results.append((begun, None))
-        return None
 
     async def _begin_lifespan(self, receive: Receive, send: Send) -> None:
         """Start, and tell the server if that fails."""

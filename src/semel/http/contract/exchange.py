@@ -47,8 +47,8 @@ from semel.http.contract.conditional import Preconditions, preconditions
 from semel.http.contract.rules import Conditional, Idempotent, is_header_name
 
 __all__ = [
-    "CLAIMED", "FAILED", "KEY_HEADER", "RESPONSES", "SETTLED", "TITLES", "UNSTORED", "Exchange", "KeyHeader",
-    "ResponseSerializer", "problem",
+    "ALLOW_ORIGIN", "CLAIMED", "FAILED", "KEY_HEADER", "RESPONSES", "SETTLED", "TITLES", "UNSTORED", "Exchange",
+    "KeyHeader", "ResponseSerializer", "name_of_line", "problem",
 ]  # fmt: skip
 
 UNSTORED: Final = (b"idempotent-stored", b"false")
@@ -77,8 +77,10 @@ _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"content-
 _TAKEN: Final = _READ | _FRAMING | {b"authorization", b"cookie", b"host", b"retry-after", b"link"}
 """Names of headers that mean something else."""
 _LONGEST_PATH: Final = 200
+_LONGEST_LINE: Final = 100
+ALLOW_ORIGIN: Final = b"access-control-allow-origin"
 _log = logging.getLogger("semel.http")
-_name = itemgetter(0)
+name_of_line = itemgetter(0)
 
 
 class KeyHeader:
@@ -164,8 +166,10 @@ class Exchange:
     """The Content-Length, or 0 if there is none."""
     _boundary = b""
     """That of a multipart body."""
-    _scripted = False
+    scripted = False
     """Whether a script in a browser sent the request."""
+    whole: bytes | None = None
+    """The body, if it came at once and is not read for the comparison: it is hashed when the call is made."""
 
     def __init__(
         self,
@@ -173,7 +177,6 @@ class Exchange:
         path: str,
         query: bytes,
         headers: Iterable[tuple[bytes, bytes]],
-        *,
         secret: bytes | None = None,
         docs: str | None = None,
         key_header: KeyHeader = KEY_HEADER,
@@ -188,9 +191,9 @@ class Exchange:
         """The header line that repeats the key in the answer; nothing without a key."""
         self._query = query
         self._lines = headers
-        self._secret = secret
         self._body_hash: blake2b | PartsHash
-        self._request_hash, self._body_hash = _new_hashes(secret)
+        self._request_hash, self._empty_hash = _new_hashes(secret)
+        self._body_hash = self._empty_hash
         self.keys: list[bytes] = []
         """The lines of the key, valid or not."""
         self._counted: list[tuple[bytes, bytes]] = []
@@ -205,7 +208,7 @@ class Exchange:
             elif name == b"content-length":
                 self.announced_length = self.announced_length or (int(value) if value.isdigit() else 0)
             elif name == b"origin":
-                self._scripted = True
+                self.scripted = True
             else:
                 self._counted.append((name, value))
                 if name == b"content-type" and value[:10].lower() == b"multipart/" and not self._boundary:
@@ -277,7 +280,7 @@ class Exchange:
             wanted = _PRECONDITIONS.union(name.lower().encode() for name in rule.fingerprint_headers)
             lines = [line for line in self.headers if line[0] in wanted]
         if len(lines) > 1:
-            lines = sorted(lines, key=_name)  # lines of the same name keep their order
+            lines = sorted(lines, key=name_of_line)  # lines of the same name keep their order
         if rule.compare_parts:  # a retry has another boundary
             lines = [
                 (name, _BOUNDARY.sub(b"", value)) if name == b"content-type" else (name, value) for name, value in lines
@@ -288,7 +291,7 @@ class Exchange:
             if rule.compare_decompressed and (plain := self._decompressed(body)) is not None:
                 other = body = plain
             document = self._document(rule, body) if rule.reads_json else None
-        return self.digest(lines, document, other)
+        return self.digest(lines, document, self.whole if other is None else other)
 
     def digest(
         self, lines: Iterable[tuple[bytes, bytes]], document: bytes | None, other_body: bytes | None = None
@@ -302,13 +305,13 @@ class Exchange:
         """
         path, query = self.host + self.path, self._query
         _, target = (_known_target if len(path) <= _LONGEST_PATH else _read_target)(self.method, path)
-        parts = b"%b%d:%b" % (target, len(query), query)
-        for name, value in lines:
-            parts += b"h%d:%b%d:%b" % (len(name), name, len(value), value)
+        parts = b"%b%d:%b" % (target, len(query), query) if query else target + b"0:"
+        for line in lines:
+            parts += _known_line(line) if len(line[1]) <= _LONGEST_LINE else _read_line(line)
         if document is None:
             body, size = self._body_hash, self.size
             if other_body is not None:
-                body, size = self._new_body_hash(), len(other_body)
+                body, size = self._new_body_hash() if self._boundary else self._empty_hash.copy(), len(other_body)
                 body.update(other_body)
             parts += b"b%d:%b" % (0 if self._boundary else size, body.digest())
         else:
@@ -321,8 +324,7 @@ class Exchange:
         """Return an empty hash for the body. That of a multipart body leaves out the boundary, which counts as a part
         of the Content-Type.
         """
-        empty = _new_hashes(self._secret)[1]
-        return PartsHash(empty, self._boundary) if self._boundary else empty.copy()
+        return PartsHash(self._empty_hash, self._boundary) if self._boundary else self._empty_hash.copy()
 
     def _decompressed(self, body: bytes) -> bytes | None:
         """Return what a compressed body decompresses to; None if it is not compressed, or not in a way we read."""
@@ -341,7 +343,7 @@ class Exchange:
             operation, _ = (_known_target if len(path) <= _LONGEST_PATH else _read_target)(self.method, path)
         lines = self._counted
         plain = len(lines) < 2 and not (rule.fingerprint_headers or rule.reads_body or rule.compare_parts)
-        fingerprint = self.digest(lines, None) if plain else self.fingerprint(rule)
+        fingerprint = self.digest(lines, None, self.whole) if plain else self.fingerprint(rule)
         return guard.make_call(operation, key, owner, fingerprint, rule.policy, RESPONSES)
 
     def preconditions(self, rule: Conditional) -> Preconditions:
@@ -380,15 +382,9 @@ class Exchange:
     def replay(self, stored: StoredResponse, rule: Idempotent) -> StoredResponse:
         """Return the first answer, marked as a replay."""
         status, lines, body, omitted = stored if type(stored) is StoredResponse else as_response(stored)
-        for line in lines:
-            if line[0] == b"content-encoding":
-                lines, body = self._acceptable(lines, body, omitted)
-                break
-        headers = [
-            *lines,
-            (rule.replay_marker_name, b"omitted" if omitted else b"true"),
-            *self.echo,
-        ]
+        if b"content-encoding" in map(name_of_line, lines):
+            lines, body = self._acceptable(lines, body, omitted)
+        headers = [*lines, (rule.replay_marker_name, b"omitted" if omitted else b"true"), *self.echo]
         if status not in (204, 304):
             headers.append((b"content-length", b"%d" % len(body)))
         return make_response((status, headers, body, omitted))
@@ -445,12 +441,8 @@ class Exchange:
 
         The CORS header is often added later, by an outer middleware, so an Origin in the request is enough.
         """
-        if not self._scripted:
-            for line in headers:
-                if line[0] == b"access-control-allow-origin":
-                    break
-            else:
-                return headers
+        if not self.scripted and ALLOW_ORIGIN not in map(name_of_line, headers):
+            return headers
         name = b"access-control-expose-headers"
         named = [
             v.strip() for n, value in headers if n == name for v in value.decode("latin-1").split(",") if v.strip()
@@ -478,6 +470,14 @@ def _read_target(method: str, path: str) -> tuple[str, bytes]:
 
 
 _known_target: Final = lru_cache(maxsize=1024)(_read_target)
+
+
+def _read_line(line: tuple[bytes, bytes]) -> bytes:
+    """Return a header line as a part of the fingerprint."""
+    return b"h%d:%b%d:%b" % (len(line[0]), line[0], len(line[1]), line[1])
+
+
+_known_line: Final = lru_cache(maxsize=256)(_read_line)
 
 
 def _words(lines: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:
