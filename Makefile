@@ -6,7 +6,7 @@ VENV := .venv$(if $(filter-out python3,$(PYTHON)),-$(shell $(PYTHON) -c 'import 
 BIN := $(VENV)/bin
 WORKERS ?= 3
 QUICK := "not server and not process and not faults and not slow"
-TYPED := src tests/servers tests/conftest.py $(wildcard tests/test_*.py tests/typing)
+TYPED := src tests/servers tests/conftest.py tests/tracing.py $(wildcard tests/test_*.py tests/typing)
 
 .DEFAULT_GOAL := help
 .PHONY: help run test cover quick everywhere check twins format bench docs servers clean
@@ -21,7 +21,7 @@ run: $(VENV)/.demo ## the demo service on 127.0.0.1:8080; ARGS="..." goes to it
 	$(BIN)/semel demo $(ARGS)
 
 test: check servers ## lint, types, all tests on real servers, coverage; WORKERS=1: one after the other
-	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --cov --cov-report=term $(ARGS)
+	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --cov --cov-sparingly --cov-report=term $(ARGS)
 
 cover: servers ## all tests, and the coverage of their child processes as well: slower
 	$(BIN)/pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder --cov --cov-config=tools/cover_children.ini --cov-report=term $(ARGS)

@@ -12,8 +12,8 @@ from bench import guarded, job
 from bench.contest import BARE_FIRST, BARE_REPLAY, Contestant, Match
 from bench.turns import Turn, tasks, threads
 from semel import AsyncPostgresStore, PostgresStore
-from semel.stores.bounds import CONNECTIONS
 from semel.stores.postgres import migrate
+from semel.stores.settings import CONNECTIONS
 
 __all__ = ["matches"]
 

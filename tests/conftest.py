@@ -22,7 +22,7 @@ from tests.servers import (
 )
 from tests.servers.pgbouncer import PgBouncerServer
 
-pytest_plugins = ["tests.servers.plugin"]
+pytest_plugins = ["tests.servers.plugin", "tests.tracing"]
 
 WHOLE_FILE = re.compile(r"^pytestmark = .*", re.MULTILINE)
 
@@ -50,10 +50,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank[item.path])
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """What is collected stays: no garbage collection need look at thousands of tests again and again."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """The thousands of tests that were collected stay: no garbage collection need look at them again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -81,7 +81,7 @@ def test_modules_that_are_said_to_have_the_same_names_do(module: str) -> None:
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.py"))]
-INSIDE = {("semel.stores.mysql.settings", "MySQLSettings")}
+INSIDE = {("semel.stores.mysql.connections", "MySQLSettings")}
 """A page connects with PyMySQL to the database of the test run by it; a reader's own program has its own parameters."""
 
 

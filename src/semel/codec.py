@@ -25,18 +25,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from semel.core.encoding.snapshot import (
-    COMPRESS_ABOVE,
-    SIZE_LIMIT,
-    ZLIB,
-    Cipher,
-    Compressor,
-    Envelope,
-    SnapshotUnreadable,
-)
-from semel.errors import MissingDependency, PolicyError
-
-__all__ = ["KEY_BYTES", "ZSTD", "Codec", "Compression", "KeyRing"]
+from semel.core.encoding.snapshot import COMPRESS_ABOVE, SIZE_LIMIT, ZLIB, Cipher, Compressor, Envelope
+from semel.errors import MissingDependency, PolicyError, SnapshotUnreadable
 
 Compression = Literal["zlib", "zstd"] | None
 

@@ -23,8 +23,7 @@ from semel.cli import main
 from semel.cli.app import COMMANDS, make_parser
 from semel.core.states import mermaid
 from semel.http.wsgi import WSGIMiddleware, idempotent
-from semel.stores.kinds import SCHEMES
-from semel.stores.urls import open_any_store
+from semel.stores.urls import SCHEMES, open_any_store
 from tests.servers import PostgresServer
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
@@ -376,6 +375,33 @@ def test_release_lets_an_unknown_operation_run_again(url: str) -> None:
             guard.run("pay", key="doubtful", call=lambda: 1)
         assert main(["release", url, "pay", "doubtful"]) == 0
         assert guard.run("pay", key="doubtful", call=lambda: 1) == 1
+
+
+def test_release_drops_a_stored_failure_where_it_is_told_to(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def pay() -> str:
+        if not paid:
+            raise ValueError("the provider is down")
+        return "paid"
+
+    paid: list[int] = []
+    with Semel(SQLiteStore(url.removeprefix("sqlite:///"))) as guard, pytest.raises(ValueError, match="provider"):
+        guard.run("pay", key="failed", tenant="acme", call=pay, remember_errors=ValueError)
+    command = ["release", url, "pay", "failed", "--tenant", "acme"]
+    assert main([*command, "--force"]) == 1
+    assert "--stored failure" in capsys.readouterr().err
+    assert main(["release", url, "pay", "failed", "--stored", "failure"]) == 1, "another tenant"
+    assert main([*command, "--stored", "failure"]) == 0
+    assert "released pay[failed]: the next call runs it" in capsys.readouterr().out
+    assert main([*command, "--stored", "failure"]) == 1
+    assert "no such record" in capsys.readouterr().err
+    paid.append(1)
+    with Semel(SQLiteStore(url.removeprefix("sqlite:///"))) as guard:
+        assert guard.run("pay", key="failed", tenant="acme", call=pay) == "paid"
+    assert main([*command, "--stored", "failure"]) == 1
+    assert "--stored any" in capsys.readouterr().err
+    assert main([*command, "--stored", "any"]) == 0
+    with pytest.raises(SystemExit):
+        main([*command, "--stored", "success"])
 
 
 @pytest.mark.parametrize("command", ["resolve", "release"])

@@ -24,9 +24,9 @@ import pytest
 
 from semel.cli.app import main
 from semel.cli.demo import MODES
-from semel.demo.direct.storm import RATE
-from semel.demo.direct.worker import DYING, TILLS
 from semel.demo.screen import Screen
+from semel.demo.storm import RATE
+from semel.demo.worker import DYING, TILLS
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 

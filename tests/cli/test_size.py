@@ -18,11 +18,11 @@ from semel.cli import main
 from semel.cli import size as size_command
 from semel.cli.measuring import MEASURES, Sample
 from semel.cli.measuring.redis import _prefix
-from semel.cli.measuring.sizing import Needs, bytes_in, duration, in_pages, recommended, size
+from semel.cli.measuring.samples import in_pages
+from semel.cli.size import Needs, bytes_in, duration, recommended, size
 from semel.core.encoding.snapshot import SIZE_LIMIT
 from semel.stores.dynamodb import DynamoDBStore
-from semel.stores.kinds import KINDS, SCHEMES, TRAITS
-from semel.stores.urls import migrate_store, open_store
+from semel.stores.urls import KINDS, SCHEMES, TRAITS, migrate_store, open_store
 from tests.servers import DynamoDBServer, MariaDBServer, PostgresServer, RedisClusterServers, RedisServer
 from tests.servers.base import free_port
 
@@ -129,7 +129,7 @@ def test_mariadb_is_measured_in_a_database_of_its_own(
     assert 500 < store["bytes_per_record"] < 6000
     import pymysql
 
-    from semel.stores.mysql.settings import MySQLSettings
+    from semel.stores.mysql.connections import MySQLSettings
 
     with pymysql.connect(**MySQLSettings(mariadb_url).where) as connection, connection.cursor() as cursor:
         cursor.execute("SHOW DATABASES LIKE 'semel_size%'")

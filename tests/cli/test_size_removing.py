@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from semel.cli import main
-from semel.cli.measuring import sql
+from semel.cli.measuring import kinds
 from tests.servers import MariaDBServer, RedisServer
 
 pytestmark = pytest.mark.server
@@ -125,7 +125,7 @@ def test_who_has_no_standard_error_gets_no_words_into_a_connection(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql, "LOCKED", 1)
+    monkeypatch.setattr(kinds, "LOCKED", 1)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -166,7 +166,7 @@ def test_mariadb_names_a_database_that_somebody_holds(
     import pymysql
 
     from semel.stores import mysql
-    from semel.stores.mysql.settings import MySQLSettings
+    from semel.stores.mysql.connections import MySQLSettings
 
     migrate: Callable[[str], list[str]] = mysql.migrate
     made: list[str] = []

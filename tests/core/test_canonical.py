@@ -23,14 +23,13 @@ from hypothesis import strategies as st
 from semel.core.encoding.canonical import (
     LIVE,
     MAX_DEPTH,
-    DocumentError,
     LiveObject,
     canonical_json,
     encode_value,
     parse_json,
     select_fields,
 )
-from semel.errors import PolicyError, SemelError
+from semel.errors import DocumentError, PolicyError, SemelError
 
 
 def canonicalize(document: bytes) -> bytes:

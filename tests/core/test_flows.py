@@ -20,7 +20,7 @@ from semel.core.call import (
     Stopped,
     StoreLater,
 )
-from semel.core.encoding.serializers import PLAIN
+from semel.core.encoding.plain import PLAIN
 from semel.core.encoding.snapshot import Envelope, Kind
 from semel.core.endings import SETTLE_PAUSES
 from semel.core.flows import perform

@@ -36,18 +36,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semel.core.encoding.serializers import (
-    MAX_DEPTH,
-    PLAIN,
-    NotSerializable,
-    PlainSerializer,
-    Serializer,
-    TypedSerializer,
-    decode_result,
-    serializer_for,
-)
-from semel.core.encoding.snapshot import SnapshotUnreadable
-from semel.errors import PolicyError
+from semel.core.encoding.plain import MAX_DEPTH, PLAIN, PlainSerializer
+from semel.core.encoding.serializers import Serializer, decode_result, serializer_for
+from semel.core.encoding.snapshot import NotSerializable
+from semel.core.encoding.typed import TypedSerializer
+from semel.errors import PolicyError, SnapshotUnreadable
 
 
 def same(left: Any, right: Any) -> bool:

@@ -21,12 +21,11 @@ from semel.core.encoding.snapshot import (
     Kind,
     NotSerializable,
     SnapshotTooLarge,
-    SnapshotUnreadable,
     StoredResponse,
     decode_response,
     encode_response,
 )
-from semel.errors import MissingDependency, PolicyError, RememberedFailure, SemelError
+from semel.errors import MissingDependency, PolicyError, RememberedFailure, SemelError, SnapshotUnreadable
 
 ID = bytes(range(16))
 CODEC = Codec()

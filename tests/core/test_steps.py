@@ -6,7 +6,7 @@ import pytest
 
 from semel.codec import Codec
 from semel.core.call import Call, Failed, Pause, Raised, Returned
-from semel.core.encoding.serializers import PLAIN
+from semel.core.encoding.plain import PLAIN
 from semel.core.flows import perform
 from semel.core.keys import identity
 from semel.core.ops import Claim, Claimed, SaveStep

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from semel import AsyncOperation, AsyncSemel, AsyncSQLiteStore, Operation, Semel, SQLiteStore, current_operation
 from semel.codec import KEY_BYTES, Codec, KeyRing
-from semel.core.encoding.snapshot import NOT_SEALED, Kind, SnapshotUnreadable
-from semel.errors import ConfigurationError, MissingDependency, PolicyError
+from semel.core.encoding.snapshot import NOT_SEALED, Kind
+from semel.errors import ConfigurationError, MissingDependency, PolicyError, SnapshotUnreadable
 from tests.engine.driving import Engine
 
 pytest.importorskip("cryptography")

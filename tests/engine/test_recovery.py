@@ -32,7 +32,7 @@ from semel import (
     current_operation,
 )
 from semel.core.call import Outcome
-from semel.core.encoding.serializers import PLAIN
+from semel.core.encoding.plain import PLAIN
 from semel.core.encoding.snapshot import Kind
 from semel.core.keys import identity
 from semel.core.ops import INPUT, Abandoned, Claim, Claimed, Page, Record, Resumable, SaveStep

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from semel import Codec, KeyReused, PolicyError, RememberedFailure, ResultNotStored, State
-from semel.core.encoding.serializers import PLAIN
-from semel.core.encoding.snapshot import Kind, SnapshotUnreadable
+from semel.core.encoding.plain import PLAIN
+from semel.core.encoding.snapshot import Kind
 from semel.core.keys import identity
 from semel.core.ops import Complete
+from semel.errors import SnapshotUnreadable
 from tests.engine.driving import Engine
 
 

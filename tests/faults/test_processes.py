@@ -8,8 +8,7 @@ import pytest
 
 from semel.core.states import State
 from semel.errors import InProgress
-from semel.testing.faults import Line, Workers, effects, unexcused, until, verdicts
-from semel.testing.hammer import OPERATION
+from semel.testing.faults import OPERATION, Line, Workers, effects, unexcused, until, verdicts
 from tests.faults.conftest import rage
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from semel.demo.http.service import Service
+from semel.demo.payments.service import Service
 
 ALICE = {"Authorization": "Bearer sk_alice"}
 BOB = {"Authorization": "Bearer sk_bob"}

@@ -289,7 +289,7 @@ def check_sqlite(file: Path) -> None:
     """The migrations' own check is content: nothing is missing, and nothing differs."""
     import sqlite3
 
-    from semel.sql.connections.sqlite import SQLiteConnection
+    from semel.stores.sqlite import SQLiteConnection
 
     raw = sqlite3.connect(file, isolation_level=None)
     try:

@@ -19,8 +19,8 @@ from semel.errors import (
     StoreUncertain,
     TransactionConflict,
 )
-from semel.testing.partial_failures import CELLS, Cell, First, Mode, Moment, Retry
 from tests.partial_failures.nursery import Nursery
+from tests.partial_failures.table import CELLS, Cell, First, Mode, Moment, Retry
 from tests.partial_failures.trouble import STRIKES, DriverLost, EffectFailed, RollBack, Trouble
 from tests.partial_failures.worlds import TRANSACTIONAL, Clock, Teller, World
 from tests.servers import PostgresServer

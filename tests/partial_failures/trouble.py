@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from semel.core.ops import Claim, Complete, Release, SaveStep
 from semel.errors import StoreError, StoreUnavailable, StoreUncertain, TransactionConflict
-from semel.testing.partial_failures import Mode, Moment
+from tests.partial_failures.table import Mode, Moment
 
 Write = Literal["claim", "effect", "step", "later", "outcome", "commit"]
 WRITES: dict[type, Write] = {Claim: "claim", SaveStep: "step", Complete: "outcome", Release: "outcome"}

@@ -22,7 +22,7 @@ from semel import (
     SQLiteStore,
     current_operation,
 )
-from semel.testing.partial_failures import Mode
+from tests.partial_failures.table import Mode
 from tests.partial_failures.trouble import EffectFailed, Trouble, Troubled
 
 LEASE = 60.0

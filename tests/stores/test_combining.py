@@ -17,8 +17,8 @@ from semel.core.states import Takeover
 from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, StoreUnavailable, StoreUncertain
 from semel.stores.batching.aio_combiner import AsyncCombiner
+from semel.stores.batching.batches import stored_bytes
 from semel.stores.batching.combiner import Combiner
-from semel.stores.batching.limits import stored_bytes
 
 PATIENCE = 10.0
 

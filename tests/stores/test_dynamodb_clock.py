@@ -25,8 +25,8 @@ from semel.core.ops import Claim, Claimed, Complete, CompleteWith, Existing, Loo
 from semel.core.states import State, Takeover
 from semel.sql.connections.errors import Contention
 from semel.stores.dynamodb import AsyncDynamoDBStore, DynamoDBStore, migrate
-from semel.stores.dynamodb.clock import ServiceClock
 from semel.stores.dynamodb.failures import CallRetry
+from semel.stores.dynamodb.settings import ServiceClock
 from semel.testing import conformance
 from tests.servers import DynamoDBServer
 

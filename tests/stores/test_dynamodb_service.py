@@ -41,9 +41,8 @@ from semel.stores.dynamodb import (
     migrate,
     terraform,
 )
-from semel.stores.dynamodb.clock import ServiceClock
 from semel.stores.dynamodb.failures import CallRetry, error_of
-from semel.stores.dynamodb.settings import DynamoDBSettings
+from semel.stores.dynamodb.settings import DynamoDBSettings, ServiceClock
 from semel.testing.conformance import ManualClock
 from tests.servers import DynamoDBServer
 

@@ -33,7 +33,7 @@ from semel.errors import StoreURLError
 from semel.sql.connections.errors import mysql_error
 from semel.sql.dialects import mysql as dialect
 from semel.stores.mysql import migrate
-from semel.stores.mysql.settings import MySQLSettings
+from semel.stores.mysql.connections import MySQLSettings
 from tests.servers import MariaDBServer
 from tests.servers.freezing import freeze
 

@@ -26,7 +26,7 @@ from semel.sql.program import Packet, Piece
 from semel.sql.sync import run
 from semel.stores.mysql import check, check_async, migrate, migrate_async
 from semel.stores.mysql import connections as mysql_connections
-from semel.stores.mysql.settings import MySQLSettings
+from semel.stores.mysql.connections import MySQLSettings
 from tests.servers import MariaDBServer
 
 pytestmark = pytest.mark.server

@@ -9,8 +9,7 @@ import pytest
 
 from semel.sql.dialects.postgres import _Q
 from semel.stores.postgres import migrate
-from semel.stores.postgres.connections import Psycopg
-from semel.stores.postgres.settings import PostgresSettings
+from semel.stores.postgres.connections import PostgresSettings, Psycopg
 
 pytestmark = pytest.mark.server
 

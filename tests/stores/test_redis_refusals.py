@@ -521,9 +521,9 @@ def test_urls_are_read(url: str, kind: str, addresses: list[tuple[str, int]], se
 
 def test_users_passwords_and_options_are_read() -> None:
     found = settings("rediss://us%40er:p%3Aw%2F@h?ssl_cert_reqs=none&prefix=a:&wait_replicas=2&ssl_check_hostname=no")
-    assert (found.username, found.password, found.prefix, found.wait_replicas) == ("us@er", "p:w/", "a:", 2)
+    assert (found.credentials(), found.prefix, found.wait_replicas) == (("us@er", "p:w/"), "a:", 2)
     assert found.ssl == {"cert_reqs": "none", "check_hostname": False}
-    assert settings("redis://:pw@h").username is None
+    assert settings("redis://:pw@h").credentials() == (None, "pw")
     assert settings("redis://h?prefix=a:", prefix="b:").prefix == "b:"
 
 

@@ -15,8 +15,8 @@ import pytest
 from semel import AsyncRedisStore, RedisStore, StoreUnavailable
 from semel.core.ops import Claimed
 from semel.stores.redis import failures, topology
-from semel.stores.redis.aio_servers import AsyncServers
-from semel.stores.redis.servers import Servers
+from semel.stores.redis.aio_connection import AsyncServers
+from semel.stores.redis.connection import Servers
 from semel.stores.redis.settings import Address
 from tests.servers import RedisClusterServers, RedisServer
 from tests.servers.base import LOOPBACK, free_port

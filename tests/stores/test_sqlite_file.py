@@ -21,10 +21,9 @@ import pytest
 from semel import AsyncSQLiteStore, NotMigrated, SchemaDrift, Semel, SQLiteStore, State, StoreError, StoreUnavailable
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Op, Release, SaveStep
 from semel.core.states import Takeover
-from semel.sql.connections.sqlite import SQLiteConnection
 from semel.sql.migrations import SQLITE
 from semel.sql.sync import check
-from semel.stores.sqlite import migrate
+from semel.stores.sqlite import SQLiteConnection, migrate
 
 PATIENCE = 30.0
 

@@ -11,7 +11,7 @@ import pytest
 
 from semel import AsyncSemel, ConfigurationError, Policy, PolicyError, Quota, Semel, SQLiteStore, StoreUnavailable
 from semel.errors import StoreURLError
-from semel.stores.kinds import plain_url
+from semel.stores.settings import plain_url
 from semel.stores.urls import check_store, migrate_store, open_async_store, open_store
 
 

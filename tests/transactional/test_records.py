@@ -93,7 +93,7 @@ def test_its_answer_is_replayed_and_ours_is_replayed_by_it(till: Till) -> None:
 def test_an_abandoned_attempt_is_taken_over_with_its_steps(till: Till, told: list[Any]) -> None:
     token = claimed(till, lease=60)
     saved = till.guard.make_call("pay", "k1", "", b"", till.guard._policy)
-    from semel.core.encoding.serializers import PLAIN
+    from semel.core.encoding.plain import PLAIN
     from semel.core.encoding.snapshot import Kind
 
     blob = saved.codec.seal(Kind.VALUE, PLAIN.name, PLAIN.encode("made before"), ID)

@@ -11,19 +11,15 @@ from contextlib import suppress
 from typing import Final, NoReturn, cast
 
 from semel import __version__
-from semel.cli.commands import INTERRUPTED, USAGE, exit_code, say
+from semel.cli.commands import INTERRUPTED, STORE_VARIABLE, USAGE, exit_code, say
 from semel.cli.demo import DEMO
 from semel.cli.describe import DESCRIBE
-from semel.cli.records import LOOKUP, RELEASE, RESOLVE
+from semel.cli.records import DIAGRAM, LOOKUP, RELEASE, RESOLVE
 from semel.cli.recover import RECOVER
-from semel.cli.reference import DIAGRAM, STORES
 from semel.cli.size import SIZE
-from semel.cli.targets import STORE_VARIABLE
-from semel.cli.upkeep import MIGRATE, SWEEP
+from semel.cli.upkeep import MIGRATE, STORES, SWEEP
 from semel.errors import SemelError
-from semel.stores.kinds import SCHEMES
-
-__all__ = ["COMMANDS", "main", "make_parser"]
+from semel.stores.urls import SCHEMES
 
 COMMANDS: Final = (DEMO, MIGRATE, SWEEP, LOOKUP, RESOLVE, RELEASE, RECOVER, DESCRIBE, SIZE, STORES, DIAGRAM)
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from semel.cli.commands import FAILED, OK, Command, stop_on_signals
-from semel.cli.targets import add_store
+from semel.cli.commands import FAILED, OK, Command, add_store, stop_on_signals
 from semel.errors import ConfigurationError, StoreURLError
-
-__all__ = ["DEMO", "MODES"]
 
 PORT = 8080
 MODES = ("leased", "transactional", "steps")

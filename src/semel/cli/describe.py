@@ -9,10 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from typing import Any, Final
 
-from semel.cli.commands import OK, Command
-from semel.cli.targets import load
-
-__all__ = ["DESCRIBE", "page"]
+from semel.cli.commands import OK, Command, load
 
 _LEASED: Final = (
     "- The claim is one atomic write, made before the handler runs. Its owner holds a lease, renewed while it runs; an "

@@ -1,4 +1,6 @@
-"""``semel lookup``, ``semel resolve`` and ``semel release``: show one record, or settle one that is in doubt."""
+"""``semel lookup``, ``resolve`` and ``release``: show a record, settle it, or let it run again. ``semel diagram``: its
+life.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,10 @@ import argparse
 import json
 from typing import Any
 
-from semel.cli.commands import FAILED, OK, Command, as_json, say
-from semel.cli.targets import add_record, open_guard
+from semel.cli.commands import FAILED, OK, Command, add_record, as_json, open_guard, say
 from semel.core.ops import Record
 from semel.core.states import State
 from semel.errors import PolicyError, SemelError
-
-__all__ = ["LOOKUP", "RELEASE", "RESOLVE"]
 
 
 def configure_lookup(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +57,8 @@ def describe(record: Record | None) -> dict[str, Any]:
 
 def _outcome(record: Record) -> dict[str, Any]:
     from semel.codec import Codec
-    from semel.core.encoding.serializers import PLAIN, decode_result
+    from semel.core.encoding.plain import PLAIN
+    from semel.core.encoding.serializers import decode_result
     from semel.core.encoding.snapshot import Kind, decode_response
 
     try:
@@ -124,12 +124,26 @@ def configure_release(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="also while its owner runs; that owner's outcome will be refused"
     )
+    parser.add_argument(
+        "--stored",
+        choices=["failure", "any"],
+        help="also if it is done, so that it runs again: failure if an error or a response from 400 is stored, any "
+        "whatever is stored",
+    )
 
 
 def release(args: argparse.Namespace) -> int:
     with open_guard(args.url) as guard:
-        guard.release(args.operation, args.key, tenant=args.tenant or None, force=args.force)
+        guard.release(args.operation, args.key, tenant=args.tenant or None, force=args.force, stored=args.stored)
     say(f"released {args.operation}[{args.key}]: the next call runs it")
+    return OK
+
+
+def diagram(args: argparse.Namespace) -> int:
+    """The life of a record, drawn from the transition table."""
+    from semel.core.states import mermaid
+
+    print(mermaid())
     return OK
 
 
@@ -142,7 +156,8 @@ RESOLVE = Command(
 )
 RELEASE = Command(
     "release",
-    "Say that an unknown or abandoned operation did not happen: the next call runs it.",
+    "Say that an unknown or abandoned operation did not happen, or drop a stored outcome: the next call runs it.",
     configure_release,
     release,
 )
+DIAGRAM = Command("diagram", "Print the life of a record as a Mermaid state diagram.", lambda parser: None, diagram)

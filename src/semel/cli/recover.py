@@ -10,8 +10,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from semel.cli.commands import FAILED, OK, SIGNALS, Command, positive, say, stop_on_signals
-from semel.cli.targets import load
+from semel.cli.commands import FAILED, OK, SIGNALS, Command, load, positive, say, stop_on_signals
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from semel.observe.events import Event
     from semel.stores.aio_guard import AsyncSemel
     from semel.stores.guard import Semel
-
-__all__ = ["RECOVER"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -1,15 +1,38 @@
-"""``semel migrate`` and ``semel sweep``: keep a store in order."""
+"""``semel stores``, ``semel migrate`` and ``semel sweep``: choose a store, and keep it in order."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
-from semel.cli.commands import FAILED, INTERRUPTED, OK, Command, positive, say, stop_on_signals
-from semel.cli.targets import add_url, open_guard
+from semel.cli.commands import FAILED, INTERRUPTED, OK, Command, add_url, open_guard, positive, say, stop_on_signals
 from semel.errors import NotMigrated, SchemaDrift, StoreURLError
 
-__all__ = ["MIGRATE", "SWEEP"]
+
+def configure_stores(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def stores(args: argparse.Namespace) -> int:
+    """What each kind of store promises, side by side."""
+    from semel.stores.urls import KINDS, TRAITS
+
+    if args.json:
+        print(json.dumps({kind.name: {"urls": kind.schemes, **kind.traits()} for kind in KINDS}))
+        return OK
+    rows = [("", *(kind.name for kind in KINDS))]
+    rows.append(("URL", *(kind.example for kind in KINDS)))
+    for trait, words in TRAITS.items():
+        rows.append((words, *(_word(kind.traits()[trait]) for kind in KINDS)))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return OK
+
+
+def _word(promise: bool | str) -> str:
+    return promise if isinstance(promise, str) else ("yes" if promise else "no")
 
 
 def configure_migrate(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +107,7 @@ def sweep(args: argparse.Namespace) -> int:
     return INTERRUPTED if stopping.is_set() else OK
 
 
+STORES = Command("stores", "Show what each kind of store can do, side by side.", configure_stores, stores)
 MIGRATE = Command(
     "migrate", "Make or update the tables of a store; safe to run twice, and at once.", configure_migrate, migrate
 )

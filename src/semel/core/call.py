@@ -9,18 +9,12 @@ end the flow returns an ``Outcome``, or ``Failed`` with the error that the engin
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
-from semel.core.encoding.serializers import (
-    PLAIN,
-    NotSerializable,
-    ResultSerializer,
-    decode_error,
-    decode_result,
-    encode_error,
-)
-from semel.core.encoding.snapshot import NOT_SEALED, Envelope, Kind
+from semel.core.encoding.plain import PLAIN
+from semel.core.encoding.serializers import ResultSerializer, decode_error, decode_result, encode_error
+from semel.core.encoding.snapshot import NOT_SEALED, Envelope, Kind, NotSerializable
 from semel.core.ops import INPUT, Claim, Claimed, Complete, CompleteWith, Op, Record
 from semel.core.values import value
 from semel.errors import ResultNotStored, SemelError
@@ -32,29 +26,6 @@ if TYPE_CHECKING:
     from semel.core.policy import Policy
     from semel.core.quota import Meter
     from semel.observe.events import Event, EventHook
-
-__all__ = [
-    "CANNOT_TELL",
-    "NOT_DONE",
-    "Await",
-    "Call",
-    "Declined",
-    "Failed",
-    "Flow",
-    "NotRun",
-    "Outcome",
-    "Pause",
-    "Raised",
-    "Recover",
-    "Recovered",
-    "Request",
-    "Returned",
-    "Run",
-    "Stopped",
-    "StoreLater",
-    "Verdict",
-    "describe_error",
-]
 
 T = TypeVar("T")
 _VALUE: Final = Kind.VALUE  # a local name: finding an Enum member in its class is slow on Python 3.11
@@ -202,56 +173,40 @@ CANNOT_TELL: Final = Verdict("CANNOT_TELL")
 # -- the call
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Call:
     """One call of one operation. An engine creates it, and a flow reads it."""
 
+    id: bytes
+    tenant: str
+    operation: str
+    key: str
+    stored_key: str | None
+    fingerprint: bytes
+    nonce: int
+    policy: Policy
+    serializer: ResultSerializer
+    codec: Envelope
+    hook: EventHook | None
+    quota: Meter | None = None
+    log: Callable[[Call, type[Event], tuple[Any, ...]], None] | None = None
+    """The guard's own log of what an operator must know; None if a hook logs all events."""
     claim: Claim | None = None
     """What ``make_claim`` has returned."""
-    route: str | None = None
-    """The name of the operation on events, if it is another one. Over HTTP it has the template of the path."""
-    comparison = "the same request"
+    route: str = ""
+    """The operation's name on events, if it differs: over HTTP it has the template of the path, not the path itself."""
+    comparison: str = "the same request"
     """What the fingerprint compares, in words, for the error that says that it differs."""
-    has_steps = False
+    has_steps: bool = False
     """Whether the store holds steps of this operation, so that a failed attempt must not delete the record."""
     input: bytes | None = None
     """The encoded arguments of a resumable function, to be stored before it runs."""
-    resumption = False
+    resumption: bool = False
     """Made by a resumer: it continues an abandoned operation, and starts no new one."""
     accept: Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]] | None = None
     """The store's function that checks and adds the handler's own writes; None if the store takes none."""
     writes: tuple[Any, ...] | None = ()
     """Writes to make together with the completion; None once the completion was sent."""
-
-    def __init__(
-        self,
-        id: bytes,
-        tenant: str,
-        operation: str,
-        key: str,
-        stored_key: str | None,
-        fingerprint: bytes,
-        nonce: int,
-        policy: Policy,
-        serializer: ResultSerializer,
-        codec: Envelope,
-        hook: EventHook | None,
-        quota: Meter | None = None,
-        log: Callable[[Call, type[Event], tuple[Any, ...]], None] | None = None,
-    ) -> None:
-        self.id = id
-        self.tenant = tenant
-        self.operation = operation
-        self.key = key
-        self.stored_key = stored_key
-        self.fingerprint = fingerprint
-        self.nonce = nonce
-        self.policy = policy
-        self.serializer = serializer
-        self.codec = codec
-        self.hook = hook
-        self.quota = quota
-        self.log = log
-        """The guard's own log of what an operator must know; None if a hook logs all events."""
 
     def __str__(self) -> str:
         return f"{self.operation}[{self.key}]" if self.stored_key is not None else f"{self.operation}[…]"

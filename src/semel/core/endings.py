@@ -17,13 +17,11 @@ from collections.abc import Generator
 from typing import Any, Final
 
 from semel.core.call import Call, Failed, Flow, Outcome, Pause, Request, StoreLater, describe_error
-from semel.core.encoding.serializers import NotSerializable
+from semel.core.encoding.snapshot import NotSerializable
 from semel.core.ops import Claimed, Complete, CompleteWith, Lookup, NotWritten, Release
 from semel.core.states import State
 from semel.errors import LeaseLost, NotUndone, OutcomeUnknown, RecordTooLarge, ResultNotStored, StoreError
 from semel.observe import events
-
-__all__ = ["SETTLE_PAUSES", "fail", "lose", "not_completed", "release", "send_again"]
 
 SETTLE_PAUSES: Final = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Seconds between the tries to store an outcome. The last one repeats, up to the policy's ``completion_timeout``."""

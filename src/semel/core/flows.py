@@ -27,7 +27,7 @@ from semel.core.call import (
     Run,
     Stopped,
 )
-from semel.core.encoding.serializers import NotSerializable
+from semel.core.encoding.snapshot import NotSerializable
 from semel.core.endings import fail, lose, not_completed, release, send_again
 from semel.core.ops import INPUT, Claim, Claimed, Complete, Existing, Record, SaveStep
 from semel.core.quota import admit
@@ -43,17 +43,6 @@ from semel.errors import (
     StoreUncertain,
 )
 from semel.observe import events
-
-__all__ = [
-    "check_same_request",
-    "in_progress",
-    "key_expired",
-    "no_recovery",
-    "outcome_unknown",
-    "perform",
-    "replay",
-]
-
 
 FIRST_POLL: Final = 0.005
 SLOWEST_POLL: Final = 0.5

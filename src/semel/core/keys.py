@@ -19,21 +19,6 @@ from uuid import UUID
 
 from semel.errors import KeyInvalid, KeyMissing, PolicyError, RequestError
 
-__all__ = [
-    "ANY",
-    "BARE_KEY",
-    "MAX_KEY_LENGTH",
-    "HeaderMode",
-    "KeyFormat",
-    "check_name",
-    "derive",
-    "header_value",
-    "identity",
-    "identity_hash",
-    "normalize_key",
-    "parse_header",
-]
-
 MAX_KEY_LENGTH = 255
 """In characters. Stores size their columns by it; a format may allow less."""
 

@@ -28,8 +28,6 @@ from semel.core.ops import FOREVER
 from semel.core.states import State, Takeover
 from semel.errors import PolicyError
 
-__all__ = ["Duration", "Policy", "Wait", "seconds"]
-
 Duration: TypeAlias = float | int | str | timedelta
 Guarantee: TypeAlias = Literal["effectively_once", "at_most_once", "at_least_once"]
 OnAbandoned: TypeAlias = Literal["retry", "reject"]

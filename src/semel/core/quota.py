@@ -24,8 +24,6 @@ from semel.observe import events
 if TYPE_CHECKING:
     from semel.core.call import Call
 
-__all__ = ["Meter", "Quota", "admit"]
-
 SHARE: Final = 10
 """A guard claims a tenth of the free room and then counts again, because other guards may have claimed as well."""
 FEWEST: Final = 16

@@ -20,8 +20,6 @@ from semel.core.ops import Abandoned, Record, Resumable
 from semel.errors import InProgress, LeaseLost
 from semel.observe import events
 
-__all__ = ["ResumeFlow", "ResumePlan", "ResumeReport"]
-
 LONGEST_PAUSE: Final = 3600.0
 """The longest time between two tries of an operation, in seconds."""
 REPORTED: Final = 1000

@@ -23,15 +23,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from semel.core.call import Call, Failed, Pause, Raised, describe_error
 from semel.core.encoding.canonical import encode_value
-from semel.core.encoding.serializers import (
-    PLAIN,
-    NotSerializable,
-    Serializer,
-    decode_error,
-    decode_result,
-    serializer_for,
-)
-from semel.core.encoding.snapshot import Kind, Snapshot
+from semel.core.encoding.plain import PLAIN
+from semel.core.encoding.serializers import Serializer, decode_error, decode_result, serializer_for
+from semel.core.encoding.snapshot import Kind, NotSerializable, Snapshot
 from semel.core.endings import SETTLE_PAUSES
 from semel.core.keys import normalize_key
 from semel.core.ops import Claimed, Op, SaveStep
@@ -50,8 +44,6 @@ from semel.errors import (
     StoreUncertain,
 )
 from semel.observe import events
-
-__all__ = ["FindMark", "Journal", "RunStep", "RunUndo", "StepFlow", "WriteMark"]
 
 RESERVED: Final = "~"
 _STEP: Final = "~step:"

@@ -33,7 +33,7 @@ from semel.core.call import (
     Run,
     describe_error,
 )
-from semel.core.encoding.serializers import NotSerializable
+from semel.core.encoding.snapshot import NotSerializable
 from semel.core.flows import (
     FIRST_POLL,
     SLOWEST_POLL,
@@ -56,23 +56,6 @@ from semel.errors import (
     TransactionConflict,
 )
 from semel.observe import events
-
-__all__ = [
-    "ExecuteOnce",
-    "Flow",
-    "HandlerConflict",
-    "HandlersFault",
-    "Keep",
-    "Lock",
-    "Occupied",
-    "Rejected",
-    "Rollback",
-    "SQLEffect",
-    "StatementResult",
-    "execute_once",
-    "pause_after",
-    "transact",
-]  # fmt: skip
 
 FIRST_PAUSE: Final = 0.004
 SLOWEST_PAUSE: Final = 0.25

@@ -1,25 +1,52 @@
-"""The demo's worker processes: started, killed on purpose, replaced, and stopped.
+"""Worker processes: started, killed on purpose, replaced, and stopped; and how a worker follows its parent.
 
 A worker reads its standard input. The first line has its settings as JSON: the store's URL may hold a password, which
 others could read among the arguments of a process. The next line asks it to finish. End of file means that the parent
-died, and the worker ends too: no worker outlives the demo, however that ends.
+died, and the worker ends too: no worker outlives its parent, however that ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["WorkerPool"]
-
 TICK: Final = 0.05
+CRASHED: Final = 70
+"""The exit code of a worker in which a thread met an unexpected error."""
+
+
+def start_worker(
+    module: str, settings: dict[str, Any], log: Path, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start ``python -m module``. What it prints is appended to ``log``.
+
+    The worker has a process group of its own: Ctrl-C reaches only the parent, which lets the workers finish.
+    """
+    with log.open("ab") as output:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=output, stderr=output, bufsize=0,
+            process_group=0, pass_fds=pass_fds,
+        )  # fmt: skip
+    tell(worker, json.dumps(settings))
+    return worker
+
+
+def tell(worker: subprocess.Popen[bytes], line: str) -> None:
+    """Write a line to the worker's standard input: its settings first, then a word that asks it to finish."""
+    assert worker.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died a moment ago
+        worker.stdin.write(line.encode() + b"\n")
 
 
 class WorkerPool:
@@ -32,9 +59,9 @@ class WorkerPool:
         :param pass_fds: file descriptors that the workers inherit.
         """
         self.kills = 0
-        """WorkerPool that a signal ended, from here or by their own hand."""
+        """Workers that a signal ended, from here or by their own hand."""
         self.crashes = 0
-        """WorkerPool that exited with an error."""
+        """Workers that exited with an error."""
         self._module = module
         self._log = log
         self._pass_fds = tuple(pass_fds)
@@ -45,15 +72,7 @@ class WorkerPool:
 
     def start(self, settings: dict[str, Any]) -> None:
         """Start one worker."""
-        command = [sys.executable, "-m", self._module]
-        with self._log.open("ab") as log:
-            # In a process group of its own: Ctrl-C reaches only the parent, which lets the workers finish.
-            worker = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, bufsize=0, process_group=0,
-                pass_fds=self._pass_fds,
-            )  # fmt: skip
-        self.running.append(worker)
-        self._write(worker, json.dumps(settings))
+        self.running.append(start_worker(self._module, settings, self._log, self._pass_fds))
 
     def kill_one(self, dice: random.Random) -> None:
         """Kill one without a warning, as the kernel would."""
@@ -74,12 +93,7 @@ class WorkerPool:
     def ask_to_finish(self) -> None:
         """Ask all workers to finish what they are doing and exit."""
         for worker in self.running:
-            self._write(worker, "stop")
-
-    def _write(self, worker: subprocess.Popen[bytes], line: str) -> None:
-        assert worker.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died a moment ago
-            worker.stdin.write(line.encode() + b"\n")
+            tell(worker, "stop")
 
     def wait(self, seconds: float, watch: Callable[[], None] | None = None) -> None:
         """Wait for all workers to exit, and kill those that are left after this many seconds."""
@@ -102,3 +116,44 @@ class WorkerPool:
         """The end of what the workers printed."""
         lines = self._log.read_text(errors="replace").splitlines()[-count:] if self._log.exists() else []
         return "\n".join(lines) or "(nothing was printed)"
+
+
+# -- in a worker
+
+
+def read_settings() -> dict[str, Any]:
+    """Read the settings that the parent has written. From now on the parent decides when to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    settings: dict[str, Any] = json.loads(sys.stdin.readline())
+    return settings
+
+
+def end_with_parent(stop: Callable[[], None]) -> None:
+    """Call ``stop`` when the parent asks for it, and exit at once if the parent dies."""
+
+    def listen() -> None:
+        for _ in sys.stdin:
+            stop()
+        os._exit(1)
+
+    threading.Thread(target=listen, daemon=True).start()
+
+
+def run_threads(work: Callable[[random.Random], None], seeds: Iterable[str]) -> None:
+    """Run ``work`` in a thread for each seed, with dice of its own. Returns when all have ended.
+
+    An unexpected error ends the process with the exit code CRASHED. Otherwise the worker would only seem idle.
+    """
+
+    def run(seed: str) -> None:
+        try:
+            work(random.Random(seed))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(CRASHED)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in seeds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

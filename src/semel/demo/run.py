@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from semel.demo.direct.evidence import refuse_without_transactions
-from semel.demo.direct.storm import Storm
-from semel.demo.http.service import Service, require_packages
-from semel.demo.screen import Screen, Stopping, View, color_wanted
-from semel.demo.verdict import StormVerdict, headed, one_line, table
+from semel.demo.evidence import refuse_without_transactions
+from semel.demo.http_storm import KILL_EVERY, HTTPStorm
+from semel.demo.payments.service import Service, require_packages
+from semel.demo.screen import Screen, Stopping, StormVerdict, View
+from semel.demo.storm import Storm
 from semel.stores.urls import migrate_store, open_store
-
-__all__ = ["run_direct", "run_http", "welcome"]
 
 DIRECT_WORKERS: Final = 4
 WORKERS: Final = 3
@@ -61,8 +59,6 @@ def run_direct(args: argparse.Namespace, stopping: Stopping) -> bool:
 
 def run_http(args: argparse.Namespace, stopping: Stopping) -> bool:
     """Serve until Ctrl-C, under storms unless told otherwise. Returns whether all storms were clean."""
-    from semel.demo.http.storm import KILL_EVERY, HTTPStorm
-
     require_packages()
     session = _Session(args, stopping)
     workers = args.workers or WORKERS
@@ -148,7 +144,7 @@ class _Session:
             self.total += verdict
             if not self._args.json:
                 short = brief and verdict.clean
-                self.screen.say(one_line(storm.title, verdict) if short else self._table(storm.title, verdict))
+                self.screen.say(verdict.as_line(storm.title) if short else verdict.as_table(storm.title, self._stream))
             if not verdict.clean:
                 self.screen.say("the end of the workers' log:\n" + storm.last_lines())
             if self._args.once:
@@ -162,10 +158,7 @@ class _Session:
             about = {"storms": self.storms, "seed": self.seed, **about}
             print(json.dumps({**self.total.as_json(), **about}), flush=True)
         elif self.storms > 1:
-            self.screen.say(self._table(f"all {self.storms} storms", self.total))
-
-    def _table(self, title: str, verdict: StormVerdict) -> str:
-        return headed(title, verdict, table(verdict, color=color_wanted(self._stream)))
+            self.screen.say(self.total.as_table(f"all {self.storms} storms", self._stream))
 
 
 @contextlib.contextmanager

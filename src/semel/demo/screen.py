@@ -1,13 +1,15 @@
-"""Live progress: a block of lines redrawn in place on a terminal, or a plain line now and then elsewhere."""
+"""What the user sees: live progress, and the verdict of a storm.
+
+Progress is a block of lines redrawn in place on a terminal, or a plain line now and then elsewhere.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
-from typing import Final, Protocol, TextIO
-
-__all__ = ["Screen", "Stopping", "View", "color_wanted"]
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final, Protocol, TextIO
 
 PLAIN_EVERY: Final = 1.0
 """Seconds between lines where nothing can be drawn again."""
@@ -92,3 +94,69 @@ class Screen:
 
     def _bold(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self._color else text
+
+
+def _count(meaning: str, name: str = "") -> int:
+    """A number of the verdict, what it means, and what the table calls it."""
+    found: int = field(default=0, metadata={"meaning": meaning, "name": name})
+    return found
+
+
+@dataclass(frozen=True)
+class StormVerdict:
+    """The result of a storm. Every number comes from the ledger or from what the workers wrote down."""
+
+    operations: int = _count("payments that clients asked for")
+    calls: int = _count("how often they asked")
+    attempts: int = _count("handlers that began")
+    effects: int = _count("what was done: lines in the ledger, rows of the service")
+    declined: int = _count("refused as asked for, and remembered")
+    replays: int = _count("answered again, nothing run")
+    refused: int = _count("409: the first still ran")
+    kills: int = _count("worker processes killed")
+    takeovers: int = _count("abandoned attempts taken over", "take-overs")
+    recovered: int = _count("of these, found done and not done again")
+    fenced: int = _count("slow owners that were replaced")
+    failures: int = _count("calls that failed and were tried again")
+    store_errors: int = _count("calls that the store failed", "store errors")
+    crashes: int = _count("workers that ended of an unexpected error")
+    duplicates: int = _count("payments charged more than once")
+    lost: int = _count("acknowledged but not charged, not finished, or answered in two ways")
+    unsettled: int = _count("payments the store does not show as done")
+    repeated: int = _count("steps that ran again although they were done")
+    disordered: int = _count("payments shipped before they were charged")
+    mismatched: int = 0
+    """Lost payments that were answered in two ways, or with a receipt that the ledger does not have."""
+    seconds: float = 0.0
+
+    @property
+    def clean(self) -> bool:
+        wrong = (self.duplicates, self.lost, self.unsettled, self.crashes, self.repeated, self.disordered)
+        return self.operations > 0 and not any(wrong)
+
+    def __add__(self, other: StormVerdict) -> StormVerdict:
+        return StormVerdict(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "seconds": round(self.seconds, 2), "clean": self.clean}
+
+    def as_table(self, title: str, stream: TextIO) -> str:
+        lines = [
+            f"  {each.metadata['name'] or each.name:<13}{getattr(self, each.name):>8}   {each.metadata['meaning']}"
+            for each in fields(self)
+            if each.metadata
+        ]
+        color = color_wanted(stream)
+        word = f"\x1b[1;{32 if self.clean else 31}m{self._word}\x1b[0m" if color else self._word
+        return "\n".join([f"{title} · {self.seconds:.1f} s", *lines, f"  {word}", ""])
+
+    def as_line(self, title: str) -> str:
+        """The verdict in one line, when another storm follows."""
+        return (
+            f"{title} · {self.operations} payments, {self.calls} requests, {self.replays} replays, {self.kills} kills, "
+            f"{self.duplicates} duplicates, {self.lost} lost · {self._word}"
+        )
+
+    @property
+    def _word(self) -> str:
+        return "CLEAN" if self.clean else "NOT CLEAN"

@@ -35,20 +35,6 @@ from semel.http.contract.conditional import bind_preconditions, unbind_precondit
 from semel.http.contract.endpoint import EndpointFlow, Framework, Lifecycle, Request
 from semel.http.contract.rules import Idempotent, Rule
 
-__all__ = [
-    "MISTAKES",
-    "SyncResponder",
-    "drive",
-    "drive_async",
-    "find_handle",
-    "not_opened",
-    "run_handler",
-    "sync_endpoint",
-    "type_hints",
-    "with_connection",
-    "with_handle",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 

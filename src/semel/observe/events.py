@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, TypeAlias
 
-__all__ = ["EVENTS", "Event", "EventHook", "LoggingHook"]
-
 DEBUG: Final = 10
 INFO: Final = 20
 WARNING: Final = 30
@@ -278,6 +276,18 @@ class Resolved(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class OutcomeReleased(Event):
+    """The stored outcome of a finished operation was dropped by ``release(stored=…)``: the next call runs it again."""
+
+    name = "outcome_released"
+    level = WARNING
+    outcome: str
+    """``failure``, ``result``, or ``unreadable`` if the guard could not tell."""
+    token: int
+    """The token of the record that was dropped."""
+
+
+@dataclass(frozen=True, slots=True)
 class SweptEvent(Event):
     """A sweep removed expired records. ``operation``, ``tenant`` and ``key`` are empty."""
 
@@ -324,38 +334,8 @@ class RecoveryGivenUp(Event):
     attempt: int
 
 
-EVENTS: Final[tuple[type[Event], ...]] = (
-    Started,
-    TakenOver,
-    Completed,
-    Prepared,
-    Conflicted,
-    FailureRemembered,
-    RecoveredEvent,
-    Released,
-    Replayed,
-    Waited,
-    TurnedAway,
-    Mismatched,
-    WentUnknown,
-    LeaseLostEvent,
-    Renewed,
-    RenewalFailed,
-    StepSaved,
-    UndoFailed,
-    ResultDropped,
-    Unstored,
-    StoreFailed,
-    Unprotected,
-    Unkeyed,
-    Expired,
-    OverQuota,
-    Resolved,
-    SweptEvent,
-    CacheLost,
-    CacheBack,
-    RecoveryFailed,
-    RecoveryGivenUp,
+EVENTS: Final[tuple[type[Event], ...]] = tuple(
+    each for each in globals().values() if isinstance(each, type) and issubclass(each, Event) and each is not Event
 )
 """All events. The reference page is generated from this table."""
 

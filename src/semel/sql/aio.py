@@ -41,8 +41,6 @@ from semel.sql.dialects import mysql, postgres, sqlite
 from semel.sql.effects import as_plain, bind_record, stands_in_with
 from semel.sql.program import Program, Rows, Statement, TransactionPrograms
 
-__all__ = ["AsyncConnection", "AsyncSQLUnit", "adopt_unit_async", "check_async", "migrate_async", "run_async"]
-
 R = TypeVar("R")
 
 

@@ -18,8 +18,6 @@ from semel.core.transactional import Keep, SQLEffect
 from semel.errors import ConfigurationError
 from semel.sql.program import Query
 
-__all__ = ["EffectStyle", "QueryResult", "as_plain", "bind_record", "returns_rows", "stands_in_with", "with_count"]
-
 EffectStyle: TypeAlias = Literal["format", "numeric", "named", "native"]
 """How a kind of connection writes parameters: ``%s`` or ``%(name)s``, ``$1``, ``:name``; native is sqlite3's own."""
 

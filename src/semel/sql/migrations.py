@@ -20,8 +20,6 @@ from semel.errors import NotMigrated, SchemaDrift, StoreUnavailable
 from semel.sql.connections.errors import Contention
 from semel.sql.program import Program, Query, Rows, Statement
 
-__all__ = ["MYSQL", "POSTGRES", "SQLITE", "Schema", "check_program", "migrate_program", "statement"]
-
 LOCK_TIMEOUT: Final = "5s"
 """How long a migration of PostgreSQL waits for a table that others use. Whoever comes next waits behind the migration,
 so this is short."""

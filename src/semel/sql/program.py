@@ -25,20 +25,6 @@ from semel.core.ops import Op, SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import Keep, Lock, Occupied
 
-__all__ = [
-    "PENDING",
-    "Packet",
-    "Piece",
-    "Program",
-    "Query",
-    "Rows",
-    "Statement",
-    "Style",
-    "TransactionPrograms",
-    "batch",
-    "load_queries",
-]
-
 R = TypeVar("R")
 Rows: TypeAlias = Sequence[Sequence[Any]]
 Style: TypeAlias = Literal["numeric", "format"]

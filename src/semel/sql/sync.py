@@ -39,8 +39,6 @@ from semel.sql.dialects import mysql, postgres, sqlite
 from semel.sql.effects import as_plain, bind_record, stands_in_with
 from semel.sql.program import Program, Rows, Statement, TransactionPrograms
 
-__all__ = ["Connection", "SQLUnit", "adopt_unit", "check", "migrate", "run"]
-
 R = TypeVar("R")
 
 

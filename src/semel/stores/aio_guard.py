@@ -9,8 +9,6 @@ from __future__ import annotations
 from semel.engine.aio import AsyncGuard
 from semel.engine.ports import AsyncStore
 
-__all__ = ["AsyncSemel"]
-
 
 class AsyncSemel(AsyncGuard):
     """Makes functions happen once, however often they are called with the same key. Use one per event loop."""

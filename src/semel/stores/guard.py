@@ -6,8 +6,6 @@ from __future__ import annotations
 from semel.engine.ports import Store
 from semel.engine.sync import SyncGuard
 
-__all__ = ["Semel"]
-
 
 class Semel(SyncGuard):
     """Makes functions happen once, however often they are called with the same key. Threads may share it."""

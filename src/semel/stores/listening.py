@@ -21,8 +21,6 @@ from typing import Any, Final, TypeAlias
 
 from semel.engine.forking import survive_forks
 
-__all__ = ["LISTEN_AGAIN", "AsyncListener", "Listener"]
-
 LISTEN_AGAIN: Final = 1.0
 """A caller that was not woken looks again after so many seconds: a connection may be lost unnoticed."""
 PAUSE: Final = 0.25

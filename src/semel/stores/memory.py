@@ -19,8 +19,6 @@ from semel.core.semantics import RULES, Row, show, state_of, sweepable
 from semel.core.states import State, Takeover
 from semel.errors import StoreError, StoreUnavailable
 
-__all__ = ["AsyncMemoryStore", "MemoryStore"]
-
 R = TypeVar("R")
 MAX_RECORDS: Final = 1_000_000
 _ON_MANY_RECORDS: Final = frozenset({Sweep, Count, Resumable})

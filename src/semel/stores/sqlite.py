@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,18 +25,52 @@ from semel.core.policy import Duration, seconds
 from semel.engine.forking import survive_forks
 from semel.errors import ConfigurationError, SemelError, StoreUnavailable
 from semel.sql import aio, sync
-from semel.sql.connections.errors import DatabaseBusy, sqlite_error
-from semel.sql.connections.sqlite import SQLiteConnection, connect_file
+from semel.sql.connections.errors import SQLITE_ERRORS, DatabaseBusy, sqlite_error
 from semel.sql.dialects import sqlite as dialect
 from semel.sql.migrations import SQLITE
-from semel.sql.program import Program, Statement
+from semel.sql.program import Program, Rows, Statement
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.combiner import Combiner
 
-__all__ = ["AsyncSQLiteStore", "ReadOnlySQLiteStore", "SQLiteStore", "check", "migrate", "open_read_only"]
-
 R = TypeVar("R")
 BUSY_TIMEOUT: Final = 10.0
+_creating: Final = threading.Lock()
+
+
+def connect_file(path: str | os.PathLike[str], timeout: float) -> sqlite3.Connection:
+    """Open the file, for any thread, one at a time. A new file is readable by its owner only: it holds stored results.
+
+    SQLite gives the -wal and -shm files the permissions of the file itself.
+    """
+    name = os.fspath(path)
+    if name and name != ":memory:":
+        # Only a new file is opened here, and one thread at a time: closing a file drops every lock that this process
+        # has on it, those of SQLite too. If it cannot be created, SQLite says why.
+        with _creating, contextlib.suppress(OSError):
+            os.close(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        return sqlite3.connect(name, timeout=timeout, isolation_level=None, check_same_thread=False)
+    except sqlite3.Error as error:
+        raise sqlite_error(error, name) from error
+
+
+class SQLiteConnection:
+    """Our own sqlite3.Connection."""
+
+    __slots__ = ("file", "raw")
+
+    def __init__(self, raw: sqlite3.Connection, file: str = "") -> None:
+        """
+        :param file: the path, where it is known, for error messages.
+        """
+        self.raw = raw
+        self.file = file
+
+    def execute(self, statement: Statement) -> Rows:
+        try:
+            return self.raw.execute(statement.query.sql, statement.params).fetchall()
+        except SQLITE_ERRORS as error:
+            raise sqlite_error(error, self.file) from error
 
 
 def migrate(path: str | os.PathLike[str]) -> list[str]:
@@ -237,13 +272,11 @@ class SQLiteStore:
         :param busy_timeout: how long another process may hold the file before an Op fails.
         :param migrate: create or update the tables when the store is opened.
         """
-        self._combiner = Combiner([_Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)])
-
-    def execute(self, op: Op[R]) -> R:
-        return self._combiner.execute(op)
-
-    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return self._combiner.execute_many(ops)
+        self._combiner = combiner = Combiner(
+            [_Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)]
+        )
+        self.execute, self.execute_many = combiner.execute, combiner.execute_many
+        self.open, self.close = combiner.open, combiner.close
 
     def wait(self, id: bytes, seconds: float) -> None:
         """The engine polls and never calls this."""
@@ -252,12 +285,6 @@ class SQLiteStore:
     def adopt(self, connection: object) -> sync.SQLUnit:
         """Wrap the caller's connection, to write records in the caller's transaction."""
         return sync.adopt_unit(connection, "sqlite")
-
-    def open(self) -> None:
-        self._combiner.open()
-
-    def close(self) -> None:
-        self._combiner.close()
 
 
 class _SQLiteThread:
@@ -303,13 +330,9 @@ class AsyncSQLiteStore:
     ) -> None:
         """Same parameters as ``SQLiteStore``."""
         writer = _Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)
-        self._combiner = AsyncCombiner([_SQLiteThread(writer)])
-
-    async def execute(self, op: Op[R]) -> R:
-        return await self._combiner.execute(op)
-
-    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return await self._combiner.execute_many(ops)
+        self._combiner = combiner = AsyncCombiner([_SQLiteThread(writer)])
+        self.execute, self.execute_many = combiner.execute, combiner.execute_many
+        self.open, self.close = combiner.open, combiner.close
 
     async def wait(self, id: bytes, seconds: float) -> None:
         """The engine polls and never calls this."""
@@ -318,9 +341,3 @@ class AsyncSQLiteStore:
     def adopt(self, connection: object) -> aio.AsyncSQLUnit:
         """Wrap the caller's connection, to write records in the caller's transaction."""
         return aio.adopt_unit_async(connection, "sqlite")
-
-    def open(self) -> None:
-        self._combiner.open()
-
-    async def close(self) -> None:
-        await self._combiner.close()

@@ -1,6 +1,8 @@
 """Stores by URL, for the command line and for configuration: ``sqlite:///app.db``, ``postgresql://…``, ``memory:``.
 
-``kinds.py`` says which class a scheme opens.
+All kinds of stores stand in one table: their URL schemes, classes, what to install, and what each kind promises.
+``semel stores`` prints it. What a class declares (``counts``, ``resumes``, ``adopt``, ``accept``) is read from the
+class; everything else is written here. No guard decides by this table: it asks the store that it has.
 """
 
 from __future__ import annotations
@@ -8,18 +10,140 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from semel.core.ops import Op
 from semel.engine.ports import AsyncStore, Store
 from semel.errors import MissingDependency, StoreURLError
-from semel.stores.kinds import SCHEMES, StoreKind, load, plain_url
+from semel.stores.settings import plain_url
 
-__all__ = [
-    "BridgedStore", "check_store", "has_tables", "migrate_store", "open_any_store", "open_async_store", "open_store",
-    "sqlite_path", "tiers",
-]  # fmt: skip
+AS_PRIMARY: Final = "as the primary"
+"""What a tiered store promises: the store behind its cache decides."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreKind:
+    """One kind of store. Classes and functions are named as ``module:name`` and imported when needed."""
+
+    name: str
+    example: str
+    schemes: tuple[str, ...]
+    """The URL schemes that open it."""
+    sync: str
+    """The sync store ..."""
+    aio: str
+    """... and the async one."""
+    migrate: str | None = None
+    """The function that creates its tables from a URL; None if it has none."""
+    check: str | None = None
+    """The function that compares its tables with those that ``migrate`` creates."""
+    extra: str
+    """What to install: ``semel[…]``; or ``none``."""
+    shared_by: str
+    survives: str
+    clock: str
+    wakes: bool | None
+    """Whether waiters are woken. None: like the primary, and so is everything else that a class declares."""
+    expiry: str
+    atomic_by: str
+    """What makes an Op one atomic step."""
+
+    def store(self, *, awaited: bool = False) -> Any:
+        """Return the class. Importing it needs no driver."""
+        return load(self.aio if awaited else self.sync)
+
+    def traits(self) -> dict[str, bool | str]:
+        """Return what the kind promises, by the names of ``TRAITS``."""
+        if self.wakes is None:
+            declared: dict[str, bool | str] = dict.fromkeys(_DECLARED, AS_PRIMARY)
+        else:
+            store = self.store()
+            values = (self.wakes, store.adopt is not None, store.accept is not None, store.counts, store.resumes)
+            declared = dict(zip(_DECLARED, values, strict=True))
+        promises = {**vars(self), **declared}
+        return {name: promises[name] for name in TRAITS}
+
+
+def load(name: str) -> Any:
+    """Return the object that ``module:name`` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+_DECLARED: Final = ("wakes", "transactions", "writes", "counts", "resumes")
+TRAITS: Final = {
+    "extra": "extra to install",
+    "shared_by": "shared by",
+    "survives": "survives",
+    "clock": "whose clock",
+    "wakes": "wakes waiters",
+    "transactions": "in your transaction",
+    "writes": "with your writes (op.write)",
+    "counts": "counts keys (quota)",
+    "resumes": "lists what to resume",
+    "expiry": "expired records go",
+    "atomic_by": "an Op is one",
+}
+"""What is compared, and how it is called in the output."""
+
+KINDS: Final = (
+    StoreKind(
+        name="memory", example="memory:", schemes=("memory",), extra="none",
+        sync="semel.stores.memory:MemoryStore", aio="semel.stores.memory:AsyncMemoryStore",
+        shared_by="one process", survives="nothing", clock="the process's",
+        wakes=True, expiry="by sweeps", atomic_by="lock",
+    ),
+    StoreKind(
+        name="SQLite", example="sqlite:///…", schemes=("sqlite",), extra="none",
+        sync="semel.stores.sqlite:SQLiteStore", aio="semel.stores.sqlite:AsyncSQLiteStore",
+        migrate="semel.stores.sqlite:migrate", check="semel.stores.sqlite:check",
+        shared_by="one machine", survives="power cuts", clock="the machine's",
+        wakes=False, expiry="by sweeps", atomic_by="transaction",
+    ),
+    StoreKind(
+        name="PostgreSQL", example="postgresql://…", schemes=("postgresql", "postgres"), extra="postgres, asyncpg",
+        sync="semel.stores.postgres:PostgresStore", aio="semel.stores.postgres:AsyncPostgresStore",
+        migrate="semel.stores.postgres:migrate", check="semel.stores.postgres:check",
+        shared_by="all machines", survives="as the server", clock="the server's",
+        wakes=True, expiry="by sweeps", atomic_by="statement",
+    ),
+    StoreKind(
+        name="MySQL", example="mysql://…", schemes=("mysql", "mariadb"), extra="mysql, asyncmy",
+        sync="semel.stores.mysql:MySQLStore", aio="semel.stores.mysql:AsyncMySQLStore",
+        migrate="semel.stores.mysql:migrate", check="semel.stores.mysql:check",
+        shared_by="all machines", survives="as the server", clock="the server's",
+        wakes=False, expiry="by sweeps", atomic_by="transaction",
+    ),
+    StoreKind(
+        name="Redis", example="redis://…",
+        schemes=("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster",
+                 "unix"),
+        extra="redis", sync="semel.stores.redis:RedisStore", aio="semel.stores.redis:AsyncRedisStore",
+        shared_by="all machines", survives="as it is set up", clock="the server's",
+        wakes=True, expiry="by themselves", atomic_by="script",
+    ),
+    StoreKind(
+        name="DynamoDB", example="dynamodb://region/table", schemes=("dynamodb",), extra="dynamodb, aiobotocore",
+        sync="semel.stores.dynamodb:DynamoDBStore", aio="semel.stores.dynamodb:AsyncDynamoDBStore",
+        migrate="semel.stores.dynamodb:migrate", check="semel.stores.dynamodb:check",
+        shared_by="all machines", survives="as the service", clock="the service's",
+        wakes=False, expiry="by themselves", atomic_by="conditional write",
+    ),
+    StoreKind(
+        name="tiered", example="tiered:…,redis://…", schemes=("tiered",), extra="redis",
+        sync="semel.stores.tiered:TieredStore", aio="semel.stores.tiered:AsyncTieredStore",
+        shared_by=AS_PRIMARY, survives=AS_PRIMARY, clock="the primary's",
+        wakes=None, expiry=AS_PRIMARY, atomic_by=AS_PRIMARY,
+    ),
+)  # fmt: skip
+"""All kinds of stores."""
+
+SCHEMES: Final = {scheme: kind for kind in KINDS for scheme in kind.schemes}
+"""The kind that each URL scheme opens."""
+
 
 R = TypeVar("R")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -27,26 +151,24 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 def open_store(url: str) -> Store:
     """Open a sync store. ``migrate_store`` creates its tables."""
-    kind, url = _kind_of(url)
-    if kind.name == "tiered":
-        from semel.stores.tiered import RedisCache, TieredStore
-
-        primary, cache = tiers(url)
-        return TieredStore(open_store(primary), RedisCache(cache))
-    store: Store = kind.store()(*_arguments(kind, url))
+    store: Store = _open(url, awaited=False)
     return store
 
 
 def open_async_store(url: str) -> AsyncStore:
     """Open an async store."""
-    kind, url = _kind_of(url)
-    if kind.name == "tiered":
-        from semel.stores.tiered import AsyncRedisCache, AsyncTieredStore
-
-        primary, cache = tiers(url)
-        return AsyncTieredStore(open_async_store(primary), AsyncRedisCache(cache))
-    store: AsyncStore = kind.store(awaited=True)(*_arguments(kind, url))
+    store: AsyncStore = _open(url, awaited=True)
     return store
+
+
+def _open(url: str, *, awaited: bool) -> Any:
+    kind, url = _kind_of(url)
+    store = kind.store(awaited=awaited)
+    if kind.name != "tiered":
+        return store(*_arguments(kind, url))
+    primary, cache = tiers(url)
+    redis_cache = load(f"semel.stores.tiered:{'AsyncRedisCache' if awaited else 'RedisCache'}")
+    return store(_open(primary, awaited=awaited), redis_cache(cache))
 
 
 def open_any_store(url: str) -> Store:
@@ -62,26 +184,21 @@ def open_any_store(url: str) -> Store:
 
 def migrate_store(url: str) -> list[str]:
     """Create or update the store's tables. Returns the names of the migrations that were applied."""
-    kind, url = _kind_of(url)
-    if kind.name == "tiered":
-        return migrate_store(tiers(url)[0])
+    kind, url = _kind_with_tables(url)
     applied: list[str] = [] if kind.migrate is None else _call(kind.migrate, *_arguments(kind, url))
     return applied
 
 
 def check_store(url: str) -> None:
     """Raise NotMigrated or SchemaDrift unless the store's tables are what ``migrate_store`` makes. Changes nothing."""
-    kind, url = _kind_of(url)
-    if kind.name == "tiered":
-        check_store(tiers(url)[0])
-    elif kind.check is not None:
+    kind, url = _kind_with_tables(url)
+    if kind.check is not None:
         _call(kind.check, *_arguments(kind, url))
 
 
 def has_tables(url: str) -> bool:
     """Whether the store has tables to create or check. Redis and memory need none."""
-    kind, url = _kind_of(url)
-    return has_tables(tiers(url)[0]) if kind.name == "tiered" else kind.migrate is not None
+    return _kind_with_tables(url)[0].migrate is not None
 
 
 def sqlite_path(url: str) -> str:
@@ -127,6 +244,12 @@ def _kind_of(url: str) -> tuple[StoreKind, str]:
         "this is no URL: write sqlite:///app.db for a file, or postgresql://user:password@host/database for a server; "
         f"there are also: {', '.join(SCHEMES)}"
     )
+
+
+def _kind_with_tables(url: str) -> tuple[StoreKind, str]:
+    """Return the same as ``_kind_of``; for a tiered store, that of the store behind its cache."""
+    kind, url = _kind_of(url)
+    return _kind_of(tiers(url)[0]) if kind.name == "tiered" else (kind, url)
 
 
 def _arguments(kind: StoreKind, url: str) -> tuple[str, ...]:

@@ -9,11 +9,8 @@ from contextlib import closing
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from semel.cli.measuring.samples import Sample
-from semel.cli.measuring.sizing import Measured, Work
+from semel.cli.measuring.samples import Measured, Sample, Work
 from semel.errors import SemelError, StoreUnavailable, StoreUncertain
-
-__all__ = ["dynamodb"]
 
 OVERHEAD: Final = 100
 """Bytes that the service adds to each item when it bills storage."""

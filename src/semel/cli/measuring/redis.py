@@ -8,12 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Final
 
-from semel.cli.measuring.samples import Sample
-from semel.cli.measuring.sizing import Measured, Work
+from semel.cli.measuring.samples import Measured, Sample, Work
 from semel.core.policy import seconds
 from semel.errors import SemelError, StoreUnavailable
-
-__all__ = ["BESIDE", "copies", "redis"]
 
 BESIDE: Final = 72
 """Bytes of a key that MEMORY USAGE leaves out, in Redis 7: its entry among those that expire (32), what the allocator
@@ -84,8 +81,7 @@ def _prefix(url: str, usual: str) -> str:
 def _usage(url: str, prefix: str, sample: Sample, key_of: Callable[[bytes], bytes]) -> Iterator[Callable[[], float]]:
     """Yield a function that returns the bytes of one key, asked from each server. The keys are removed at the end."""
     from semel.stores.redis.commands import RedisCommand
-    from semel.stores.redis.connection import RedisConnection
-    from semel.stores.redis.servers import Servers
+    from semel.stores.redis.connection import RedisConnection, Servers
     from semel.stores.tiered.copies import cache_settings
 
     settings = cache_settings(url, prefix, "5s", "5s")

@@ -1,4 +1,4 @@
-"""Sample records to measure: finished ones, like those of a service, written through the store, and always removed.
+"""Sample records and what they take: finished records, written through the store, measured, and always removed.
 
 A signal handler that raises may do so between creating something and recording that it was created, or in the middle of
 removing it. So while there is something to remove, the handler only sets a flag. The code that writes checks it between
@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
@@ -24,8 +25,6 @@ from semel.core.states import Takeover
 from semel.engine.ports import Store
 from semel.errors import SemelError, StoreUnavailable
 
-__all__ = ["Interrupts", "Sample"]
-
 BATCH: Final = 100
 LIFE: Final = 3600.0
 """The ttl of samples: if removing them fails, they expire."""
@@ -33,6 +32,58 @@ ENOUGH: Final = 20_000_000
 """Bytes after which the pages of a database are small beside what was written, however few the records."""
 _OPERATION: Final = "POST /payments/{id}/captures"
 _TENANT: Final = "tenant-00000"
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work that calls cause in a store."""
+
+    unit: str
+    """Statements, commands, capacity units."""
+    first: float
+    """For a new key: claim and completion."""
+    again: float
+    """For a retry that is answered by replay."""
+    sweep: float | None = None
+    """For one sweep, at most; None if it does not matter."""
+    which: str = "each retry"
+    """Which retries ``again`` is about."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one record takes in a store, measured with real records."""
+
+    store: str
+    """Its kind, as in URLs."""
+    what: str
+    """``disk`` or ``memory``."""
+    records: int
+    """How many records were measured; 0 if the store gets none."""
+    record: float
+    """Bytes of a record without indexes, on average."""
+    index: float | None
+    """Bytes of its index entries; None if the store cannot tell, and ``record`` includes them."""
+    how: str
+    """How it was measured, in words; or why there are no records."""
+    holds: float | None = None
+    """Seconds for which a cache holds records; None if they are held for the whole window."""
+    work: tuple[Work, ...] = ()
+
+    @property
+    def each(self) -> float:
+        return self.record + (self.index or 0.0)
+
+
+def in_pages(store: str, records: int, data: float, index: float | None, how: str, work: tuple[Work, ...]) -> Measured:
+    """What a database tells that gives out whole pages: of few records it may not have needed another one."""
+    if data <= 0:
+        raise StoreUnavailable(
+            f"{records} records took no more room in {store} than it had ready; write more --records"
+        )
+    if index is not None and index <= 0:
+        how, index = f"{how}; their indexes fill no page", None
+    return Measured(store, "disk", records, data / records, None if index is None else index / records, how, work=work)
 
 
 class Sample:

@@ -26,19 +26,6 @@ from uuid import UUID
 
 from semel.errors import DocumentError, PolicyError
 
-__all__ = [
-    "ABSENT",
-    "LIVE",
-    "MAX_DEPTH",
-    "DocumentError",
-    "LiveObject",
-    "canonical_json",
-    "encode_value",
-    "parse_json",
-    "select_fields",
-    "split_path",
-]
-
 MAX_DEPTH = 128
 """How deep a document may nest: far less than the interpreter's stack allows, far more than people write."""
 

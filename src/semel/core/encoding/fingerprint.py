@@ -19,8 +19,6 @@ from typing import Any, Literal
 from semel.core.encoding.canonical import ABSENT, LIVE, LiveObject, encode_value, split_path
 from semel.errors import PolicyError
 
-__all__ = ["DIGEST_SIZE", "Arguments", "Choice", "hash_key"]
-
 DIGEST_SIZE = 16
 
 Choice = Literal["auto", "all"] | Iterable[str] | Callable[..., Any] | None

@@ -23,23 +23,8 @@ from typing import Any, Final
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from semel.core.encoding.snapshot import Kind, NotSerializable, SnapshotUnreadable
-
-__all__ = [
-    "MAX_DEPTH",
-    "PLAIN",
-    "Lift",
-    "Lower",
-    "PlainSerializer",
-    "ValueSerializer",
-    "decode_tree",
-    "encode_tree",
-    "lift",
-    "lift_pairs",
-    "lower",
-    "lower_dict",
-    "tag_of",
-]
+from semel.core.encoding.snapshot import Kind, NotSerializable
+from semel.errors import SnapshotUnreadable
 
 MAX_DEPTH = 100
 """How many levels of nesting are stored. A structure that contains itself is refused here, long before Python's own

@@ -24,25 +24,10 @@ from collections.abc import Iterator
 from inspect import Signature
 from typing import Any, Protocol, runtime_checkable
 
-from semel.core.encoding.plain import MAX_DEPTH, PLAIN, PlainSerializer, ValueSerializer
-from semel.core.encoding.snapshot import Kind, NotSerializable, SnapshotUnreadable
+from semel.core.encoding.plain import PLAIN, PlainSerializer, ValueSerializer
+from semel.core.encoding.snapshot import Kind, NotSerializable
 from semel.core.encoding.typed import PLAIN_NODE, TypedSerializer, compile_node
-from semel.errors import PolicyError, RememberedFailure
-
-__all__ = [
-    "ERROR_LIMIT",
-    "MAX_DEPTH",
-    "PLAIN",
-    "NotSerializable",
-    "PlainSerializer",
-    "ResultSerializer",
-    "Serializer",
-    "TypedSerializer",
-    "decode_error",
-    "decode_result",
-    "encode_error",
-    "serializer_for",
-]
+from semel.errors import PolicyError, RememberedFailure, SnapshotUnreadable
 
 
 @runtime_checkable

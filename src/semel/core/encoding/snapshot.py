@@ -36,25 +36,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from semel.errors import PolicyError, SnapshotUnreadable
 
-__all__ = [
-    "COMPRESS_ABOVE",
-    "NOT_SEALED",
-    "SIZE_LIMIT",
-    "ZLIB",
-    "Cipher",
-    "Compressor",
-    "Envelope",
-    "Kind",
-    "NotSerializable",
-    "Snapshot",
-    "SnapshotTooLarge",
-    "SnapshotUnreadable",
-    "StoredResponse",
-    "decode_response",
-    "encode_response",
-    "make_response",
-]
-
 COMPRESS_ABOVE = 1024
 """Compression is tried for payloads of more bytes than this. For smaller ones it saves a few hundred bytes, which
 changes neither the pages of a row nor the packets it takes, and costs more than the rest of sealing together.

@@ -40,9 +40,8 @@ from semel.core.encoding.plain import (
     lower_dict,
     tag_of,
 )
-from semel.core.encoding.snapshot import NotSerializable, SnapshotUnreadable
-
-__all__ = ["PLAIN_NODE", "Node", "TypedSerializer", "compile_node"]
+from semel.core.encoding.snapshot import NotSerializable
+from semel.errors import SnapshotUnreadable
 
 Scope = Mapping[Any, Any]
 """What each type variable in scope stands for."""

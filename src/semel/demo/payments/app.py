@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-import signal
+import secrets
 import socket
-import sys
-import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from html import escape
@@ -28,16 +25,16 @@ from semel import __version__
 from semel.core.policy import Policy
 from semel.demo.payments.data import Books
 from semel.demo.payments.routes import router, tenant_of
-from semel.demo.payments.simulate import MISTAKES, NewKeys
+from semel.demo.processes import end_with_parent, read_settings
 from semel.errors import ConfigurationError, StoreError
 from semel.http.fastapi import install
 from semel.stores.aio_guard import AsyncSemel
 from semel.stores.urls import open_async_store
 
-__all__ = ["LEASE", "ServiceSettings", "main", "make_app"]
-
 LEASE: Final = 2.0
 """Seconds until a silent worker is taken over: short, so that it can be watched."""
+MISTAKES: Final = ("unprotected", "blind", "silent")
+"""Semel bypassed; a payment that does not look for its own row; an answer without a row."""
 GRACE: Final = 3
 """Seconds for running requests to end when the process stops."""
 _PAGE: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>
@@ -57,7 +54,7 @@ class ServiceSettings:
     books: str
     """Where the business rows are: in the same database, if it has SQL tables."""
     mistake: str = ""
-    """One of ``simulate.MISTAKES``, to show that the verdict finds it."""
+    """One of ``MISTAKES``, to show that the verdict finds it."""
 
 
 def make_app(settings: ServiceSettings) -> FastAPI:
@@ -89,6 +86,19 @@ def make_app(settings: ServiceSettings) -> FastAPI:
     if settings.mistake == "unprotected":
         app.add_middleware(NewKeys)
     return app
+
+
+class NewKeys:
+    """The mistake "unprotected": a middleware that gives every request a new key."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            kept = [line for line in scope["headers"] if line[0].lower() != b"idempotency-key"]
+            scope = {**scope, "headers": [*kept, (b"idempotency-key", secrets.token_hex(8).encode())]}
+        await self._app(scope, receive, send)
 
 
 async def _home(request: Request) -> HTMLResponse:
@@ -133,20 +143,12 @@ async def serve(settings: ServiceSettings, descriptor: int) -> None:
         make_app(settings), log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE, lifespan="on"
     )
     server = Server(config)
-    threading.Thread(target=_listen, args=(server,), daemon=True).start()
+    end_with_parent(lambda: setattr(server, "should_exit", True))
     await server.serve(sockets=[socket.socket(fileno=descriptor)])
 
 
-def _listen(server: Any) -> None:
-    """Stop in order on a line from standard input. End of file means that the parent died: exit at once."""
-    for _ in sys.stdin:
-        server.should_exit = True
-    os._exit(1)
-
-
 def main() -> None:
-    config = json.loads(sys.stdin.readline())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = read_settings()
     descriptor: int = config.pop("descriptor")
     asyncio.run(serve(ServiceSettings(**config), descriptor))
     os._exit(0)  # all is closed, and taking the interpreter down takes longer than that

@@ -15,12 +15,10 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple, TypeVar
 
-from semel.demo.databases import connect
+from semel.demo.evidence import connect
 from semel.errors import StoreError, StoreURLError
 from semel.sql.program import Program, load_queries
 from semel.sql.sync import Connection, run
-
-__all__ = ["Books", "Counts", "PaymentRow", "RefundRow", "has_books"]
 
 R = TypeVar("R")
 QUERIES: Final = load_queries("semel.demo.payments", "queries.sql")

@@ -4,14 +4,22 @@ The mode is *leased*: Semel's record and the business row are two commits. A wor
 and no answer, and the handler is run again. So every idempotent handler is written to be run again: its row has an
 id that is derived from the operation, the same in every attempt, and is inserted *once*; a second run finds it, and
 answers from it. That is what one does wherever the record cannot be in the row's own transaction.
+
+A client may ask for a fault in ``simulate``: a slow handler, a dying worker, a large or streamed answer.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import secrets
+import signal
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any, Final, TypeAlias
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
+from fastapi.responses import StreamingResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from semel.core.policy import Wait
@@ -29,14 +37,12 @@ from semel.demo.payments.schemas import (
     PaymentId,
     Payments,
     Refund,
+    Simulation,
     Stats,
 )
-from semel.demo.payments.simulate import Fate
 from semel.engine.operation import AsyncOperation
 from semel.errors import PreconditionFailed
 from semel.http.fastapi import check_match, conditional, etag, idempotent, natural
-
-__all__ = ["KEYS", "router", "tenant_of"]
 
 Documented: TypeAlias = dict[int | str, dict[str, Any]]
 router = APIRouter()
@@ -52,6 +58,10 @@ TAGGED: dict[str, Any] = {"ETag": {"schema": {"type": "string"}, "description": 
 MADE: dict[str, Any] = {**TAGGED, "Location": {"schema": {"type": "string"}, "description": "where it is"}}
 KEYS: Final = {"sk_alice": "alice", "sk_bob": "bob"}
 """The demo's two keys. Real keys are secrets, stored as hashes and compared in constant time."""
+
+CHUNKS: Final = 8
+"""Of a streamed answer."""
+_WITHOUT_BODY: Final = frozenset({204, 205, 304})
 
 _bearer = HTTPBearer(auto_error=False, description="`sk_alice` or `sk_bob`: two tenants that never see each other")
 
@@ -238,3 +248,55 @@ async def stats(books: BooksOfService) -> dict[str, Any]:
 
 def _shown(row: PaymentRow) -> dict[str, Any]:
     return {name: value for name, value in row._asdict().items() if name not in ("changed_by", "deleted")}
+
+
+# -- faults on purpose
+
+
+class Fate:
+    """What happens to one call."""
+
+    def __init__(self, wanted: Simulation | None, op: AsyncOperation, mistake: str = "") -> None:
+        self._wanted = wanted or Simulation()
+        # The attempt that takes over must succeed, and without Semel every attempt is a first one.
+        crash = self._wanted.crash if op.attempt == 1 and mistake != "unprotected" else False
+        self._crash = "after" if crash is True else crash
+
+    async def before_the_row(self) -> None:
+        await asyncio.sleep(self._wanted.delay_ms / 1000)
+        if self._crash == "before":
+            _die()
+
+    def after_the_row(self) -> None:
+        if self._crash == "after":
+            _die()
+
+    @property
+    def refused(self) -> bool:
+        """Whether the answer is an error, and nothing is done."""
+        return self._wanted.status is not None and self._wanted.status >= 400
+
+    def answer(self, content: Mapping[str, Any], status: int, headers: Mapping[str, str] | None = None) -> Response:
+        """Make the answer, with the status, size and form that the client asked for."""
+        status = self._wanted.status or status
+        if status in _WITHOUT_BODY:
+            return Response(status_code=status, headers=headers)
+        body = json.dumps(content, separators=(",", ":")).encode()
+        if len(body) < self._wanted.body_bytes:
+            frame = len(b',"padding":""')
+            padding = "." * max(0, self._wanted.body_bytes - len(body) - frame)
+            body = json.dumps({**content, "padding": padding}, separators=(",", ":")).encode()
+        if self._wanted.stream:
+            return StreamingResponse(_chunks(body), status, headers, media_type="application/json")
+        return Response(body, status, headers, media_type="application/json")
+
+
+async def _chunks(body: bytes) -> AsyncIterator[bytes]:
+    size = max(1, -(-len(body) // CHUNKS))
+    for start in range(0, len(body), size):
+        yield body[start : start + size]
+
+
+def _die() -> None:
+    """Die without clean-up, as by the kernel's out-of-memory killer."""
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -17,16 +17,13 @@ from typing import Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, cast, ov
 
 from semel.core.encoding.canonical import split_path
 from semel.core.encoding.fingerprint import Arguments
-from semel.core.encoding.serializers import PLAIN, NotSerializable, Serializer, decode_result, serializer_for
+from semel.core.encoding.plain import PLAIN
+from semel.core.encoding.serializers import Serializer, decode_result, serializer_for
+from semel.core.encoding.snapshot import NotSerializable
 from semel.core.keys import KeyFormat, check_name
 from semel.core.policy import Policy
 from semel.engine.operation import AsyncOperation, Operation, OperationHandle
 from semel.errors import KeyMissing, PolicyError, SemelError, SnapshotUnreadable
-
-__all__ = [
-    "AsyncOnce", "Declaration", "Once", "Selector", "handle_of", "handle_parameter", "refuse_generators",
-    "requires_brackets", "select",
-]  # fmt: skip
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -38,8 +38,6 @@ from semel.engine.operation import AsyncOperation, running
 from semel.engine.ports import AsyncStore
 from semel.errors import StoreError
 
-__all__ = ["AsyncCallDriver", "AsyncLeasedAttempt"]
-
 R = TypeVar("R")
 Handler: TypeAlias = Callable[[AsyncOperation], Any]
 

@@ -38,8 +38,6 @@ from semel.engine.operation import Operation, running
 from semel.engine.ports import Store
 from semel.errors import PolicyError, StoreError
 
-__all__ = ["CallDriver", "LeasedAttempt"]
-
 R = TypeVar("R")
 Handler: TypeAlias = Callable[[Operation], Any]
 

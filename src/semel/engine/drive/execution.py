@@ -28,8 +28,6 @@ from semel.engine.drive.leases import Lease, Leases
 from semel.errors import StoreError
 from semel.observe import events
 
-__all__ = ["Changed", "Execution", "Poll", "as_handler"]
-
 
 @value
 class Changed:

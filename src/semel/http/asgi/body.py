@@ -13,8 +13,6 @@ from semel.errors import BodyTooLarge
 if TYPE_CHECKING:
     from semel.http.contract.endpoint import Lifecycle
 
-__all__ = ["FILES", "App", "BodyReader", "HeldBody", "Message", "Receive", "Scope", "Send", "without_files"]
-
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]

@@ -55,8 +55,6 @@ from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Rule
 
-__all__ = ["ASGIMiddleware", "ASGIResponder", "current", "current_responder"]
-
 T = TypeVar("T")
 TenantResolver: TypeAlias = Callable[[Any], "str | Awaitable[str | None] | None"]
 

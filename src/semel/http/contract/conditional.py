@@ -26,8 +26,6 @@ from typing import Final
 from semel.core.values import value
 from semel.errors import ConfigurationError, PreconditionFailed, PreconditionInvalid, PreconditionRequired
 
-__all__ = ["Preconditions", "check_match", "current_preconditions", "etag", "preconditions"]
-
 IF_MATCH: Final = b"if-match"
 IF_NONE_MATCH: Final = b"if-none-match"
 MOST_TAGS: Final = 100

@@ -69,23 +69,6 @@ from semel.http.contract.middleware import Middleware
 from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
 from semel.observe import events
 
-__all__ = [
-    "FIND_TENANT",
-    "READ_BODY",
-    "STOPPED",
-    "Capture",
-    "Compensate",
-    "Ending",
-    "EndpointFlow",
-    "Framework",
-    "Lifecycle",
-    "OpenTransaction",
-    "Request",
-    "Rerun",
-    "RunAgain",
-    "cut_off",
-]
-
 A = TypeVar("A", Attempt, AsyncAttempt)
 T = TypeVar("T")
 

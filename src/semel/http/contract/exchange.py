@@ -21,8 +21,14 @@ from urllib.parse import quote
 from semel.core.call import Call
 from semel.core.encoding.canonical import canonical_json, parse_json, select_fields
 from semel.core.encoding.fingerprint import DIGEST_SIZE, hash_key
-from semel.core.encoding.serializers import NotSerializable
-from semel.core.encoding.snapshot import Kind, StoredResponse, decode_response, encode_response, make_response
+from semel.core.encoding.snapshot import (
+    Kind,
+    NotSerializable,
+    StoredResponse,
+    decode_response,
+    encode_response,
+    make_response,
+)
 from semel.core.keys import BARE_KEY, header_value, parse_header
 from semel.engine.guard import Guard
 from semel.errors import (
@@ -45,11 +51,6 @@ from semel.errors import (
 )
 from semel.http.contract.conditional import Preconditions, preconditions
 from semel.http.contract.rules import Conditional, Idempotent, is_header_name
-
-__all__ = [
-    "ALLOW_ORIGIN", "CLAIMED", "FAILED", "KEY_HEADER", "RESPONSES", "SETTLED", "TITLES", "UNSTORED", "Exchange",
-    "KeyHeader", "ResponseSerializer", "name_of_line", "problem",
-]  # fmt: skip
 
 UNSTORED: Final = (b"idempotent-stored", b"false")
 """Marks an answer that could not be stored before it was sent. A client that has it must not retry."""

@@ -14,8 +14,6 @@ from semel.http.contract.exchange import KEY_HEADER, Exchange, KeyHeader
 from semel.http.contract.routes import Endpoint, MatchedRoute, RouteFinder, Routes, RouteTable, report
 from semel.http.contract.rules import MAX_REQUEST_BODY, Idempotent, Rule, check_max_request_body
 
-__all__ = ["Middleware", "check_installation"]
-
 MOST_RULES: Final = 1000
 """How many rules are remembered in their form under the guard's policy."""
 App = TypeVar("App")

@@ -17,11 +17,6 @@ from semel.core.values import value
 from semel.errors import ConfigurationError, PolicyError
 from semel.http.contract.rules import SAFE_METHODS, Exempt, Idempotent, Rule
 
-__all__ = [
-    "Endpoint", "MatchedRoute", "RouteFinder", "RouteTable", "Routes", "by_method_and_path", "check_declarable",
-    "declared_rule", "mark_exempt", "mark_replaced", "never_claimed", "report", "undeclared",
-]  # fmt: skip
-
 RouteTable: TypeAlias = Mapping[str, Rule]
 """``{"POST /orders": idempotent(), "PATCH /orders/{id}": conditional()}``"""
 

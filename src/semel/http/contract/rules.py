@@ -25,12 +25,6 @@ from semel.core.policy import Policy
 from semel.engine.guard import PolicyChanges
 from semel.errors import PolicyError
 
-__all__ = [
-    "MAX_REQUEST_BODY", "RELEASED", "REPLAY_HEADERS", "SAFE_METHODS", "Conditional", "ConditionalSettings",
-    "Decorators", "Exempt", "Idempotent", "IdempotentSettings", "Natural", "NaturalSettings", "Rule",
-    "check_max_request_body", "conditional", "exempt", "idempotent", "is_header_name", "natural",
-]  # fmt: skip
-
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Methods that are never claimed and never replayed."""
 

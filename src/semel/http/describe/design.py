@@ -30,8 +30,6 @@ from semel.http.wsgi.middleware import WSGIMiddleware
 from semel.stores.guard import Semel
 from semel.stores.memory import MemoryStore
 
-__all__ = ["design_of", "example_exchange"]
-
 _SPELLED: Final = {"etag": "ETag"}
 _NEVER: Final = ("Set-Cookie", "WWW-Authenticate", "Date")
 _SENT: Final = {"amount": 10}

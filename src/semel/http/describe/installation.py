@@ -19,8 +19,6 @@ from semel.http.contract.middleware import Middleware
 from semel.http.contract.routes import Endpoint, Routes
 from semel.http.wsgi.middleware import WSGIMiddleware
 
-__all__ = ["Installation", "find_installation"]
-
 FRAMEWORKS: Final = (
     ("starlette.applications", "Starlette", "semel.http.fastapi"),
     ("litestar.app", "Litestar", "semel.http.litestar"),

@@ -40,8 +40,6 @@ from semel.http.describe.paths import (
 from semel.http.describe.plain_rules import EXTENSION, duration_text, plain_rule, rule_from_plain
 from semel.http.describe.refusals import Refusal, example_key, refusals
 
-__all__ = ["document", "key_schema", "rules_by_operation", "tags_schema"]
-
 _PART: Final = re.compile(r"\{[^{}]*\}")
 JSON: TypeAlias = dict[str, Any]
 PROBLEM_TYPE: Final = "application/problem+json"

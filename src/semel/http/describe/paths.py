@@ -15,8 +15,6 @@ from semel.core.values import value
 from semel.errors import ConfigurationError
 from semel.http.contract.routes import Endpoint, RouteTable, by_method_and_path
 
-__all__ = ["Declarations", "DocumentedOperation", "Matching", "check_version", "example_path", "operations"]
-
 Declarations: TypeAlias = Iterable[Endpoint] | RouteTable
 """What an application declares: the endpoints of a framework, or the ``routes=`` of a middleware."""
 Template: TypeAlias = tuple[str, str]

@@ -16,8 +16,6 @@ from semel.core.states import Takeover
 from semel.errors import ConfigurationError
 from semel.http.contract.rules import Conditional, Exempt, Idempotent, Natural, Rule
 
-__all__ = ["EXTENSION", "duration_text", "plain_rule", "rule_from_plain"]
-
 EXTENSION: Final = "x-idempotency"
 
 _KEYED: Final[dict[str, type[Idempotent]]] = {"action": Idempotent, "conditional": Conditional}

@@ -28,8 +28,6 @@ from semel.http.contract.conditional import IF_MATCH, Preconditions, etag, preco
 from semel.http.contract.exchange import KEY_HEADER, Exchange, KeyHeader, problem
 from semel.http.contract.rules import Conditional, Idempotent, Rule
 
-__all__ = ["Refusal", "example_key", "refusals"]
-
 _KEYS: Final = {
     "any": "8e03978e-40d5-43dd-bc93-6894a57f9324",
     "uuid": "8e03978e-40d5-43dd-bc93-6894a57f9324",

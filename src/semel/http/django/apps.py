@@ -19,8 +19,6 @@ from semel.http.contract.rules import Exempt
 from semel.http.django.configuration import configuration
 from semel.http.django.urls import endpoints
 
-__all__ = ["SemelConfig", "check_settings", "check_views"]
-
 MIDDLEWARE: Final = "semel.http.django.IdempotencyMiddleware"
 _GZIP: Final = "django.middleware.gzip.GZipMiddleware"
 

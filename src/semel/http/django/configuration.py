@@ -24,8 +24,6 @@ from semel.stores.memory import AsyncMemoryStore, MemoryStore
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-__all__ = ["Configuration", "configuration", "user"]
-
 TenantResolver: TypeAlias = "Callable[[HttpRequest], Any]"
 
 _KNOWN: Final = frozenset({"GUARD", "TEST_GUARD", "TENANT", "DOCS", "MAX_REQUEST_BODY", "HEADER"})

@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
     from django.http.response import HttpResponseBase
 
-__all__ = [
-    "Handling", "current_handling", "parsed_before", "require_handling", "response_lines", "rewrite_response",
-    "stream_response",
-]  # fmt: skip
-
-
 _READ: Final = ("_post", "_files", "_post_parse_error", "_upload_handlers")
 """Attributes in which Django stores the parsed body of a request."""
 _SESSION: Final = ("_session_cache", "_session_key", "accessed", "modified")

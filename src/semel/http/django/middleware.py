@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
     from semel.http.asgi.body import Message, Scope, Send
 
-__all__ = ["IdempotencyMiddleware"]
-
 _INPUT: Final = "wsgi.input"
 _CHUNK: Final = 256 * 1024
 _AHEAD: Final = 1

@@ -16,8 +16,6 @@ from django.db.utils import NotSupportedError
 
 from semel.sql.migrations import MYSQL, POSTGRES, SQLITE, Schema
 
-__all__ = ["Apply", "migration"]
-
 _CREATED: Final = re.compile(
     r"CREATE (?:UNIQUE )?(TABLE|INDEX|FUNCTION|PROCEDURE) (?:IF NOT EXISTS )?(\w+)(?:\s+ON (\w+))?", re.IGNORECASE
 )

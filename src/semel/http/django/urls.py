@@ -15,8 +15,6 @@ from semel.http.contract.routes import Endpoint, MatchedRoute, declared_rule
 from semel.http.contract.rules import Rule
 from semel.http.django.handling import current_handling
 
-__all__ = ["DjangoRoutes", "endpoints"]
-
 _PART: Final = re.compile(r"<(?:[^:<>]*:)?(\w+)>")
 _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 

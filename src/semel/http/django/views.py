@@ -45,8 +45,6 @@ from semel.http.wsgi.middleware import WSGIResponder, current_responder
 from semel.http.wsgi.transaction import open_transaction
 from semel.stores.guard import Semel
 
-__all__ = ["conditional", "exempt", "idempotent", "natural"]
-
 R = TypeVar("R")
 T = TypeVar("T")
 RuleT = TypeVar("RuleT", bound=Rule)

@@ -13,19 +13,6 @@ from typing import Any, Final, TypeAlias
 from semel.http.contract.endpoint import Capture
 from semel.http.contract.exchange import KEY_HEADER, KeyHeader
 
-__all__ = [
-    "HeldAnswer",
-    "LetThrough",
-    "Lines",
-    "Peeked",
-    "ThenRaised",
-    "as_bytes",
-    "as_text",
-    "header_lines",
-    "path_text",
-    "status_line",
-]
-
 Lines: TypeAlias = list[tuple[str, str]]
 _PATH: Final = ("SCRIPT_NAME", "PATH_INFO")
 Write: TypeAlias = Callable[[bytes], object]

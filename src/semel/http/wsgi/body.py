@@ -15,8 +15,6 @@ from typing import IO, Any, Final
 from semel.errors import SemelError
 from semel.http.contract.rules import MAX_REQUEST_BODY
 
-__all__ = ["RequestBody"]
-
 SPOOL_LIMIT: Final = 1024 * 1024
 """Bytes of a body that are spooled in memory; a larger one goes to a temporary file."""
 _STEP: Final = 64 * 1024

@@ -63,8 +63,6 @@ from semel.stores.guard import Semel
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse
 
-__all__ = ["App", "Environ", "WSGIMiddleware", "WSGIResponder", "current_responder"]
-
 Environ: TypeAlias = dict[str, Any]
 App: TypeAlias = "Callable[[Environ, StartResponse], Iterable[bytes]]"
 

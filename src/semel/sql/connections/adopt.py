@@ -15,17 +15,6 @@ from semel.errors import ConfigurationError, NotMigrated
 from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Program, Query, Rows, Statement
 
-__all__ = [
-    "WRAPPERS_FOUND",
-    "AsyncLentConnection",
-    "DatabaseAddress",
-    "Dialect",
-    "LentConnection",
-    "adopt",
-    "database_url",
-    "not_migrated",
-]
-
 Dialect: TypeAlias = Literal["sqlite", "postgresql", "mysql"]
 
 
@@ -130,7 +119,7 @@ class AsyncLentConnection(Protocol):
 
 _WRAPPERS: Final = {
     "sqlite3.Connection": ("sqlite", "LentSQLite"),
-    "aiosqlite.core.Connection": ("sqlite", "LentAiosqlite"),
+    "aiosqlite.core.Connection": ("aio_sqlite", "AsyncLentSQLite"),
     "psycopg.Connection": ("psycopg", "LentPsycopg"),
     "psycopg.AsyncConnection": ("aio_psycopg", "AsyncLentPsycopg"),
     "asyncpg.connection.Connection": ("asyncpg", "LentAsyncpg"),
@@ -171,6 +160,12 @@ def _find(raw: object) -> Any:
         f"a transaction is on the connection or session that the effect uses, not on a {kind}; "
         f"known are: {', '.join(_WRAPPERS)}"
     )
+
+
+def is_known_version(version: str, first: tuple[int, int], before: tuple[int, int]) -> bool:
+    """Whether a driver's private parts are known in this version. In others only its public ones are used."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return first <= (major, minor) < before
 
 
 def database_url(connection: LentConnection | AsyncLentConnection) -> str:

@@ -27,8 +27,6 @@ from semel.sql.connections.literals import mysql_text, require_change
 from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Rows, Statement
 
-__all__ = ["AsyncLentSQLAlchemy", "AsyncLentSQLAlchemySession"]
-
 
 class _SupportedDialects(dict[str, Dialect]):
     def __missing__(self, name: str) -> Dialect:

@@ -16,8 +16,6 @@ from semel.sql.connections.literals import mysql_text, require_change
 from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Rows, Statement
 
-__all__ = ["LentDjango"]
-
 _db: Final[Any] = import_module("django.db")  # it has no types
 _atomic: Final[Any] = import_module("django.db.transaction").atomic
 _DIALECTS: Final[dict[str, Dialect]] = {"sqlite": "sqlite", "postgresql": "postgresql", "mysql": "mysql"}

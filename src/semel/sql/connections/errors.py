@@ -22,30 +22,6 @@ from typing import Final
 
 from semel.errors import NotMigrated, RecordTooLarge, SemelError, StoreUnavailable, StoreUncertain
 
-__all__ = [
-    "Contention",
-    "DatabaseBusy",
-    "DuplicateRow",
-    "LockHeld",
-    "NoConnection",
-    "StatementRejected",
-    "StatementTooLarge",
-    "causes",
-    "connect_error",
-    "is_conflict",
-    "is_duplicate",
-    "is_refused_record",
-    "is_stale",
-    "is_violation",
-    "mysql_error",
-    "mysql_number",
-    "postgres_error",
-    "rejected",
-    "sqlite_error",
-    "sqlstate",
-    "wrapped_error",
-]
-
 _LONGEST_TEXT: Final = 300
 """Characters of a driver's message that we quote."""
 _MAX_CAUSES: Final = 8
@@ -100,6 +76,12 @@ def connect_error(database: str, error: BaseException) -> NoConnection:
 _CONTENTION: Final = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock timeout
 _CONNECTION_LOST: Final = ("57P01", "57P02", "08", "57P05")  # the server shuts down, or the connection is gone
 _CONFLICTS: Final = frozenset({"40001", "40P01"})
+_UNAVAILABLE: Final = {
+    "53100": "'s disk is full; nothing was stored",
+    "25006": " is read-only here (a replica?)",
+    "57P03": " does not accept connections now",
+    "57014": " took too long and was stopped; nothing was stored",
+}
 
 
 def postgres_error(sqlstate: str | None, text: str) -> SemelError:
@@ -111,14 +93,8 @@ def postgres_error(sqlstate: str | None, text: str) -> SemelError:
         return NotMigrated(
             f"the database has no Semel tables of this version ({text}): run `semel migrate postgresql://…`"
         )
-    if sqlstate == "53100":
-        return StoreUnavailable(f"PostgreSQL's disk is full; nothing was stored: {text}")
-    if sqlstate == "25006":
-        return StoreUnavailable(f"PostgreSQL is read-only here (a replica?): {text}")
-    if sqlstate == "57P03":
-        return StoreUnavailable(f"PostgreSQL does not accept connections now: {text}")
-    if sqlstate == "57014":
-        return StoreUnavailable(f"PostgreSQL took too long and was stopped; nothing was stored: {text}")
+    if sqlstate in _UNAVAILABLE:
+        return StoreUnavailable(f"PostgreSQL{_UNAVAILABLE[sqlstate]}: {text}")
     if sqlstate in _CONTENTION:
         return Contention(f"PostgreSQL could not finish because of others ({sqlstate}): {text}")
     return StatementRejected(f"PostgreSQL refused ({sqlstate}): {text}")
@@ -144,9 +120,13 @@ _MYSQL_LOST: Final = frozenset({
     1152, 1158, 1159, 1160, 1161, 1184, 4031,  # aborted, network errors, disconnected while idle
     1927, 3169,  # someone killed the connection
 })  # fmt: skip
-_MYSQL_READ_ONLY: Final = frozenset({1290, 1836, 1792})
-_MYSQL_FULL: Final = frozenset({1021, 1114, 1030, 3675})
-_MYSQL_TOO_SLOW: Final = frozenset({1969, 3024, 1317})  # the server's time limit, or someone stopped the statement
+_MYSQL_UNAVAILABLE: Final = {
+    **dict.fromkeys((1290, 1836, 1792), "MySQL is read-only here (a replica?)"),
+    **dict.fromkeys((1021, 1114, 1030, 3675), "MySQL's disk or table space is full; nothing was stored"),
+    # The server's time limit, or someone stopped the statement.
+    **dict.fromkeys((1969, 3024, 1317), "MySQL took too long and was stopped; nothing was stored"),
+    1047: "this node of the cluster does not accept statements now",
+}
 
 
 def mysql_error(number: int | None, text: str) -> SemelError:
@@ -164,14 +144,8 @@ def mysql_error(number: int | None, text: str) -> SemelError:
         return DuplicateRow(f"MySQL refused ({number}): {text}")
     if number in _MYSQL_CONFLICTS:
         return Contention(f"MySQL could not finish because of others ({number}): {text}")
-    if number in _MYSQL_READ_ONLY:
-        return StoreUnavailable(f"MySQL is read-only here (a replica?): {text}")
-    if number in _MYSQL_FULL:
-        return StoreUnavailable(f"MySQL's disk or table space is full; nothing was stored: {text}")
-    if number in _MYSQL_TOO_SLOW:
-        return StoreUnavailable(f"MySQL took too long and was stopped; nothing was stored: {text}")
-    if number == 1047:
-        return StoreUnavailable(f"this node of the cluster does not accept statements now: {text}")
+    if number in _MYSQL_UNAVAILABLE:
+        return StoreUnavailable(f"{_MYSQL_UNAVAILABLE[number]}: {text}")
     return StatementRejected(f"MySQL refused ({number}): {text}")
 
 
@@ -184,12 +158,17 @@ def mysql_number(error: BaseException) -> int | None:
 
 # SQLite
 
+SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeError, OverflowError, ValueError)
+"""The driver's errors, and what it raises about a value that it cannot write."""
 
-def sqlite_error(error: sqlite3.Error, file: str = "") -> SemelError:
-    """The error for one of sqlite3. SQLite is a library: what it refuses is not stored.
+
+def sqlite_error(error: Exception, file: str = "") -> SemelError:
+    """The error for one of ``SQLITE_ERRORS``. SQLite is a library: what it refuses is not stored.
 
     :param file: the path of the database, where it is known.
     """
+    if not isinstance(error, sqlite3.Error):
+        return StoreUnavailable(f"the driver cannot store this: {error}")
     text, code = str(error), getattr(error, "sqlite_errorname", "")
     database = f"the database {file!r}" if file else "the database"
     if "no such table: semel_" in text or "has no column named" in text:

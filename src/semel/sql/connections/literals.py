@@ -18,9 +18,6 @@ from semel.errors import SemelError, StoreUncertain
 from semel.sql.connections.errors import Contention, StatementRejected, StatementTooLarge, rejected
 from semel.sql.program import Packet, Rows, Statement
 
-__all__ = ["PacketAnswer", "mysql_text", "mysql_texts", "postgres_text", "require_change"]
-
-
 # PostgreSQL
 
 _PLAIN_WORDS: Final = re.compile(r"[A-Za-z0-9 _.:/@+-]*").fullmatch

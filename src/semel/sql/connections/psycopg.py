@@ -32,8 +32,6 @@ from semel.sql.connections.psycopg_arrays import register_arrays, values_for_psy
 from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Rows, Statement
 
-__all__ = ["LentPsycopg", "PsycopgConnection"]
-
 _DRIVER_ERRORS: Final = (psycopg.Error, UnicodeError, OverflowError, ValueError, struct.error)
 """psycopg's own errors, and values that cannot be sent: a lone surrogate, a NUL, a number that is too large."""
 

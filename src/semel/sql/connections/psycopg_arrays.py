@@ -14,8 +14,6 @@ from psycopg.pq import Format
 
 from semel.sql.program import Statement
 
-__all__ = ["register_arrays", "values_for_psycopg"]
-
 _HEADER: Final = struct.Struct("!iiIii").pack
 _LENGTH: Final = struct.Struct("!i").pack
 _NULL: Final = b"\xff\xff\xff\xff"

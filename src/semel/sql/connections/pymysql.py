@@ -22,8 +22,6 @@ from semel.sql.connections.literals import PacketAnswer, mysql_text, mysql_texts
 from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Packet, Rows, Statement
 
-__all__ = ["DRIVER_ERRORS", "LentPyMySQL", "PyMySQLConnection"]
-
 DRIVER_ERRORS: Final = (MySQLError, OSError)
 _REJECTED: Final = (UnicodeError, TypeError, ValueError, KeyError)
 """What the driver raises about a value that it cannot write."""

@@ -21,8 +21,6 @@ from semel.sql.connections.literals import mysql_text, require_change
 from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Rows, Statement
 
-__all__ = ["LentSQLAlchemy", "LentSQLAlchemySession"]
-
 
 class _SupportedDialects(dict[str, Dialect]):
     def __missing__(self, name: str) -> Dialect:

@@ -36,8 +36,6 @@ from semel.errors import StoreUnavailable
 from semel.sql.dialects.results import TRIES, has_forgettable, resolve_record, resumable_page
 from semel.sql.program import Program, Statement, load_queries
 
-__all__ = ["PROGRAMS", "keep", "lock", "save_step", "step_saved"]
-
 _Q: Final = load_queries("semel.sql.dialects", "sqlite.sql")
 _FIND, _CLAIM, _COMPLETE = _Q["find"], _Q["claim"], _Q["complete"]
 
@@ -147,12 +145,11 @@ def resolve(op: Resolve, clock: Clock) -> Program[State]:
         )
         return bool(rows)
 
-    return resolve_record(
-        op,
-        lambda: lookup(Lookup(op.id), clock),
-        lambda record: release(Release(op.id, record.token), clock),
-        complete,
-    )
+    def free(record: Record) -> Program[bool]:
+        rows = yield _Q["free"](id=op.id, token=record.token, done=record.state is State.DONE, now=clock())
+        return bool(rows)
+
+    return resolve_record(op, lambda: lookup(Lookup(op.id), clock), free, complete)
 
 
 def sweep(op: Sweep, clock: Clock) -> Program[Swept]:

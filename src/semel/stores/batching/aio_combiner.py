@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 from semel.core.ops import Op
 from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, StoreUnavailable, StoreUncertain
-from semel.stores.batching.limits import (
+from semel.stores.batching.batches import (
     MAX_BATCH,
     MAX_BATCH_BYTES,
     MAX_QUEUE,
@@ -34,8 +34,6 @@ from semel.stores.batching.limits import (
     stored_bytes,
     take_batch,
 )
-
-__all__ = ["AsyncBatchConnection", "AsyncCombiner"]
 
 R = TypeVar("R")
 

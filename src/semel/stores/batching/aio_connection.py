@@ -2,7 +2,7 @@
 # Twin: for an event loop -> for threads
 """A connection of a combiner that retries its batches, for an event loop.
 
-A store only says how it sends a batch once (``AsyncBatchSender``); ``retries.py`` decides what is sent again.
+A store only says how it sends a batch once (``AsyncBatchSender``); ``batches.py`` decides what is sent again.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from typing import Any, Protocol
 
 from semel.core.ops import Op
 from semel.errors import SemelError
-from semel.stores.batching.retries import BatchRetry
-
-__all__ = ["AsyncBatchSender", "AsyncRetryingConnection"]
+from semel.stores.batching.batches import BatchRetry
 
 
 class AsyncBatchSender(Protocol):

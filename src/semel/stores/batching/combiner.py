@@ -18,7 +18,7 @@ connection to one of the next. Callers that were answered by one batch usually c
 because only one Python thread runs at a time. So after a shared batch the next leader first lets the others catch up.
 
 ``aio_combiner.py`` is the combiner for an event loop. Both are written by hand: here the callers themselves do the work
-and hand it on, there a task does it, so they have no code in common but the limits, which are in ``limits.py``.
+and hand it on, there a task does it, so they have no code in common but the limits, which are in ``batches.py``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from semel.core.ops import Op
 from semel.engine.forking import survive_forks
 from semel.engine.ports import STORE_CLOSED
 from semel.errors import SemelError, StoreUnavailable, StoreUncertain
-from semel.stores.batching.limits import (
+from semel.stores.batching.batches import (
     MAX_BATCH,
     MAX_BATCH_BYTES,
     MAX_QUEUE,
@@ -44,8 +44,6 @@ from semel.stores.batching.limits import (
     stored_bytes,
     take_batch,
 )
-
-__all__ = ["BatchConnection", "Combiner"]
 
 R = TypeVar("R")
 MAX_YIELDS: Final = 4

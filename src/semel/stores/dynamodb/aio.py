@@ -14,10 +14,9 @@ from semel.engine.ports import STORE_CLOSED
 from semel.errors import SemelError, StoreError, StoreUnavailable
 from semel.stores.dynamodb.failures import CallRetry, error_of, public_error, take_error, take_reply
 from semel.stores.dynamodb.programs import ApiCall, DynamoDBPrograms, Reply
-from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, RETRY_FOR, TIMEOUT, DynamoDBSettings, require
+from semel.stores.dynamodb.settings import CONNECT_TIMEOUT, RETRY_FOR, TIMEOUT, DynamoDBSettings
 from semel.stores.dynamodb.transactions import accept
-
-__all__ = ["AsyncDynamoDBStore"]
+from semel.stores.settings import require
 
 R = TypeVar("R")
 

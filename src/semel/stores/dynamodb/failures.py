@@ -22,8 +22,6 @@ from semel.stores.dynamodb.programs import ApiCall, ConditionNotMet, Reply
 from semel.stores.dynamodb.settings import DynamoDBSettings
 from semel.stores.dynamodb.transactions import TRANSACT, TransactionCancelled, TransactionInvalid, answer_of_transaction
 
-__all__ = ["CallRetry", "answer_of", "error_of", "public_error", "take_error", "take_reply"]
-
 FIRST_PAUSE: Final = 0.02
 SLOWEST_PAUSE: Final = 0.5
 _READS: Final = frozenset({"describe_table", "get_item", "scan"})

@@ -36,7 +36,7 @@ from semel.core.semantics import Row
 from semel.core.states import State
 from semel.core.values import value
 from semel.errors import StoreUnavailable, StoreUncertain
-from semel.stores.dynamodb.clock import LATE, DynamoDBClock
+from semel.stores.dynamodb.settings import LATE, DynamoDBClock
 from semel.stores.dynamodb.table import Item, check_key, check_size, micros, step_name, to_item, to_row
 from semel.stores.dynamodb.transactions import (
     TRANSACT,
@@ -44,8 +44,6 @@ from semel.stores.dynamodb.transactions import (
     TransactionInvalid,
     transaction_parameters,
 )
-
-__all__ = ["ApiCall", "CallProgram", "ConditionNotMet", "DynamoDBPrograms", "Reply"]
 
 R = TypeVar("R")
 TRIES: Final = 10

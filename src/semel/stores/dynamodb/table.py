@@ -17,28 +17,6 @@ from semel.core.semantics import Row
 from semel.core.states import State, Takeover
 from semel.errors import ConfigurationError, RecordTooLarge, SchemaDrift
 
-__all__ = [
-    "LARGEST_ITEM",
-    "RIGHTS",
-    "Item",
-    "check_items",
-    "check_key",
-    "check_size",
-    "cloudformation",
-    "compare",
-    "create_table_parameters",
-    "has_ttl",
-    "iam_policy",
-    "micros",
-    "step_name",
-    "template",
-    "terraform",
-    "to_item",
-    "to_row",
-    "ttl_of",
-    "ttl_specification",
-]
-
 RIGHTS: Final = (
     "dynamodb:DeleteItem",
     "dynamodb:DescribeTable",
@@ -181,9 +159,8 @@ def step_name(name: str) -> str:
 
 def ttl_of(row: Row) -> int | None:
     """Return the second after which the service may remove the item, or None if that would lose something."""
-    if row.state is State.DONE:
-        return ceil(row.expires)
-    if row.state is State.RUNNING and row.takeover is Takeover.RETRY:
+    if row.state is State.DONE or (row.state is State.RUNNING and row.takeover is Takeover.RETRY):
+        # The lease of a record that was freed: the service ignores a time as long ago as its "expires".
         return ceil(max(row.expires, row.lease_end))
     return None
 

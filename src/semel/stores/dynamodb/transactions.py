@@ -15,15 +15,6 @@ from semel.core.values import value
 from semel.errors import ConditionFailed, ConfigurationError, RecordTooLarge, SemelError, StoreUnavailable
 from semel.stores.dynamodb.table import LARGEST_ITEM, Item
 
-__all__ = [
-    "TRANSACT",
-    "TransactionCancelled",
-    "TransactionInvalid",
-    "accept",
-    "answer_of_transaction",
-    "transaction_parameters",
-]
-
 TRANSACT: Final = "transact_write_items"
 MAX_WRITES: Final = 99
 """The service takes 100 in one transaction, and the record is one of them."""

@@ -1,5 +1,5 @@
 # Twin: sync.py is generated from this file by make twins.
-# Twin: require_asyncmy -> require_pymysql
+# Twin: ASYNCMY -> PYMYSQL
 # Twin: for one event loop, by asyncmy -> for threads, by PyMySQL
 # Twin: for one event loop -> for threads
 """The MySQL store for one event loop, by asyncmy.
@@ -10,20 +10,15 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import aio as sql
 from semel.sql.migrations import MYSQL
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
-from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
-from semel.stores.mysql.connections import AsyncMySQLSender, connect_async, disconnect_async, require_asyncmy
-from semel.stores.mysql.settings import MySQLSettings
-
-__all__ = ["AsyncMySQLStore", "check_async", "migrate_async"]
+from semel.stores.mysql.connections import ASYNCMY, AsyncMySQLSender, MySQLSettings, connect_async, disconnect_async
+from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT, require
 
 R = TypeVar("R")
 
@@ -75,16 +70,12 @@ class AsyncMySQLStore:
         :param retry_for: how long to retry when the connection is lost, before an Op fails.
         """
         settings = MySQLSettings(url, connections, timeout, connect_timeout, retry_for)
-        require_asyncmy()
-        self._combiner = AsyncCombiner(
+        require(*ASYNCMY)
+        self._combiner = combiner = AsyncCombiner(
             [AsyncRetryingConnection(AsyncMySQLSender(settings), settings.retry_for) for _ in range(connections)]
         )
-
-    async def execute(self, op: Op[R]) -> R:
-        return await self._combiner.execute(op)
-
-    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return await self._combiner.execute_many(ops)
+        self.execute, self.execute_many = combiner.execute, combiner.execute_many
+        self.open, self.close = combiner.open, combiner.close
 
     async def wait(self, id: bytes, seconds: float) -> None:
         """The engine polls and never calls this."""
@@ -93,9 +84,3 @@ class AsyncMySQLStore:
     def adopt(self, connection: object) -> sql.AsyncSQLUnit:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""
         return sql.adopt_unit_async(connection, "mysql")
-
-    def open(self) -> None:
-        self._combiner.open()
-
-    async def close(self) -> None:
-        await self._combiner.close()

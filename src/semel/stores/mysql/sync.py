@@ -7,20 +7,15 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import sync as sql
 from semel.sql.migrations import MYSQL
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
-from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
-from semel.stores.mysql.connections import MySQLSender, connect, disconnect, require_pymysql
-from semel.stores.mysql.settings import MySQLSettings
-
-__all__ = ["MySQLStore", "check", "migrate"]
+from semel.stores.mysql.connections import PYMYSQL, MySQLSender, MySQLSettings, connect, disconnect
+from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT, require
 
 R = TypeVar("R")
 
@@ -72,16 +67,12 @@ class MySQLStore:
         :param retry_for: how long to retry when the connection is lost, before an Op fails.
         """
         settings = MySQLSettings(url, connections, timeout, connect_timeout, retry_for)
-        require_pymysql()
-        self._combiner = Combiner(
+        require(*PYMYSQL)
+        self._combiner = combiner = Combiner(
             [RetryingConnection(MySQLSender(settings), settings.retry_for) for _ in range(connections)]
         )
-
-    def execute(self, op: Op[R]) -> R:
-        return self._combiner.execute(op)
-
-    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return self._combiner.execute_many(ops)
+        self.execute, self.execute_many = combiner.execute, combiner.execute_many
+        self.open, self.close = combiner.open, combiner.close
 
     def wait(self, id: bytes, seconds: float) -> None:
         """The engine polls and never calls this."""
@@ -90,9 +81,3 @@ class MySQLStore:
     def adopt(self, connection: object) -> sql.SQLUnit:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""
         return sql.adopt_unit(connection, "mysql")
-
-    def open(self) -> None:
-        self._combiner.open()
-
-    def close(self) -> None:
-        self._combiner.close()

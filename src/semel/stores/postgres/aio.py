@@ -1,5 +1,4 @@
 # Twin: sync.py is generated from this file by make twins.
-# Twin: , DriverName, driver_named -> , Psycopg, Watchdog
 # Twin: , *, driver: DriverName | None = None ->
 # Twin: driver: DriverName | None = None, ->
 # Twin: :param driver: ``"asyncpg"`` or ``"psycopg"``; by default asyncpg, where it is installed. ->
@@ -13,21 +12,24 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import aio as sql
 from semel.sql.dialects.postgres import WatchRecord
 from semel.sql.migrations import POSTGRES
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
-from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
-from semel.stores.postgres.connections import AsyncPostgresSender, DriverName, driver_named, open_listener_async
-from semel.stores.postgres.settings import PostgresSettings
 
-__all__ = ["AsyncPostgresStore", "check_async", "migrate_async"]
+# sync: from semel.stores.postgres.connections import PostgresSender, PostgresSettings, Psycopg, Watchdog, open_listener
+from semel.stores.postgres.connections import (
+    AsyncPostgresSender,
+    DriverName,
+    PostgresSettings,
+    driver_named,
+    open_listener_async,
+)
+from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")
 
@@ -87,18 +89,13 @@ class AsyncPostgresStore:
         self.wakes = listen
         # sync only: self._watchdog = Watchdog()
         self._listener = open_listener_async(settings, chosen)
-        self._combiner = AsyncCombiner(
+        self._combiner = combiner = AsyncCombiner(
             [
                 AsyncRetryingConnection(AsyncPostgresSender(settings, chosen), settings.retry_for)
                 for _ in range(connections)
             ]
         )
-
-    async def execute(self, op: Op[R]) -> R:
-        return await self._combiner.execute(op)
-
-    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return await self._combiner.execute_many(ops)
+        self.execute, self.execute_many = combiner.execute, combiner.execute_many
 
     async def wait(self, id: bytes, seconds: float) -> None:
         await self._listener.wait(id.hex(), seconds, lambda: self.execute(WatchRecord(id)))

@@ -1,8 +1,8 @@
-"""The PostgreSQL store's connections: for threads, by psycopg 3, and for an event loop, by asyncpg or psycopg 3.
+"""The PostgreSQL store's settings, and its connections: by psycopg 3, and for an event loop also by asyncpg.
 
-Both are written by hand. With threads, a thread breaks connections whose server does not answer, connections must not
-cross a fork, and Ctrl-C may interrupt a statement anywhere. In an event loop a timeout cancels the statement, a
-connection belongs to one loop, and there are two drivers.
+The connections are written by hand. With threads, a thread breaks connections whose server does not answer, connections
+must not cross a fork, and Ctrl-C may interrupt a statement anywhere. In an event loop a timeout cancels the statement,
+a connection belongs to one loop, and there are two drivers.
 """
 
 from __future__ import annotations
@@ -18,28 +18,63 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from semel.core.ops import Op
 from semel.engine.forking import survive_forks
-from semel.errors import ConfigurationError, MissingDependency, SemelError, StoreUncertain
+from semel.errors import ConfigurationError, MissingDependency, SemelError, StoreUncertain, StoreURLError
 from semel.sql.aio import AsyncConnection, run_async
 from semel.sql.connections.errors import connect_error
 from semel.sql.dialects import postgres as dialect
 from semel.sql.sync import run
 from semel.stores.listening import LISTEN_AGAIN, AsyncListener, Listener
-from semel.stores.postgres.settings import PostgresSettings, unreadable_url
+from semel.stores.settings import ServerSettings, require
 
 if TYPE_CHECKING:
     from semel.sql.connections.psycopg import PsycopgConnection
 
-__all__ = [
-    "AsyncDriver",
-    "AsyncPostgresSender",
-    "DriverName",
-    "PostgresSender",
-    "Psycopg",
-    "Watchdog",
-    "driver_named",
-    "open_listener",
-    "open_listener_async",
-]
+
+class PostgresSettings(ServerSettings):
+    """The settings of one store. Its URL may also be a libpq connection string."""
+
+    def session(self) -> dict[str, str]:
+        """Server settings of our own connections. They are sent when a connection is opened."""
+        return {
+            "application_name": "semel",
+            "default_transaction_isolation": "read committed",
+            "statement_timeout": str(int(self.timeout * 1000)),
+            "jit": "off",
+            # Our few statements are prepared once. Planning one again would cost more than running it.
+            "plan_cache_mode": "force_generic_plan",
+            # A plan made while the table is small would read all of it for every Op, and stay while the table grows.
+            "enable_seqscan": "off",
+            "enable_hashjoin": "off",
+            "enable_mergejoin": "off",
+        }
+
+    def for_psycopg(self) -> dict[str, Any]:
+        """The arguments of psycopg's ``connect()``, sync and async."""
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+
+        try:
+            users = conninfo_to_dict(self.url).get("options") or ""
+        except psycopg.Error:
+            raise unreadable_url() from None
+        ours = " ".join(
+            f"-c {name}={value}".replace("read committed", r"read\ committed") for name, value in self.session().items()
+        )
+        return {
+            "conninfo": self.url,
+            "autocommit": True,
+            "prepare_threshold": 1,
+            "connect_timeout": max(2, int(self.connect_timeout)),
+            "options": f"{ours} {users}".strip(),  # the user's come last, and win
+        }
+
+
+def unreadable_url() -> StoreURLError:
+    """The drivers' own errors show the part that they cannot read. That may be the password, so it is not quoted."""
+    return StoreURLError(
+        "the PostgreSQL URL cannot be read: write postgresql://user:password@host:5432/database, percent-encode what "
+        "is special in its user and password, and leave out options that PostgreSQL does not have"
+    )
 
 
 # Threads
@@ -49,10 +84,7 @@ class Psycopg:
     """Opens and closes connections."""
 
     def __init__(self) -> None:
-        try:
-            import psycopg  # noqa: F401
-        except ImportError as error:
-            raise MissingDependency("psycopg", "postgres") from error
+        require("psycopg", "postgres")
 
     def connect(self, settings: PostgresSettings) -> PsycopgConnection:
         import psycopg
@@ -287,16 +319,12 @@ def driver_named(name: DriverName | None) -> AsyncDriver:
         raise ConfigurationError(f'driver is "asyncpg" or "psycopg", not {name!r}')
     if name in (None, "asyncpg"):
         try:
-            import asyncpg  # noqa: F401
-
+            require("asyncpg", "asyncpg")
             return Asyncpg()
-        except ImportError as error:
+        except MissingDependency:
             if name == "asyncpg":
-                raise MissingDependency("asyncpg", "asyncpg") from error
-    try:
-        import psycopg  # noqa: F401
-    except ImportError as error:
-        raise MissingDependency("asyncpg or psycopg", "postgres") from error
+                raise
+    require("psycopg", "postgres", "asyncpg or psycopg")
     return AsyncPsycopg()
 
 

@@ -6,21 +6,16 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import sync as sql
 from semel.sql.dialects.postgres import WatchRecord
 from semel.sql.migrations import POSTGRES
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
-from semel.stores.bounds import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
-from semel.stores.postgres.connections import PostgresSender, Psycopg, Watchdog, open_listener
-from semel.stores.postgres.settings import PostgresSettings
-
-__all__ = ["PostgresStore", "check", "migrate"]
+from semel.stores.postgres.connections import PostgresSender, PostgresSettings, Psycopg, Watchdog, open_listener
+from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")
 
@@ -79,18 +74,13 @@ class PostgresStore:
         self.wakes = listen
         self._watchdog = Watchdog()
         self._listener = open_listener(settings, chosen)
-        self._combiner = Combiner(
+        self._combiner = combiner = Combiner(
             [
                 RetryingConnection(PostgresSender(settings, chosen, self._watchdog), settings.retry_for)
                 for _ in range(connections)
             ]
         )
-
-    def execute(self, op: Op[R]) -> R:
-        return self._combiner.execute(op)
-
-    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
-        return self._combiner.execute_many(ops)
+        self.execute, self.execute_many = combiner.execute, combiner.execute_many
 
     def wait(self, id: bytes, seconds: float) -> None:
         self._listener.wait(id.hex(), seconds, lambda: self.execute(WatchRecord(id)))

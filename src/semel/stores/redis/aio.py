@@ -14,9 +14,8 @@ from semel.core.policy import Duration
 from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
 from semel.stores.listening import AsyncListener
-from semel.stores.redis.aio_connection import AsyncRedisConnection, open_connection
-from semel.stores.redis.aio_servers import AsyncServers
-from semel.stores.redis.commands import DurableCommand, RedisCommand
+from semel.stores.redis.aio_connection import AsyncRedisConnection, AsyncServers, open_connection
+from semel.stores.redis.commands import DurableCommand, RedisCommand, introduce
 from semel.stores.redis.connection import require_redis
 from semel.stores.redis.failures import (
     ConnectionLost,
@@ -27,7 +26,6 @@ from semel.stores.redis.failures import (
     OpRetry,
     ServerUnreachable,
 )
-from semel.stores.redis.handshake import introduce
 from semel.stores.redis.programs import RedisPrograms, WatchAttempt
 from semel.stores.redis.risks import Risk
 from semel.stores.redis.settings import (
@@ -37,8 +35,6 @@ from semel.stores.redis.settings import (
     Address,
     RedisSettings,
 )
-
-__all__ = ["AsyncRedisStore"]
 
 R = TypeVar("R")
 
@@ -201,7 +197,7 @@ class AsyncRedisStore:
         address = masters[self._subscriptions % len(masters)]
         connection = await open_connection(settings, address, RedisCommand(()), wake)
         try:
-            await connection.run_handshake(introduce(settings.username, settings.password, settings.db))
+            await connection.run_handshake(introduce(*settings.credentials(), settings.db))
             await connection.send((b"SUBSCRIBE", self._programs.channel))
             ready()
             await connection.ended.wait()

@@ -1,37 +1,39 @@
-"""One connection of a sync store, over redis-py, which handles TLS, login and the choice of the database.
+"""The connections of a sync store, over redis-py, which handles TLS, login and the choice of the database.
 
-Its twin for event loops, ``aio_connection.py``, is written by hand, because the two work differently: here one thread
-at a time writes a batch and reads all replies; there all tasks of a loop share the connection and its writes.
+``aio_connection.py`` is the same for event loops. Both are written by hand, because they work differently. Here one
+thread at a time writes a batch and reads all replies, and one of them searches for the servers while the others wait.
+There all tasks of a loop share a connection and its writes, and one task searches for all. What a search asks, and what
+the replies mean, is in ``topology.py``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from semel.errors import ConfigurationError, MissingDependency, SemelError
-from semel.stores.redis.commands import DurableCommand, RedisCommand, UnansweredCommand
-from semel.stores.redis.failures import NoScript, connection_lost, error_of_reply, server_unreachable
-from semel.stores.redis.handshake import ServerClock, prepare
+from semel.engine.forking import survive_forks
+from semel.errors import ConfigurationError, StoreError
+from semel.stores.redis.commands import DurableCommand, RedisCommand, ServerClock, UnansweredCommand, prepare
+from semel.stores.redis.failures import (
+    NoScript,
+    NotMaster,
+    connection_lost,
+    error_of_reply,
+    server_unreachable,
+    with_cause,
+)
+from semel.stores.redis.risks import QUESTIONS, Risk, RiskLog
 from semel.stores.redis.settings import Address, RedisSettings
-
-if TYPE_CHECKING:
-    from redis.exceptions import ResponseError
-
-__all__ = ["RedisConnection", "connect", "reply_text", "require_redis"]
+from semel.stores.redis.topology import SearchTime, Topology, topology_of
+from semel.stores.settings import require
 
 
 def require_redis() -> None:
     """Raise MissingDependency unless redis-py and hiredis are installed."""
-    try:
-        import redis  # noqa: F401
-    except ImportError as error:
-        raise MissingDependency("redis", "redis") from error
-    try:
-        import hiredis  # noqa: F401
-    except ImportError as error:
-        raise MissingDependency("hiredis", "redis") from error
+    for package in ("redis", "hiredis"):
+        require(package, "redis")
 
 
 def connect(settings: RedisSettings, address: Address, *, sentinel: bool = False, timeout: float | None = None) -> Any:
@@ -39,9 +41,10 @@ def connect(settings: RedisSettings, address: Address, *, sentinel: bool = False
     from redis import connection as redis_py
     from redis.exceptions import RedisError, ResponseError
 
+    username, password = settings.credentials(sentinel)
     options: dict[str, Any] = {
-        "username": settings.sentinel_username if sentinel else settings.username,
-        "password": settings.sentinel_password if sentinel else settings.password,
+        "username": username,
+        "password": password,
         "db": 0 if sentinel else settings.db,
         "client_name": "semel",
         "socket_timeout": timeout or settings.timeout,
@@ -120,7 +123,11 @@ class RedisConnection:
         :param asking: send ASKING before each command, because its slot is still moving to this node.
         """
         replies = self._exchange_durable(commands, asking)
-        unknown = [i for i, reply in enumerate(replies) if isinstance(_first(reply), NoScript)]
+        unknown = [
+            i
+            for i, reply in enumerate(replies)
+            if isinstance(reply[0] if isinstance(reply, tuple) else reply, NoScript)
+        ]
         if unknown and not self.closed:
             again = self._exchange_durable([commands[i].in_full() for i in unknown], asking)
             for i, reply in zip(unknown, again, strict=True):
@@ -175,13 +182,11 @@ class RedisConnection:
                 try:
                     replies.append(self._raw.read_response(disable_decoding=True))
                 except ResponseError as error:
-                    replies.append(_error_of(error))
+                    replies.append(with_cause(error_of_reply(reply_text(error)), error))
         except (RedisError, OSError) as error:
             self.close()
             for _ in range(len(replies), len(commands)):
-                trouble = connection_lost(str(self.address), str(error))
-                trouble.__cause__ = error
-                replies.append(trouble)
+                replies.append(with_cause(connection_lost(str(self.address), str(error)), error))
         except BaseException:  # interrupted: the next batch would take the unread replies for its own
             self.close()
             raise
@@ -192,11 +197,90 @@ class RedisConnection:
         self._raw.disconnect()
 
 
-def _first(reply: Any) -> Any:
-    return reply[0] if isinstance(reply, tuple) else reply
+class Servers:
+    """What all connections of a store share: where the servers are, which are down, and which risks were logged."""
 
+    def __init__(self, settings: RedisSettings) -> None:
+        self.settings = settings
+        self.topology: Topology = topology_of(settings)
+        self.cursors: dict[Address, bytes] = {}
+        """Where the next sweep of each server continues."""
+        self.down: set[Address | None] = set()
+        """Servers that a caller has retried in vain: later callers try them once, and do not wait."""
+        self._risks = RiskLog(settings)
+        self._assessed: set[Address] = set()
+        self._searches = 0
+        self._failure: StoreError | None = None
+        """The error of the last search, for those who waited for it: they need not search in vain again."""
+        self._renew_lock()
+        survive_forks(self._renew_lock)
 
-def _error_of(error: ResponseError) -> SemelError:
-    result = error_of_reply(reply_text(error))
-    result.__cause__ = error
-    return result
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
+    def address_of(self, key: bytes) -> Address:
+        """Return the server that has the key, after a search if need be."""
+        address = self.topology.address_of(key)
+        if address is None:
+            self.search()
+            address = self.topology.address_of(key)
+            if address is None:
+                self.topology.forget()
+                raise NotMaster("no node of the Redis Cluster has the slot")
+        return address
+
+    def masters(self) -> list[Address]:
+        """Return all servers that take writes, after a search if need be."""
+        if not self.topology.masters():
+            self.search()
+        return self.topology.masters()
+
+    def search(self) -> None:
+        """Find the servers. Threads that call this while another searches wait for its result, or share its error."""
+        searches = self._searches
+        with self._lock:
+            if self.topology.masters():
+                return  # another thread has found them meanwhile
+            if self._searches != searches and self._failure is not None:
+                raise type(self._failure)(str(self._failure)) from self._failure.__cause__
+            self._failure = None
+            search, time = self.topology.search(), SearchTime(self.settings.connect_timeout)
+            try:
+                address, command, left = next(search)
+                while True:
+                    address, command, left = search.send(self._ask(address, command, time.share(left)))
+            except StopIteration:
+                self.down.discard(None)
+            except StoreError as error:
+                self._failure = error
+                raise
+            finally:
+                self._searches += 1
+
+    def _ask(self, address: Address, command: tuple[bytes, ...], timeout: float) -> Any:
+        """Send one command over a connection of its own. Returns the reply, or the error as a value."""
+        from redis.exceptions import AuthenticationError, RedisError, ResponseError
+
+        try:
+            raw: Any = connect(self.settings, address, sentinel=self.topology.sentinels, timeout=timeout)
+        except StoreError as error:
+            return error
+        try:
+            raw.send_command(*command)
+            return raw.read_response(disable_decoding=True) or ()
+        except (ResponseError, AuthenticationError) as error:
+            return with_cause(error_of_reply(reply_text(error)), error)
+        except (RedisError, OSError) as error:
+            return with_cause(server_unreachable(str(address), error), error)
+        finally:
+            raw.disconnect()
+
+    def assess_once(self, connection: RedisConnection) -> None:
+        """Log the risks of a server if this store has not been connected to it before."""
+        if connection.address not in self._assessed:
+            self._assessed.add(connection.address)
+            self.assess(connection)
+
+    def assess(self, connection: RedisConnection) -> list[Risk]:
+        """Return the risks of a server; new ones are logged."""
+        return self._risks.report(connection.exchange(QUESTIONS))

@@ -8,27 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from semel.core.ops import Op, Resolve
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable, StoreUncertain
 
-__all__ = [
-    "CommandRefused",
-    "ConnectionLost",
-    "Moved",
-    "NoMemory",
-    "NoScript",
-    "NotMaster",
-    "OpRetry",
-    "ServerUnreachable",
-    "Unconfirmed",
-    "connection_lost",
-    "error_of_reply",
-    "server_unreachable",
-    "unconfirmed",
-    "with_answer",
-]
+E = TypeVar("E", bound=SemelError)
 
 
 class ConnectionLost(StoreUncertain):
@@ -115,13 +100,17 @@ def error_of_reply(text: str) -> SemelError:
     return kind(f"{words} ({_short(text)})")
 
 
+def with_cause(error: E, cause: BaseException | None) -> E:
+    """Return the error, with what caused it."""
+    error.__cause__ = cause
+    return error
+
+
 def unconfirmed(error: SemelError) -> StoreError:
     """Return the error for a write whose WAIT failed: whatever the reason, the write itself was carried out."""
     if isinstance(error, (StoreUncertain, Unconfirmed)):
         return error
-    result = Unconfirmed(f"not confirmed: {error}")
-    result.__cause__ = error.__cause__ or error
-    return result
+    return with_cause(Unconfirmed(f"not confirmed: {error}"), error.__cause__ or error)
 
 
 def with_answer(error: StoreError) -> StoreError:
@@ -196,8 +185,7 @@ class OpRetry:
             public = StoreUncertain
         elif isinstance(error, StoreUnavailable):
             public = StoreUnavailable
-        result = public(str(error))
-        result.__cause__ = error.__cause__
+        result = with_cause(public(str(error)), error.__cause__)
         if isinstance(result, StoreError):
             result.answered = self._answered
         return result

@@ -29,23 +29,6 @@ from semel.core.ops import Claim, Record
 from semel.core.states import State, Takeover
 from semel.errors import ConfigurationError
 
-__all__ = [
-    "FAR",
-    "RUNNING",
-    "confirmation",
-    "eight_bytes",
-    "is_confirmed",
-    "may_need_sweep",
-    "milliseconds",
-    "needs_sweep",
-    "new_value",
-    "record_of",
-    "replay_record",
-    "state_of_value",
-    "steps_of",
-    "token_of",
-]
-
 FAR: Final = 31_622_400_000_000
 """A thousand years in ms: the extra life of a key whose outcome may be unknown, as in ``lua/record.lua``."""
 HEAD: Final = struct.Struct(">BBBBQQIQQQQI")

@@ -33,9 +33,8 @@ from semel.core.ops import (
 from semel.core.states import State
 from semel.core.values import value
 from semel.errors import SemelError, StoreError, StoreUncertain
-from semel.stores.redis.commands import RedisCommand, make_command, scripts
+from semel.stores.redis.commands import ASK_AGAIN, RedisCommand, ServerClock, make_command, scripts
 from semel.stores.redis.failures import NoMemory, NotMaster, unconfirmed, with_answer
-from semel.stores.redis.handshake import ASK_AGAIN, ServerClock
 from semel.stores.redis.layout import (
     HEAD,
     RUNNING,
@@ -53,8 +52,6 @@ from semel.stores.redis.layout import (
     token_of,
 )
 from semel.stores.redis.settings import Address, RedisSettings
-
-__all__ = ["OpProgram", "RedisPrograms", "SweepProgram", "WatchAttempt"]
 
 OpProgram: TypeAlias = Generator[RedisCommand, Any, Any]
 SweepProgram: TypeAlias = Generator[tuple[Address, list[RedisCommand]], list[Any], Swept]
@@ -173,9 +170,11 @@ class RedisPrograms:
     def _resolve(self, op: Resolve, key: bytes, clock: ServerClock) -> OpProgram:
         ttl = max(1, milliseconds(op.ttl))
         resolve = self._scripts["resolve"].call(
-            key, 0 if op.snapshot is None else 1, op.snapshot or b"", ttl, 1 if op.force else 0, self.channel
-        )
-        changes = {State.UNKNOWN, State.ABANDONED, *([State.RUNNING] if op.force else [])}
+            key, 0 if op.snapshot is None else 1, op.snapshot or b"", ttl, 1 if op.force else 0, self.channel,
+            b"" if op.token is None else eight_bytes(op.token),
+        )  # fmt: skip
+        frees = op.token is not None and op.snapshot is None
+        changes = {State.UNKNOWN, State.ABANDONED, *[State.RUNNING] * op.force, *[State.DONE] * frees}
         return State((yield from self._write(resolve, changes)))
 
     def _watch(self, op: WatchAttempt, key: bytes, clock: ServerClock) -> OpProgram:

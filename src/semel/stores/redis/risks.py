@@ -15,8 +15,6 @@ from semel.errors import SemelError
 from semel.stores.redis.commands import RedisCommand
 from semel.stores.redis.settings import RedisSettings
 
-__all__ = ["QUESTIONS", "Risk", "RiskLog", "assess"]
-
 _SETTINGS: Final = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save")
 QUESTIONS: Final = [
     *(RedisCommand((b"CONFIG", b"GET", name.encode())) for name in _SETTINGS),

@@ -10,8 +10,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigurationError, StoreURLError
 
-__all__ = ["Address", "RedisSettings"]
-
 CONNECTIONS: Final = 2
 """Connections of a sync store to each server. An async store has one, which all its tasks share."""
 TIMEOUT: Final = 10.0
@@ -85,10 +83,7 @@ class RedisSettings:
         wait_timeout: Duration | None,
     ) -> None:
         self.kind, self.tls, self.addresses, self.service, options = _read(url)
-        self.username: str | None = options.get("username")
-        self.password: str | None = options.get("password")
-        self.sentinel_username: str | None = options.get("sentinel_username")
-        self.sentinel_password: str | None = options.get("sentinel_password")
+        self._options = options
         self.db: int = options.get("db", 0)
         self.ssl = {name.removeprefix("ssl_"): value for name, value in options.items() if name.startswith("ssl_")}
         self.prefix: str = options.get("prefix", PREFIX) if prefix is None else prefix
@@ -118,6 +113,11 @@ class RedisSettings:
                 raise ConfigurationError(f"ssl_{name} does not exist: {self.ssl[name]!r}")
         if self.kind == "cluster" and self.db:
             raise StoreURLError("a Redis Cluster has one database, 0")
+
+    def credentials(self, sentinel: bool = False) -> tuple[str | None, str | None]:
+        """Return the user and the password of the servers, or of the sentinels."""
+        prefix = "sentinel_" if sentinel else ""
+        return self._options.get(f"{prefix}username"), self._options.get(f"{prefix}password")
 
 
 def _read(url: str) -> tuple[str, bool, list[Address], str, dict[str, Any]]:

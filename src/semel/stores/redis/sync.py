@@ -28,7 +28,7 @@ from semel.errors import SemelError, StoreError, StoreUncertain
 from semel.stores.batching.combiner import Combiner
 from semel.stores.listening import LISTEN_AGAIN, Listener
 from semel.stores.redis.commands import DurableCommand, RedisCommand, UnansweredCommand
-from semel.stores.redis.connection import RedisConnection, connect, require_redis
+from semel.stores.redis.connection import RedisConnection, Servers, connect, require_redis
 from semel.stores.redis.failures import (
     ConnectionLost,
     Moved,
@@ -40,7 +40,6 @@ from semel.stores.redis.failures import (
 )
 from semel.stores.redis.programs import OpProgram, RedisPrograms, WatchAttempt
 from semel.stores.redis.risks import Risk
-from semel.stores.redis.servers import Servers
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     CONNECTIONS,
@@ -49,8 +48,6 @@ from semel.stores.redis.settings import (
     Address,
     RedisSettings,
 )
-
-__all__ = ["RedisStore"]
 
 R = TypeVar("R")
 _ALWAYS_DURABLE: Final = frozenset({Complete, SaveStep, Resolve})

@@ -12,10 +12,8 @@ from time import monotonic
 from typing import Any, Final, TypeAlias
 
 from semel.errors import SemelError
-from semel.stores.redis.failures import CommandRefused, Moved, ServerUnreachable
+from semel.stores.redis.failures import CommandRefused, Moved, ServerUnreachable, with_cause
 from semel.stores.redis.settings import Address, RedisSettings
-
-__all__ = ["Question", "SearchTime", "Topology", "topology_of"]
 
 Question: TypeAlias = tuple[Address, tuple[bytes, ...], int]
 Search: TypeAlias = Generator[Question, Any, None]
@@ -163,9 +161,7 @@ def _failure(what: str, failures: list[SemelError]) -> SemelError:
     refusals = [error for error in failures if isinstance(error, CommandRefused)]
     quoted = (refusals or failures)[-1:]
     kind = CommandRefused if refusals and len(refusals) == len(failures) else ServerUnreachable
-    error = kind(": ".join([what, *map(str, quoted)]))
-    error.__cause__ = quoted[0].__cause__ if quoted else None
-    return error
+    return with_cause(kind(": ".join([what, *map(str, quoted)])), quoted[0].__cause__ if quoted else None)
 
 
 def topology_of(settings: RedisSettings) -> Topology:

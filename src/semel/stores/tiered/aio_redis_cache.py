@@ -14,8 +14,7 @@ from typing import Any
 
 from semel.core.policy import Duration
 from semel.errors import SemelError, StoreUncertain
-from semel.stores.redis.aio_connection import AsyncRedisConnection
-from semel.stores.redis.aio_servers import AsyncServers
+from semel.stores.redis.aio_connection import AsyncRedisConnection, AsyncServers
 from semel.stores.redis.commands import RedisCommand
 from semel.stores.redis.failures import Moved, ServerUnreachable
 from semel.stores.redis.settings import Address
@@ -28,11 +27,11 @@ from semel.stores.tiered.copies import (
     ServerTime,
     cache_settings,
     copy_key,
+    entry_keys,
+    invalidation,
     unpack,
     write_command,
 )
-
-__all__ = ["AsyncRedisCache"]
 
 
 class AsyncRedisCache:
@@ -67,13 +66,13 @@ class AsyncRedisCache:
     # -- what a tiered store calls ---------------------------------------------------------------------------------
 
     async def get(self, id: bytes) -> CachedRecord | None:
-        key = copy_key(self._prefix + self.name, id)
-        connection, clock = self._ready(key)
+        keys = entry_keys(self._prefix + self.name, id)
+        connection, clock = self._ready(keys[0])
         if connection is None or clock is None:
             self.tally.skipped += 1
             return None
         try:
-            reply = await connection.send((b"GET", key))
+            reply = await connection.send((b"MGET", *keys))
         except SemelError as error:
             self._handle_error(connection, error)
             return None
@@ -81,7 +80,7 @@ class AsyncRedisCache:
         now = time.monotonic()
         if clock.is_old(now):
             self._ask_time(connection)
-        return None if reply is None else unpack(id, reply, clock.latest(now))
+        return None if reply[0] is None else unpack(id, reply, clock.latest(now))
 
     def write(self, write: Write) -> None:
         if write.delay and self._delayed < MAX_PENDING:
@@ -94,6 +93,12 @@ class AsyncRedisCache:
         last = self._writes.get(id)
         if last is not None and last.get_loop() is asyncio.get_running_loop():
             await asyncio.wait([last], timeout=self._settings.timeout)
+
+    async def invalidate(self, id: bytes, token: int, seconds: float) -> None:
+        keys = entry_keys(self._prefix + self.name, id)
+        connection = await self._servers.connection(await self._servers.address_of(keys[0]))
+        for command in invalidation(keys, token, seconds):
+            await connection.send(command.parts)
 
     async def connect(self, seconds: float) -> bool:
         self._start_opening()

@@ -25,13 +25,22 @@ from semel.testing.conformance.script import (  # noqa: E402
     Elsewhere,
     Family,
     Linger,
+    ManualClock,
+    MovableClock,
     Proof,
     Script,
     Together,
     WaitForChange,
 )
-from semel.testing.conformance.stages import AsyncStage, ManualClock, MovableClock, Stage  # noqa: E402
-from semel.testing.conformance.suite import FAMILIES, AsyncStoreSuite, StoreSuite, play, play_async  # noqa: E402
+from semel.testing.conformance.suite import (  # noqa: E402
+    FAMILIES,
+    AsyncStage,
+    AsyncStoreSuite,
+    Stage,
+    StoreSuite,
+    play,
+    play_async,
+)
 
 if TYPE_CHECKING:
     from semel.testing.conformance.machine import async_machine_for as async_machine_for

@@ -38,8 +38,7 @@ CLAIM = Family("claim")
 
 @CLAIM()
 def an_absent_record_is_won() -> Script:
-    id = new_id()
-    claimed = yield from won(claim(id, fingerprint=b"f" * 16))
+    id, claimed = yield from running(fingerprint=b"f" * 16)
     assert (claimed.attempt, claimed.steps) == (1, ())
     assert 0 < claimed.token < 2**63
     record = yield Lookup(id)
@@ -129,9 +128,7 @@ def identities_are_told_apart_to_the_last_bit() -> Script:
 def another_fingerprint_never_changes_a_record() -> Script:
     """This holds in every state. A different request must neither take over an abandoned record nor make it unknown."""
     for takeover in Takeover:
-        silent = new_id()
-        yield from won(claim(silent, fingerprint=b"f" * 16, lease=SHORT, takeover=takeover))
-        yield PAST_SHORT
+        silent, _ = yield from abandoned(fingerprint=b"f" * 16, takeover=takeover)
         before = yield Lookup(silent)
         assert before.state is State.ABANDONED
         for rule in Takeover:
@@ -139,8 +136,7 @@ def another_fingerprint_never_changes_a_record() -> Script:
             assert record.fingerprint == b"f" * 16
             yield from assert_unchanged(silent, before)
     for state in (State.RUNNING, State.DONE):
-        id = new_id()
-        claimed = yield from won(claim(id, fingerprint=b"f" * 16))
+        id, claimed = yield from running(fingerprint=b"f" * 16)
         if state is State.DONE:
             assert (yield Complete(id, claimed.token, b"answer", TTL)) is True
         before = yield Lookup(id)
@@ -233,8 +229,7 @@ REPLAY = Family("replay")
 
 @REPLAY()
 def the_answer_comes_back_byte_for_byte() -> Script:
-    id = new_id()
-    claimed = yield from won(claim(id, fingerprint=b"f" * 16))
+    id, claimed = yield from running(fingerprint=b"f" * 16)
     assert (yield Complete(id, claimed.token, b"\x00\xff answer \r\n\x00", TTL)) is True
     for _ in range(3):
         record = yield from shown(claim(id, fingerprint=b"f" * 16), State.DONE)
@@ -364,8 +359,7 @@ def a_large_snapshot_comes_back_or_is_refused_as_such() -> Script:
 @VALUES()
 def any_text_comes_back() -> Script:
     for text in TEXTS:
-        id = new_id()
-        yield from won(claim(id, tenant=text, operation=text, key=text))
+        id, _ = yield from running(tenant=text, operation=text, key=text)
         record = yield Elsewhere(Lookup(id))
         assert (record.tenant, record.operation, record.key) == (text, text, text)
 
@@ -373,24 +367,21 @@ def any_text_comes_back() -> Script:
 @VALUES()
 def a_key_that_is_not_kept_is_none_and_not_empty() -> Script:
     for key in (None, ""):
-        id = new_id()
-        yield from won(claim(id, key=key))
+        id, _ = yield from running(key=key)
         assert (yield Lookup(id)).key == key
 
 
 @VALUES()
 def any_fingerprint_comes_back() -> Script:
     for fingerprint in (b"", b"\x00" * 16, b"\xff" * 32, bytes(range(64))):
-        id = new_id()
-        yield from won(claim(id, fingerprint=fingerprint))
+        id, _ = yield from running(fingerprint=fingerprint)
         assert (yield Lookup(id)).fingerprint == fingerprint
         assert (yield from shown(claim(id), State.RUNNING)).fingerprint == fingerprint
 
 
 @VALUES()
 def fingerprints_are_told_apart_to_the_last_byte() -> Script:
-    id = new_id()
-    claimed = yield from won(claim(id, fingerprint=b"f" * 16))
+    id, claimed = yield from running(fingerprint=b"f" * 16)
     assert (yield Release(id, claimed.token, State.ABANDONED)) is True
     for other in (b"f" * 15, b"f" * 17, b"f" * 15 + b"\x00", b"F" * 16, b"\x00"):
         yield from shown(claim(id, fingerprint=other), State.ABANDONED)
@@ -400,8 +391,7 @@ def fingerprints_are_told_apart_to_the_last_byte() -> Script:
 @VALUES()
 def any_nonce_is_remembered() -> Script:
     for nonce in (0, 1, 2**32, 2**53 + 1, 2**63 - 1):
-        id = new_id()
-        first = yield from won(claim(id, nonce=nonce))
+        id, first = yield from running(nonce=nonce)
         assert (yield from won(claim(id, nonce=nonce))).token == first.token
         yield from shown(claim(id, nonce=nonce - 1 if nonce else 1), State.RUNNING)
 
@@ -418,8 +408,7 @@ def tokens_are_exact() -> Script:
 @VALUES()
 def any_duration_is_taken() -> Script:
     for seconds in (0.000_001, 0.001, 0.5, 1, 86400.0, 1e9 + 0.123456, FOREVER):
-        id = new_id()
-        claimed = yield from won(claim(id, lease=0.000_001))
+        id, claimed = yield from running(lease=0.000_001)
         assert (yield Renew(id, claimed.token, seconds)) is True
         record = yield Lookup(id)
         assert seconds - 60 < record.lease_left <= seconds

@@ -7,10 +7,7 @@ Count: how many live records a tenant has, up to a limit. For stores that declar
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
-
-from semel.core.ops import FOREVER, Claimed, Complete, Count, Lookup, Release, Renew, Resolve, SaveStep, Sweep
+from semel.core.ops import FOREVER, Complete, Count, Lookup, Release, Renew, Resolve, Sweep, Swept
 from semel.core.states import State, Takeover
 from semel.testing.conformance.script import (
     LIVE,
@@ -20,12 +17,12 @@ from semel.testing.conformance.script import (
     Batch,
     Elsewhere,
     Family,
-    Request,
     Script,
     Together,
     abandoned,
     abandoned_many,
     assert_unchanged,
+    charged,
     claim,
     done,
     drained,
@@ -92,8 +89,7 @@ def an_abandoned_attempt_past_its_ttl_is_never_absent_when_it_may_not_be_run_aga
 def a_mismatching_claim_past_the_ttl_is_a_first_claim() -> Script:
     """Nothing of an expired record remains, not even its fingerprint."""
     for finished in (True, False):
-        id = new_id()
-        old = yield from won(claim(id, fingerprint=b"f" * 16, lease=SHORT, ttl=SHORT, key="old"))
+        id, old = yield from running(fingerprint=b"f" * 16, lease=SHORT, ttl=SHORT, key="old")
         if finished:
             assert (yield Complete(id, old.token, b"old", SHORT)) is True
         yield PAST_SHORT
@@ -104,9 +100,7 @@ def a_mismatching_claim_past_the_ttl_is_a_first_claim() -> Script:
 
 @EXPIRY()
 def nothing_of_an_expired_record_is_left_in_the_next() -> Script:
-    id = new_id()
-    old = yield from won(claim(id, ttl=SHORT))
-    assert (yield SaveStep(id, old.token, "charge", b"1", 0)) is True
+    id, old = yield from charged(ttl=SHORT)
     assert (yield Complete(id, old.token, b"old", SHORT)) is True
     yield PAST_SHORT
     new = yield from won(claim(id, takeover=Takeover.RECOVER, tenant="other", operation="other", key=None))
@@ -134,8 +128,7 @@ def a_live_attempt_outlives_its_ttl() -> Script:
 
 @EXPIRY()
 def what_is_unknown_never_expires() -> Script:
-    given_up = new_id()
-    claimed = yield from won(claim(given_up, ttl=SHORT))
+    given_up, claimed = yield from running(ttl=SHORT)
     assert (yield Release(given_up, claimed.token, State.UNKNOWN)) is True
     refused, _ = yield from abandoned(ttl=SHORT, takeover=Takeover.REJECT)
     yield from shown(claim(refused), State.UNKNOWN)
@@ -198,10 +191,8 @@ def expired_records_are_removed_and_counted() -> Script:
     for _ in range(3):
         yield from done(b"old", ttl=SHORT)
     yield from abandoned_many(2, ttl=SHORT)
-    swept = yield Sweep(100)
-    assert (swept.removed, swept.unknown) == (5, 0)
-    swept = yield Sweep(100)
-    assert (swept.removed, swept.unknown) == (0, 0)
+    assert (yield Sweep(100)) == Swept(5, 0)
+    assert (yield Sweep(100)) == Swept(0, 0)
 
 
 @SWEEP()
@@ -209,10 +200,8 @@ def what_may_not_be_run_again_becomes_unknown_and_stays() -> Script:
     yield from drained()
     rejecting = yield from abandoned_many(2, ttl=SHORT, takeover=Takeover.REJECT)
     recovering = yield from abandoned_many(1, ttl=SHORT, takeover=Takeover.RECOVER)
-    swept = yield Sweep(100)
-    assert (swept.removed, swept.unknown) == (0, 3)
-    swept = yield Sweep(100)
-    assert (swept.removed, swept.unknown) == (0, 0)
+    assert (yield Sweep(100)) == Swept(0, 3)
+    assert (yield Sweep(100)) == Swept(0, 0)
     for id in (*rejecting, *recovering):
         record = yield Lookup(id)
         assert (record.state, record.attempt) == (State.UNKNOWN, 1)
@@ -220,9 +209,7 @@ def what_may_not_be_run_again_becomes_unknown_and_stays() -> Script:
 
 @SWEEP()
 def an_owner_may_still_report_what_a_sweep_made_unknown() -> Script:
-    id = new_id()
-    claimed = yield from won(claim(id, lease=SHORT, ttl=SHORT, takeover=Takeover.REJECT))
-    yield PAST_SHORT
+    id, claimed = yield from abandoned(ttl=SHORT, takeover=Takeover.REJECT)
     yield from drained()
     assert (yield Lookup(id)).state is State.UNKNOWN
     assert (yield Complete(id, claimed.token, b"late", TTL)) is True
@@ -237,8 +224,7 @@ def everything_else_is_left_as_it_is() -> Script:
     lost, _ = yield from unknown()
     (silent,) = yield from abandoned_many(1)
     (silent_for_good,) = yield from abandoned_many(1, takeover=Takeover.REJECT)
-    completed_late = new_id()
-    claimed = yield from won(claim(completed_late, lease=SHORT, ttl=SHORT))
+    completed_late, claimed = yield from running(lease=SHORT, ttl=SHORT)
     assert (yield Complete(completed_late, claimed.token, b"kept", TTL)) is True
     ids = (live, live_past_its_ttl, finished, lost, silent, silent_for_good, completed_late)
     yield PAST_SHORT
@@ -256,8 +242,7 @@ def one_sweep_takes_no_more_than_its_limit() -> Script:
     yield from drained()
     yield from abandoned_many(5, ttl=SHORT)
     yield from abandoned_many(4, ttl=SHORT, takeover=Takeover.REJECT)
-    swept = yield Sweep(0)
-    assert (swept.removed, swept.unknown) == (0, 0)
+    assert (yield Sweep(0)) == Swept(0, 0)
     removed = unknown = rounds = 0
     while removed + unknown < 9:
         swept = yield Sweep(2)
@@ -267,8 +252,7 @@ def one_sweep_takes_no_more_than_its_limit() -> Script:
         rounds += 1
     assert (removed, unknown) == (5, 4)
     assert rounds >= 5
-    swept = yield Sweep(2)
-    assert (swept.removed, swept.unknown) == (0, 0)
+    assert (yield Sweep(2)) == Swept(0, 0)
 
 
 @SWEEP(keeps_expired=True)
@@ -277,8 +261,7 @@ def a_record_claimed_again_after_it_expired_is_not_swept() -> Script:
     id, old = yield from done(b"old", ttl=SHORT)
     yield PAST_SHORT
     new = yield from won(claim(id))
-    swept = yield Sweep(100)
-    assert (swept.removed, swept.unknown) == (0, 0)
+    assert (yield Sweep(100)) == Swept(0, 0)
     assert (yield Lookup(id)).token == new.token > old.token
     assert (yield Release(id, new.token)) is True
 
@@ -309,13 +292,6 @@ def new_tenant() -> str:
     return f"tenant {new_id().hex()}"
 
 
-def held(
-    tenant: str, *, lease: float = LIVE, ttl: float = TTL, takeover: Takeover = Takeover.RETRY
-) -> Generator[Request, Any, tuple[bytes, Claimed]]:
-    id = new_id()
-    return id, (yield from won(claim(id, tenant=tenant, lease=lease, ttl=ttl, takeover=takeover)))
-
-
 @COUNT(counts=True)
 def a_tenant_without_records_has_none() -> Script:
     assert (yield Count(new_tenant(), MANY)) == 0
@@ -324,14 +300,15 @@ def a_tenant_without_records_has_none() -> Script:
 @COUNT(counts=True)
 def every_live_record_is_counted_whatever_its_state() -> Script:
     tenant = new_tenant()
-    yield from held(tenant)
-    yield from held(tenant, ttl=SHORT)  # its owner is still running after the ttl
-    done, claimed = yield from held(tenant)
+    yield from running(tenant=tenant)
+    yield from running(tenant=tenant, ttl=SHORT)  # its owner is still running after the ttl
+    done, claimed = yield from running(tenant=tenant)
     assert (yield Complete(done, claimed.token, b"answer", TTL)) is True
-    lost, claimed = yield from held(tenant)
+    lost, claimed = yield from running(tenant=tenant)
     assert (yield Release(lost, claimed.token, State.UNKNOWN)) is True
-    yield from held(tenant, lease=SHORT)
-    yield from held(tenant, lease=SHORT, ttl=SHORT, takeover=Takeover.REJECT)  # in doubt, so it does not expire
+    yield from running(tenant=tenant, lease=SHORT)
+    # In doubt, so it does not expire.
+    yield from running(tenant=tenant, lease=SHORT, ttl=SHORT, takeover=Takeover.REJECT)
     yield PAST_SHORT
     assert (yield Count(tenant, MANY)) == 6
     assert (yield Elsewhere(Count(tenant, MANY))) == 6
@@ -340,11 +317,11 @@ def every_live_record_is_counted_whatever_its_state() -> Script:
 @COUNT(counts=True)
 def what_has_expired_or_was_let_go_is_not_counted() -> Script:
     tenant = new_tenant()
-    yield from held(tenant)
-    done, claimed = yield from held(tenant)
+    yield from running(tenant=tenant)
+    done, claimed = yield from running(tenant=tenant)
     assert (yield Complete(done, claimed.token, b"old", SHORT)) is True
-    yield from held(tenant, lease=SHORT, ttl=SHORT)
-    free, claimed = yield from held(tenant)
+    yield from running(tenant=tenant, lease=SHORT, ttl=SHORT)
+    free, claimed = yield from running(tenant=tenant)
     assert (yield Release(free, claimed.token)) is True
     yield PAST_SHORT
     assert (yield Count(tenant, MANY)) == 1
@@ -354,9 +331,9 @@ def what_has_expired_or_was_let_go_is_not_counted() -> Script:
 def a_sweep_changes_no_count() -> Script:
     """The records that it removes were not counted before, and those that it makes unknown still count."""
     tenant = new_tenant()
-    yield from held(tenant)
-    yield from held(tenant, lease=SHORT, ttl=SHORT)
-    yield from held(tenant, lease=SHORT, ttl=SHORT, takeover=Takeover.REJECT)
+    yield from running(tenant=tenant)
+    yield from running(tenant=tenant, lease=SHORT, ttl=SHORT)
+    yield from running(tenant=tenant, lease=SHORT, ttl=SHORT, takeover=Takeover.REJECT)
     yield PAST_SHORT
     assert (yield Count(tenant, MANY)) == 2
     yield from drained()
@@ -367,8 +344,8 @@ def a_sweep_changes_no_count() -> Script:
 def other_tenants_do_not_count() -> Script:
     tenant, other = new_tenant(), new_tenant()
     for _ in range(3):
-        yield from held(tenant)
-    yield from held(other)
+        yield from running(tenant=tenant)
+    yield from running(tenant=other)
     assert (yield Batch([Count(tenant, MANY), Count(other, MANY), Count(tenant.upper(), MANY)])) == [3, 1, 0]
 
 
@@ -376,7 +353,7 @@ def other_tenants_do_not_count() -> Script:
 def it_is_counted_no_further_than_asked() -> Script:
     tenant = new_tenant()
     for _ in range(5):
-        yield from held(tenant)
+        yield from running(tenant=tenant)
     for limit, counted in ((1, 1), (4, 4), (5, 5), (6, 5)):
         assert (yield Count(tenant, limit)) == counted
 
@@ -384,9 +361,9 @@ def it_is_counted_no_further_than_asked() -> Script:
 @COUNT(counts=True)
 def without_a_tenant_those_of_no_tenant_are_counted() -> Script:
     before = yield Count("", MANY)
-    yield from held("")
-    yield from held("")
-    yield from held(new_tenant())
+    yield from running(tenant="")
+    yield from running(tenant="")
+    yield from running(tenant=new_tenant())
     assert (yield Count("", MANY)) == before + 2
 
 

@@ -2,12 +2,13 @@
 
 Lease: how long an owner counts as alive, what a late owner may still do, and how an owner releases the key.
 Fencing: an owner that was replaced holds a stale token and can change nothing.
-Resolve: someone has found out what happened. Only a record in doubt can be resolved.
+Resolve: someone has found out what happened. Only a record in doubt can be resolved. With its token a finished record
+can be freed.
 """
 
 from __future__ import annotations
 
-from semel.core.ops import FOREVER, Complete, Lookup, Release, Renew, Resolve, SaveStep, Sweep
+from semel.core.ops import FOREVER, Complete, Lookup, Release, Renew, Resolve, SaveStep, Sweep, Swept
 from semel.core.states import State, Takeover
 from semel.testing.conformance.script import (
     LIVE,
@@ -17,9 +18,11 @@ from semel.testing.conformance.script import (
     Elsewhere,
     Family,
     Script,
+    Together,
     abandoned,
     assert_owner_is_refused,
     assert_unchanged,
+    charged,
     claim,
     done,
     drained,
@@ -45,8 +48,7 @@ def a_renewal_holds_it_for_longer() -> Script:
 
 @LEASE()
 def a_renewed_lease_outlives_its_first_end() -> Script:
-    id = new_id()
-    claimed = yield from won(claim(id, lease=SHORT))
+    id, claimed = yield from running(lease=SHORT)
     assert (yield Renew(id, claimed.token, LIVE)) is True
     yield PAST_SHORT
     yield from shown(claim(id), State.RUNNING)
@@ -67,8 +69,7 @@ def a_renewal_never_makes_it_shorter() -> Script:
 def a_late_renewal_cannot_revive_what_was_let_go() -> Script:
     """A renewal may arrive after the release. The key must be free at once, not after another lease."""
     for to in (State.ABANDONED, State.UNKNOWN, State.ABSENT):
-        id, first = yield from running()
-        assert (yield SaveStep(id, first.token, "charge", b"1", 0)) is True
+        id, first = yield from charged()
         assert (yield Release(id, first.token, to)) is True
         before = yield Lookup(id)
         assert (yield Renew(id, first.token, 50 * TTL)) is False
@@ -180,8 +181,7 @@ def what_is_done_cannot_be_let_go() -> Script:
 
 @LEASE()
 def let_go_because_nothing_happened_the_next_try_is_a_first_try() -> Script:
-    id = new_id()
-    first = yield from won(claim(id, fingerprint=b"f" * 16, takeover=Takeover.REJECT))
+    id, first = yield from running(fingerprint=b"f" * 16, takeover=Takeover.REJECT)
     assert (yield Release(id, first.token, State.ABSENT)) is True
     assert (yield Lookup(id)) is None
     assert (yield Release(id, first.token, State.ABSENT)) is False
@@ -193,8 +193,7 @@ def let_go_because_nothing_happened_the_next_try_is_a_first_try() -> Script:
 
 @LEASE()
 def let_go_with_its_steps_the_next_try_takes_over_at_once() -> Script:
-    id, first = yield from running()
-    assert (yield SaveStep(id, first.token, "charge", b"1", 0)) is True
+    id, first = yield from charged()
     assert (yield Release(id, first.token, State.ABANDONED)) is True
     record = yield Lookup(id)
     assert record.state is State.ABANDONED
@@ -303,8 +302,7 @@ def a_token_of_a_record_that_was_removed_fits_no_later_one() -> Script:
 @FENCING()
 def a_token_of_a_record_that_expired_fits_no_later_one() -> Script:
     for finished in (True, False):
-        id = new_id()
-        old = yield from won(claim(id, lease=SHORT, ttl=SHORT))
+        id, old = yield from running(lease=SHORT, ttl=SHORT)
         if finished:
             assert (yield Complete(id, old.token, b"old", SHORT)) is True
         yield PAST_SHORT
@@ -317,8 +315,7 @@ def a_token_of_a_record_that_expired_fits_no_later_one() -> Script:
 def a_token_of_a_record_that_was_swept_fits_no_later_one() -> Script:
     yield from drained()
     id, old = yield from abandoned(ttl=SHORT)
-    swept = yield Sweep(10)
-    assert (swept.removed, swept.unknown) == (1, 0)
+    assert (yield Sweep(10)) == Swept(1, 0)
     yield from assert_owner_is_refused(id, old.token)
     new = yield from won(claim(id))
     assert (new.attempt, new.token > old.token) == (1, True)
@@ -448,6 +445,77 @@ def force_resolves_a_live_attempt() -> Script:
     assert (yield Resolve(id, None, TTL, True)) is State.RUNNING
     assert (yield Lookup(id)) is None
     assert (yield from won(claim(id))).token > claimed.token
+
+
+@RESOLVE()
+def a_finished_record_is_freed_by_its_token() -> Script:
+    id, old = yield from done(b"failed")
+    assert (yield Resolve(id, None, TTL, False, old.token)) is State.DONE
+    assert (yield Lookup(id)) is None
+    yield from assert_owner_is_refused(id, old.token)
+    again = yield from won(claim(id, fingerprint=b"f" * 16))
+    assert (again.attempt, again.steps, again.token > old.token) == (1, (), True)
+    yield from assert_owner_is_refused(id, old.token)
+    assert (yield Complete(id, again.token, b"paid", TTL)) is True
+    record = yield from shown(claim(id), State.DONE)
+    assert (record.snapshot, record.fingerprint, record.token) == (b"paid", b"f" * 16, again.token)
+
+
+@RESOLVE()
+def a_finished_record_is_freed_once() -> Script:
+    id, old = yield from done(b"failed")
+    assert (yield Resolve(id, None, TTL, False, old.token)) is State.DONE
+    assert (yield Resolve(id, None, TTL, False, old.token)) is State.ABSENT
+    again = yield from won(claim(id))
+    before = yield Lookup(id)
+    for force in (False, True):
+        assert (yield Resolve(id, None, TTL, force, old.token)) is State.ABSENT
+        yield from assert_unchanged(id, before)
+    assert (yield Complete(id, again.token, b"paid", TTL)) is True
+    before = yield Lookup(id)
+    assert (yield Resolve(id, None, TTL, True, old.token)) is State.ABSENT
+    yield from assert_unchanged(id, before)
+
+
+@RESOLVE()
+def another_token_frees_nothing() -> Script:
+    for make in (running, abandoned, unknown, done):
+        id, claimed = yield from make()
+        before = yield Lookup(id)
+        for snapshot in (b"resolved", None):
+            for token in (claimed.token + 1, claimed.token - 1, 1):
+                assert (yield Resolve(id, snapshot, 50 * TTL, True, token)) is State.ABSENT
+                yield from assert_unchanged(id, before)
+
+
+@RESOLVE()
+def a_token_gives_a_finished_record_no_other_answer() -> Script:
+    id, claimed = yield from done(b"answer")
+    before = yield Lookup(id)
+    assert (yield Resolve(id, b"resolved", 50 * TTL, True, claimed.token)) is State.DONE
+    yield from assert_unchanged(id, before)
+
+
+@RESOLVE()
+def a_freed_record_leaves_no_steps_and_is_not_swept_into_doubt() -> Script:
+    id, claimed = yield from running()
+    assert (yield SaveStep(id, claimed.token, "charge", b"ch_1", 0)) is True
+    assert (yield Complete(id, claimed.token, b"failed", TTL)) is True
+    assert (yield Resolve(id, None, TTL, False, claimed.token)) is State.DONE
+    yield from drained()
+    assert (yield Lookup(id)) is None
+    again = yield from won(claim(id))
+    assert (again.attempt, again.steps, again.token > claimed.token) == (1, (), True)
+
+
+@RESOLVE(second=True)
+def of_two_people_who_free_it_at_once_one_does() -> Script:
+    for _ in range(5):
+        id, claimed = yield from done(b"failed")
+        one, two, three = (Resolve(id, None, TTL, False, claimed.token) for _ in range(3))
+        found = yield Together([one, Elsewhere(two), three])
+        assert sorted(found) == [State.ABSENT, State.ABSENT, State.DONE]
+        yield from won(Elsewhere(claim(id)))
 
 
 @RESOLVE()

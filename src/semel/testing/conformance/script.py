@@ -2,7 +2,7 @@
 
 A *script* is a generator that yields requests and receives their answers.
 
-Scripts are written once, and ``stages.py`` plays them on sync and async stores. A script states what it expects with
+Scripts are written once, and ``suite.py`` plays them on sync and async stores. A script states what it expects with
 ``assert``. It knows no threads, no event loops and no particular store. The answer to an Op is its result; a StoreError
 is thrown in at the yield. The other requests are the classes below.
 
@@ -13,21 +13,40 @@ With a real clock nobody can test what holds "just before" a lease ends. So a le
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Op, Record, Release, Renew, SaveStep, Sweep
 from semel.core.states import State, Takeover
 from semel.core.values import value
 
-__all__ = [
-    "LIVE", "PAST_SHORT", "SHORT", "TTL", "Batch", "Elapse", "Elsewhere", "Family", "Linger", "Proof", "Request",
-    "Script", "Together", "WaitForChange", "abandoned", "abandoned_many", "assert_owner_is_refused", "assert_unchanged",
-    "claim", "done", "drained", "new_id", "new_nonce", "running", "shown", "unknown", "won",
-]  # fmt: skip
-
 F = TypeVar("F", bound="Callable[[], Script]")
+
+
+class MovableClock(Protocol):
+    """A clock of a store that the suite can move."""
+
+    def advance(self, seconds: float) -> None: ...
+
+
+class ManualClock:
+    """A clock that moves only when told to. Pass it to the store as its source of the time."""
+
+    def __init__(self, start: float = 1_700_000_000.0) -> None:
+        self._now = start
+        self._lock = threading.Lock()
+
+    def __call__(self) -> float:
+        """Return the time. Each call returns one that is a microsecond later, as on a real clock."""
+        with self._lock:
+            self._now += 0.000_001
+            return self._now
+
+    def advance(self, seconds: float) -> None:
+        with self._lock:
+            self._now += seconds
 
 
 @value
@@ -176,28 +195,37 @@ def shown(request: Claim | Elsewhere, state: State) -> Generator[Request, Any, R
     return record
 
 
-def running(*, ttl: float = TTL, takeover: Takeover = Takeover.RETRY) -> Generator[Request, Any, tuple[bytes, Claimed]]:
-    """Make a record with a live lease. Returns its id and the answer to the claim."""
+def running(**settings: Any) -> Generator[Request, Any, tuple[bytes, Claimed]]:
+    """Make a record with a live lease. Returns its id and the answer to the claim, which has the given settings."""
     id = new_id()
-    return id, (yield from won(claim(id, ttl=ttl, takeover=takeover)))
+    return id, (yield from won(claim(id, **settings)))
 
 
-def abandoned(
-    *, ttl: float = TTL, takeover: Takeover = Takeover.RETRY, fingerprint: bytes = b""
-) -> Generator[Request, Any, tuple[bytes, Claimed]]:
+def abandoned(**settings: Any) -> Generator[Request, Any, tuple[bytes, Claimed]]:
     """Make a record whose lease has ended, and its ttl too if that is SHORT."""
-    id = new_id()
-    claimed = yield from won(claim(id, lease=SHORT, ttl=ttl, takeover=takeover, fingerprint=fingerprint))
+    id, claimed = yield from running(lease=SHORT, **settings)
     yield PAST_SHORT
     return id, claimed
 
 
-def abandoned_many(
-    count: int, *, ttl: float = TTL, takeover: Takeover = Takeover.RETRY
-) -> Generator[Request, Any, list[bytes]]:
-    ids = [new_id() for _ in range(count)]
-    for id in ids:
-        yield from won(claim(id, lease=SHORT, ttl=ttl, takeover=takeover))
+def charged(**settings: Any) -> Generator[Request, Any, tuple[bytes, Claimed]]:
+    """Make a running record that has saved the step ``charge`` with the value 1."""
+    id, claimed = yield from running(**settings)
+    assert (yield SaveStep(id, claimed.token, "charge", b"1", 0)) is True
+    return id, claimed
+
+
+def next_attempt(id: bytes, owner: Claimed) -> Generator[Request, Any, Claimed]:
+    """Let the owner go, with its steps, and claim the record again. Returns the answer to that claim."""
+    assert (yield Release(id, owner.token, State.ABANDONED)) is True
+    return (yield from won(claim(id)))
+
+
+def abandoned_many(count: int, **settings: Any) -> Generator[Request, Any, list[bytes]]:
+    ids = []
+    for _ in range(count):
+        id, _ = yield from running(lease=SHORT, **settings)
+        ids.append(id)
     yield PAST_SHORT
     return ids
 

@@ -24,8 +24,10 @@ from semel.testing.conformance.script import (
     Script,
     Together,
     abandoned,
+    charged,
     claim,
     new_id,
+    next_attempt,
     running,
     won,
 )
@@ -39,16 +41,13 @@ def steps_come_back_in_order_on_a_takeover() -> Script:
     names = ["reserve", "charge", "a", "Z", "10", "9", "ship"]
     for position, name in enumerate(names):
         assert (yield SaveStep(id, first.token, name, name.encode(), position)) is True
-    assert (yield Release(id, first.token, State.ABANDONED)) is True
-    second = yield from won(claim(id))
+    second = yield from next_attempt(id, first)
     assert second.steps == tuple((name, name.encode()) for name in names)
 
 
 @STEPS()
 def steps_survive_a_silent_owner() -> Script:
-    id = new_id()
-    first = yield from won(claim(id, lease=SHORT))
-    assert (yield SaveStep(id, first.token, "charge", b"1", 0)) is True
+    id, _ = yield from charged(lease=SHORT)
     yield PAST_SHORT
     assert (yield from won(claim(id))).steps == (("charge", b"1"),)
 
@@ -59,12 +58,10 @@ def the_first_value_of_a_name_stays() -> Script:
     assert (yield SaveStep(id, first.token, "charge", b"first", 0)) is True
     assert (yield SaveStep(id, first.token, "ship", b"second", 1)) is True
     assert (yield SaveStep(id, first.token, "charge", b"other", 2)) is True
-    assert (yield Release(id, first.token, State.ABANDONED)) is True
-    second = yield from won(claim(id))
+    second = yield from next_attempt(id, first)
     assert second.steps == (("charge", b"first"), ("ship", b"second"))
     assert (yield SaveStep(id, second.token, "charge", b"later", 2)) is True
-    assert (yield Release(id, second.token, State.ABANDONED)) is True
-    assert (yield from won(claim(id))).steps == (("charge", b"first"), ("ship", b"second"))
+    assert (yield from next_attempt(id, second)).steps == (("charge", b"first"), ("ship", b"second"))
 
 
 @STEPS()
@@ -73,8 +70,7 @@ def names_are_told_apart_to_the_letter() -> Script:
     names = ["charge", "Charge", "CHARGE", "charge ", " charge", "chargé", "charge\u0301", "", "%", "_", "'", '"', "\\"]
     for position, name in enumerate(names):
         assert (yield SaveStep(id, first.token, name, str(position).encode(), position)) is True
-    assert (yield Release(id, first.token, State.ABANDONED)) is True
-    second = yield from won(claim(id))
+    second = yield from next_attempt(id, first)
     assert second.steps == tuple((name, str(position).encode()) for position, name in enumerate(names))
 
 
@@ -82,11 +78,9 @@ def names_are_told_apart_to_the_letter() -> Script:
 def steps_of_several_attempts_come_back_together() -> Script:
     id, first = yield from running()
     assert (yield SaveStep(id, first.token, "reserve", b"1", 0)) is True
-    assert (yield Release(id, first.token, State.ABANDONED)) is True
-    second = yield from won(claim(id))
+    second = yield from next_attempt(id, first)
     assert (yield SaveStep(id, second.token, "charge", b"2", 1)) is True
-    assert (yield Release(id, second.token, State.ABANDONED)) is True
-    third = yield from won(claim(id))
+    third = yield from next_attempt(id, second)
     assert (third.attempt, third.steps) == (3, (("reserve", b"1"), ("charge", b"2")))
 
 
@@ -96,8 +90,7 @@ def any_value_comes_back() -> Script:
     values = [b"", b"\x00", bytes(range(256)), b"x" * 100_000]
     for position, value in enumerate(values):
         assert (yield SaveStep(id, first.token, f"step {position}", value, position)) is True
-    assert (yield Release(id, first.token, State.ABANDONED)) is True
-    second = yield from won(claim(id))
+    second = yield from next_attempt(id, first)
     assert [value for _, value in second.steps] == values
     assert {type(value) for _, value in second.steps} == {bytes}
 
@@ -107,8 +100,7 @@ def a_hundred_steps_come_back() -> Script:
     id, first = yield from running()
     for position in range(100):
         assert (yield SaveStep(id, first.token, f"step {position}", b"%d" % position, position)) is True
-    assert (yield Release(id, first.token, State.ABANDONED)) is True
-    second = yield from won(claim(id))
+    second = yield from next_attempt(id, first)
     assert second.steps == tuple((f"step {position}", b"%d" % position) for position in range(100))
 
 
@@ -117,8 +109,7 @@ def a_step_of_a_replaced_owner_is_not_kept() -> Script:
     id, first = yield from abandoned()
     second = yield from won(claim(id))
     assert (yield SaveStep(id, first.token, "stale", b"1", 0)) is False
-    assert (yield Release(id, second.token, State.ABANDONED)) is True
-    assert (yield from won(claim(id))).steps == ()
+    assert (yield from next_attempt(id, second)).steps == ()
 
 
 @STEPS()
@@ -131,36 +122,30 @@ def a_step_of_an_absent_record_is_refused() -> Script:
 
 @STEPS()
 def steps_are_gone_when_nothing_happened() -> Script:
-    id, first = yield from running()
-    assert (yield SaveStep(id, first.token, "charge", b"1", 0)) is True
+    id, first = yield from charged()
     assert (yield Release(id, first.token)) is True
     second = yield from won(claim(id))
     assert second.steps == ()
     assert (yield SaveStep(id, second.token, "charge", b"2", 0)) is True
-    assert (yield Release(id, second.token, State.ABANDONED)) is True
-    assert (yield from won(claim(id))).steps == (("charge", b"2"),)
+    assert (yield from next_attempt(id, second)).steps == (("charge", b"2"),)
 
 
 @STEPS()
 def steps_are_gone_when_someone_resolved_that_it_did_not_happen() -> Script:
-    id, first = yield from running()
-    assert (yield SaveStep(id, first.token, "charge", b"1", 0)) is True
+    id, first = yield from charged()
     assert (yield Release(id, first.token, State.UNKNOWN)) is True
     assert (yield Resolve(id, None, TTL)) is State.UNKNOWN
     second = yield from won(claim(id))
     assert second.steps == ()
     assert (yield SaveStep(id, second.token, "charge", b"2", 0)) is True
-    assert (yield Release(id, second.token, State.ABANDONED)) is True
-    assert (yield from won(claim(id))).steps == (("charge", b"2"),)
+    assert (yield from next_attempt(id, second)).steps == (("charge", b"2"),)
 
 
 @STEPS()
 def steps_are_gone_when_the_record_has_expired() -> Script:
     for finished in (True, False):
         for swept in (True, False):
-            id = new_id()
-            first = yield from won(claim(id, lease=SHORT, ttl=SHORT))
-            assert (yield SaveStep(id, first.token, "charge", b"1", 0)) is True
+            id, first = yield from charged(lease=SHORT, ttl=SHORT)
             if finished:
                 assert (yield Complete(id, first.token, b"answer", SHORT)) is True
             yield PAST_SHORT
@@ -169,14 +154,12 @@ def steps_are_gone_when_the_record_has_expired() -> Script:
             second = yield from won(claim(id))
             assert (second.attempt, second.steps) == (1, ())
             assert (yield SaveStep(id, second.token, "charge", b"2", 0)) is True
-            assert (yield Release(id, second.token, State.ABANDONED)) is True
-            assert (yield from won(claim(id))).steps == (("charge", b"2"),)
+            assert (yield from next_attempt(id, second)).steps == (("charge", b"2"),)
 
 
 @STEPS()
 def steps_come_back_to_a_claimer_that_recovers() -> Script:
-    id, first = yield from running(takeover=Takeover.REJECT)
-    assert (yield SaveStep(id, first.token, "charge", b"1", 0)) is True
+    id, first = yield from charged(takeover=Takeover.REJECT)
     assert (yield Release(id, first.token, State.ABANDONED)) is True
     assert (yield from won(claim(id, takeover=Takeover.RECOVER))).steps == (("charge", b"1"),)
 
@@ -194,8 +177,7 @@ def steps_of_one_record_are_no_others() -> Script:
 
 @STEPS(second=True)
 def steps_come_back_to_another_instance() -> Script:
-    id, first = yield from running()
-    assert (yield SaveStep(id, first.token, "charge", b"1", 0)) is True
+    id, first = yield from charged()
     assert (yield Release(id, first.token, State.ABANDONED)) is True
     assert (yield from won(Elsewhere(claim(id)))).steps == (("charge", b"1"),)
 
@@ -209,16 +191,10 @@ def new_operation() -> str:
 
 
 def began(
-    operation: str,
-    *,
-    lease: float = SHORT,
-    ttl: float = TTL,
-    takeover: Takeover = Takeover.RETRY,
-    input: bytes | None = b"input",
+    operation: str, *, lease: float = SHORT, input: bytes | None = b"input", **settings: Any
 ) -> Generator[Request, Any, tuple[bytes, Claimed]]:
     """Start an attempt, and store its input if there is one. Returns its id and the answer to the claim."""
-    id = new_id()
-    claimed = yield from won(claim(id, operation=operation, lease=lease, ttl=ttl, takeover=takeover))
+    id, claimed = yield from running(operation=operation, lease=lease, **settings)
     if input is not None:
         assert (yield SaveStep(id, claimed.token, INPUT, input, 0)) is True
     return id, claimed

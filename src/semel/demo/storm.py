@@ -9,18 +9,16 @@ import json
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from semel.demo.direct.evidence import Ledger, Rows, Totals
-from semel.demo.direct.worker import OPERATION, key_of
+from semel.demo.evidence import Ledger, Rows, Totals, unsettled
 from semel.demo.processes import WorkerPool
-from semel.demo.screen import Stopping
-from semel.demo.verdict import StormVerdict, judge, unsettled
-
-__all__ = ["Storm"]
+from semel.demo.screen import Stopping, StormVerdict
+from semel.demo.worker import OPERATION, key_of
 
 TICK: Final = 0.1
 """Seconds between two updates of the screen."""
@@ -28,7 +26,7 @@ THREADS: Final = 4
 RATE: Final = 100.0
 """New payments each second. Payments that no client gets to are not counted."""
 KILL_EVERY: Final = 0.7
-"""Seconds between kills, on average. WorkerPool also kill themselves at chosen places."""
+"""Seconds between kills, on average. Workers also kill themselves at chosen places."""
 GATHER: Final = 10.0
 """Seconds for the first workers to start."""
 CALM: Final = 10.0
@@ -48,9 +46,9 @@ class Storm:
         seconds: float,
         workers: int,
         seed: int,
-        mode: str = "leased",
-        sabotage: str = "",
-        number: int = 1,
+        mode: str,
+        sabotage: str,
+        number: int,
     ) -> None:
         scheme = urlsplit(store).scheme
         self.title = (
@@ -70,7 +68,7 @@ class Storm:
             "folder": str(folder), "store": store, "run": self._run, "seed": seed, "threads": THREADS,
             "began": time.time(), "rate": RATE, "sabotage": sabotage, "mode": mode,
         }  # fmt: skip
-        self._pool = WorkerPool("semel.demo.direct.worker", folder / "workers.log")
+        self._pool = WorkerPool("semel.demo.worker", folder / "workers.log")
         self.tally = Totals(folder)
         self._ledger: Ledger | Rows = Ledger(str(folder / "ledger.db"))
         if mode == "transactional":
@@ -153,13 +151,49 @@ class Storm:
         self._pool.wait(FINISH, lambda: self._look(show))
 
     def _judge(self) -> StormVerdict:
-        seconds = self.elapsed
-        self.tally.update()
-        keys = (key_of(self._run, payment) for payment in self.tally.begun)
-        return judge(
-            self.tally, self._ledger.effects(), self.kills, self._pool.crashes, seconds,
-            unsettled(self._store, OPERATION, keys), steps=self._settings["mode"] == "steps",
-        )  # fmt: skip
+        """Compare the ledger with what the clients saw."""
+        seconds, tally = self.elapsed, self.tally
+        tally.update()
+        effects = self._ledger.effects()
+        per_effect = Counter((effect.payment, effect.what) for effect in effects)
+        charged = {
+            effect.payment: {"payment": effect.payment, "amount": effect.amount, "receipt": effect.receipt}
+            for effect in effects
+            if effect.what == "charge"
+        }
+        shipped = {effect.payment: effect.receipt for effect in effects if effect.what == "ship"}
+        for payment in charged.keys() & shipped.keys():
+            charged[payment]["parcel"] = shipped[payment]
+        unfinished = tally.begun - tally.answers.keys()
+        without_line = tally.answers.keys() - charged.keys()
+        mismatched = tally.mismatched | {
+            payment for payment in tally.answers.keys() & charged.keys() if tally.answer(payment) != charged[payment]
+        }
+        counts = tally.counts
+        return StormVerdict(
+            operations=len(tally.begun),
+            calls=counts["asked"],
+            attempts=counts["attempt"],
+            effects=len(effects),
+            replays=counts["replay"],
+            takeovers=counts["taken_over"],
+            recovered=counts["recovered"],
+            refused=counts["refused"],
+            failures=counts["failed"],
+            fenced=counts["fenced"],
+            store_errors=counts["store_error"],
+            kills=self.kills,
+            crashes=self._pool.crashes,
+            duplicates=len({payment for (payment, _), count in per_effect.items() if count > 1}),
+            lost=len(unfinished | without_line | mismatched),
+            mismatched=len(mismatched),
+            unsettled=unsettled(self._store, OPERATION, (key_of(self._run, payment) for payment in tally.begun)),
+            repeated=tally.repeated(),
+            disordered=sum(
+                payment not in charged or receipt < charged[payment]["receipt"] for payment, receipt in shipped.items()
+            ),
+            seconds=seconds,
+        )
 
     def last_lines(self) -> str:
         """The end of what the workers printed."""

@@ -3,7 +3,8 @@
 Effects go to a payment provider's ledger, or to rows in the store's own database. Neither deduplicates: a second charge
 for a payment is a second line, which is how the verdict finds duplicates. What the clients saw is written as JSON
 lines, one file per worker. Each line is one ``write`` to a file opened for appending, so a killed worker leaves whole
-lines. A replay is an answer for which neither the handler nor the recover hook ran in this client.
+lines. A replay is an answer for which neither the handler nor the recover hook ran in this client. Only ``unsettled``
+asks Semel's own records, as a cross-check at the end.
 """
 
 from __future__ import annotations
@@ -13,19 +14,25 @@ import os
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from semel.demo.databases import DIALECTS, connect
-from semel.errors import StoreURLError
+from semel.core.states import State
+from semel.errors import StoreError, StoreURLError
 from semel.sql.connections.adopt import adopt
+from semel.sql.connections.errors import sqlite_error
 from semel.sql.program import load_queries
-
-__all__ = ["Effect", "Fenced", "Ledger", "Rows", "Sightings", "Totals", "refuse_without_transactions"]
+from semel.stores.guard import Semel
+from semel.stores.sqlite import SQLiteConnection, connect_file
+from semel.stores.urls import open_any_store, sqlite_path
 
 BUSY_TIMEOUT: Final = 30.0
+DIALECTS: Final = {
+    "sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql", "mariadb": "mysql",
+}  # fmt: skip
+"""The SQL dialect of each URL scheme that has one."""
 _TABLES: Final = """
     CREATE TABLE IF NOT EXISTS effect (
         receipt INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL, payment INTEGER NOT NULL, amount INTEGER NOT NULL,
@@ -35,7 +42,28 @@ _TABLES: Final = """
     CREATE TABLE IF NOT EXISTS fence (key TEXT PRIMARY KEY, token INTEGER NOT NULL);
 """
 
-_Q: Final = load_queries("semel.demo.direct", "rows.sql")
+_Q: Final = load_queries("semel.demo", "rows.sql")
+
+
+def connect(url: str) -> Any:
+    """Open a connection to the demo's own rows by the store's URL; its ``raw`` is the driver's own connection."""
+    dialect = DIALECTS[url.partition(":")[0]]
+    if dialect == "sqlite":
+        try:
+            raw = connect_file(sqlite_path(url), BUSY_TIMEOUT)
+            raw.execute("PRAGMA journal_mode = WAL").fetchall()
+            raw.execute("PRAGMA synchronous = NORMAL")  # processes are killed here, the machine is not
+        except sqlite3.Error as error:
+            raise sqlite_error(error) from error
+        return SQLiteConnection(raw)
+    if dialect == "mysql":
+        from semel.stores.mysql.connections import MySQLSettings
+        from semel.stores.mysql.connections import connect as connect_mysql
+
+        return connect_mysql(MySQLSettings(url))
+    from semel.stores.postgres.connections import PostgresSettings, Psycopg
+
+    return Psycopg().connect(PostgresSettings(url))
 
 
 class Fenced(Exception):
@@ -262,3 +290,17 @@ class Totals:
             answer = json.dumps(line["answer"], sort_keys=True)
             if self.answers.setdefault(payment, answer) != answer:
                 self.mismatched.add(payment)
+
+
+def unsettled(store: str, operation: str, keys: Iterable[str], tenant: str | None = None) -> int:
+    """How many payments are not done according to Semel's own records."""
+    with Semel(open_any_store(store), sweep_every=None) as guard:
+
+        def is_done(key: str) -> bool:
+            try:
+                record = guard.lookup(operation, key, tenant=tenant)
+            except StoreError:
+                return False
+            return record is not None and record.state is State.DONE
+
+        return sum(not is_done(key) for key in keys)

@@ -1,7 +1,7 @@
 """One worker process of the storm: clients in threads that call a protected handler, in one of three modes, and retry.
 
 ``Till.charge`` is the protected function. It is written as a user would write it, except for the places where it kills
-its own process. The module is run as ``python -m semel.demo.direct.worker``.
+its own process. The module is run as ``python -m semel.demo.worker``.
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from semel.core.call import NOT_DONE, Recovered, Verdict
 from semel.core.policy import Wait
-from semel.demo.direct.evidence import Fenced, Ledger, Rows, Sightings
+from semel.demo.evidence import Fenced, Ledger, Rows, Sightings
+from semel.demo.processes import end_with_parent, read_settings, run_threads
 from semel.engine.operation import INJECTED, Operation, current_operation
 from semel.errors import InProgress, LeaseLost, StoreError
 from semel.stores.guard import Semel
 from semel.stores.urls import open_store
-
-__all__ = ["OPERATION", "TILLS", "Config", "PaymentFailed", "Till", "amount_of", "key_of", "main"]
 
 OPERATION: Final = "semel-demo.charge"
 LEASE: Final = 1.0
@@ -35,9 +33,7 @@ FAILING: Final = 0.06
 DYING: Final = 0.005
 """Chance of a first attempt to die, at each of the three places."""
 SLOW: Final = 0.01
-"""Chance of a handler that takes longer than its lease, which then must be renewed."""
-LONG: Final = 0.2
-"""Seconds of a slow handler that holds a transaction: others may have to wait for it."""
+"""Chance of a slow handler."""
 PATIENCE: Final = 20.0
 """Seconds after which a client gives a payment up, and leaves it to be counted as lost."""
 HOT: Final = 24
@@ -82,6 +78,10 @@ def amount_of(payment: int) -> int:
 class Till:
     """The handler and what it works with."""
 
+    slow: ClassVar[float] = LEASE * 1.6
+    """Seconds of a slow handler: longer than its lease, which then must be renewed."""
+    quick: ClassVar[float] = 0.015
+
     def __init__(self, config: Config, guard: Semel, ledger: Ledger, sightings: Sightings) -> None:
         self._config = config
         self._guard = guard
@@ -91,7 +91,7 @@ class Till:
         self._random = random.Random(f"{config.seed}/{config.number}")
         self._ways = self._protected()
         if config.sabotage == "unprotected":
-            self._ways = [lambda payment, amount: self._unprotected(payment, amount, _Nobody(payment))]
+            self._ways = [lambda payment, amount: self.charge(payment, amount, _Nobody(payment))]
 
     def _protected(self) -> list[Callable[[int, int], Any]]:
         """The ways in which clients call the handler."""
@@ -106,26 +106,35 @@ class Till:
         }
         return [self._guard.once(**settings, on_duplicate=what)(self.charge) for what in ("raise", Wait("300ms"))]
 
-    def _unprotected(self, payment: int, amount: int, op: Operation) -> dict[str, int]:
-        return self.charge(payment, amount, op)
-
     def charge(self, payment: int, amount: int, op: Operation = INJECTED) -> dict[str, int]:
-        """The handler: charge once, and answer with the ledger's receipt."""
-        self._mine.ran = True
-        self._sightings.see("attempt", payment, attempt=op.attempt, token=op.token)
-        fate = random.Random(f"{self._config.seed}/{payment}/{op.attempt}").random()
-        self._die_if(fate < DYING, payment, op, "before the effect")
-        time.sleep(LEASE * 1.6 if fate > 1 - SLOW else 0.005 + 0.02 * self._random.random())
-        if not self._config.finishing and self._random.random() < FAILING:
-            raise PaymentFailed(f"payment {payment}")
+        """The handler: charge once, and answer with the receipt."""
+        fate = self._begin(payment, op)
+        self._work(payment, fate, FAILING)
         if self._config.sabotage == "broken" and payment % 50 == 0:
             raise ZeroDivisionError
         if self._config.sabotage == "silent" and payment % 10 == 0:
             return {"payment": payment, "amount": amount, "receipt": -1}
-        receipt = self._ledger.charge(op.derive("charge"), payment, amount, op.attempt, op.token)
-        self._die_if(DYING <= fate < 2 * DYING, payment, op, "between effect and completion")
-        self._mine.dies = 2 * DYING <= fate < 3 * DYING and op.attempt == 1
+        receipt = self._effect(payment, amount, op)
+        self._die_if(DYING <= fate < 2 * DYING, payment, op, "between the effect and its record")
+        self._mine.dies = 2 * DYING <= fate < 3 * DYING and self._may_die(payment, op)
         return {"payment": payment, "amount": amount, "receipt": receipt}
+
+    def _begin(self, payment: int, op: Operation) -> float:
+        """Note the attempt. Returns its fate, a number between 0 and 1 that the storm's seed decides."""
+        self._mine.ran = True
+        self._sightings.see("attempt", payment, attempt=op.attempt, token=op.token)
+        fate = random.Random(f"{self._config.seed}/{payment}/{op.attempt}").random()
+        self._die_if(fate < DYING, payment, op, "before the effect")
+        return fate
+
+    def _work(self, payment: int, fate: float, failing: float) -> None:
+        """Take some time, and fail by chance before anything was done."""
+        time.sleep(self.slow if fate > 1 - SLOW else self.quick * (0.5 + self._random.random()))
+        if not self._config.finishing and self._random.random() < failing:
+            raise PaymentFailed(f"payment {payment}")
+
+    def _effect(self, payment: int, amount: int, op: Operation) -> int:
+        return self._ledger.charge(op.derive("charge"), payment, amount, op.attempt, op.token)
 
     def recover(self, payment: int) -> Recovered[dict[str, int]] | Verdict:
         """An attempt fell silent: the ledger knows whether it charged, by the key that every attempt derives alike."""
@@ -157,23 +166,33 @@ class Till:
                 self._sightings.see("store_error", payment, error=str(error))
             else:
                 if self._mine.dies:
-                    self._die_if(True, payment, None, "after completion, before the answer")
+                    self._die(payment, "after completion, before the answer")
                 self._sightings.see("first" if self._mine.ran else "replay", payment, answer=answer)
                 return True
             time.sleep(0.02 + 0.06 * dice.random())
         return False
 
-    def _die_if(self, so: bool, payment: int, op: Operation | None, where: str) -> None:
-        """Be killed at this very place; only in a first attempt, and never while the storm is being finished."""
-        if so and not self._config.finishing and (op is None or op.attempt == 1):
-            self._sightings.see("died", payment, where=where)
-            os.kill(os.getpid(), signal.SIGKILL)
+    def _may_die(self, payment: int, op: Operation) -> bool:
+        """Only in a first attempt, and never while the storm is being finished."""
+        return not self._config.finishing and op.attempt == 1
+
+    def _die_if(self, so: bool, payment: int, op: Operation, where: str) -> None:
+        if so and self._may_die(payment, op):
+            self._die(payment, where)
+
+    def _die(self, payment: int, where: str) -> None:
+        """Be killed at this very place."""
+        self._sightings.see("died", payment, where=where)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class TransactionalTill(Till):
     """The payment is a row in the store's database, in one transaction with the record. There is no lease, no hook that
     looks for what was done, and no ledger that refuses: whatever dies is rolled back.
     """
+
+    slow = 0.2  # it holds a transaction: others may have to wait for it
+    quick = 0.003
 
     def _protected(self) -> list[Callable[[int, int], Any]]:
         self._rows = Rows(self._config.store, self._config.run)
@@ -194,28 +213,13 @@ class TransactionalTill(Till):
 
         return [way("raise"), way(Wait("300ms"))]
 
-    def charge(self, payment: int, amount: int, op: Operation = INJECTED) -> dict[str, int]:
-        """The handler: one row."""
-        self._mine.ran = True
-        self._sightings.see("attempt", payment, attempt=op.attempt, token=op.token)
-        fate = random.Random(f"{self._config.seed}/{payment}/1").random()
-        self._die_once(fate < DYING, payment, "before the row")
-        time.sleep(LONG if fate > 1 - SLOW else 0.001 + 0.004 * self._random.random())
-        if not self._config.finishing and self._random.random() < FAILING:
-            raise PaymentFailed(f"payment {payment}")
-        if self._config.sabotage == "silent" and payment % 10 == 0:
-            return {"payment": payment, "amount": amount, "receipt": -1}
+    def _effect(self, payment: int, amount: int, op: Operation) -> int:
         receipt = self._rows.insert(payment, amount, op.attempt, op.token)
         if self._config.sabotage == "torn":
             self._rows.tear()
-        self._die_once(DYING <= fate < 2 * DYING, payment, "between the row and the commit")
-        self._mine.dies = 2 * DYING <= fate < 3 * DYING and self._first_death(payment)
-        return {"payment": payment, "amount": amount, "receipt": receipt}
+        return receipt
 
-    def _die_once(self, so: bool, payment: int, where: str) -> None:
-        self._die_if(so and self._first_death(payment), payment, None, where)
-
-    def _first_death(self, payment: int) -> bool:
+    def _may_die(self, payment: int, op: Operation) -> bool:
         """A rolled-back attempt leaves nothing behind, so the next one is a first again: a file says that it died."""
         if self._config.finishing:
             return False
@@ -231,23 +235,21 @@ class StepsTill(Till):
     provider does. An attempt that takes over goes on after what is done.
     """
 
+    slow = LEASE * 0.8
+    quick = 0.007
+
     def _protected(self) -> list[Callable[[int, int], Any]]:
         return self._decorated()
 
     def charge(self, payment: int, amount: int, op: Operation = INJECTED) -> dict[str, int]:
         """The handler: charge, then ship."""
-        self._mine.ran = True
-        self._sightings.see("attempt", payment, attempt=op.attempt, token=op.token)
+        fate = self._begin(payment, op)
         if op.attempt > 1:
             self._sightings.see("taken_over", payment, attempt=op.attempt, token=op.token)
-        fate = random.Random(f"{self._config.seed}/{payment}/{op.attempt}").random()
-        self._die_if(fate < DYING, payment, op, "before the first step")
         names = ("ship", "charge") if self._config.sabotage == "disordered" else ("charge", "ship")
         done: dict[str, int] = {}
         for name in names:
-            time.sleep(LEASE * 0.8 if fate > 1 - SLOW else 0.002 + 0.01 * self._random.random())
-            if not self._config.finishing and self._random.random() < FAILING / 2:
-                raise PaymentFailed(f"payment {payment}")
+            self._work(payment, fate, FAILING / 2)
 
             def effect(name: str, payment: int, amount: int) -> int:
                 self._sightings.see("ran", payment, step=name, token=op.token)
@@ -263,7 +265,7 @@ class StepsTill(Till):
             else:
                 done[name] = op.step(name, effect, name, payment, amount)
             self._sightings.see("marked", payment, step=name, token=op.token)
-        self._mine.dies = 2 * DYING <= fate < 3 * DYING and op.attempt == 1
+        self._mine.dies = 2 * DYING <= fate < 3 * DYING and self._may_die(payment, op)
         return {"payment": payment, "amount": amount, "receipt": done["charge"], "parcel": done["ship"]}
 
 
@@ -304,41 +306,23 @@ def finish(payments: list[int], till: Till, stopping: threading.Event, dice: ran
         till.ask(payment, dice)
 
 
-def crash(args: threading.ExceptHookArgs) -> None:
-    """Exit on an unexpected error of a client. The verdict counts the exit code."""
-    traceback.print_exception(args.exc_value)
-    os._exit(70)
-
-
-def listen(stopping: threading.Event) -> None:
-    """Stop on a line from standard input. End of file means that the parent died: exit at once."""
-    for _ in sys.stdin:
-        stopping.set()
-    os._exit(1)
-
-
-def main() -> int:
-    config = Config(**json.loads(sys.stdin.readline()))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+def main() -> None:
+    config = Config(**read_settings())
     stopping = threading.Event()
-    threading.excepthook = crash
-    threading.Thread(target=listen, args=(stopping,), daemon=True).start()
+    end_with_parent(stopping.set)
     ledger = Ledger(f"{config.folder}/ledger.db")
     sightings = Sightings(Path(config.folder, f"worker-{config.number}.jsonl"))
     with Semel(open_store(config.store), sweep_every=None) as guard:
         till = TILLS[config.mode](config, guard, ledger, sightings)
-        begun = json.loads(Path(config.folder, "finish.json").read_text()) if config.finishing else []
-        dice = [random.Random(f"{config.seed}/{config.number}/{i}") for i in range(config.threads)]
-        work, what = (finish, begun) if config.finishing else (storm, config)
-        clients = [threading.Thread(target=work, args=(what, till, stopping, each)) for each in dice]
-        for client in clients:
-            client.start()
-        for client in clients:
-            client.join()
+        if config.finishing:
+            begun = json.loads(Path(config.folder, "finish.json").read_text())
+            work = partial(finish, begun, till, stopping)
+        else:
+            work = partial(storm, config, till, stopping)
+        run_threads(work, [f"{config.seed}/{config.number}/{i}" for i in range(config.threads)])
     ledger.close()
     sightings.close()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

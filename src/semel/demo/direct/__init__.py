@@ -1,1 +1,0 @@
-"""Storms straight on the store: worker processes call a protected function and are killed."""

@@ -1,1 +1,0 @@
-"""Storms over HTTP, against the payments service."""
