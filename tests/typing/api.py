@@ -26,6 +26,7 @@ from semel import (
     MemoryStore,
     Operation,
     Outcome,
+    OutgoingCall,
     Policy,
     Record,
     Recovered,
@@ -42,6 +43,7 @@ from semel import (
     derive_key,
     in_context,
     log_events,
+    outgoing_call,
     outgoing_headers,
     outgoing_key,
     outgoing_metadata,
@@ -235,6 +237,7 @@ def resumable(order: Order, op: Operation = INJECTED) -> int:
         assert_type(outgoing_headers(), dict[str, str])
         assert_type(outgoing_metadata("POST /charges"), dict[str, str])
         assert_type(outgoing_key(), str | None)
+        assert_type(outgoing_call("POST", "https://pay.example", b"", hosts=["pay.example"]), OutgoingCall | None)
     assert_type(derive_key("charge"), str | None)
     assert_type(in_context(outgoing_key)("target"), str | None)
     in_context(outgoing_key)(5)  # type: ignore[arg-type]
