@@ -116,10 +116,15 @@ def test_a_definite_refusal_is_final(make: Make, server: Server, answer: bytes) 
     assert (found.outcome, found.attempts) == ("rejected", 1)
 
 
-@pytest.mark.parametrize("status", [401, 403, 409, 307])
+@pytest.mark.parametrize("status", [401, 403, 404, 409, 307])
 def test_a_refusal_after_an_unclear_attempt_says_nothing_about_it(make: Make, server: Server, status: int) -> None:
     server.script = [HANG_UP, http(status)]
     assert receipt(make(), "POST", server.url, follow=False).outcome == "unknown"
+
+
+def test_a_refusal_that_is_a_replay_is_the_outcome(make: Make, server: Server) -> None:
+    server.script = [HANG_UP, http(404, Idempotent_Replayed="true")]
+    assert receipt(make(), "POST", server.url).outcome == "rejected"
 
 
 def test_an_answer_that_stays_unclear_is_unknown(make: Make, server: Server) -> None:
@@ -305,6 +310,19 @@ def test_a_resume_does_not_believe_a_refusal_of_its_secrets(make: Make, server: 
         assert len(client.resume().unknown) == 1
         server.script = [OK]
         assert len(client.resume().finished) == 1
+
+
+def test_one_entry_that_cannot_be_sent_does_not_hinder_the_others(make: Make, server: Server, tmp_path: Path) -> None:
+    client = make(journal=tmp_path / "calls.db", retry=Retry(attempts=1, quota=None))
+    server.script = [HANG_UP]
+    for path in ("first", "second"):
+        with pytest.raises(NoAnswer):
+            client.send("POST", f"{server.url}/{path}", b"{}")
+    circle = http(307, Location="/first")
+    server.script = [lambda seen: circle if seen.path == "/first" else OK]
+    report = client.resume()
+    assert [entry.url[-6:] for entry in report.unknown] == ["/first"]
+    assert [entry.url[-6:] for entry in report.finished] == ["second"]
 
 
 def test_a_resume_follows_a_redirect(make: Make, server: Server, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 import semel.client.journal as journal_module
-from semel import ConfigurationError, JournalFull, KeyExpired, KeyRing, NoAnswer, StoreUnavailable
+from semel import ConfigurationError, JournalFull, KeyExpired, KeyReused, KeyRing, NoAnswer, StoreUnavailable
 from semel.client import Journal, Retry
 from semel.client.flow import Intent
 from semel.client.httpx import AsyncIdempotencyTransport, IdempotencyTransport
@@ -228,13 +228,44 @@ def test_a_cancelled_call_stays_in_doubt(path: Path) -> None:
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            journal.thread().submit(int).result()  # what was handed to the thread is done
+            await journal.execute_async(TakeEntries(0, float("inf"), 1))  # all before it is done
             assert [entry.state for entry in journal.entries()] == ["in doubt"]
             taken = await journal.execute_async(TakeEntries(0, 0.0, 9))
             assert len(taken) == 1
         journal.close()
 
     asyncio.run(main())
+
+
+def test_a_call_that_is_cancelled_while_it_is_written_stays_in_doubt(path: Path) -> None:
+    async def main() -> None:
+        journal = Journal(path)
+        transport = AsyncIdempotencyTransport(httpx.MockTransport(lambda request: httpx.Response(500)), journal=journal)
+        async with httpx.AsyncClient(transport=transport) as client:
+            call = asyncio.create_task(client.post("http://pay.example/charges", content=b"1"))
+            while journal._loops.get(asyncio.get_running_loop()) is None:  # noqa: ASYNC110 until the write is queued
+                await asyncio.sleep(0)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await journal.execute_async(TakeEntries(0, float("inf"), 1))  # all before it is done
+            assert [entry.state for entry in journal.entries()] == ["in doubt"]
+        journal.close()
+
+    asyncio.run(main())
+
+
+def test_a_refused_call_does_not_end_another_with_its_key(path: Path) -> None:
+    with Journal(path) as journal:
+
+        def service(request: httpx.Request) -> httpx.Response:
+            with pytest.raises(KeyReused):
+                client.post("http://pay.example/charges", content=b"2", headers={"Idempotency-Key": "k"})
+            assert keys(journal, "in flight") == ["k"]
+            return httpx.Response(200)
+
+        with httpx.Client(transport=IdempotencyTransport(httpx.MockTransport(service), journal=journal)) as client:
+            client.post("http://pay.example/charges", content=b"1", headers={"Idempotency-Key": "k"})
 
 
 def test_an_unexpected_error_leaves_the_call_in_doubt(path: Path) -> None:
@@ -245,7 +276,6 @@ def test_an_unexpected_error_leaves_the_call_in_doubt(path: Path) -> None:
         transport = IdempotencyTransport(httpx.MockTransport(service), journal=journal)
         with httpx.Client(transport=transport) as client, pytest.raises(KeyboardInterrupt):
             client.post("http://pay.example/charges", content=b"1")
-        journal.thread().submit(int).result()
         assert [entry.state for entry in journal.entries()] == ["in doubt"]
 
 

@@ -170,7 +170,7 @@ TWINS: Final = {"AsyncSemel": "Semel", "AsyncOperation": "Operation", "AsyncResu
 SAID_TWICE: Final = ("once", "capture")
 WITHOUT_MEMBERS: Final = {name for _, names in GROUPS[1:2] for name in names if name not in ("Store", "AsyncStore")}
 """The stores: what they do is described at Store."""
-MADE_BY_US: Final = {"Operation", "AsyncOperation"}
+MADE_BY_US: Final = {"Operation", "AsyncOperation", "Entry", "JournalReport", "Receipt"}
 FOR_ADAPTERS: Final = {
     "begin", "compensate", "declared_call", "emit", "in_this_loop",
     "journal", "leave", "make_call", "perform", "undoes",
@@ -178,10 +178,21 @@ FOR_ADAPTERS: Final = {
 """Members of guards and handles that our own adapters use, and programs have no use for."""
 
 
-def _described(name: str) -> str:
-    thing = getattr(semel, name)
+def client() -> str:
+    parts = []
+    for module in (
+        "semel.client",
+        *(f"semel.client.{library}" for library in ("httpx", "requests", "aiohttp", "urllib3")),
+    ):
+        home = import_module(module)
+        parts += [f"## {module}", *(_described(name, home) for name in home.__all__)]
+    return "\n\n".join(parts)
+
+
+def _described(name: str, home: types.ModuleType = semel) -> str:
+    thing = getattr(home, name)
     if not isinstance(thing, (type, types.FunctionType)):
-        return f"### {name}\n\n{_prose(_constant_doc('semel', name))}"
+        return f"### {name}\n\n{_prose(_constant_doc(home.__name__, name))}"
     signature = "" if name in MADE_BY_US else _signature(name, thing)
     parts = [f"### {name}", signature, _prose(thing.__doc__ or "")]
     if isinstance(thing, type):
@@ -269,7 +280,7 @@ def _parameter(p: inspect.Parameter) -> str:
         text += f": {_type(p.annotation)}"
     if p.default is not p.empty:
         shown = p.default.__name__ if callable(p.default) and hasattr(p.default, "__name__") else repr(p.default)
-        if " object at 0x" in shown:
+        if " object at 0x" in shown or len(shown) > 60:
             shown = "..."
         text += f" = {shown}" if p.annotation is not p.empty else f"={shown}"
     return text
@@ -425,6 +436,7 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
     "error-table": error_table,
     "policy": policy_table,
     "api": api,
+    "client": client,
     "public-names": public_table,
     "partial-failures": partial_failures,
     "schema-postgres": lambda: schema("postgres"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from semel.client.flow import Intent, Receipt, Reply, Settings, Sleep, deliver, resuming
 from semel.client.journal import Entry, Journal, JournalReport, TakeEntries, open_journal
-from semel.errors import ConfigurationError, NoAnswer
+from semel.errors import ConfigurationError, SemelError
 
 log = logging.getLogger("semel.client")
 
@@ -33,7 +33,11 @@ class AsyncDelivery:
         entry = 0
         try:
             while True:
-                step = flow.send(reply)
+                try:
+                    step = flow.send(reply)
+                except StopIteration as stop:
+                    result: tuple[Receipt, Reply] = stop.value
+                    return result
                 reply = None
                 if step == "send":
                     reply = await send()
@@ -43,17 +47,18 @@ class AsyncDelivery:
                     assert journal is not None
                     if step == "write":
                         writing = journal.write(intent, self.settings.retry.lifetime)
-                        reply = await journal.execute_async(writing)
-                        entry = writing.id
+                        entry = writing.id  # a call that is cancelled now may still be written
+                        try:
+                            reply = await journal.execute_async(writing)
+                        except SemelError:
+                            entry = 0
+                            raise
                     else:
                         settling, entry = entry, 0
                         await journal.execute_async(journal.settle(settling, remove=step == "clear"))
-        except StopIteration as stop:
-            result: tuple[Receipt, Reply] = stop.value
-            return result
         except BaseException:
             if entry and journal is not None:
-                journal.abandon(intent)
+                journal.abandon_async(entry)
             if intent.outgoing is not None:
                 intent.outgoing.end(known=False)
             raise
@@ -92,8 +97,10 @@ class AsyncDelivery:
                 marked = resuming.set(entry.created)
                 try:
                     outcome = (await send(entry)).outcome
-                except NoAnswer as error:
-                    log.info("%s", error)
+                except ConfigurationError:
+                    raise
+                except Exception as error:  # one that cannot be sent must not hinder the others
+                    log.warning("%s %s with the key %r is still unknown: %r", entry.method, entry.url, entry.key, error)
                 finally:
                     resuming.reset(marked)
         finally:

@@ -34,8 +34,10 @@ from semel.errors import ConfigurationError, KeyExpired, NoAnswer
 HEADER: Final = "Idempotency-Key"
 METHODS: Final = ("POST", "PATCH")
 REPLAYED: Final = "Idempotent-Replayed"
-NOT_ABOUT_THE_KEY: Final = frozenset({307, 308, 401, 403, 407, 408, 409, 412, 421, 423, 425, 428, 429, 431, 451})
-"""Refusals that servers make before they look at the key, or that leave the key free."""
+NOT_ABOUT_THE_KEY: Final = frozenset(
+    {307, 308, 401, 403, 404, 405, 407, 408, 409, 412, 421, 423, 425, 428, 429, 431, 451}
+)
+"""Refusals that servers make before they look at the key, or that leave the key free, unless they are replays."""
 
 CallOutcome: TypeAlias = Literal["succeeded", "rejected", "unknown"]
 
@@ -264,7 +266,7 @@ def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, An
             if status >= 400:
                 retryable, after = advice(status, reply.headers, reply.body, time.time(), retry.statuses)
             if not retryable:
-                outcome = _outcome(status, doubt)
+                outcome = _outcome(status, doubt and not replayed)
         else:
             assert type(reply) is Lost
             retryable = not (reply.mistake or reply.over)

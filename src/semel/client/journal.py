@@ -35,6 +35,7 @@ from semel.core.encoding.snapshot import Cipher
 from semel.core.ops import Op
 from semel.core.values import value
 from semel.engine.forking import survive_forks
+from semel.engine.operation.handle import ForkSafeLock
 from semel.errors import ConfigurationError, JournalFull, KeyReused, SemelError
 from semel.sql.connections.errors import sqlite_error
 from semel.stores.batching.aio_combiner import AsyncCombiner
@@ -214,7 +215,7 @@ class _Presence:
 
 
 _presences: dict[str, _Presence] = {}
-_entering: Final = threading.Lock()
+_entering: Final = ForkSafeLock()
 
 
 class _Batches:
@@ -453,17 +454,22 @@ class Journal:
         return await combiner.execute(op)
 
     def write(self, intent: Intent, lifetime: float) -> WriteEntry:
-        """The Op that makes a request durable."""
+        # The Op that makes a request durable.
         return WriteEntry(entry_id(intent), intent, lifetime)
 
     def settle(self, id: int, *, remove: bool) -> SettleEntry:
-        """The Op that ends a call."""
+        # The Op that ends a call.
         return SettleEntry(id, remove)
 
-    def abandon(self, intent: Intent) -> None:
-        """A call was interrupted: leave its entry in doubt. Does not wait for the file, and may be called in a loop."""
-        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: the lock goes with the process
-            self.thread().submit(self.batches.run, [SettleEntry(entry_id(intent), False)])
+    def abandon(self, id: int) -> None:
+        # A call was interrupted: leave its entry in doubt.
+        with contextlib.suppress(SemelError):
+            self.execute(SettleEntry(id, False))
+
+    def abandon_async(self, id: int) -> None:
+        # The same in a loop. It is not awaited, and done after all that was submitted before.
+        with contextlib.suppress(SemelError):
+            self._loops[asyncio.get_running_loop()].submit(SettleEntry(id, False))
 
     def entries(self) -> list[Entry]:
         """Return all entries, the oldest first."""
@@ -494,7 +500,7 @@ class Journal:
             self._threads.shutdown()
         self._combiner.close()
         self.batches.close()
-        with _entering:
+        with _entering.lock:
             self._presence.users -= 1
             if not self._presence.users:
                 self._presence.leave()
@@ -536,7 +542,7 @@ class Journal:
         return Entry(id, value, method, url, created, expires, state, size, headers, body)
 
     def seal(self, id: int, intent: Intent) -> tuple[bool, bytes]:
-        """Return what is stored of the request: the headers that may be written, and the body."""
+        # What is stored of the request: the headers that may be written, and the body.
         allowed = {name: text for name, text in (intent.headers or {}).items() if name.lower() in self._headers}
         headers = json.dumps(allowed).encode()
         request = len(headers).to_bytes(4) + headers + intent.body
@@ -555,7 +561,7 @@ def _context(id: int) -> bytes:
 
 def _enter(path: str) -> _Presence:
     name = f"{os.path.realpath(path)}-owners"
-    with _entering:
+    with _entering.lock:
         presence = _presences.get(name)
         if presence is None:
             try:

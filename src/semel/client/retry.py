@@ -15,6 +15,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
 
 from semel.core.policy import Duration, seconds
+from semel.engine.forking import survive_forks
 from semel.errors import PolicyError
 
 RETRIED_STATUSES: Final = frozenset({408, 425, 429, *range(500, 600)})
@@ -123,9 +124,13 @@ class RetryQuota:
         self.tokens, self.cost, self.refund = tokens, cost, refund
         self._spent: dict[str, int] = {}  # only servers whose purse is not full
         self._lock = threading.Lock()
+        survive_forks(self._forked)
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()  # a thread of the parent may have held it
 
     def take(self, origin: str) -> bool:
-        """Pay for a retry. Returns False if there are not enough tokens."""
+        # Pay for a retry. Returns False if there are not enough tokens.
         with self._lock:
             spent = self._spent.get(origin, 0) + self.cost
             if spent > self.tokens:
@@ -137,11 +142,11 @@ class RetryQuota:
 
     @property
     def in_use(self) -> bool:
-        """Whether any purse is not full. Almost always all of them are."""
+        # Whether any purse is not full. Almost always all of them are.
         return bool(self._spent)
 
     def give_back(self, origin: str, retried: bool) -> None:
-        """A call has succeeded."""
+        # A call has succeeded.
         with self._lock:
             if origin in self._spent:
                 spent = self._spent[origin] - (self.cost if retried else self.refund)
@@ -198,14 +203,9 @@ class Retry:
         object.__setattr__(self, "statuses", frozenset(self.statuses))
 
     def wait(self, attempts: int, after: float, elapsed: float, age: float, chance: float) -> float | None:
-        """Return the seconds to wait before the next attempt, or None if there shall be none.
-
-        :param attempts: how often the request was sent.
-        :param after: the seconds that the server asks for.
-        :param elapsed: seconds since the first attempt of this call.
-        :param age: seconds since the key was first used.
-        :param chance: a random number from 0 to 1.
-        """
+        # The seconds to wait before the next attempt, or None if there shall be none. ``after`` is what the server asks
+        # for, ``elapsed`` counts from the first attempt of this call, ``age`` from the first use of the key, and
+        # ``chance`` is a random number from 0 to 1.
         if attempts >= self.attempts:
             return None
         ceiling = min(self.cap_seconds, self.base_seconds * 2.0 ** min(attempts - 1, 60))
