@@ -21,8 +21,6 @@ from semel.cli.upkeep import MIGRATE, STORES, SWEEP
 from semel.errors import SemelError
 from semel.stores.urls import SCHEMES
 
-__all__ = ["COMMANDS", "main", "make_parser"]
-
 COMMANDS: Final = (DEMO, MIGRATE, SWEEP, LOOKUP, RESOLVE, RELEASE, RECOVER, DESCRIBE, SIZE, STORES, DIAGRAM)
 
 

@@ -23,12 +23,6 @@ from semel.errors import ConfigurationError, NotMigrated, NotResolvable, Request
 if TYPE_CHECKING:
     from semel.stores.guard import Semel
 
-__all__ = [
-    "FAILED", "INTERRUPTED", "OK", "SIGNALS", "STORE", "STORE_VARIABLE", "URLS", "USAGE", "Command", "StopFlag",
-    "add_record", "add_store", "add_url", "as_json", "exit_code", "load", "open_guard", "positive", "printable", "say",
-    "stop_on_signals",
-]  # fmt: skip
-
 OK: Final = 0
 FAILED: Final = 1
 """The command ran, and the answer is no: a check failed, a storm was not clean, a record was not found."""

@@ -7,8 +7,6 @@ import argparse
 from semel.cli.commands import FAILED, OK, Command, add_store, stop_on_signals
 from semel.errors import ConfigurationError, StoreURLError
 
-__all__ = ["DEMO", "MODES"]
-
 PORT = 8080
 MODES = ("leased", "transactional", "steps")
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from semel.stores.aio_guard import AsyncSemel
     from semel.stores.guard import Semel
 
-__all__ = ["RECOVER"]
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("guard", metavar="MODULE:GUARD", help="the guard, as the service imports it: shop.orders:guard")

@@ -17,8 +17,6 @@ from semel.errors import PolicyError
 if TYPE_CHECKING:
     from semel.cli.measuring import Measured
 
-__all__ = ["SIZE"]
-
 RECORDS: Final = 2000
 LARGEST: Final = 64 * 1024 * 1024
 """Bytes of an answer: the default limit of the codec."""

@@ -9,8 +9,6 @@ import sys
 from semel.cli.commands import FAILED, INTERRUPTED, OK, Command, add_url, open_guard, positive, say, stop_on_signals
 from semel.errors import NotMigrated, SchemaDrift, StoreURLError
 
-__all__ = ["MIGRATE", "STORES", "SWEEP"]
-
 
 def configure_stores(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")

@@ -22,6 +22,8 @@ from semel.core.ops import (
     Renew,
     Resolve,
     SaveStep,
+    make_claimed,
+    make_existing,
 )
 from semel.core.states import (
     ABANDONED,
@@ -141,14 +143,19 @@ def next_token(row: Row | None, now: float) -> int:
 
 
 def claim(row: Row | None, op: Claim, now: float) -> tuple[Row | None, Claimed | Existing]:
-    state = ABSENT if row is None else state_at(row.state, row.takeover, row.lease_end - now, row.expires - now)
+    if row is None:
+        state = ABSENT
+    elif row.state is DONE and row.expires > now:  # as state_of() says, in the path of every replay
+        return row, make_existing((show(row, now, DONE),))
+    else:
+        state = state_of(row, now)
     if row is None or state is ABSENT:
         token = next_token(row, now)
         fresh = _row((
             op.id, _CLAIMED, token, 1, op.nonce, op.takeover, op.fingerprint, now + op.lease, now, now + op.ttl,
             op.tenant, op.operation, op.key, None, (),
         ))  # fmt: skip
-        return fresh, Claimed(token, 1)
+        return fresh, make_claimed((token, 1, ()))
     if state is RUNNING and row.nonce == op.nonce:
         return row, Claimed(row.token, row.attempt, row.steps)
     if state is not ABANDONED or not same_request(row.fingerprint, op.fingerprint):
@@ -221,10 +228,21 @@ def lookup(row: Row | None, op: Lookup, now: float) -> tuple[Row | None, Record 
 
 def resolve(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, State]:
     state = state_of(row, now)
-    if row is None or not (state in (UNKNOWN, ABANDONED) or (op.force and state is RUNNING)):
+    if row is None or (op.token is not None and op.token != row.token):
+        return row, ABSENT
+    if not (
+        state in (UNKNOWN, ABANDONED)
+        or (op.force and state is RUNNING)
+        or (state is DONE and op.token is not None and op.snapshot is None)
+    ):
         return row, state
     if op.snapshot is None:
-        return None, state
+        # An expired record with a new token. So the next token is greater, whatever the clock does until then, and a
+        # late report of the lost owner is refused.
+        freed = row._replace(
+            state=DONE, token=next_token(row, now), snapshot=None, lease_end=now, expires=0.0, steps=()
+        )
+        return freed, state
     # A new token, so that the lost owner finds its own stale if it comes back.
     return (
         row._replace(

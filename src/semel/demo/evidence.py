@@ -28,10 +28,6 @@ from semel.stores.guard import Semel
 from semel.stores.sqlite import SQLiteConnection, connect_file
 from semel.stores.urls import open_any_store, sqlite_path
 
-__all__ = [
-    "Effect", "Fenced", "Ledger", "Rows", "Sightings", "Totals", "connect", "refuse_without_transactions", "unsettled",
-]  # fmt: skip
-
 BUSY_TIMEOUT: Final = 30.0
 DIALECTS: Final = {
     "sqlite": "sqlite", "postgresql": "postgresql", "postgres": "postgresql", "mysql": "mysql", "mariadb": "mysql",

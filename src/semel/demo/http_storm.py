@@ -26,8 +26,6 @@ from semel.demo.screen import Stopping, StormVerdict
 from semel.errors import StoreError
 from semel.sql.program import Program, Rows, Statement
 
-__all__ = ["HTTPStorm"]
-
 TICK: Final = 0.1
 LOOK: Final = 0.5
 """Seconds between two reads of the service's tables."""

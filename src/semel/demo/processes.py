@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["WorkerPool", "end_with_parent", "read_settings", "run_threads", "start_worker", "tell"]
-
 TICK: Final = 0.05
 CRASHED: Final = 70
 """The exit code of a worker in which a thread met an unexpected error."""

@@ -21,8 +21,6 @@ from semel.demo.screen import Screen, Stopping, StormVerdict, View
 from semel.demo.storm import Storm
 from semel.stores.urls import migrate_store, open_store
 
-__all__ = ["run_direct", "run_http", "welcome"]
-
 DIRECT_WORKERS: Final = 4
 WORKERS: Final = 3
 PACE: Final = 60.0

@@ -11,8 +11,6 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Protocol, TextIO
 
-__all__ = ["Screen", "Stopping", "StormVerdict", "View"]
-
 PLAIN_EVERY: Final = 1.0
 """Seconds between lines where nothing can be drawn again."""
 BAR: Final = 30

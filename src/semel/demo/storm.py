@@ -20,8 +20,6 @@ from semel.demo.processes import WorkerPool
 from semel.demo.screen import Stopping, StormVerdict
 from semel.demo.worker import OPERATION, key_of
 
-__all__ = ["Storm"]
-
 TICK: Final = 0.1
 """Seconds between two updates of the screen."""
 THREADS: Final = 4

@@ -27,8 +27,6 @@ from semel.errors import InProgress, LeaseLost, StoreError
 from semel.stores.guard import Semel
 from semel.stores.urls import open_store
 
-__all__ = ["OPERATION", "TILLS", "Config", "PaymentFailed", "Till", "amount_of", "key_of", "main"]
-
 OPERATION: Final = "semel-demo.charge"
 LEASE: Final = 1.0
 FAILING: Final = 0.06

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 
 # sync only: from typing import TYPE_CHECKING
-from typing import Any, ClassVar, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from semel.codec import Codec
 from semel.core.call import Call, Outcome
@@ -31,6 +31,7 @@ from semel.core.transactional import SQLEffect, StatementResult
 from semel.engine.declare.declaration import AsyncOnce, Declaration, Selector, requires_brackets
 from semel.engine.declare.handlers import with_handle
 from semel.engine.drive.aio_driver import AsyncCallDriver
+from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.drive.execution import as_handler
 from semel.engine.drive.keeper import SWEEP_LIMIT
 from semel.engine.drive.waiting import run_in_thread
@@ -41,8 +42,6 @@ from semel.engine.transaction.aio import AsyncTransactionAttempt
 from semel.engine.transaction.rules import TRIES, check_tries, connection_parameter, pick_connection, refuse_nesting
 from semel.errors import ConfigurationError, PolicyError
 from semel.observe import events
-
-__all__ = ["AsyncGuard"]
 
 # sync only: if TYPE_CHECKING:
 # sync only:     from semel.engine.threaded import LoopGuards, ThreadedGuard
@@ -97,7 +96,7 @@ class AsyncGuard(Guard):
         # sync only: if self._loop_guards is not None:
         # sync only:     self._loop_guards.restart(self.store)
         self.driver = AsyncCallDriver(self.store, self.sweep_every, self._report_sweep)
-        self.begin = self.driver.begin
+        self.begin: Callable[[Call], Awaitable[AsyncAttempt | Outcome[Any]]] = self.driver.drive
         """For adapters: claim the key of a call. Returns an outcome, or an attempt that the adapter must end."""
 
     def _open_store(self, url: str) -> AsyncStore:
@@ -196,7 +195,7 @@ class AsyncGuard(Guard):
         """
         handler = with_handle(call)
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        outcome: Outcome[T] = await self.driver.run(what, handler, what.policy.recover)
+        outcome: Outcome[T] = await self.driver.drive(what, handler, what.policy.recover)
         return outcome.value
 
     @overload
@@ -239,7 +238,8 @@ class AsyncGuard(Guard):
         """Like ``run``, but return an ``Outcome``, which says if the result is a replay."""
         handler = with_handle(call)
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        return await self.driver.run(what, handler, what.policy.recover)
+        outcome: Outcome[T] = await self.driver.drive(what, handler, what.policy.recover)
+        return outcome
 
     # -- functions in a transaction
 
@@ -404,14 +404,28 @@ class AsyncGuard(Guard):
         call = self._plain_call(operation, key, tenant, None, returns, {})
         self._report(call, await self.store.execute(self._resolution(call, result)), happened=True)
 
-    async def release(self, operation: str, key: object, *, tenant: str | None = None, force: bool = False) -> None:
+    async def release(
+        self,
+        operation: str,
+        key: object,
+        *,
+        tenant: str | None = None,
+        force: bool = False,
+        stored: Literal["failure", "any"] | None = None,
+    ) -> None:
         """Declare that an unknown or abandoned operation did not happen: the next call is a first call.
 
         :param force: release it even if its handler is still running. That handler's result will not be stored.
+        :param stored: release it even if it is done, so that it runs again: ``"failure"`` if what is stored is an error
+            or a response with a status from 400, ``"any"`` whatever is stored.
         """
         call = self._plain_call(operation, key, tenant, None, None, {})
-        found = await self.store.execute(Resolve(call.id, None, call.policy.retention_seconds, force))
-        self._report(call, found, happened=False, force=force)
+        outcome = None
+        if stored is not None:
+            outcome = self._releasable(call, await self.store.execute(Lookup(call.id)), stored)
+        token = None if outcome is None else outcome[1]
+        found = await self.store.execute(Resolve(call.id, None, call.policy.retention_seconds, force, token))
+        self._report(call, found, happened=False, force=force, outcome=outcome)
 
     async def sweep(self, limit: int = SWEEP_LIMIT) -> Swept:
         """Remove at most ``limit`` expired records."""
@@ -483,4 +497,5 @@ class AsyncGuard(Guard):
                 return declared.invoke(op, args, kwargs)
             return run_in_thread(declared.invoke, op, args, kwargs)  # async only
 
-        return self.driver.run(call, handler, recover and (lambda: recover(args, kwargs)))
+        outcome: Awaitable[Outcome[Any]] = self.driver.drive(call, handler, recover and (lambda: recover(args, kwargs)))
+        return outcome

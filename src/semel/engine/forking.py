@@ -13,8 +13,6 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
-__all__ = ["survive_forks"]
-
 _survivors: weakref.WeakKeyDictionary[Any, list[Callable[[Any], Any]]] = weakref.WeakKeyDictionary()
 
 

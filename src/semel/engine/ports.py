@@ -15,8 +15,6 @@ from semel.core.semantics import Row
 from semel.core.transactional import ExecuteOnce, HandlerConflict, Keep, Lock, Occupied, SQLEffect
 from semel.errors import ConfigurationError
 
-__all__ = ["STORE_CLOSED", "STORE_MEMBERS", "AsyncStore", "AsyncUnit", "Store", "Unit", "has_members", "unit_of"]
-
 R = TypeVar("R")
 Accept: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
 STORE_MEMBERS: Final = (

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from semel.engine.aio import AsyncGuard
     from semel.engine.sync import SyncGuard
 
-__all__ = ["AsyncResumer", "Resumer"]
-
 EVERY: Final = 5.0
 LIMIT: Final = 50
 TRIES: Final = 10

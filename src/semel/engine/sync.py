@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from semel.codec import Codec
 from semel.core.call import Call, Outcome
@@ -23,6 +23,7 @@ from semel.core.quota import Quota
 from semel.core.transactional import SQLEffect, StatementResult
 from semel.engine.declare.declaration import Declaration, Once, Selector, requires_brackets
 from semel.engine.declare.handlers import with_handle
+from semel.engine.drive.attempts import Attempt
 from semel.engine.drive.driver import CallDriver
 from semel.engine.drive.execution import as_handler
 from semel.engine.drive.keeper import SWEEP_LIMIT
@@ -33,8 +34,6 @@ from semel.engine.transaction.rules import TRIES, check_tries, connection_parame
 from semel.engine.transaction.sync import TransactionAttempt
 from semel.errors import ConfigurationError, PolicyError
 from semel.observe import events
-
-__all__ = ["SyncGuard"]
 
 if TYPE_CHECKING:
     from semel.engine.threaded import LoopGuards, ThreadedGuard
@@ -89,7 +88,7 @@ class SyncGuard(Guard):
         if self._loop_guards is not None:
             self._loop_guards.restart(self.store)
         self.driver = CallDriver(self.store, self.sweep_every, self._report_sweep)
-        self.begin = self.driver.begin
+        self.begin: Callable[[Call], Attempt | Outcome[Any]] = self.driver.drive
         """For adapters: claim the key of a call. Returns an outcome, or an attempt that the adapter must end."""
 
     def _open_store(self, url: str) -> Store:
@@ -189,7 +188,7 @@ class SyncGuard(Guard):
         """
         handler = with_handle(call)
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        outcome: Outcome[T] = self.driver.run(what, handler, what.policy.recover)
+        outcome: Outcome[T] = self.driver.drive(what, handler, what.policy.recover)
         return outcome.value
 
     @overload
@@ -232,7 +231,8 @@ class SyncGuard(Guard):
         """Like ``run``, but return an ``Outcome``, which says if the result is a replay."""
         handler = with_handle(call)
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        return self.driver.run(what, handler, what.policy.recover)
+        outcome: Outcome[T] = self.driver.drive(what, handler, what.policy.recover)
+        return outcome
 
     # -- functions in a transaction
 
@@ -395,14 +395,28 @@ class SyncGuard(Guard):
         call = self._plain_call(operation, key, tenant, None, returns, {})
         self._report(call, self.store.execute(self._resolution(call, result)), happened=True)
 
-    def release(self, operation: str, key: object, *, tenant: str | None = None, force: bool = False) -> None:
+    def release(
+        self,
+        operation: str,
+        key: object,
+        *,
+        tenant: str | None = None,
+        force: bool = False,
+        stored: Literal["failure", "any"] | None = None,
+    ) -> None:
         """Declare that an unknown or abandoned operation did not happen: the next call is a first call.
 
         :param force: release it even if its handler is still running. That handler's result will not be stored.
+        :param stored: release it even if it is done, so that it runs again: ``"failure"`` if what is stored is an error
+            or a response with a status from 400, ``"any"`` whatever is stored.
         """
         call = self._plain_call(operation, key, tenant, None, None, {})
-        found = self.store.execute(Resolve(call.id, None, call.policy.retention_seconds, force))
-        self._report(call, found, happened=False, force=force)
+        outcome = None
+        if stored is not None:
+            outcome = self._releasable(call, self.store.execute(Lookup(call.id)), stored)
+        token = None if outcome is None else outcome[1]
+        found = self.store.execute(Resolve(call.id, None, call.policy.retention_seconds, force, token))
+        self._report(call, found, happened=False, force=force, outcome=outcome)
 
     def sweep(self, limit: int = SWEEP_LIMIT) -> Swept:
         """Remove at most ``limit`` expired records."""
@@ -470,4 +484,5 @@ class SyncGuard(Guard):
         def handler(op: Operation) -> Any:
             return declared.invoke(op, args, kwargs)
 
-        return self.driver.run(call, handler, recover and (lambda: recover(args, kwargs)))
+        outcome: Outcome[Any] = self.driver.drive(call, handler, recover and (lambda: recover(args, kwargs)))
+        return outcome

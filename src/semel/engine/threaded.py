@@ -19,8 +19,6 @@ from semel.engine.forking import survive_forks
 from semel.engine.ports import STORE_CLOSED, Store
 from semel.errors import StoreUnavailable
 
-__all__ = ["LoopGuards", "ThreadedGuard", "ThreadedStore"]
-
 THREADS = 8
 R = TypeVar("R")
 

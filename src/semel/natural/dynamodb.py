@@ -15,8 +15,6 @@ from semel.natural.programs import Applied, Change, Inserted
 from semel.stores.dynamodb.failures import answer_of, error_of, public_error
 from semel.stores.dynamodb.programs import ApiCall, ConditionNotMet
 
-__all__ = ["Program", "Reply", "compare_and_set", "failed_condition", "insert_once", "is_client"]
-
 R = TypeVar("R")
 Reply: TypeAlias = "dict[str, Any] | ConditionNotMet"
 Program: TypeAlias = Generator[ApiCall, Reply, R]

@@ -21,11 +21,6 @@ from semel.sql.connections.adopt import AsyncLentConnection, Dialect, LentConnec
 from semel.sql.connections.errors import DuplicateRow, causes, sqlstate
 from semel.sql.program import Program, Query, Rows, Statement
 
-__all__ = [
-    "Applied", "Change", "Inserted", "Table", "append_event", "compare_and_set", "delete", "insert_once",
-    "missing_table", "transition", "upsert",
-]  # fmt: skip
-
 TRIES: Final = 3
 """How often to try again when the insert met a row that is gone when we read it."""
 MAX_KNOWN_INDEXES: Final = 1024

@@ -8,8 +8,6 @@ from typing import Final
 
 from semel.observe.events import Event, EventHook, LoggingHook, RenewalFailed, StoreFailed
 
-__all__ = ["log_events"]
-
 MOST_FAILURES: Final = 1000
 
 

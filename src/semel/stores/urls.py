@@ -151,26 +151,24 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 def open_store(url: str) -> Store:
     """Open a sync store. ``migrate_store`` creates its tables."""
-    kind, url = _kind_of(url)
-    if kind.name == "tiered":
-        from semel.stores.tiered import RedisCache, TieredStore
-
-        primary, cache = tiers(url)
-        return TieredStore(open_store(primary), RedisCache(cache))
-    store: Store = kind.store()(*_arguments(kind, url))
+    store: Store = _open(url, awaited=False)
     return store
 
 
 def open_async_store(url: str) -> AsyncStore:
     """Open an async store."""
-    kind, url = _kind_of(url)
-    if kind.name == "tiered":
-        from semel.stores.tiered import AsyncRedisCache, AsyncTieredStore
-
-        primary, cache = tiers(url)
-        return AsyncTieredStore(open_async_store(primary), AsyncRedisCache(cache))
-    store: AsyncStore = kind.store(awaited=True)(*_arguments(kind, url))
+    store: AsyncStore = _open(url, awaited=True)
     return store
+
+
+def _open(url: str, *, awaited: bool) -> Any:
+    kind, url = _kind_of(url)
+    store = kind.store(awaited=awaited)
+    if kind.name != "tiered":
+        return store(*_arguments(kind, url))
+    primary, cache = tiers(url)
+    redis_cache = load(f"semel.stores.tiered:{'AsyncRedisCache' if awaited else 'RedisCache'}")
+    return store(_open(primary, awaited=awaited), redis_cache(cache))
 
 
 def open_any_store(url: str) -> Store:
@@ -186,26 +184,21 @@ def open_any_store(url: str) -> Store:
 
 def migrate_store(url: str) -> list[str]:
     """Create or update the store's tables. Returns the names of the migrations that were applied."""
-    kind, url = _kind_of(url)
-    if kind.name == "tiered":
-        return migrate_store(tiers(url)[0])
+    kind, url = _kind_with_tables(url)
     applied: list[str] = [] if kind.migrate is None else _call(kind.migrate, *_arguments(kind, url))
     return applied
 
 
 def check_store(url: str) -> None:
     """Raise NotMigrated or SchemaDrift unless the store's tables are what ``migrate_store`` makes. Changes nothing."""
-    kind, url = _kind_of(url)
-    if kind.name == "tiered":
-        check_store(tiers(url)[0])
-    elif kind.check is not None:
+    kind, url = _kind_with_tables(url)
+    if kind.check is not None:
         _call(kind.check, *_arguments(kind, url))
 
 
 def has_tables(url: str) -> bool:
     """Whether the store has tables to create or check. Redis and memory need none."""
-    kind, url = _kind_of(url)
-    return has_tables(tiers(url)[0]) if kind.name == "tiered" else kind.migrate is not None
+    return _kind_with_tables(url)[0].migrate is not None
 
 
 def sqlite_path(url: str) -> str:
@@ -251,6 +244,12 @@ def _kind_of(url: str) -> tuple[StoreKind, str]:
         "this is no URL: write sqlite:///app.db for a file, or postgresql://user:password@host/database for a server; "
         f"there are also: {', '.join(SCHEMES)}"
     )
+
+
+def _kind_with_tables(url: str) -> tuple[StoreKind, str]:
+    """Return the same as ``_kind_of``; for a tiered store, that of the store behind its cache."""
+    kind, url = _kind_of(url)
+    return _kind_of(tiers(url)[0]) if kind.name == "tiered" else (kind, url)
 
 
 def _arguments(kind: StoreKind, url: str) -> tuple[str, ...]:

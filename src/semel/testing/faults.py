@@ -50,11 +50,6 @@ from semel.errors import InProgress, LeaseLost, OutcomeUnknown, SemelError, Stor
 from semel.stores.guard import Semel
 from semel.stores.urls import open_store
 
-__all__ = [
-    "OPERATION", "EffectLog", "Line", "Worker", "Workers", "answered_twice", "effects", "overlapping", "unexcused",
-    "until", "verdicts",
-]  # fmt: skip
-
 STOP_SECONDS: Final = 60.0
 """Seconds that workers have to end by themselves before they are killed."""
 OPERATION: Final = "hammer"

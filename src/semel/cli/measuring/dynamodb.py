@@ -12,8 +12,6 @@ from urllib.parse import urlsplit
 from semel.cli.measuring.samples import Measured, Sample, Work
 from semel.errors import SemelError, StoreUnavailable, StoreUncertain
 
-__all__ = ["dynamodb"]
-
 OVERHEAD: Final = 100
 """Bytes that the service adds to each item when it bills storage."""
 WRITE_UNIT: Final = 1024

@@ -28,8 +28,6 @@ from semel.errors import StoreUnavailable, StoreUncertain
 from semel.stores.settings import plain_url
 from semel.stores.urls import SCHEMES, has_tables, sqlite_path, tiers
 
-__all__ = ["MEASURES", "measure"]
-
 FLOOR: Final = 2000
 """Records that tell what one takes in SQLite, whose indexes have some thirty pages then, and in PostgreSQL, which gives
 out room by pages of 8 kB."""

@@ -12,8 +12,6 @@ from semel.cli.measuring.samples import Measured, Sample, Work
 from semel.core.policy import seconds
 from semel.errors import SemelError, StoreUnavailable
 
-__all__ = ["BESIDE", "copies", "redis"]
-
 BESIDE: Final = 72
 """Bytes of a key that MEMORY USAGE leaves out, in Redis 7: its entry among those that expire (32), what the allocator
 adds to its other entry (8), and its share of the two hash tables, which are half empty at worst (16 each)."""

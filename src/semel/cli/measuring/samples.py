@@ -25,8 +25,6 @@ from semel.core.states import Takeover
 from semel.engine.ports import Store
 from semel.errors import SemelError, StoreUnavailable
 
-__all__ = ["Interrupts", "Measured", "Sample", "Work", "in_pages"]
-
 BATCH: Final = 100
 LIFE: Final = 3600.0
 """The ttl of samples: if removing them fails, they expire."""

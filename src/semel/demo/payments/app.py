@@ -31,8 +31,6 @@ from semel.http.fastapi import install
 from semel.stores.aio_guard import AsyncSemel
 from semel.stores.urls import open_async_store
 
-__all__ = ["LEASE", "ServiceSettings", "main", "make_app"]
-
 LEASE: Final = 2.0
 """Seconds until a silent worker is taken over: short, so that it can be watched."""
 MISTAKES: Final = ("unprotected", "blind", "silent")

@@ -20,8 +20,6 @@ from semel.errors import StoreError, StoreURLError
 from semel.sql.program import Program, load_queries
 from semel.sql.sync import Connection, run
 
-__all__ = ["Books", "Counts", "PaymentRow", "RefundRow", "has_books"]
-
 R = TypeVar("R")
 QUERIES: Final = load_queries("semel.demo.payments", "queries.sql")
 _TABLES: Final = ("payment_table", "payment_index", "refund_table", "customer_table", "execution_table")

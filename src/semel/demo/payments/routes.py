@@ -44,8 +44,6 @@ from semel.engine.operation import AsyncOperation
 from semel.errors import PreconditionFailed
 from semel.http.fastapi import check_match, conditional, etag, idempotent, natural
 
-__all__ = ["KEYS", "router", "tenant_of"]
-
 Documented: TypeAlias = dict[int | str, dict[str, Any]]
 router = APIRouter()
 

@@ -11,11 +11,6 @@ from fastapi import Path
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints
 from pydantic.json_schema import SkipJsonSchema
 
-__all__ = [
-    "Amount", "Customer", "CustomerId", "CustomerRecord", "Error", "NewPayment", "NewRefund", "Payment",
-    "PaymentChange", "PaymentId", "Payments", "Refund", "Simulation", "Stats",
-]  # fmt: skip
-
 LARGEST_AMOUNT = 1_000_000_000_000
 LARGEST_BODY = 8 * 1024 * 1024
 LONGEST_DELAY_MS = 30_000

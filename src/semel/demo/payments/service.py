@@ -14,8 +14,6 @@ from semel.demo.processes import WorkerPool
 from semel.errors import ConfigurationError, MissingDependency
 from semel.stores.urls import migrate_store
 
-__all__ = ["HOST", "Service", "require_packages"]
-
 HOST: Final = "127.0.0.1"
 BACKLOG: Final = 512
 """Connections that wait while no process is there to take them."""

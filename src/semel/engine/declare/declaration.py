@@ -25,11 +25,6 @@ from semel.core.policy import Policy
 from semel.engine.operation import AsyncOperation, Operation, OperationHandle
 from semel.errors import KeyMissing, PolicyError, SemelError, SnapshotUnreadable
 
-__all__ = [
-    "AsyncOnce", "Declaration", "Once", "Selector", "handle_of", "handle_parameter", "refuse_generators",
-    "requires_brackets", "select",
-]  # fmt: skip
-
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -18,8 +18,6 @@ from weakref import WeakKeyDictionary
 from semel.engine.declare.declaration import handle_of
 from semel.errors import PolicyError
 
-__all__ = ["with_handle"]
-
 _UNRUN: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _UNPLAIN: Final = _UNRUN | inspect.CO_VARARGS
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

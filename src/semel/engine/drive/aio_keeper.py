@@ -19,8 +19,6 @@ from semel.engine.drive.leases import RETRY_AFTER, Lease, Leases
 from semel.engine.ports import AsyncStore
 from semel.errors import ConfigurationError
 
-__all__ = ["AsyncKeeper"]
-
 _NEVER: Final = float("inf")
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from semel.engine.drive.leases import Lease
     from semel.engine.operation import Operation, OperationHandle
 
-__all__ = ["AsyncAttempt", "Attempt"]
-
 R = TypeVar("R")
 
 

@@ -15,8 +15,6 @@ from semel.engine.drive.flights import Flight, Flights
 from semel.engine.drive.leases import Lease, Leases
 from semel.observe import events
 
-__all__ = ["Backlog", "UnstoredOutcome"]
-
 FIRST_PAUSE: Final = 0.1
 SLOWEST_PAUSE: Final = 1.0
 """Seconds between two tries to store everything. The pause is doubled while nothing is stored."""

@@ -16,8 +16,6 @@ from semel.engine.drive.leases import Lease
 from semel.engine.forking import survive_forks
 from semel.errors import StoreError
 
-__all__ = ["Flight", "Flights"]
-
 
 class Flight:
     """One call that asks the store. It changes when its claim is won, when its lease is lost, and when it lands."""

@@ -20,8 +20,6 @@ from semel.engine.forking import survive_forks
 from semel.engine.ports import Store
 from semel.errors import StoreUncertain
 
-__all__ = ["SWEEP_LIMIT", "Keeper"]
-
 SWEEP_LIMIT: Final = 1000
 """Records removed in one step of a sweep."""
 SWEEP_STEPS: Final = 100

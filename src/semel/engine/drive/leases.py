@@ -14,8 +14,6 @@ from semel.core.call import Call
 from semel.core.ops import Renew
 from semel.observe import events
 
-__all__ = ["Lease", "Leases"]
-
 RENEW_AFTER: Final = 1 / 3
 """Of the span: when a lease is renewed."""
 RETRY_AFTER: Final = 1 / 12

@@ -11,8 +11,6 @@ from typing import Any, Final, TypeVar
 from semel.core.call import Raised, Returned
 from semel.engine.drive.execution import Execution
 
-__all__ = ["EAGER", "LateResult", "run_in_thread", "shielded", "start_task"]
-
 T = TypeVar("T")
 EAGER: Final[bool] = sys.version_info >= (3, 12)
 """Whether ``start_task`` may run a task at once. Otherwise it is the same as ``loop.create_task``."""

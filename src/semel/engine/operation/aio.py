@@ -27,8 +27,6 @@ from semel.core.steps import FindMark, RunStep, RunUndo, StepFlow, WriteMark
 # sync only: from semel.engine.operation.handle import ForkSafeLock
 from semel.engine.operation.handle import OperationHandle, stepping
 
-__all__ = ["AsyncOperation"]
-
 # sync only: _locks = ForkSafeLock()  # held only while a lock is created
 T = TypeVar("T")
 

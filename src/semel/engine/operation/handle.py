@@ -22,17 +22,6 @@ from semel.engine.forking import survive_forks
 from semel.engine.ports import unit_of
 from semel.errors import ConfigurationError, PolicyError, StoreUnavailable
 
-__all__ = [
-    "INJECTED",
-    "ForkSafeLock",
-    "OperationHandle",
-    "OutgoingScope",
-    "current_operation",
-    "outgoing_scope",
-    "running",
-    "stepping",
-]
-
 T = TypeVar("T")
 
 INJECTED: Any = None

@@ -19,8 +19,6 @@ from semel.core.keys import check_name, derive, header_value
 from semel.engine.operation.handle import outgoing_scope, running
 from semel.errors import PolicyError
 
-__all__ = ["derive_key", "in_context", "outgoing_headers", "outgoing_key", "outgoing_metadata"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -18,8 +18,6 @@ from semel.core.ops import Op
 from semel.core.steps import FindMark, RunStep, RunUndo, StepFlow, WriteMark
 from semel.engine.operation.handle import ForkSafeLock, OperationHandle, stepping
 
-__all__ = ["Operation"]
-
 _locks = ForkSafeLock()  # held only while a lock is created
 T = TypeVar("T")
 

@@ -10,8 +10,6 @@ from semel.engine.declare.declaration import Declaration, Pick, Selector, select
 from semel.engine.operation import running
 from semel.errors import InProgress, PolicyError
 
-__all__ = ["TRIES", "check_tries", "connection_parameter", "pick_connection", "refuse_nesting"]
-
 TRIES: Final = 10
 """How often a unit of work runs at most in transactions that Semel opens; it runs again only after a conflict."""
 

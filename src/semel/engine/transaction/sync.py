@@ -35,8 +35,6 @@ from semel.engine.ports import Store, Unit, unit_of
 from semel.errors import PolicyError, ResultNotStored, StoreError
 from semel.observe import events
 
-__all__ = ["TransactionAttempt", "begin_attempt"]
-
 R = TypeVar("R")
 Handler: TypeAlias = Callable[[Operation], Any]
 

@@ -18,8 +18,6 @@ from semel.http.contract.routes import check_declarable, mark_exempt, mark_repla
 from semel.http.contract.rules import Exempt, Idempotent, Rule
 from semel.http.handlers import find_handle, run_handler, sync_endpoint, type_hints, with_connection, with_handle
 
-__all__ = ["ThreadedResponder", "async_endpoint", "protect", "threaded_responder"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -17,8 +17,6 @@ from semel.http.handlers import MISTAKES, not_opened
 if TYPE_CHECKING:
     from semel.engine.aio import AsyncGuard
 
-__all__ = ["AsyncInTransaction", "open_transaction_async"]
-
 _log = logging.getLogger("semel.http")
 
 

@@ -18,8 +18,6 @@ from typing import Any
 from semel.http.contract.routes import Endpoint
 from semel.http.describe.openapi import document
 
-__all__ = ["postprocess"]
-
 
 def postprocess(result: dict[str, Any], generator: Any, **options: Any) -> dict[str, Any]:
     """Describe the project's declared views in the document."""

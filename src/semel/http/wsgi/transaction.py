@@ -16,8 +16,6 @@ from semel.http.handlers import MISTAKES, not_opened
 if TYPE_CHECKING:
     from semel.engine.sync import SyncGuard
 
-__all__ = ["InTransaction", "open_transaction"]
-
 _log = logging.getLogger("semel.http")
 
 

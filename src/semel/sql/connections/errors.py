@@ -76,6 +76,12 @@ def connect_error(database: str, error: BaseException) -> NoConnection:
 _CONTENTION: Final = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock timeout
 _CONNECTION_LOST: Final = ("57P01", "57P02", "08", "57P05")  # the server shuts down, or the connection is gone
 _CONFLICTS: Final = frozenset({"40001", "40P01"})
+_UNAVAILABLE: Final = {
+    "53100": "'s disk is full; nothing was stored",
+    "25006": " is read-only here (a replica?)",
+    "57P03": " does not accept connections now",
+    "57014": " took too long and was stopped; nothing was stored",
+}
 
 
 def postgres_error(sqlstate: str | None, text: str) -> SemelError:
@@ -87,14 +93,8 @@ def postgres_error(sqlstate: str | None, text: str) -> SemelError:
         return NotMigrated(
             f"the database has no Semel tables of this version ({text}): run `semel migrate postgresql://…`"
         )
-    if sqlstate == "53100":
-        return StoreUnavailable(f"PostgreSQL's disk is full; nothing was stored: {text}")
-    if sqlstate == "25006":
-        return StoreUnavailable(f"PostgreSQL is read-only here (a replica?): {text}")
-    if sqlstate == "57P03":
-        return StoreUnavailable(f"PostgreSQL does not accept connections now: {text}")
-    if sqlstate == "57014":
-        return StoreUnavailable(f"PostgreSQL took too long and was stopped; nothing was stored: {text}")
+    if sqlstate in _UNAVAILABLE:
+        return StoreUnavailable(f"PostgreSQL{_UNAVAILABLE[sqlstate]}: {text}")
     if sqlstate in _CONTENTION:
         return Contention(f"PostgreSQL could not finish because of others ({sqlstate}): {text}")
     return StatementRejected(f"PostgreSQL refused ({sqlstate}): {text}")
@@ -120,9 +120,13 @@ _MYSQL_LOST: Final = frozenset({
     1152, 1158, 1159, 1160, 1161, 1184, 4031,  # aborted, network errors, disconnected while idle
     1927, 3169,  # someone killed the connection
 })  # fmt: skip
-_MYSQL_READ_ONLY: Final = frozenset({1290, 1836, 1792})
-_MYSQL_FULL: Final = frozenset({1021, 1114, 1030, 3675})
-_MYSQL_TOO_SLOW: Final = frozenset({1969, 3024, 1317})  # the server's time limit, or someone stopped the statement
+_MYSQL_UNAVAILABLE: Final = {
+    **dict.fromkeys((1290, 1836, 1792), "MySQL is read-only here (a replica?)"),
+    **dict.fromkeys((1021, 1114, 1030, 3675), "MySQL's disk or table space is full; nothing was stored"),
+    # The server's time limit, or someone stopped the statement.
+    **dict.fromkeys((1969, 3024, 1317), "MySQL took too long and was stopped; nothing was stored"),
+    1047: "this node of the cluster does not accept statements now",
+}
 
 
 def mysql_error(number: int | None, text: str) -> SemelError:
@@ -140,14 +144,8 @@ def mysql_error(number: int | None, text: str) -> SemelError:
         return DuplicateRow(f"MySQL refused ({number}): {text}")
     if number in _MYSQL_CONFLICTS:
         return Contention(f"MySQL could not finish because of others ({number}): {text}")
-    if number in _MYSQL_READ_ONLY:
-        return StoreUnavailable(f"MySQL is read-only here (a replica?): {text}")
-    if number in _MYSQL_FULL:
-        return StoreUnavailable(f"MySQL's disk or table space is full; nothing was stored: {text}")
-    if number in _MYSQL_TOO_SLOW:
-        return StoreUnavailable(f"MySQL took too long and was stopped; nothing was stored: {text}")
-    if number == 1047:
-        return StoreUnavailable(f"this node of the cluster does not accept statements now: {text}")
+    if number in _MYSQL_UNAVAILABLE:
+        return StoreUnavailable(f"{_MYSQL_UNAVAILABLE[number]}: {text}")
     return StatementRejected(f"MySQL refused ({number}): {text}")
 
 
