@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from hypothesis import HealthCheck, settings
@@ -240,15 +241,12 @@ def machine_for(
     return type("StoreMachine", (StoreMachine,), members)
 
 
-def async_machine_for(
-    open_store: Callable[[], AsyncStore],
-    *,
-    clock: MovableClock | None = None,
-    tick: float = 0.002,
-    forgets_expired: bool = False,
-) -> type[StoreMachine]:
-    """Return a state machine for an async store. ``open_store`` is called inside an event loop."""
-    return machine_for(lambda: BridgedStore(open_store), clock=clock, tick=tick, forgets_expired=forgets_expired)
+def async_machine_for(open_store: Callable[[], AsyncStore], **settings: Any) -> type[StoreMachine]:
+    """Return a state machine for an async store. ``open_store`` is called inside an event loop.
+
+    :param settings: those of ``machine_for``.
+    """
+    return machine_for(lambda: BridgedStore(open_store), **settings)
 
 
 def check(machine: type[StoreMachine], examples: int = 40, steps: int = 30) -> None:
@@ -292,8 +290,7 @@ class Model:
         """Return the Op with the model's token instead of the store's. An invented token becomes -1, which is stale."""
         token = op.token if isinstance(op, (Renew, Complete, Release, SaveStep, Resolve)) else None
         if token is not None:
-            fields = {name: getattr(op, name) for name in type(op).__dataclass_fields__}
-            return type(op)(**{**fields, "token": self._ours.get((op.id, token), -1)})
+            return replace(op, token=self._ours.get((op.id, token), -1))
         return op
 
     # -- Ops -------------------------------------------------------------------------------------------------------

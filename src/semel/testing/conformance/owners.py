@@ -85,13 +85,6 @@ def what_was_let_go_takes_no_further_word_of_its_owner() -> Script:
 
 
 @LEASE()
-def nobody_renews_what_is_absent() -> Script:
-    id = new_id()
-    assert (yield Renew(id, 1, LIVE)) is False
-    assert (yield Lookup(id)) is None
-
-
-@LEASE()
 def a_late_owner_whom_nobody_replaced_may_renew() -> Script:
     for takeover in Takeover:
         id, claimed = yield from abandoned(takeover=takeover)
@@ -208,14 +201,6 @@ def let_go_because_nobody_can_tell_it_is_unknown() -> Script:
     assert (yield Release(id, claimed.token, State.UNKNOWN)) is True
     record = yield Lookup(id)
     assert (record.state, record.token, record.snapshot) == (State.UNKNOWN, claimed.token, None)
-
-
-@LEASE()
-def nobody_lets_go_of_what_is_absent() -> Script:
-    id = new_id()
-    for to in (State.ABSENT, State.ABANDONED, State.UNKNOWN):
-        assert (yield Release(id, 1, to)) is False
-        assert (yield Lookup(id)) is None
 
 
 @LEASE()
@@ -339,6 +324,7 @@ def tokens_grow_however_quickly_they_follow() -> Script:
 
 @FENCING()
 def a_made_up_token_is_refused() -> Script:
+    """By a record in any state, and by an absent one."""
     for make in (running, done, unknown, abandoned):
         id, claimed = yield from make()
         for token in (0, 1, claimed.token - 1, claimed.token + 1, 2**63 - 1):
