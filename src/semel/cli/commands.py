@@ -176,8 +176,8 @@ def _plain_or_guard(target: str) -> str:
 def add_record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "url", metavar="URL", type=_plain_or_guard,
-        help=f"the store: {URLS}; may be left out if {STORE_VARIABLE} is set. Or the guard of a service, shop.orders:guard, "
-        "with its secret, key ring and tenant",
+        help=f"the store: {URLS}; may be left out if {STORE_VARIABLE} is set. Or the guard of a service, "
+        "shop.orders:guard, with its secret, key ring and tenant",
     )  # fmt: skip
     parser.add_argument("--app-dir", default=".", metavar="DIR", help="where to import a guard from (default: here)")
     parser.add_argument("operation", metavar="OPERATION", help="the operation's name")
