@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from semel.engine.guard import Guard
 from semel.errors import ConfigurationError
-from semel.http.contract.exchange import KEY_HEADER, KeyHeader
+from semel.http.contract.exchange import KEY_HEADER, Exchange, KeyHeader
 from semel.http.contract.routes import Endpoint, MatchedRoute, RouteFinder, Routes, RouteTable, report
 from semel.http.contract.rules import MAX_REQUEST_BODY, Idempotent, Rule, check_max_request_body
 
@@ -87,6 +87,11 @@ class Middleware(Generic[App, G]):
     def matched_route(self, environment: Any) -> MatchedRoute:
         """Return the route of a request, as far as the framework tells."""
         return MatchedRoute() if self.find_route is None else self.find_route(environment)
+
+    def route_name(self, environment: Any, exchange: Exchange) -> str:
+        """Return the name of the operation on events: the template of its path if it is known, not the path itself."""
+        template = self.matched_route(environment).template or self.routes.template(exchange.method, exchange.path)
+        return f"{exchange.method} {template or exchange.path}"
 
     def rule(self, declared: Idempotent) -> Idempotent:
         """Return the rule with this guard's policy and our limit filled in. It is computed once."""
