@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from bench import aims, environment, http_wire, large, memory, postgres, redis, report, sqlite, transactional
+from bench import aims, client, environment, http_wire, large, memory, postgres, redis, report, sqlite, transactional
 from bench.contest import QUICK, Match, Pace
 
 CALLERS = 32
-STORES = ("memory", "sqlite", "postgres", "transactional", "redis", "http")
+STORES = ("memory", "sqlite", "postgres", "transactional", "redis", "http", "client")
 ON_REQUEST = ("large",)
 """What takes minutes, and is measured when it is asked for."""
 
@@ -115,6 +115,9 @@ def measure(
                     _play(found, routes, pace, progress)
             except http_wire.WrkMissing as missing:
                 found.notes.append(f"HTTP was not measured: {missing}")
+    if "client" in only:
+        with client.matches(callers) as matches:
+            _play(found, matches, pace, progress)
     if "large" in only:
         found.large, missing_servers = large.measure(pace, records, progress)
         found.notes += missing_servers

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from bench import http_services
+from bench.client import SHARED_FSYNC, WITH_KEYS
 from bench.contest import Match
 from bench.http_wire import WireMatch
 from bench.large import EXPIRIES, JOBS, Large
@@ -30,6 +31,8 @@ HTTP: Final = {
     ("FastAPI", "replay"): 2.0,
 }
 """An empty route's unprotected rate, and what is left of it on Redis."""
+CLIENT: Final = 1.15
+JOURNAL: Final = 5.0
 LARGE: Final = 1.5
 SWEPT: Final = 2.0
 
@@ -61,6 +64,9 @@ def judge(costs: Sequence[Cost], matches: Iterable[Match], callers: int) -> list
     for match in matches:
         if isinstance(match, WireMatch):
             verdicts += _over_http(match)
+            continue
+        if match.store == "client":
+            verdicts += _of_client(match)
             continue
         alone = {s.job: s.rate for s in match.standings() if s.name == ONE_COMMIT_PER_OP and s.callers == callers}
         for standing in match.standings():
@@ -99,6 +105,18 @@ def _over_http(match: WireMatch) -> list[Verdict]:
         if match.judged and ours and least is not None and standing.times_bare is not None:
             told = f"{match.framework} on Redis, {standing.name}, {standing.job}: at least {least:g}× unprotected"
             found.append(Verdict(told, standing.times_bare, "×", standing.times_bare >= least))
+    return found
+
+
+def _of_client(match: Match) -> list[Verdict]:
+    found = []
+    for standing in match.standings():
+        if standing.name == WITH_KEYS and standing.times_bare:
+            aim, cost = f"{match.title}: a call at most {CLIENT:g}× httpx alone", 1 / standing.times_bare
+            found.append(Verdict(aim, cost, "×", cost <= CLIENT))
+        elif standing.name == SHARED_FSYNC and standing.times_bare:
+            aim = f"{match.title}, {standing.callers} callers: at least {JOURNAL:g}× one fsync per call"
+            found.append(Verdict(aim, standing.times_bare, "×", standing.times_bare >= JOURNAL))
     return found
 
 

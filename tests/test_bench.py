@@ -102,6 +102,14 @@ def test_sqlite_is_compared_with_one_commit_per_op() -> None:
         ]
 
 
+@pytest.mark.slow
+def test_the_client_is_compared_with_httpx_alone_and_with_one_fsync_per_call() -> None:
+    found = measured("client")
+    assert names(found["matches"][0], "first", 1) == ["httpx alone", "with keys and retries", "with a journal"]
+    assert names(found["matches"][1], "first", CALLERS) == ["one fsync per call", "Semel"]
+    assert len(found["aims"]) == 2
+
+
 def test_postgres_is_compared_with_two_bare_statements_by_each_driver(postgres_url: str) -> None:
     found = measured("postgres", postgres_url)
     assert [match["title"].split(", ")[1] for match in found["matches"]] == [

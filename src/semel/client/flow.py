@@ -16,6 +16,7 @@ nothing about it, and the outcome is unknown.
 
 from __future__ import annotations
 
+import os
 import random
 import time
 import uuid
@@ -143,8 +144,21 @@ resuming: ContextVar[float | None] = ContextVar("semel_client_resuming", default
 """Set while an entry of the journal is sent again: when its key was first used."""
 
 
+_entropy: Final[list[bytes]] = []
+"""Random bytes for the next keys: one call of the system for many of them."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_entropy.clear)
+
+
 def new_key() -> str:
-    return str(uuid.uuid4())
+    """Return a random UUID, as ``uuid.uuid4`` makes it."""
+    try:
+        number = _entropy.pop()
+    except IndexError:
+        more = os.urandom(16 * 64)
+        _entropy.extend(more[start : start + 16] for start in range(16, len(more), 16))
+        number = more[:16]
+    return str(uuid.UUID(bytes=number, version=4))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +249,7 @@ def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, An
                 f"the key {intent.key!r} was first used too long ago, and the server may have forgotten it: a request "
                 "with it could be executed again. Ask the server what happened."
             )
-    origin = origin_of(intent.url)
+    quota = retry.quota
     started = time.monotonic()
     attempts = 0
     while True:
@@ -261,11 +275,11 @@ def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, An
             doubt = doubt or (type(reply) is Answer and reply.status not in (425, 429))
             elapsed = time.monotonic() - started
             wait = retry.wait(attempts, after, elapsed, age_before + elapsed, random.random())
-            if wait is not None and (retry.quota is None or retry.quota.take(origin)):
+            if wait is not None and (quota is None or quota.take(origin_of(intent.url))):
                 yield Sleep(wait)
                 continue
-        if outcome == "succeeded" and retry.quota is not None:
-            retry.quota.give_back(origin, attempts > 1)
+        if outcome == "succeeded" and quota is not None and quota.in_use:
+            quota.give_back(origin_of(intent.url), attempts > 1)
         if journaled:
             yield "release" if outcome == "unknown" else "clear"
         receipt = Receipt(intent.key, outcome, replayed, attempts)

@@ -135,11 +135,16 @@ class RetryQuota:
             self._spent[origin] = spent
             return True
 
+    @property
+    def in_use(self) -> bool:
+        """Whether any purse is not full. Almost always all of them are."""
+        return bool(self._spent)
+
     def give_back(self, origin: str, retried: bool) -> None:
         """A call has succeeded."""
-        if origin in self._spent:  # without the lock: almost always it is not
-            with self._lock:
-                spent = self._spent.get(origin, 0) - (self.cost if retried else self.refund)
+        with self._lock:
+            if origin in self._spent:
+                spent = self._spent[origin] - (self.cost if retried else self.refund)
                 if spent > 0:
                     self._spent[origin] = spent
                 else:

@@ -76,7 +76,8 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
         delivery.settings.join_operation(intent, headers)
         for name in intent.removes:
             headers.pop(name, None)
-        headers.update(intent.adds)
+        for name, text in intent.adds.items():
+            headers[name] = text
 
         async def send() -> Reply:
             try:

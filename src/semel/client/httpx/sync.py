@@ -74,7 +74,8 @@ class IdempotencyTransport(httpx.BaseTransport):
         delivery.settings.join_operation(intent, headers)
         for name in intent.removes:
             headers.pop(name, None)
-        headers.update(intent.adds)
+        for name, text in intent.adds.items():
+            headers[name] = text
 
         def send() -> Reply:
             try:
