@@ -474,3 +474,38 @@ def test_a_root_that_needs_quotes_is_quoted_and_one_that_no_header_holds_is_left
         assert call.headers.get("Idempotency-Root") == call.headers.get("Idempotency-Parent") == root
 
     Semel(MemoryStore(), sweep_every=None).run("op", key=key, call=body)
+
+
+# Operations inside operations
+
+
+def shown(engine: Engine, operation: str, key: str) -> tuple[Any, ...]:
+    record = engine.do(engine.guard.lookup, operation, key)
+    return record.key, record.root, record.parent
+
+
+def test_an_operation_inside_another_has_its_lineage(quick_engine: Engine) -> None:
+    seen: list[Any] = []
+
+    def innermost(key: str) -> None:
+        call = outgoing_call("POST", CHARGES, hosts=HOSTS)
+        assert call is not None
+        seen.append((call.headers["Idempotency-Root"], call.headers["Idempotency-Parent"]))
+
+    third = quick_engine.once(innermost, operation="third")
+
+    def middle(key: str) -> Iterator[Any]:
+        yield third("k3")
+
+    second = quick_engine.once(middle, operation="second")
+
+    def body() -> Iterator[Any]:
+        yield second("k2")
+
+    quick_engine.run(body)
+    assert shown(quick_engine, "op", "k") == ("k", None, None)
+    assert shown(quick_engine, "second", "k2") == ("k2", "k", "k")
+    assert shown(quick_engine, "third", "k3") == ("k3", "k", "k2")
+    assert seen == [("k", "k3")]
+    quick_engine.do(second, "k4")  # not inside of any
+    assert shown(quick_engine, "second", "k4") == ("k4", None, None)

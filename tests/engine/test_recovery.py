@@ -30,6 +30,7 @@ from semel import (
     StoreUnavailable,
     StoreUncertain,
     current_operation,
+    outgoing_call,
 )
 from semel.core.call import Outcome
 from semel.core.encoding.plain import PLAIN
@@ -63,6 +64,31 @@ def begun_elsewhere(engine: Engine, *args: Any, key: str = "k", lease: float = 3
     blob = Codec().seal(Kind.VALUE, PLAIN.name, payload, identity("", "op", key))
     assert engine.execute(SaveStep(identity("", "op", key), claimed.token, INPUT, blob, 0))
     engine.clock.advance(lease + 1)
+
+
+def test_a_resumed_operation_keeps_its_lineage(engine: Engine) -> None:
+    sent: list[Any] = []
+
+    def body(key: str) -> None:
+        call = outgoing_call("POST", "https://pay.example", hosts=["pay.example"])
+        assert call is not None
+        sent.append((call.headers["Idempotency-Root"], call.headers["Idempotency-Parent"]))
+        if len(sent) == 1:
+            raise Boom
+
+    engine.once(body, resumable=True)
+    id = identity("", "op", "k")
+    claimed = engine.execute(Claim(id, 1, b"", 30.0, 86400.0, Takeover.RETRY, "", "op", "k\nroot\nparent"))
+    payload = engine.guard.resumable["op"].input(("k",), {})
+    engine.execute(SaveStep(id, claimed.token, INPUT, Codec().seal(Kind.VALUE, PLAIN.name, payload, id), 0))
+    engine.clock.advance(31)
+    assert recover(engine).failed == 1
+    assert [event.key for event in engine.events if event.name == "recovery_failed"] == ["k"]
+    engine.clock.advance(3600)
+    assert recover(engine).resumed == 1
+    record = engine.do(engine.guard.lookup, "op", "k")
+    assert (record.key, record.root, record.parent) == ("k", "root", "parent")
+    assert sent == [("root", "k")] * 2
 
 
 def noting(ran: list[str]) -> Callable[[str], None]:

@@ -52,6 +52,11 @@ def write_lineage(lineage: Lineage) -> dict[str, str]:
     return {name: text for name, text in headers.items() if text}
 
 
+def lineage_lines(lineage: Lineage) -> dict[bytes, bytes]:
+    """Return the header lines of a lineage, as ``read_lineage`` reads them."""
+    return {name.lower().encode(): text.encode() for name, text in write_lineage(lineage).items()}
+
+
 def label(key: str, lines: Mapping[bytes, bytes]) -> str:
     """Return the readable key as it is stored: with root and parent behind it, as far as there is room."""
     lineage = read_lineage(lines)
@@ -65,7 +70,8 @@ def read_label(record: Record) -> Record:
     """Return a record from a store with its key, root and parent apart."""
     if record.key is None or "\n" not in record.key:
         return record
-    key, root, parent = record.key.split("\n", 2)
+    key, _, rest = record.key.partition("\n")
+    root, _, parent = rest.partition("\n")
     return replace(record, key=key, root=root, parent=parent or None)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from semel.core.call import Outcome, Raised, describe_error
+from semel.core.lineage import read_label
 from semel.core.ops import Abandoned, Record, Resumable
 from semel.errors import InProgress, LeaseLost
 from semel.observe import events
@@ -109,4 +110,4 @@ class ResumePlan:
             self._tell(events.RecoveryGivenUp, record, record.attempt)
 
     def _tell(self, event: type[events.Event], record: Record, *details: Any) -> None:
-        self._hook(event(record.operation, record.tenant, record.key or "", *details))
+        self._hook(event(record.operation, record.tenant, read_label(record).key or "", *details))

@@ -32,6 +32,7 @@ from semel.core.quota import Meter, Quota
 from semel.core.states import State
 from semel.engine.declare.declaration import Declaration, Selector
 from semel.engine.forking import survive_forks
+from semel.engine.operation.handle import inherit_lineage, running
 from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store, has_members
 from semel.engine.problem_log import ProblemLog
 from semel.errors import ConfigurationError, NotResolvable, PolicyError, SemelError
@@ -224,7 +225,7 @@ class Guard:
         serializer: ResultSerializer = PLAIN,
     ) -> Call:
         """Return a call with this guard's settings. For adapters, which must have checked the arguments."""
-        return Call(
+        call = Call(
             identity(tenant, operation, key, self._identity_hash),
             tenant,
             operation,
@@ -239,6 +240,10 @@ class Guard:
             self._meter,
             self._log,
         )
+        outer = running.get()
+        if outer is not None:
+            inherit_lineage(call, outer)
+        return call
 
     def check_tenant(self, tenant: str) -> str:
         """Return the tenant of an adapter's request, and remember it. Raises PolicyError or KeyInvalid."""

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from semel.core.call import Call, Outcome, Raised, describe_error
+from semel.core.lineage import Lineage, lineage_lines, read_label
 from semel.core.ops import INPUT, Abandoned, Resumable
 from semel.core.policy import Duration, seconds
 from semel.core.resume import ResumeFlow, ResumePlan, ResumeReport
@@ -85,6 +86,10 @@ class _Resuming:
                 f"{call}: its stored arguments make another key or tenant than it was called with: "
                 "let key= and tenant= depend on the arguments alone"
             )
+        record = read_label(abandoned.record)
+        if record.root is not None and call.stored_key is not None:
+            call.stored_key = abandoned.record.key
+            call.lineage = lineage_lines(Lineage(record.root, record.parent or ""))
         call.resumption = True
         call.quota = None  # its key is already counted
         call.policy = declared.policy.replace(on_duplicate="raise")

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from semel.core.call import Call, Failed
 from semel.core.keys import check_name, derive
-from semel.core.lineage import Lineage, read_lineage
+from semel.core.lineage import Lineage, label, lineage_lines, read_lineage
 from semel.core.ops import Claimed, Op
 from semel.core.steps import StepJournal
 from semel.engine.forking import survive_forks
@@ -229,6 +229,13 @@ class OutgoingScope(NamedTuple):
 
 
 outgoing_scope: ContextVar[OutgoingScope | None] = ContextVar("semel_outgoing", default=None)
+
+
+def inherit_lineage(call: Call, outer: OperationHandle) -> None:
+    """Give a call that is made inside an operation its lineage."""
+    call.lineage = lineage_lines(outer._next_lineage)
+    if call.stored_key is not None:
+        call.stored_key = label(call.key, call.lineage)
 
 
 def current_operation() -> OperationHandle | None:
