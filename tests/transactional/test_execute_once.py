@@ -555,7 +555,9 @@ def test_a_lost_connection_leaves_the_outcome_open_and_a_retry_tells_it(guard: S
     assert payments(database) == ["k1"]
 
 
-def test_clients_behind_a_pooler_that_share_sessions(pgbouncer: PgBouncerServer) -> None:
+@pytest.mark.parametrize("prepare_threshold", [None, 0])
+def test_clients_behind_a_pooler_that_share_sessions(pgbouncer: PgBouncerServer, prepare_threshold: int | None) -> None:
+    """Also if nobody has told psycopg that a statement may be prepared in another session than it runs in."""
     import asyncpg
 
     pooled, direct = pgbouncer.create_database()
@@ -564,9 +566,12 @@ def test_clients_behind_a_pooler_that_share_sessions(pgbouncer: PgBouncerServer)
         conn.execute(TABLE)
 
     def client(guard: Semel) -> None:
-        with psycopg.connect(pooled, autocommit=True, prepare_threshold=None) as conn:
+        with psycopg.connect(pooled, autocommit=True, prepare_threshold=prepare_threshold) as conn:
             for key in KEYS:
-                pay(guard, conn, key, on_duplicate=Wait("30s"))
+                try:
+                    results.append(pay(guard, conn, key, on_duplicate=Wait("30s")).rows[0]["key"])
+                except Exception as error:
+                    results.append(repr(error))
 
     async def main() -> None:
         conn = await asyncpg.connect(pooled, statement_cache_size=0)
@@ -576,12 +581,14 @@ def test_clients_behind_a_pooler_that_share_sessions(pgbouncer: PgBouncerServer)
                 assert (await other.execute_once(conn, "pay", key=key, statement=statement, parameters=[key])).replayed
         await conn.close()
 
+    results: list[str] = []
     with Semel(PostgresStore(direct, listen=False)) as guard:
         threads = [threading.Thread(target=client, args=(guard,)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
+    assert sorted(results) == sorted(KEYS * 4)
     asyncio.run(main())
     assert payments(direct) == sorted(KEYS)
     pgbouncer.postgres.drop_database(direct)
