@@ -23,7 +23,7 @@
     │   │   ├── PreconditionFailed    412   the resource has changed: read it again
     │   │   └── PreconditionRequired  428   the route needs If-Match or If-None-Match
     │   ├── ConditionFailed   409   a condition of the operation's writes does not hold; nothing was written
-    │   └── NotResolvable     409   resolve() or release() of an operation that is not in doubt
+    │   └── NotResolvable     409   resolve() or release() of an operation that must stay as it is
     ├── OutcomeError                the operation ran, or may have run
     │   ├── OutcomeUnknown    500   an attempt ended without an outcome: resolve it
     │   ├── LeaseLost         409   another owner took over this attempt
@@ -240,7 +240,9 @@ class ConditionFailed(RequestError):
 
 
 class NotResolvable(RequestError):
-    """resolve() or release() was called for an operation that is not in doubt. Nothing was changed."""
+    """resolve() or release() was called for an operation that must stay as it is, such as one that is done. Nothing was
+    changed.
+    """
 
     status = 409
     code = "idempotency_not_resolvable"

@@ -377,6 +377,33 @@ def test_release_lets_an_unknown_operation_run_again(url: str) -> None:
         assert guard.run("pay", key="doubtful", call=lambda: 1) == 1
 
 
+def test_release_drops_a_stored_failure_where_it_is_told_to(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def pay() -> str:
+        if not paid:
+            raise ValueError("the provider is down")
+        return "paid"
+
+    paid: list[int] = []
+    with Semel(SQLiteStore(url.removeprefix("sqlite:///"))) as guard, pytest.raises(ValueError, match="provider"):
+        guard.run("pay", key="failed", tenant="acme", call=pay, remember_errors=ValueError)
+    command = ["release", url, "pay", "failed", "--tenant", "acme"]
+    assert main([*command, "--force"]) == 1
+    assert "--stored failure" in capsys.readouterr().err
+    assert main(["release", url, "pay", "failed", "--stored", "failure"]) == 1, "another tenant"
+    assert main([*command, "--stored", "failure"]) == 0
+    assert "released pay[failed]: the next call runs it" in capsys.readouterr().out
+    assert main([*command, "--stored", "failure"]) == 1
+    assert "no such record" in capsys.readouterr().err
+    paid.append(1)
+    with Semel(SQLiteStore(url.removeprefix("sqlite:///"))) as guard:
+        assert guard.run("pay", key="failed", tenant="acme", call=pay) == "paid"
+    assert main([*command, "--stored", "failure"]) == 1
+    assert "--stored any" in capsys.readouterr().err
+    assert main([*command, "--stored", "any"]) == 0
+    with pytest.raises(SystemExit):
+        main([*command, "--stored", "success"])
+
+
 @pytest.mark.parametrize("command", ["resolve", "release"])
 def test_what_is_not_in_doubt_is_left_alone(url: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, url, "pay", "done"]) == 1

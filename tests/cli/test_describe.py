@@ -14,7 +14,7 @@ import pytest
 
 from semel.cli import main
 from semel.errors import ConfigurationError
-from semel.http.describe.installation import find_installation
+from semel.http.describe.design import find_installation
 
 ROOT = Path(__file__).parents[2]
 

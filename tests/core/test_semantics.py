@@ -153,10 +153,37 @@ def test_a_resolution_goes_where_the_table_says(state: State, happened: bool, fo
     if target is None:
         assert after == before
     else:
+        assert after is not None
         assert state_of(after, NOW) is target
-        if after is not None:
-            assert after.token > TOKEN, "the lost owner's token is stale from now on"
-            assert after.snapshot == b"answer"
+        assert after.token > TOKEN, "the lost owner's token is stale from now on"
+        assert after.snapshot == (b"answer" if happened else None)
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("token", [TOKEN, TOKEN + 1])
+@pytest.mark.parametrize("state", State, ids=lambda s: s.name)
+def test_a_record_is_freed_by_its_own_token_only(state: State, token: int, force: bool) -> None:
+    before = row(state)
+    after, found = apply(before, Resolve(ID, None, 60.0, force, token), NOW)
+    if token != TOKEN:
+        assert (after, found) == (before, State.ABSENT)
+        return
+    assert found is state
+    move = Move.FREE if state is State.DONE else Move.RESOLVE_ABSENT
+    freed = (state, move) in TRANSITIONS or (force and state is State.RUNNING)
+    assert (state_of(after, NOW) is State.ABSENT) is (freed or state is State.ABSENT)
+    assert (after != before) is freed
+
+
+@pytest.mark.parametrize("clock", [NOW, NOW - 3600, 0.0], ids=["stands still", "steps back", "begins anew"])
+@pytest.mark.parametrize("state", [State.RUNNING, State.UNKNOWN, State.DONE], ids=lambda s: s.name)
+def test_tokens_grow_after_a_release_whatever_the_clock_does(state: State, clock: float) -> None:
+    freed, _ = apply(row(state), Resolve(ID, None, 60.0, True, TOKEN), NOW)
+    again, answer = apply(freed, claim(), clock)
+    assert again is not None
+    assert (answer.token > TOKEN, answer.attempt, answer.steps) == (True, 1, ())
+    for late in OWNERS.values():
+        assert apply(again, late, clock) == (again, False)
 
 
 @pytest.mark.parametrize("state", State, ids=lambda s: s.name)
@@ -231,6 +258,7 @@ OPERATIONS = st.lists(
         st.tuples(st.sampled_from(["renew", "complete", "release", "yield", "give_up", "step"]), st.integers(0, 5)),
         st.sampled_from([0.1, 1.0, 10.0, 4000.0]),
         st.builds(Resolve, st.just(ID), st.sampled_from([None, b"x"]), st.just(60.0), st.booleans()),
+        st.tuples(st.just("free"), st.integers(0, 5)),
     ),
     max_size=25,
 )  # fmt: skip
@@ -244,6 +272,7 @@ def owners(word: str, token: int) -> Any:
         "yield": Release(ID, token, State.ABANDONED),
         "give_up": Release(ID, token, State.UNKNOWN),
         "step": SaveStep(ID, token, "s", b"v", 0),
+        "free": Resolve(ID, None, 60.0, False, token),
     }[word]
 
 
@@ -269,6 +298,7 @@ def test_whatever_comes_tokens_grow_and_a_finished_answer_never_changes(things: 
             else:
                 tokens.append(answer.token)
         if before is State.DONE:
-            assert after is current
+            freed = type(op) is Resolve and current is not None and op.token == current.token and op.snapshot is None
+            assert state_of(after, now) is State.ABSENT if freed else after is current
         current = after
         now += 0.000_001

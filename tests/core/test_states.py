@@ -30,8 +30,8 @@ def test_every_state_has_a_way_back_to_absent() -> None:
     assert going_home == set(State)
 
 
-def test_a_finished_record_only_expires() -> None:
-    assert {move for state, move in TRANSITIONS if state is State.DONE} == {Move.EXPIRE}
+def test_a_finished_record_only_goes() -> None:
+    assert {move for state, move in TRANSITIONS if state is State.DONE} == {Move.EXPIRE, Move.FREE}
 
 
 def test_an_unknown_record_never_expires_and_is_never_taken_over() -> None:

@@ -25,8 +25,7 @@ from semel.http import quart as for_quart
 from semel.http.asgi import ASGIMiddleware
 from semel.http.contract.rules import idempotent
 from semel.http.describe import document
-from semel.http.describe.design import design_of
-from semel.http.describe.installation import find_installation
+from semel.http.describe.design import design_of, find_installation
 from semel.http.wsgi import WSGIMiddleware
 from tests.http.asking import Counting, ask, body_of
 from tests.http.django_project import Project

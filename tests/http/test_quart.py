@@ -38,7 +38,7 @@ except ImportError:
         raise
     pytest.skip("Quart is not installed", allow_module_level=True)
 
-from semel.http.describe.installation import find_installation
+from semel.http.describe.design import find_installation
 from semel.http.quart import check_match, conditional, endpoints, etag, exempt, idempotent, install, natural
 
 KEY = {"Idempotency-Key": "k"}

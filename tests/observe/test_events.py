@@ -246,6 +246,12 @@ def resolved(engine: Engine) -> Found:
     return {"happened": True}
 
 
+def outcome_released(engine: Engine) -> Found:
+    engine.run(lambda: 1, tenant="acme")
+    engine.do(engine.guard.release, "op", "k", tenant="acme", stored="any")
+    return {"outcome": "result", "token": int}
+
+
 def swept(engine: Engine) -> Found:
     engine.run(lambda: 1, tenant="acme", ttl=1)
     engine.clock.advance(2)
@@ -258,7 +264,7 @@ SCENARIOS: dict[str, Callable[[Engine], Found]] = {
     for scenario in (
         started, taken_over, completed, failure_remembered, recovered, released, replayed, waited, turned_away,
         mismatched, went_unknown, lease_lost, renewed, renewal_failed, step_saved, undo_failed, result_dropped,
-        unstored, store_failed, unprotected, unkeyed, expired, over_quota, resolved, swept,
+        unstored, store_failed, unprotected, unkeyed, expired, over_quota, resolved, outcome_released, swept,
     )
 }  # fmt: skip
 

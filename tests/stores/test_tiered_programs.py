@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -20,6 +22,8 @@ from semel import (
     AsyncSemel,
     AsyncSQLiteStore,
     AsyncTieredStore,
+    InProgress,
+    NotResolvable,
     RedisCache,
     Semel,
     SQLiteStore,
@@ -117,6 +121,106 @@ def test_commands_ask_the_truth(url: str, tmp_path: Path, capsys: pytest.Capture
     assert main(["lookup", nowhere, "pay", "k"]) == 3
     assert not (tmp_path / "none.db").exists()
     assert main(["migrate", "tiered:redis://a", "--check"]) == 2
+
+
+# A finished record is freed
+
+PAUSED = """
+import sys
+from semel import Semel
+from semel.stores.urls import open_store
+
+store = open_store(sys.argv[1])
+assert store.cache.connect(20)
+write = store.cache.write
+
+def paused(what):
+    if what.record is None or what.record.snapshot is None:
+        return
+    print("paused", flush=True)
+    sys.stdin.readline()
+    write(what)
+    store.cache.settle(what.id)
+    print("written", flush=True)
+
+store.cache.write = paused
+with Semel(store, sweep_every=None) as guard:
+    print(guard.run("pay", key="k", call=lambda: "failed"), flush=True)
+"""
+
+
+@pytest.mark.parametrize("asked", ["finishes it", "replays it"])
+def test_a_process_that_wakes_after_the_release_brings_no_old_outcome_back(url: str, asked: str) -> None:
+    """It was paused between the answer of the primary and its write to the cache."""
+
+    def pay(result: str) -> str:
+        store = open_store(url)
+        assert isinstance(store, TieredStore)
+        assert store.cache.connect(BOUND)
+        with Semel(store, sweep_every=None) as guard:
+            return guard.run("pay", key="k", call=lambda: result)
+
+    if asked == "replays it":
+        with Semel(open_store(url.removeprefix("tiered:").partition(",")[0]), sweep_every=None) as guard:
+            guard.run("pay", key="k", call=lambda: "failed")
+    with subprocess.Popen(
+        [sys.executable, "-c", PAUSED, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "paused\n"
+        assert main(["release", url, "pay", "k", "--stored", "any"]) == 0
+        process.stdin.write("wake\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "written\n"
+        assert pay("paid") == "paid"
+        assert process.stdout.readline() == "failed\n", "its own call had ended before the release"
+    assert process.returncode == 0
+    assert [pay("never") for _ in range(3)] == ["paid"] * 3
+
+
+@pytest.mark.slow
+def test_processes_that_replay_while_an_outcome_is_released_all_come_to_the_new_one(url: str) -> None:
+    replay = """
+import sys, time
+from semel import InProgress, Semel
+from semel.stores.urls import open_store
+
+store = open_store(sys.argv[1])
+assert store.cache.connect(20)
+with Semel(store, sweep_every=None) as guard:
+    found, end = "", time.monotonic() + 20
+    while time.monotonic() < end and found != "5":
+        before = found
+        try:
+            found = guard.run("pay", key="k", call=lambda: "ran here")
+        except InProgress:
+            continue
+        if found != before:
+            print(found.replace(" ", "_"), flush=True)
+"""
+    with Semel(open_store(url), sweep_every=None) as guard:
+        guard.run("pay", key="k", call=lambda: "0")
+        command = [sys.executable, "-c", replay, url]
+        with (
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as one,
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other,
+        ):
+            for each in (one, other):
+                assert each.stdout is not None
+                assert each.stdout.readline() == "0\n"
+            for number in "12345":
+                found = ""
+                while found != number:  # the others may run it first; then their outcome is released in turn
+                    with contextlib.suppress(InProgress, NotResolvable):
+                        guard.release("pay", "k", stored="any")
+                    with contextlib.suppress(InProgress):
+                        found = guard.run("pay", key="k", call=lambda number=number: number)  # type: ignore[misc]
+            for each in (one, other):
+                lines = each.communicate(timeout=BOUND)[0].split()
+                numbers = [line for line in lines if line != "ran_here"]
+                assert lines[-1:] == ["5"]
+                assert numbers == sorted(numbers), "an outcome that was released came back"
 
 
 # In programs

@@ -103,6 +103,40 @@ def test_a_call_of_asyncpg_that_is_cancelled_on_its_way_leaves_no_transaction_op
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+def test_a_replay_that_is_cancelled_on_its_way_leaves_no_transaction_open(database: str, driver: str) -> None:
+    """Cancelled in each turn of the loop, also while its rollback travels."""
+
+    async def main() -> int:
+        other = await asyncpg.connect(database)
+        cancelled = 0
+        async with AsyncSemel(AsyncPostgresStore(database, connections=1), sweep_every=None) as guard:
+            conn: Any = await (
+                asyncpg.connect(database)
+                if driver == "asyncpg"
+                else psycopg.AsyncConnection.connect(database, autocommit=True)
+            )
+            await guard.run_in_transaction(conn, "pay", key="k1", call=paid, own_transaction=True)
+            for turns in range(40):
+                call = asyncio.ensure_future(
+                    guard.run_in_transaction(conn, "pay", key="k1", call=paid, own_transaction=True)
+                )
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                call.cancel()
+                with suppress(asyncio.CancelledError):
+                    await call
+                cancelled += call.cancelled()
+                await conn.execute(f"INSERT INTO payment (key) VALUES ('{turns}')")
+                seen = await other.fetchval("SELECT count(*) FROM payment WHERE key = $1", str(turns))
+                assert seen == 1, f"after {turns} turns of the loop the connection was left in a transaction"
+            await conn.close()
+        await other.close()
+        return cancelled
+
+    assert asyncio.run(main()) > 3
+
+
 def test_in_the_callers_transaction_nothing_is_stored_for_certain(desk: Any, database: str) -> None:
     with pytest.raises(Exception) as lost:  # what the kind's own transaction makes of it, or ours
         desk.pay("k1", call=severed(database))

@@ -84,6 +84,7 @@ _WHO: Final = {
     states.Move.EXPIRE: "the store's clock",
     states.Move.RESOLVE_DONE: "a person, or a program that looked",
     states.Move.RESOLVE_ABSENT: "a person, or a program that looked",
+    states.Move.FREE: "a person who wants it to run again",
 }
 
 

@@ -38,8 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.http.describe.design import design_of
-    from semel.http.describe.installation import find_installation
+    from semel.http.describe.design import design_of, find_installation
 
     with redirect_stdout(sys.stderr):  # what the application prints does not belong to the page
         design = design_of(args.app, find_installation(load(args.app, args.app_dir)))

@@ -1,4 +1,6 @@
-"""``semel lookup``, ``resolve`` and ``release``: show a record, or settle one in doubt. ``semel diagram``: its life."""
+"""``semel lookup``, ``resolve`` and ``release``: show a record, settle it, or let it run again. ``semel diagram``: its
+life.
+"""
 
 from __future__ import annotations
 
@@ -122,11 +124,17 @@ def configure_release(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force", action="store_true", help="also while its owner runs; that owner's outcome will be refused"
     )
+    parser.add_argument(
+        "--stored",
+        choices=["failure", "any"],
+        help="also if it is done, so that it runs again: failure if an error or a response from 400 is stored, any "
+        "whatever is stored",
+    )
 
 
 def release(args: argparse.Namespace) -> int:
     with open_guard(args.url) as guard:
-        guard.release(args.operation, args.key, tenant=args.tenant or None, force=args.force)
+        guard.release(args.operation, args.key, tenant=args.tenant or None, force=args.force, stored=args.stored)
     say(f"released {args.operation}[{args.key}]: the next call runs it")
     return OK
 
@@ -148,7 +156,7 @@ RESOLVE = Command(
 )
 RELEASE = Command(
     "release",
-    "Say that an unknown or abandoned operation did not happen: the next call runs it.",
+    "Say that an unknown or abandoned operation did not happen, or drop a stored outcome: the next call runs it.",
     configure_release,
     release,
 )

@@ -171,6 +171,9 @@ class Resolve(Op[State]):
     snapshot: bytes | None
     ttl: float
     force: bool = False
+    token: int | None = None
+    """With the snapshot None: free the record also if it is finished. If it has another token, it is not the one that
+    the caller has seen: it stays as it is, and the answer is ABSENT."""
 
 
 @value

@@ -221,10 +221,21 @@ def lookup(row: Row | None, op: Lookup, now: float) -> tuple[Row | None, Record 
 
 def resolve(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, State]:
     state = state_of(row, now)
-    if row is None or not (state in (UNKNOWN, ABANDONED) or (op.force and state is RUNNING)):
+    if row is None or (op.token is not None and op.token != row.token):
+        return row, ABSENT
+    if not (
+        state in (UNKNOWN, ABANDONED)
+        or (op.force and state is RUNNING)
+        or (state is DONE and op.token is not None and op.snapshot is None)
+    ):
         return row, state
     if op.snapshot is None:
-        return None, state
+        # An expired record with a new token. So the next token is greater, whatever the clock does until then, and a
+        # late report of the lost owner is refused.
+        freed = row._replace(
+            state=DONE, token=next_token(row, now), snapshot=None, lease_end=now, expires=0.0, steps=()
+        )
+        return freed, state
     # A new token, so that the lost owner finds its own stale if it comes back.
     return (
         row._replace(

@@ -10,7 +10,8 @@ states:
 ``ABANDONED``  The lease has ended and the owner has not reported. Nobody can know whether it is dead, paused or slow.
                This state is never written: it is how a RUNNING record looks after its lease has ended.
 ``DONE``       The operation is finished. The record holds a *snapshot* of the result, which every further call gets
-               until the record expires. A finished record never changes.
+               until the record expires. A finished record never changes. It only goes: when it expires, or when a
+               person frees it.
 ``UNKNOWN``    An attempt was abandoned, and the policy forbids another one: nobody can say whether the effect happened.
                The record stays until someone resolves it, or until the lost owner reports after all.
 
@@ -77,6 +78,7 @@ class Move(Enum):
     EXPIRE = "expires"
     RESOLVE_DONE = "resolve, it happened"
     RESOLVE_ABSENT = "resolve, it did not"
+    FREE = "release, drop the outcome"
 
     # Members are singletons. Enum's own __hash__ is a Python function, which is slow in every lookup of the table.
     __hash__ = object.__hash__
@@ -114,6 +116,8 @@ TRANSITIONS: Final[Mapping[tuple[State, Move], State]] = MappingProxyType(
         (State.UNKNOWN, Move.RESOLVE_ABSENT): State.ABSENT,
         # The ttl has ended.
         (State.DONE, Move.EXPIRE): State.ABSENT,
+        # A person wants the operation to run again, although it has an outcome: a failure that is over, above all.
+        (State.DONE, Move.FREE): State.ABSENT,
     }
 )
 """The state that each move leads to from each state. A move that is not in the table does not happen."""

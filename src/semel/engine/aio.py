@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 
 # sync only: from typing import TYPE_CHECKING
-from typing import Any, ClassVar, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import Any, ClassVar, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from semel.codec import Codec
 from semel.core.call import Call, Outcome
@@ -402,14 +402,28 @@ class AsyncGuard(Guard):
         call = self._plain_call(operation, key, tenant, None, returns, {})
         self._report(call, await self.store.execute(self._resolution(call, result)), happened=True)
 
-    async def release(self, operation: str, key: object, *, tenant: str | None = None, force: bool = False) -> None:
+    async def release(
+        self,
+        operation: str,
+        key: object,
+        *,
+        tenant: str | None = None,
+        force: bool = False,
+        stored: Literal["failure", "any"] | None = None,
+    ) -> None:
         """Declare that an unknown or abandoned operation did not happen: the next call is a first call.
 
         :param force: release it even if its handler is still running. That handler's result will not be stored.
+        :param stored: release it even if it is done, so that it runs again: ``"failure"`` if what is stored is an error
+            or a response with a status from 400, ``"any"`` whatever is stored.
         """
         call = self._plain_call(operation, key, tenant, None, None, {})
-        found = await self.store.execute(Resolve(call.id, None, call.policy.retention_seconds, force))
-        self._report(call, found, happened=False, force=force)
+        outcome = None
+        if stored is not None:
+            outcome = self._releasable(call, await self.store.execute(Lookup(call.id)), stored)
+        token = None if outcome is None else outcome[1]
+        found = await self.store.execute(Resolve(call.id, None, call.policy.retention_seconds, force, token))
+        self._report(call, found, happened=False, force=force, outcome=outcome)
 
     async def sweep(self, limit: int = SWEEP_LIMIT) -> Swept:
         """Remove at most ``limit`` expired records."""

@@ -14,9 +14,9 @@ from semel.core.call import Call
 from semel.core.encoding.fingerprint import Arguments, hash_key
 from semel.core.encoding.plain import PLAIN
 from semel.core.encoding.serializers import ResultSerializer, Serializer, serializer_for
-from semel.core.encoding.snapshot import NotSerializable
+from semel.core.encoding.snapshot import Kind, NotSerializable, decode_response
 from semel.core.keys import KeyFormat, check_name, identity, identity_hash, normalize_key
-from semel.core.ops import Resolve
+from semel.core.ops import Record, Resolve
 from semel.core.policy import (
     Duration,
     Guarantee,
@@ -34,7 +34,7 @@ from semel.engine.declare.declaration import Declaration, Selector
 from semel.engine.forking import survive_forks
 from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store, has_members
 from semel.engine.problem_log import ProblemLog
-from semel.errors import ConfigurationError, NotResolvable, PolicyError
+from semel.errors import ConfigurationError, NotResolvable, PolicyError, SemelError
 from semel.observe import events
 from semel.observe.events import Event, EventHook, LoggingHook
 
@@ -273,15 +273,40 @@ class Guard:
         except NotSerializable as error:
             raise PolicyError(f"{call}: this result cannot be stored, so nothing is resolved: {error}") from error
 
-    def _report(self, call: Call, found: State, *, happened: bool, force: bool = False) -> None:
-        """Report a resolution. Raises NotResolvable if the operation was not in doubt."""
+    def _releasable(self, call: Call, record: Record | None, stored: str) -> tuple[str, int] | None:
+        """Return what is stored (see ``events.OutcomeReleased``) and its token, or None if the operation is not done.
+
+        Raises NotResolvable if it must stay.
+        """
+        if stored not in ("failure", "any"):
+            raise PolicyError(f'stored= is "failure" or "any", not {stored!r}')
+        if record is None or record.state is not State.DONE:
+            return None
+        kind = _outcome_kind(self.codec, record)
+        if stored == "failure" and kind != "failure":
+            what = "its stored outcome cannot be read" if kind == "unreadable" else "what is stored is a result"
+            raise NotResolvable(
+                f"{call} is done, and {what}. To release it all the same, so that it runs again, write "
+                'stored="any" (on the command line: --stored any)'
+            )
+        return kind, record.token
+
+    def _report(
+        self, call: Call, found: State, *, happened: bool, force: bool = False, outcome: tuple[str, int] | None = None
+    ) -> None:
+        """Report a resolution. Raises NotResolvable if nothing was changed."""
         if found in (State.UNKNOWN, State.ABANDONED) or (force and found is State.RUNNING):
             call.alert(events.Resolved, happened)
+        elif outcome is not None and found is State.DONE:
+            call.alert(events.OutcomeReleased, *outcome)
+        elif outcome is not None:
+            raise NotResolvable(f"{call}: somebody else has just released it, or it has expired. Look it up again")
         elif found is State.RUNNING:
             raise NotResolvable(f"{call} is running; wait for its lease to end, or release(force=True)")
         elif found is State.DONE:
             raise NotResolvable(
-                f"{call} is done, and a finished record never changes: use a new key, or wait until it expires"
+                f"{call} is done, so its outcome stays until it expires. To release a stored failure, write "
+                'release(…, stored="failure") (on the command line: --stored failure)'
             )
         else:
             raise NotResolvable(f"{call}: there is no such record")
@@ -302,6 +327,17 @@ class Guard:
                 self._serializers.clear()
             known = self._serializers[returns] = serializer_for(returns)
         return known
+
+
+def _outcome_kind(codec: Codec, record: Record) -> str:
+    """Return what the record of a finished operation holds: a failure, a result, or something unreadable."""
+    try:
+        snapshot = codec.open(record.snapshot or b"", record.id)
+        if snapshot.kind is Kind.RESPONSE:
+            return "failure" if decode_response(snapshot.payload).status >= 400 else "result"
+    except SemelError:
+        return "unreadable"
+    return "failure" if snapshot.kind is Kind.ERROR else "result"
 
 
 def at_least_one(limit: int) -> int:

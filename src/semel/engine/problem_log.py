@@ -26,6 +26,7 @@ _TEXTS: Final[dict[type[Event], str]] = {
     events.LeaseLostEvent: "attempt {0} lost its lease, so another one may run; its outcome may be refused",
     events.ResultDropped: "the operation is done, but its result could not be stored: {0}",
     events.Resolved: "someone has resolved or released the operation (it happened: {0})",
+    events.OutcomeReleased: "someone has released the stored outcome ({0}, token {1}): the next call runs it again",
 }
 
 
@@ -43,6 +44,8 @@ class ProblemLog:
             cause: tuple[Any, ...] = (event, details[-1])
         elif event is events.Unprotected:
             cause = (event, call.operation)
+        elif event is events.OutcomeReleased:  # each is a cause of its own
+            cause = (event, call.id, details)
         else:
             cause = (event, call.id)
         now = self._clock()

@@ -20,8 +20,8 @@ For sync connections use ``semel.natural``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from semel.errors import ConfigurationError, NotMigrated, StoreUnavailable
 from semel.natural import dynamodb, programs
@@ -35,6 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 R = TypeVar("R")
+P = ParamSpec("P")
 
 
 async def insert_once(
@@ -52,8 +53,7 @@ async def insert_once(
     """
     if dynamodb.is_client(connection, awaited=True):
         return await _call(connection, dynamodb.insert_once(table, values, key, returning))
-    target = _adopt(connection)
-    return await _run(target, table, programs.insert_once(Table.on(target, table), values, key, returning))
+    return await _run(connection, table, programs.insert_once, values, key, returning)
 
 
 async def upsert(connection: Any, table: str, values: Mapping[str, Any], *, key: str | Iterable[str]) -> bool:
@@ -61,8 +61,7 @@ async def upsert(connection: Any, table: str, values: Mapping[str, Any], *, key:
 
     Pass absolute values: a balance of 100, not ten more.
     """
-    target = _adopt(connection)
-    return await _run(target, table, programs.upsert(Table.on(target, table), values, key))
+    return await _run(connection, table, programs.upsert, values, key)
 
 
 async def compare_and_set(
@@ -86,9 +85,7 @@ async def compare_and_set(
     """
     if dynamodb.is_client(connection, awaited=True):
         return await _call(connection, dynamodb.compare_and_set(table, where, version, values, column, marker))
-    target = _adopt(connection)
-    program = programs.compare_and_set(Table.on(target, table), where, version, values, column, marker)
-    return await _run(target, table, program)
+    return await _run(connection, table, programs.compare_and_set, where, version, values, column, marker)
 
 
 async def transition(
@@ -106,9 +103,7 @@ async def transition(
     :param before: a state, or several.
     :param values: other columns to set with it.
     """
-    target = _adopt(connection)
-    program = programs.transition(Table.on(target, table), where, column, before, after, values or {})
-    return await _run(target, table, program)
+    return await _run(connection, table, programs.transition, where, column, before, after, values or {})
 
 
 async def append_event(
@@ -129,30 +124,30 @@ async def append_event(
     :param sequence: the place of this event: one more than the last event that the caller has seen.
     :param id: the column that identifies an event.
     """
-    target = _adopt(connection)
-    program = programs.append_event(Table.on(target, table), aggregate, sequence, event, id, column, first)
-    return await _run(target, table, program)
+    return await _run(connection, table, programs.append_event, aggregate, sequence, event, id, column, first)
 
 
 async def delete(connection: Any, table: str, where: Mapping[str, Any]) -> bool:
     """Delete rows. Returns whether there were any; it is no error if there were none."""
-    target = _adopt(connection)
-    return await _run(target, table, programs.delete(Table.on(target, table), where))
+    return await _run(connection, table, programs.delete, where)
 
 
-def _adopt(connection: Any) -> Any:
+async def _run(
+    connection: Any,
+    table: str,
+    program: Callable[Concatenate[Table, P], Program[R]],
+    *arguments: P.args,
+    **options: P.kwargs,
+) -> R:
+    """Run the program on the table of this name."""
     if dynamodb.is_client(connection, awaited=True):
         raise ConfigurationError("for DynamoDB there are insert_once and compare_and_set, and no others")
     target = adopt(connection)
     if target.awaited is False:
         raise ConfigurationError("this connection is not async: use the functions of semel.natural")
-    return target
-
-
-async def _run(target: Any, table: str, program: Program[R]) -> R:
     await target.finish()  # a session's new rows go first: the statement may be about them
     try:
-        return await run_async(program, target)
+        return await run_async(program(Table.on(target, table), *arguments, **options), target)
     except (NotMigrated, StoreUnavailable) as error:
         raise programs.missing_table(error, table) from error.__cause__
 

@@ -14,8 +14,8 @@ For async connections use ``semel.natural.aio``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from semel.errors import ConfigurationError, NotMigrated, StoreUnavailable
 from semel.natural import dynamodb, programs
@@ -29,6 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 R = TypeVar("R")
+P = ParamSpec("P")
 
 
 def insert_once(
@@ -46,8 +47,7 @@ def insert_once(
     """
     if dynamodb.is_client(connection, awaited=False):
         return _call(connection, dynamodb.insert_once(table, values, key, returning))
-    target = _adopt(connection)
-    return _run(target, table, programs.insert_once(Table.on(target, table), values, key, returning))
+    return _run(connection, table, programs.insert_once, values, key, returning)
 
 
 def upsert(connection: Any, table: str, values: Mapping[str, Any], *, key: str | Iterable[str]) -> bool:
@@ -55,8 +55,7 @@ def upsert(connection: Any, table: str, values: Mapping[str, Any], *, key: str |
 
     Pass absolute values: a balance of 100, not ten more.
     """
-    target = _adopt(connection)
-    return _run(target, table, programs.upsert(Table.on(target, table), values, key))
+    return _run(connection, table, programs.upsert, values, key)
 
 
 def compare_and_set(
@@ -80,9 +79,7 @@ def compare_and_set(
     """
     if dynamodb.is_client(connection, awaited=False):
         return _call(connection, dynamodb.compare_and_set(table, where, version, values, column, marker))
-    target = _adopt(connection)
-    program = programs.compare_and_set(Table.on(target, table), where, version, values, column, marker)
-    return _run(target, table, program)
+    return _run(connection, table, programs.compare_and_set, where, version, values, column, marker)
 
 
 def transition(
@@ -100,9 +97,7 @@ def transition(
     :param before: a state, or several.
     :param values: other columns to set with it.
     """
-    target = _adopt(connection)
-    program = programs.transition(Table.on(target, table), where, column, before, after, values or {})
-    return _run(target, table, program)
+    return _run(connection, table, programs.transition, where, column, before, after, values or {})
 
 
 def append_event(
@@ -123,30 +118,30 @@ def append_event(
     :param sequence: the place of this event: one more than the last event that the caller has seen.
     :param id: the column that identifies an event.
     """
-    target = _adopt(connection)
-    program = programs.append_event(Table.on(target, table), aggregate, sequence, event, id, column, first)
-    return _run(target, table, program)
+    return _run(connection, table, programs.append_event, aggregate, sequence, event, id, column, first)
 
 
 def delete(connection: Any, table: str, where: Mapping[str, Any]) -> bool:
     """Delete rows. Returns whether there were any; it is no error if there were none."""
-    target = _adopt(connection)
-    return _run(target, table, programs.delete(Table.on(target, table), where))
+    return _run(connection, table, programs.delete, where)
 
 
-def _adopt(connection: Any) -> Any:
+def _run(
+    connection: Any,
+    table: str,
+    program: Callable[Concatenate[Table, P], Program[R]],
+    *arguments: P.args,
+    **options: P.kwargs,
+) -> R:
+    """Run the program on the table of this name."""
     if dynamodb.is_client(connection, awaited=False):
         raise ConfigurationError("for DynamoDB there are insert_once and compare_and_set, and no others")
     target = adopt(connection)
     if target.awaited:
         raise ConfigurationError("this connection is async: use the functions of semel.natural.aio")
-    return target
-
-
-def _run(target: Any, table: str, program: Program[R]) -> R:
     target.finish()  # a session's new rows go first: the statement may be about them
     try:
-        return run(program, target)
+        return run(program(Table.on(target, table), *arguments, **options), target)
     except (NotMigrated, StoreUnavailable) as error:
         raise programs.missing_table(error, table) from error.__cause__
 

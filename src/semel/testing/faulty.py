@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from semel.engine.ports import AsyncStore, Store
@@ -20,15 +21,18 @@ class _Fault:
         self.passed = 0
         self.report: Callable[[str], None] = lambda point: None
 
-    def here(self, op: Any) -> bool:
-        """Whether this is the Op that fails."""
-        if not self.target:
-            return False
+    @contextmanager
+    def around(self, op: Any) -> Iterator[None]:
+        """Raise before or after the block if this is the Op that fails."""
         self.passed += 1
         if self.passed != self.target:
-            return False
+            yield
+            return
         self.report(f"the store failed {self.how} {type(op).__name__} (Op {self.target})")
-        return True
+        if self.how == "before":
+            raise StoreUnavailable("broken on purpose: not stored")
+        yield
+        raise StoreUncertain("broken on purpose: stored, but the answer is lost")
 
 
 _fault = _Fault()
@@ -54,14 +58,8 @@ def async_store(inner: AsyncStore) -> AsyncStore:
     return _AsyncFaulty(inner)
 
 
-def _raise() -> None:
-    if _fault.how == "before":
-        raise StoreUnavailable("broken on purpose: not stored")
-    raise StoreUncertain("broken on purpose: stored, but the answer is lost")
-
-
 class _Wrapper:
-    """What the wrapped store declares, and the failure on purpose."""
+    """What the wrapped store declares and does, but for ``execute``."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -70,46 +68,19 @@ class _Wrapper:
         self.resumes: bool = inner.resumes
         self.adopt = inner.adopt
         self.accept = inner.accept
-
-    def open(self) -> None:
-        self._inner.open()
+        self.execute_many = inner.execute_many
+        self.wait = inner.wait
+        self.open = inner.open
+        self.close = inner.close
 
 
 class _Faulty(_Wrapper):
     def execute(self, op: Any) -> Any:
-        fails = _fault.here(op)
-        if fails and _fault.how == "before":
-            _raise()
-        answer = self._inner.execute(op)
-        if fails:
-            _raise()
-        return answer
-
-    def execute_many(self, ops: Sequence[Any]) -> Any:
-        return self._inner.execute_many(ops)
-
-    def wait(self, id: bytes, seconds: float) -> None:
-        self._inner.wait(id, seconds)
-
-    def close(self) -> None:
-        self._inner.close()
+        with _fault.around(op):
+            return self._inner.execute(op)
 
 
 class _AsyncFaulty(_Wrapper):
     async def execute(self, op: Any) -> Any:
-        fails = _fault.here(op)
-        if fails and _fault.how == "before":
-            _raise()
-        answer = await self._inner.execute(op)
-        if fails:
-            _raise()
-        return answer
-
-    async def execute_many(self, ops: Sequence[Any]) -> Any:
-        return await self._inner.execute_many(ops)
-
-    async def wait(self, id: bytes, seconds: float) -> None:
-        await self._inner.wait(id, seconds)
-
-    async def close(self) -> None:
-        await self._inner.close()
+        with _fault.around(op):
+            return await self._inner.execute(op)

@@ -222,14 +222,20 @@ class AsyncTransactionAttempt:
     # sync:         self.call.tell(events.StoreFailed, "undo", str(error))
     async def _undo(self) -> None:
         """Roll back, even if we are cancelled: a connection with an open transaction must not go back to its pool."""
-        undoing = asyncio.ensure_future(asyncio.wait_for(self._unit.undo(), UNDO_TIMEOUT))
+        undoing = asyncio.ensure_future(self._unit.undo())
+        # Not by wait_for(), which takes another task: a rollback is half of a replay.
+        limit = asyncio.get_running_loop().call_later(UNDO_TIMEOUT, undoing.cancel)
         cancelled: asyncio.CancelledError | None = None
         while not undoing.done():
             try:
-                await asyncio.wait([undoing])
+                await asyncio.shield(undoing)
             except asyncio.CancelledError as error:
-                cancelled = error
-        failure = undoing.exception() if not undoing.cancelled() else None
+                if not undoing.cancelled():
+                    cancelled = error
+            except Exception:
+                break
+        limit.cancel()
+        failure = TimeoutError() if undoing.cancelled() else undoing.exception()
         if failure is not None:  # the connection is gone, and the transaction with it
             self.call.tell(events.StoreFailed, "undo", str(failure) or type(failure).__name__)
         if cancelled is not None:

@@ -1,5 +1,8 @@
 """The idempotency of a service as plain data: routes, store, replay contract, errors, an example.
 
+First, find what is installed in an application: its guard, its tenant and its endpoints. Nothing is run or changed. No
+framework is imported: an application of a framework has imported it already.
+
 ``semel describe`` prints it. The example is not a template: real requests are sent to the middleware, over a store in
 memory, and the route's rule, key format, headers and errors are its own.
 """
@@ -9,27 +12,41 @@ from __future__ import annotations
 import inspect
 import io
 import json
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any, Final
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+from wsgiref.util import setup_testing_defaults
 
 from semel.core.keys import header_value
 from semel.core.policy import Policy
 from semel.core.values import value
 from semel.engine.guard import Guard
+from semel.errors import ConfigurationError
+from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.conditional import etag
 from semel.http.contract.exchange import KEY_HEADER, KeyHeader
-from semel.http.contract.routes import Endpoint, undeclared
+from semel.http.contract.middleware import Middleware
+from semel.http.contract.routes import Endpoint, Routes, undeclared
 from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Conditional, Idempotent
-from semel.http.describe.installation import Installation
-from semel.http.describe.paths import example_path
 from semel.http.describe.plain_rules import duration_text, plain_rule
-from semel.http.describe.refusals import example_key, refusals
+from semel.http.describe.refusals import example_key, example_path, refusals
 from semel.http.wsgi.middleware import WSGIMiddleware
 from semel.stores.guard import Semel
 from semel.stores.memory import MemoryStore
 
+FRAMEWORKS: Final = (
+    ("starlette.applications", "Starlette", "semel.http.fastapi"),
+    ("litestar.app", "Litestar", "semel.http.litestar"),
+    ("flask.app", "Flask", "semel.http.flask"),
+    ("quart.app", "Quart", "semel.http.quart"),
+)
+"""The class of a framework's applications, and our module with ``endpoints(app)``."""
+INSIDE: Final = ("app", "wsgi_app", "application", "asgi_app", "_app", "wrapped", "__wrapped__", "__self__")
+"""Attributes in which wrappers have the application that they wrap."""
+DEEPEST: Final = 20
 _SPELLED: Final = {"etag": "ETag"}
 _NEVER: Final = ("Set-Cookie", "WWW-Authenticate", "Date")
 _SENT: Final = {"amount": 10}
@@ -38,7 +55,133 @@ _MADE: Final = b'{"id": 42, "amount": 10}'
 
 
 @value
-class ExampleStep:
+class Installation:
+    """What is known of a service."""
+
+    framework: str
+    guard: Guard
+    tenant: str
+    """The name of the function that returns the tenant of a request; empty if there is none."""
+    docs: str | None
+    key_header: KeyHeader
+    endpoints: list[Endpoint]
+
+
+def find_installation(app: Any) -> Installation:
+    """Look into an application, and into what it wraps. Raises ConfigurationError if there is no middleware."""
+    seen: list[str] = []
+    for _ in range(DEEPEST):
+        for look in (_middleware, _starlette, _litestar, _flask, _django):
+            installation = look(app)
+            if installation is not None:
+                return installation
+        seen.append(type(app).__name__)
+        inner = next((each for name in INSIDE if (each := getattr(app, name, None)) is not None), None)
+        if inner is None or inner is app:
+            break
+        app = inner
+    raise ConfigurationError(
+        f"no middleware of Semel is installed in this application ({' around '.join(seen)}): install it, or name the "
+        "object that the server runs, if that is another one"
+    )
+
+
+def _middleware(app: Any) -> Installation | None:
+    """The middleware itself, around any application."""
+    if not isinstance(app, Middleware):
+        return None
+    inner = getattr(app.app, "__self__", app.app)  # such as the bound method Flask.wsgi_app
+    listing = _listing(inner)
+    plain = "WSGI" if isinstance(app, WSGIMiddleware) else "ASGI"
+    framework = type(inner).__name__ if listing is not None else plain
+    return _installation(
+        framework, app.guard, app.tenant, app.docs, app.key_header, app.list_endpoints or listing, app.routes
+    )
+
+
+def _starlette(app: Any) -> Installation | None:
+    if not _is(app, "starlette.applications", "Starlette"):
+        return None
+    for entry in app.user_middleware:
+        if isinstance(entry.cls, type) and issubclass(entry.cls, ASGIMiddleware):
+            settings: Mapping[str, Any] = entry.kwargs
+            return _installation(
+                type(app).__name__, settings["guard"], settings.get("tenant"), settings.get("docs"),
+                KeyHeader(settings.get("header", KEY_HEADER.title)), _listing(app), Routes(settings.get("routes")),
+            )  # fmt: skip
+    return None
+
+
+def _litestar(app: Any) -> Installation | None:
+    if not _is(app, "litestar.app", "Litestar"):
+        return None
+    from semel.http.litestar import SemelPlugin
+
+    for plugin in app.plugins:
+        if isinstance(plugin, SemelPlugin):
+            around = plugin.middleware
+            return _installation("Litestar", around.guard, around.tenant, around.docs, around.key_header, _listing(app))
+    return None
+
+
+def _flask(app: Any) -> Installation | None:
+    return _middleware(app.extensions.get("semel")) if _is(app, "flask.app", "Flask") else None
+
+
+def _django(app: Any) -> Installation | None:
+    if not _is(app, "django.core.handlers.base", "BaseHandler"):
+        return None
+    from django.conf import settings
+    from django.utils.module_loading import import_string
+
+    from semel.http.django import IdempotencyMiddleware, endpoints
+    from semel.http.django.configuration import configuration
+
+    classes = [each for each in map(import_string, settings.MIDDLEWARE) if isinstance(each, type)]
+    if not any(issubclass(each, IdempotencyMiddleware) for each in classes):
+        return None
+    config = configuration()
+    return _installation("Django", config.guard, config.tenant, config.docs, config.key_header, endpoints)
+
+
+def _installation(
+    framework: str,
+    guard: Guard,
+    tenant: Any,
+    docs: str | None,
+    key_header: KeyHeader,
+    listing: Callable[[], list[Endpoint]] | None,
+    routes: Routes | None = None,
+) -> Installation:
+    endpoints = (routes or Routes()).merge(listing() if listing is not None else [])
+    return Installation(framework, guard, "" if tenant is None else _name_of(tenant), docs, key_header, endpoints)
+
+
+def _listing(app: Any) -> Callable[[], list[Endpoint]] | None:
+    """Return the function of the framework's module that lists the endpoints; None if it is no framework's."""
+    for module, name, glue in FRAMEWORKS:
+        if _is(app, module, name):
+            endpoints = import_module(glue).endpoints
+            return lambda: list(endpoints(app))
+    return None
+
+
+def _is(app: Any, module: str, name: str) -> bool:
+    """Whether it is an instance of a class whose module may not be imported."""
+    cls = getattr(sys.modules.get(module), name, None)
+    return cls is not None and isinstance(app, cls)
+
+
+def _name_of(resolver: Any) -> str:
+    """Return the function's dotted name."""
+    name = getattr(resolver, "__qualname__", None) or type(resolver).__qualname__
+    return f"{getattr(resolver, '__module__', '')}.{name}".lstrip(".")
+
+
+# -- the design
+
+
+class ExampleStep(NamedTuple):
     """A request and its answer, as text on the wire."""
 
     title: str
@@ -64,13 +207,15 @@ def design_of(name: str, service: Installation) -> dict[str, Any]:
         "records": _records(guard),
         "routes": [_route(each, policy, service.key_header) for each in declared],
         "undeclared": [_place(each) for each in undeclared(service.endpoints)],
-        "replay": _replay(),
+        "replay": {
+            "headers": sorted(_SPELLED.get(name, name.title()) for name in REPLAY_HEADERS),
+            "never": list(_NEVER),
+        },
         "errors": _errors(declared, guard, service.key_header),
-        "example": [] if shown is None else [
-            {"title": step.title, "request": step.request, "answer": step.answer}
-            for step in example_exchange(shown, policy, service.docs, service.key_header)
-        ],
-    }  # fmt: skip
+        "example": []
+        if shown is None
+        else [step._asdict() for step in example_exchange(shown, policy, service.docs, service.key_header)],
+    }
 
 
 def _tenant(service: Installation) -> dict[str, str] | None:
@@ -121,13 +266,6 @@ def _records(guard: Guard) -> dict[str, Any]:
     }
 
 
-def _replay() -> dict[str, Any]:
-    return {
-        "headers": sorted(_SPELLED.get(name, name.title()) for name in REPLAY_HEADERS),
-        "never": list(_NEVER),
-    }
-
-
 def _errors(declared: list[Endpoint], guard: Guard, key_header: KeyHeader) -> list[dict[str, Any]]:
     """List the errors of all routes, each with the routes that can answer with it."""
     errors: dict[tuple[str, int], dict[str, Any]] = {}
@@ -136,9 +274,8 @@ def _errors(declared: list[Endpoint], guard: Guard, key_header: KeyHeader) -> li
         for each in refusals(endpoint.rule, guard.policy, quota=quota, path=path, key_header=key_header):
             known = {"code": each.code, "status": each.status, "retryable": each.error.retryable, "when": each.when}
             error = errors.setdefault((each.code, each.status), {**known, "routes": []})
-            error["when"] = min(
-                error["when"], each.when, key=len
-            )  # the shortest has nothing that is special to one route
+            # The shortest has nothing that is special to one route.
+            error["when"] = min(error["when"], each.when, key=len)
             error["routes"].append(f"{endpoint.method} {endpoint.host}{endpoint.path}")
     return sorted(errors.values(), key=lambda error: (error["status"], error["code"]))
 
@@ -194,12 +331,10 @@ def _asked(app: Any, title: str, endpoint: Endpoint, rule: Idempotent, header: s
     if isinstance(rule, Conditional):
         lines.append(("If-Match", etag(7)))
     path = example_path(endpoint.path)
-    environ = {
-        "REQUEST_METHOD": endpoint.method, "SCRIPT_NAME": "", "PATH_INFO": path, "QUERY_STRING": "",
-        "SERVER_NAME": "api.example", "SERVER_PORT": "443", "SERVER_PROTOCOL": "HTTP/1.1", "wsgi.version": (1, 0),
-        "wsgi.url_scheme": "https", "wsgi.input": io.BytesIO(body), "wsgi.errors": io.StringIO(),
-        "wsgi.multithread": False, "wsgi.multiprocess": False, "wsgi.run_once": False,
+    environ: dict[str, Any] = {
+        "REQUEST_METHOD": endpoint.method, "SCRIPT_NAME": "", "PATH_INFO": path, "wsgi.input": io.BytesIO(body),
     }  # fmt: skip
+    setup_testing_defaults(environ)
     for name, text in lines:
         field = name.upper().replace("-", "_")
         environ[field if field in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{field}"] = text
@@ -216,14 +351,8 @@ def _asked(app: Any, title: str, endpoint: Endpoint, rule: Idempotent, header: s
         if hasattr(chunks, "close"):
             chunks.close()
     status, headers = begun
-    return ExampleStep(
-        title, _text(f"{endpoint.method} {path} HTTP/1.1", lines, body), _text(_line(status), headers, answer)
-    )
-
-
-def _line(status: str) -> str:
-    code = int(status[:3])
-    return f"HTTP/1.1 {code} {HTTPStatus(code).phrase}"
+    first = f"HTTP/1.1 {status[:3]} {HTTPStatus(int(status[:3])).phrase}"
+    return ExampleStep(title, _text(f"{endpoint.method} {path} HTTP/1.1", lines, body), _text(first, headers, answer))
 
 
 def _text(first: str, lines: Iterable[tuple[str, str]], body: bytes) -> str:

@@ -33,6 +33,12 @@ _SETTINGS: Final = (
     "max_stored_body",
     "max_request_body",
     "precondition_required",
+    "include",
+    "exclude",
+    "fingerprint_headers",
+    "released",
+    "replay_headers",
+    "replay_marker",
 )
 """Settings that are copied if they differ from the default."""
 
@@ -82,17 +88,11 @@ def plain_rule(rule: Rule, policy: Policy | None = None) -> dict[str, Any]:
         plain["on_interrupted"] = promised.on_interrupted
     default = type(rule)()
     for name in _SETTINGS:
-        if getattr(rule, name, None) != getattr(default, name, None):
-            plain[name] = getattr(rule, name)
-    for name in ("include", "exclude", "fingerprint_headers"):
-        if getattr(rule, name):
-            plain[name] = list(getattr(rule, name))
-    if rule.released != default.released:
-        plain["released"] = sorted(rule.released)
-    if rule.replay_headers != default.replay_headers:
-        plain["replay_headers"] = sorted(rule.replay_headers)
-    if rule.replay_marker != default.replay_marker:
-        plain["replay_marker"] = rule.replay_marker
+        setting = getattr(rule, name, None)
+        if setting != getattr(default, name, None):
+            if isinstance(setting, (tuple, frozenset)):
+                setting = sorted(setting) if isinstance(setting, frozenset) else list(setting)
+            plain[name] = setting
     return plain
 
 
@@ -122,22 +122,17 @@ def _settings(plain: dict[str, Any]) -> dict[str, Any]:
     settings = dict(plain)
     if settings.get("on_abandoned") == "recover":
         raise ConfigurationError("a recover hook is code: declare this operation in the program")
-    for name, setting in settings.items():
+    for name, setting in plain.items():
         default = getattr(Conditional, name, None)
         if isinstance(default, (bool, int)) and type(setting) is not type(default):
             raise ConfigurationError(f"{name} is a {type(default).__name__}, not {setting!r}")
+        if isinstance(default, (tuple, frozenset)):
+            settings[name] = type(default)(setting)
     waited = settings.get("on_duplicate")
     if isinstance(waited, Mapping):
         settings["on_duplicate"] = Wait(waited["wait"]) if set(waited) == {"wait"} else waited
-    for name in ("include", "exclude", "fingerprint_headers"):
-        if name in settings:
-            settings[name] = tuple(settings[name])
     if "key_format" in settings:
         settings["key_format"] = _format(settings["key_format"])
-    if "released" in settings:
-        settings["released"] = frozenset(settings["released"])
-    if "replay_headers" in settings:
-        settings["replay_headers"] = frozenset(settings["replay_headers"])
     return settings
 
 

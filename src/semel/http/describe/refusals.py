@@ -6,6 +6,7 @@ The examples come from the code that answers requests, so no code, title or text
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ _KEYS: Final = {
     "uuid": "8e03978e-40d5-43dd-bc93-6894a57f9324",
     "ulid": "01ARZ3NDEKTSV4RRFFQ69G5FAV",
 }
+PARAMETER: Final = re.compile(r"\{[^{}]*\}|<[^<>]*>")
+"""A parameter in the path of a route."""
 _HALF_QUOTED: Final = b'"8e03978e'
 
 
@@ -64,6 +67,11 @@ def example_key(rule: Idempotent) -> str | None:
     """Return a key that the route accepts, or None if its format is the author's own."""
     key = _KEYS.get(rule.key_format.name)
     return key if key is None or len(key) <= rule.key_format.max_length else None
+
+
+def example_path(path: str) -> str:
+    """Return a path that a request could have."""
+    return PARAMETER.sub("42", path)
 
 
 def refusals(

@@ -162,6 +162,12 @@ def _find(raw: object) -> Any:
     )
 
 
+def is_known_version(version: str, first: tuple[int, int], before: tuple[int, int]) -> bool:
+    """Whether a driver's private parts are known in this version. In others only its public ones are used."""
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return first <= (major, minor) < before
+
+
 def database_url(connection: LentConnection | AsyncLentConnection) -> str:
     """Return the database as a URL without the password, such as ``postgresql://app@localhost:5432/shop``.
 

@@ -228,14 +228,15 @@ def _resolve(op: Resolve) -> Program[State]:
     def lookup() -> Program[Record | None]:
         return (yield from _lookups([Lookup(op.id)]))[0]  # type: ignore[no-any-return]
 
-    def remove(record: Record) -> Program[bool]:
-        return bool((yield from _removed([{"id": op.id, "token": record.token}])))
+    def free(record: Record) -> Program[bool]:
+        freed = Piece(_Q["free"], id=op.id, token=record.token, done=int(record.state is State.DONE))
+        return bool((yield Packet(freed))[0][0])
 
     def complete(record: Record) -> Program[bool]:
         done = Piece(_Q["resolve_done"], id=op.id, token=record.token, snapshot=op.snapshot, ttl=_micros(op.ttl))
         return bool((yield Packet(done))[0][0])
 
-    return resolve_record(op, lookup, remove, complete)
+    return resolve_record(op, lookup, free, complete)
 
 
 def _sweep(op: Sweep) -> Program[Swept]:

@@ -152,6 +152,14 @@ SET state = 2, token = GREATEST(token + 1, {{token}}), snapshot = :snapshot, lea
     expires = {{now}} + INTERVAL :ttl MICROSECOND
 WHERE id = :id AND token = :token AND state IN (1, 3)
 
+-- name: free (writes)
+-- An expired record, which the next claim replaces or a sweep removes. Its new token makes the next one greater, even if
+-- the clock is set back.
+UPDATE semel_record
+SET token = GREATEST(token + 1, {{token}}), snapshot = NULL, lease_end = {{now}}, expires = '1970-01-01',
+    sweep_after = {{now}}, state = 2
+WHERE id = :id AND token = :token AND (state = 2) = :done
+
 -- name: dead (writes)
 -- By this index and in its order. With another order, all matching rows would be locked before the limit applies.
 SELECT id, steps FROM semel_record FORCE INDEX (semel_record_sweep)

@@ -202,13 +202,13 @@ def _resolve(op: Resolve) -> Program[State]:
     def lookup() -> Program[Record | None]:
         return (yield from _lookups([Lookup(op.id)]))[0]  # type: ignore[no-any-return]
 
-    def remove(record: Record) -> Program[bool]:
-        return bool((yield _Q["release"](ids=[op.id], tokens=[record.token])))
+    def free(record: Record) -> Program[bool]:
+        return bool((yield _Q["free"](id=op.id, token=record.token, done=record.state is State.DONE)))
 
     def complete(record: Record) -> Program[bool]:
         return bool((yield _Q["resolve_done"](id=op.id, token=record.token, snapshot=op.snapshot, ttl=op.ttl)))
 
-    return resolve_record(op, lookup, remove, complete)
+    return resolve_record(op, lookup, free, complete)
 
 
 def _sweep(op: Sweep) -> Program[Swept]:

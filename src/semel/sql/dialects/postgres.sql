@@ -197,6 +197,18 @@ WITH finished AS (
 )
 SELECT id, CASE WHEN awaited THEN {{notify}} END FROM finished
 
+-- name: free (writes)
+-- An expired record, which the next claim replaces or a sweep removes. Its new token makes the next one greater, even if
+-- the clock is set back.
+WITH freed AS (
+    UPDATE semel_record r
+    SET state = 2, token = greatest(token + 1, {{token}}), snapshot = NULL, lease_end = {{now}}, expires = 'epoch',
+        sweep_after = {{now}}
+    WHERE id = :id AND token = :token AND (state = 2) = :done::boolean
+    RETURNING r.id, r.awaited
+)
+SELECT id, CASE WHEN awaited THEN {{notify}} END FROM freed
+
 -- name: watch (writes)
 UPDATE semel_record r SET awaited = true
 FROM unnest(:ids::bytea[]) AS g (id)

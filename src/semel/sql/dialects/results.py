@@ -44,20 +44,22 @@ def find_records(ops: list[Lookup], rows: Rows, second: float = 1.0) -> list[Rec
 def resolve_record(
     op: Resolve,
     lookup: Callable[[], Program[Record | None]],
-    remove: Callable[[Record], Program[bool]],
+    free: Callable[[Record], Program[bool]],
     complete: Callable[[Record], Program[bool]],
 ) -> Program[State]:
-    """Remove or complete a record, unless it is done or, without force, still running. Returns the state it had.
+    """Free or complete a record, unless it is done or, without force, still running. Returns the state it had.
 
-    ``remove`` and ``complete`` return False if the record has changed since it was looked up.
+    ``free`` and ``complete`` return False if the record has changed since it was looked up.
     """
     for _ in range(TRIES):
         record = yield from lookup()
-        if record is None:
+        if record is None or (op.token is not None and op.token != record.token):
             return State.ABSENT
-        if record.state is State.DONE or (record.state is State.RUNNING and not op.force):
+        if record.state is State.DONE and (op.token is None or op.snapshot is not None):
             return record.state
-        if (yield from (remove if op.snapshot is None else complete)(record)):
+        if record.state is State.RUNNING and not op.force:
+            return record.state
+        if (yield from (free if op.snapshot is None else complete)(record)):
             return record.state
     raise StoreUnavailable(f"the record changed {TRIES} times while it was being resolved")
 

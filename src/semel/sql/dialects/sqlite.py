@@ -145,12 +145,11 @@ def resolve(op: Resolve, clock: Clock) -> Program[State]:
         )
         return bool(rows)
 
-    return resolve_record(
-        op,
-        lambda: lookup(Lookup(op.id), clock),
-        lambda record: release(Release(op.id, record.token), clock),
-        complete,
-    )
+    def free(record: Record) -> Program[bool]:
+        rows = yield _Q["free"](id=op.id, token=record.token, done=record.state is State.DONE, now=clock())
+        return bool(rows)
+
+    return resolve_record(op, lambda: lookup(Lookup(op.id), clock), free, complete)
 
 
 def sweep(op: Sweep, clock: Clock) -> Program[Swept]:

@@ -159,9 +159,8 @@ def step_name(name: str) -> str:
 
 def ttl_of(row: Row) -> int | None:
     """Return the second after which the service may remove the item, or None if that would lose something."""
-    if row.state is State.DONE:
-        return ceil(row.expires)
-    if row.state is State.RUNNING and row.takeover is Takeover.RETRY:
+    if row.state is State.DONE or (row.state is State.RUNNING and row.takeover is Takeover.RETRY):
+        # The lease of a record that was freed: the service ignores a time as long ago as its "expires".
         return ceil(max(row.expires, row.lease_end))
     return None
 

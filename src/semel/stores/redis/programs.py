@@ -165,9 +165,11 @@ class RedisPrograms:
     def _resolve(self, op: Resolve, key: bytes, clock: ServerClock) -> OpProgram:
         ttl = max(1, milliseconds(op.ttl))
         resolve = self._scripts["resolve"].call(
-            key, 0 if op.snapshot is None else 1, op.snapshot or b"", ttl, 1 if op.force else 0, self.channel
-        )
-        changes = {State.UNKNOWN, State.ABANDONED, *([State.RUNNING] if op.force else [])}
+            key, 0 if op.snapshot is None else 1, op.snapshot or b"", ttl, 1 if op.force else 0, self.channel,
+            b"" if op.token is None else eight_bytes(op.token),
+        )  # fmt: skip
+        frees = op.token is not None and op.snapshot is None
+        changes = {State.UNKNOWN, State.ABANDONED, *[State.RUNNING] * op.force, *[State.DONE] * frees}
         return State((yield from self._write(resolve, changes)))
 
     def _watch(self, op: WatchAttempt, key: bytes, clock: ServerClock) -> OpProgram:

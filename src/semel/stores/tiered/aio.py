@@ -19,12 +19,13 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
-from semel.core.ops import Claim, Claimed, Complete, Op
+from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Resolve
 from semel.core.policy import Duration
+from semel.core.states import DONE
 
 # sync only: from semel.engine.forking import survive_forks
 from semel.engine.ports import AsyncStore
-from semel.errors import ConfigurationError, SemelError, StoreError
+from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
 from semel.observe import events
 from semel.stores.tiered.cache import AsyncCache, Tally
 from semel.stores.tiered.rules import (
@@ -90,6 +91,8 @@ class AsyncTieredStore:
 
     async def execute(self, op: Op[R]) -> R:
         rules, cache = self._rules, self.cache
+        if type(op) is Resolve and op.token is not None:
+            await self._invalidate(op.id, op.token)
         if not self._named and not await self._name_cache():
             return await self.primary.execute(op)
         if type(op) is Claim:
@@ -114,6 +117,8 @@ class AsyncTieredStore:
     async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         """Run several Ops on the primary, which shares its round trips; then write to the cache."""
         rules, cache = self._rules, self.cache
+        if any(type(op) is Resolve and op.token is not None for op in ops):
+            return [await self._result_of(op) for op in ops]  # the Ops before it may finish the record that it frees
         if not self._named and not await self._name_cache():
             return await self.primary.execute_many(ops)
         at = monotonic()
@@ -130,6 +135,30 @@ class AsyncTieredStore:
             if settles:
                 await cache.settle(op.id)
         return answers
+
+    async def _invalidate(self, id: bytes, token: int) -> None:
+        """Make the copies of a finished record invalid before the primary frees it. Raises if that is not certain.
+
+        Otherwise the cache could go on replaying an outcome that somebody has dropped.
+        """
+        record = await self.primary.execute(Lookup(id))
+        if record is None or record.token != token or record.state is not DONE:
+            return
+        try:
+            if not self._named and not await self._name_cache():
+                raise StoreUnavailable("the primary did not answer")
+            await self.cache.invalidate(id, token, record.expires_in)
+        except SemelError as error:
+            raise StoreUnavailable(
+                "the cache may hold a copy of the outcome, and cannot be told to drop it, so the key is not released. "
+                f"Try again when the cache is back: {error}"
+            ) from error
+
+    async def _result_of(self, op: Op[Any]) -> Any:
+        try:
+            return await self.execute(op)
+        except StoreError as error:
+            return error
 
     async def _name_cache(self) -> bool:
         """Ask the primary for its name, or give it one. Returns False if that fails: without it the cache is not used.

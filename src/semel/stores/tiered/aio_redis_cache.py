@@ -27,6 +27,8 @@ from semel.stores.tiered.copies import (
     ServerTime,
     cache_settings,
     copy_key,
+    entry_keys,
+    invalidation,
     unpack,
     write_command,
 )
@@ -64,13 +66,13 @@ class AsyncRedisCache:
     # -- what a tiered store calls ---------------------------------------------------------------------------------
 
     async def get(self, id: bytes) -> CachedRecord | None:
-        key = copy_key(self._prefix + self.name, id)
-        connection, clock = self._ready(key)
+        keys = entry_keys(self._prefix + self.name, id)
+        connection, clock = self._ready(keys[0])
         if connection is None or clock is None:
             self.tally.skipped += 1
             return None
         try:
-            reply = await connection.send((b"GET", key))
+            reply = await connection.send((b"MGET", *keys))
         except SemelError as error:
             self._handle_error(connection, error)
             return None
@@ -78,7 +80,7 @@ class AsyncRedisCache:
         now = time.monotonic()
         if clock.is_old(now):
             self._ask_time(connection)
-        return None if reply is None else unpack(id, reply, clock.latest(now))
+        return None if reply[0] is None else unpack(id, reply, clock.latest(now))
 
     def write(self, write: Write) -> None:
         if write.delay and self._delayed < MAX_PENDING:
@@ -91,6 +93,12 @@ class AsyncRedisCache:
         last = self._writes.get(id)
         if last is not None and last.get_loop() is asyncio.get_running_loop():
             await asyncio.wait([last], timeout=self._settings.timeout)
+
+    async def invalidate(self, id: bytes, token: int, seconds: float) -> None:
+        keys = entry_keys(self._prefix + self.name, id)
+        connection = await self._servers.connection(await self._servers.address_of(keys[0]))
+        for command in invalidation(keys, token, seconds):
+            await connection.send(command.parts)
 
     async def connect(self, seconds: float) -> bool:
         self._start_opening()

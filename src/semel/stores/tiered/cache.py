@@ -1,7 +1,7 @@
 """What a tiered store needs from its cache: the same names, sync and async; and how a cache treats an outage.
 
-A cache never raises, and never makes a caller wait for longer than its timeout: what it cannot do, it leaves out. It
-knows nothing of Ops, policies or the store behind it.
+A cache never raises, and never makes a caller wait for longer than its timeout: what it cannot do, it leaves out. Only
+``invalidate`` must be certain. A cache knows nothing of Ops, policies or the store behind it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Final, Protocol
 from semel.core.ops import Record
 from semel.core.values import value
 
-CACHE_MEMBERS: Final = ("tally", "name", "on_change", "get", "write", "settle", "connect", "open", "close")
+CACHE_MEMBERS: Final = (
+    "tally", "name", "on_change", "get", "write", "settle", "invalidate", "connect", "open", "close",
+)  # fmt: skip
 """What a cache declares, sync or async."""
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
@@ -93,6 +95,13 @@ class Cache(Protocol):
         """Wait until earlier writes of the id are done, or the timeout is over."""
         ...
 
+    def invalidate(self, id: bytes, token: int, seconds: float) -> None:
+        """Return no entry of this id with this token or an older one, whenever it was or will be written, for so long.
+
+        Raises SemelError unless that is certain.
+        """
+        ...
+
     def connect(self, seconds: float) -> bool:
         """Wait until the cache can be reached, for so long at most. Returns whether it can."""
         ...
@@ -116,6 +125,8 @@ class AsyncCache(Protocol):
     def write(self, write: Write) -> None: ...
 
     async def settle(self, id: bytes) -> None: ...
+
+    async def invalidate(self, id: bytes, token: int, seconds: float) -> None: ...
 
     async def connect(self, seconds: float) -> bool: ...
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from semel.core.ops import Record
+from semel.core.ops import FOREVER, Record
 from semel.core.policy import Duration, seconds
 from semel.core.states import State
 from semel.stores.redis.commands import RedisCommand
@@ -104,12 +104,18 @@ def pack(write: Write, record: Record, time: ServerTime) -> tuple[bytes, int]:
     return b"".join((head, record.fingerprint, tenant, operation, key, record.snapshot or b"")), until // 1000
 
 
-def unpack(id: bytes, raw: bytes, now: int) -> CachedRecord | None:
-    """Return the entry that a value holds, or None if it has ended by the server's clock, or is not one of ours."""
+def unpack(id: bytes, reply: Any, now: int) -> CachedRecord | None:
+    """Return the entry, from the values of its two keys.
+
+    None if it has ended by the server's clock, is invalid, or is not one of ours.
+    """
+    raw, invalidated = reply
     if len(raw) < _HEAD.size or raw[0] != VERSION:
         return None
     _, state, nonce, token, attempt, until, written, age, lease_left, expires_in, *sizes = _HEAD.unpack_from(raw)
     if now >= until or state not in (State.DONE, State.RUNNING):
+        return None
+    if invalidated is not None and token <= int.from_bytes(invalidated):
         return None
     at = _HEAD.size
     parts: list[bytes] = []
@@ -156,6 +162,23 @@ def cache_settings(url: str, prefix: str | None, timeout: Duration, connect_time
 def copy_key(prefix: bytes, id: bytes) -> bytes:
     """Return the key of an id's copy."""
     return prefix + id.hex().encode()
+
+
+def entry_keys(prefix: bytes, id: bytes) -> tuple[bytes, bytes]:
+    """Return the key of an id's copy, and the key of the token up to which its copies are invalid.
+
+    The token has a key of its own, because copies and marks come and go, and a process that was paused may write its
+    copy late. The braces put it into the same slot of a cluster.
+    """
+    key = prefix + id.hex().encode()
+    return key, prefix + b"{" + key + b"}"
+
+
+def invalidation(keys: tuple[bytes, bytes], token: int, seconds: float) -> list[RedisCommand]:
+    """Return the commands that make the copies with this token and older ones invalid."""
+    key, invalid = keys
+    life = max(1, int(min(seconds, FOREVER) * 1000))
+    return [RedisCommand((b"SET", invalid, token.to_bytes(8), b"PX", life)), RedisCommand((b"DEL", key))]
 
 
 def write_command(write: Write, key: bytes, time: ServerTime) -> RedisCommand:

@@ -42,6 +42,8 @@ from semel.stores.tiered.copies import (
     ServerTime,
     cache_settings,
     copy_key,
+    entry_keys,
+    invalidation,
     unpack,
     write_command,
 )
@@ -113,6 +115,16 @@ class RedisCache:
         if self._writing.open:
             self._writer.settle(self._settings.timeout)
 
+    def invalidate(self, id: bytes, token: int, seconds: float) -> None:
+        keys = entry_keys(self._prefix + self.name, id)
+        connection = RedisConnection(self._settings, self._servers.address_of(keys[0]))
+        try:
+            for reply in connection.exchange(invalidation(keys, token, seconds)):
+                if isinstance(reply, SemelError):
+                    raise reply
+        finally:
+            connection.close()
+
     def connect(self, seconds: float) -> bool:
         self._writer.start()
         return self._connected.wait(seconds)
@@ -147,7 +159,7 @@ class RedisCache:
                 self.tally.skipped += len(places)
                 continue
             replies = connection.exchange(
-                [RedisCommand((b"GET", copy_key(self._prefix + self.name, ids[i]))) for i in places]
+                [RedisCommand((b"MGET", *entry_keys(self._prefix + self.name, ids[i]))) for i in places]
             )
             clock, now = self._times[address], time.monotonic()
             for i, reply in zip(places, replies, strict=True):
@@ -155,7 +167,7 @@ class RedisCache:
                     self._handle_error(address, reply)
                 else:
                     self._outage.count_answer()
-                    found[i] = None if reply is None else unpack(ids[i], reply, clock.latest(now))
+                    found[i] = None if reply[0] is None else unpack(ids[i], reply, clock.latest(now))
             if clock.is_old(now):
                 self._writer.wake()
         return found

@@ -3,9 +3,11 @@
 The primary store decides. The cache may give two answers; everything else goes to the primary.
 
 *The operation is done, and this is its result.* A copy is only made of a record that the primary has shown, or
-confirmed, to be DONE. In the table of states (``core/states.py``) only EXPIRE leads out of DONE: nobody can release,
-resolve or overwrite a finished record, not even by force. So a copy never has to be deleted, and one that cannot be
-reached any more does no harm. It only has to expire before its record does (``copies.py``).
+confirmed, to be DONE. In the table of states (``core/states.py``) only EXPIRE and FREE lead out of DONE. So a copy has
+to expire before its record does (``copies.py``). And before the primary frees a record, the cache notes that copies
+with its token, and with older ones, are invalid. That note outlives them all. A process that was paused with an older
+answer of the primary may still write a copy, but nobody gets it. If the note cannot be made, the record is not freed.
+If the cache loses the note, as it may lose everything, a late copy can be replayed until it ends, for ``keep`` at most.
 
 *The operation was claimed a moment ago and is still running.* This can become untrue, so such a mark lives only for
 seconds: at most ``in_progress_ttl``, and always shorter than the lease, so that no mark hides an abandoned attempt from

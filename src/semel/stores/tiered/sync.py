@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, TypeVar
 
-from semel.core.ops import Claim, Claimed, Complete, Op
+from semel.core.ops import Claim, Claimed, Complete, Lookup, Op, Resolve
 from semel.core.policy import Duration
+from semel.core.states import DONE
 from semel.engine.forking import survive_forks
 from semel.engine.ports import Store
-from semel.errors import ConfigurationError, SemelError, StoreError
+from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
 from semel.observe import events
 from semel.stores.tiered.cache import Cache, Tally
 from semel.stores.tiered.rules import (
@@ -87,6 +88,8 @@ class TieredStore:
 
     def execute(self, op: Op[R]) -> R:
         rules, cache = self._rules, self.cache
+        if type(op) is Resolve and op.token is not None:
+            self._invalidate(op.id, op.token)
         if not self._named and not self._name_cache():
             return self.primary.execute(op)
         if type(op) is Claim:
@@ -111,6 +114,8 @@ class TieredStore:
     def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
         """Run several Ops on the primary, which shares its round trips; then write to the cache."""
         rules, cache = self._rules, self.cache
+        if any(type(op) is Resolve and op.token is not None for op in ops):
+            return [self._result_of(op) for op in ops]  # the Ops before it may finish the record that it frees
         if not self._named and not self._name_cache():
             return self.primary.execute_many(ops)
         at = monotonic()
@@ -127,6 +132,30 @@ class TieredStore:
             if settles:
                 cache.settle(op.id)
         return answers
+
+    def _invalidate(self, id: bytes, token: int) -> None:
+        """Make the copies of a finished record invalid before the primary frees it. Raises if that is not certain.
+
+        Otherwise the cache could go on replaying an outcome that somebody has dropped.
+        """
+        record = self.primary.execute(Lookup(id))
+        if record is None or record.token != token or record.state is not DONE:
+            return
+        try:
+            if not self._named and not self._name_cache():
+                raise StoreUnavailable("the primary did not answer")
+            self.cache.invalidate(id, token, record.expires_in)
+        except SemelError as error:
+            raise StoreUnavailable(
+                "the cache may hold a copy of the outcome, and cannot be told to drop it, so the key is not released. "
+                f"Try again when the cache is back: {error}"
+            ) from error
+
+    def _result_of(self, op: Op[Any]) -> Any:
+        try:
+            return self.execute(op)
+        except StoreError as error:
+            return error
 
     def _name_cache(self) -> bool:
         """Ask the primary for its name, or give it one. Returns False if that fails: without it the cache is not used.

@@ -276,13 +276,6 @@ def the_answer_of_a_later_attempt_comes_back() -> Script:
 
 
 @REPLAY()
-def nobody_completes_what_is_absent() -> Script:
-    id = new_id()
-    assert (yield Complete(id, 1, b"answer", TTL)) is False
-    assert (yield Lookup(id)) is None
-
-
-@REPLAY()
 def the_ttl_of_the_completion_counts_from_the_completion() -> Script:
     id, claimed = yield from running(ttl=TTL)
     assert (yield Complete(id, claimed.token, b"answer", 5 * TTL)) is True

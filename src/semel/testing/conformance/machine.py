@@ -5,10 +5,10 @@ one also waits until it has ended. So the state of a record is never in doubt, a
 machine.
 
 The model is ``core/semantics.apply`` over a dict, with a clock of its own. It ignores what depends on real clocks:
-tokens are matched by their order, and durations are compared coarsely. A store may also differ from it in two ways. The
-record in the answer to a claim may carry the claim's own tenant, operation and key, because the same id implies the
-same values. And a sweep may leave a record until the ttl of its claim has ended, even if the ttl of its result was
-shorter.
+tokens are matched by their order, and durations are compared coarsely. A store may also differ from it in three ways.
+The record in the answer to a claim may carry the claim's own tenant, operation and key, because the same id implies the
+same values. A sweep may leave a record until the ttl of its claim has ended, even if the ttl of its result was shorter.
+And a record that someone has released may be gone at once, or only after the next sweep.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from hypothesis import HealthCheck, settings
@@ -51,7 +52,7 @@ lasting = st.sampled_from(["long", "short"])
 answers = st.sampled_from([b"", b"one", b"two", bytes(range(256))])
 ends = st.sampled_from([State.ABSENT, State.ABANDONED, State.UNKNOWN])
 tokens = st.sampled_from(["newest"] * 6 + ["older", "oldest", "next", "made up"])
-moves = st.sampled_from(["claim", "renew", "save", "complete", "release", "lookup", "resolve"])
+moves = st.sampled_from(["claim", "renew", "save", "complete", "release", "lookup", "resolve", "free"])
 COARSE: Final = 300.0
 """Seconds by which times may differ. Long times are longer than this, and short ones have already ended."""
 STEP: Final = 0.001
@@ -123,6 +124,10 @@ class StoreMachine(RuleBasedStateMachine):
     def resolve(self, i: int, snapshot: bytes | None, ttl: str, force: bool) -> None:
         self._do(Resolve(self.ids[i], snapshot, self._seconds(ttl), force), ttl)
 
+    @rule(i=which, snapshot=st.none() | st.none() | answers, force=st.booleans(), token=tokens)
+    def free(self, i: int, snapshot: bytes | None, force: bool, token: str) -> None:
+        self._do(Resolve(self.ids[i], snapshot, LONG, force, self._token(i, token)))
+
     # -- many ------------------------------------------------------------------------------------------------------
 
     @rule(plan=st.lists(st.tuples(st.integers(0, 1), moves, tokens, answers), min_size=2, max_size=7))
@@ -140,10 +145,12 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(limit=st.sampled_from([1, 2, 100]))
     def sweep(self, limit: int) -> None:
         """Sweep until nothing is left, because a store may choose which records a bounded sweep takes first."""
+        freed = self.model.freed()
         expected = self.model.sweep()
         removed, unknown = self._sweep_all(limit)
         assert unknown == expected.unknown
-        assert removed <= expected.removed if self.forgets_expired else removed == expected.removed
+        least = 0 if self.forgets_expired else expected.removed - freed
+        assert least <= removed <= expected.removed
         for id in self.ids:
             self._play(Lookup(id))
 
@@ -210,6 +217,8 @@ class StoreMachine(RuleBasedStateMachine):
                 return Release(id, chosen, State.ABANDONED)
             case "lookup":
                 return Lookup(id)
+            case "free":
+                return Resolve(id, None, LONG, False, chosen)
             case _:
                 return Resolve(id, value, LONG)
 
@@ -232,15 +241,12 @@ def machine_for(
     return type("StoreMachine", (StoreMachine,), members)
 
 
-def async_machine_for(
-    open_store: Callable[[], AsyncStore],
-    *,
-    clock: MovableClock | None = None,
-    tick: float = 0.002,
-    forgets_expired: bool = False,
-) -> type[StoreMachine]:
-    """Return a state machine for an async store. ``open_store`` is called inside an event loop."""
-    return machine_for(lambda: BridgedStore(open_store), clock=clock, tick=tick, forgets_expired=forgets_expired)
+def async_machine_for(open_store: Callable[[], AsyncStore], **settings: Any) -> type[StoreMachine]:
+    """Return a state machine for an async store. ``open_store`` is called inside an event loop.
+
+    :param settings: those of ``machine_for``.
+    """
+    return machine_for(lambda: BridgedStore(open_store), **settings)
 
 
 def check(machine: type[StoreMachine], examples: int = 40, steps: int = 30) -> None:
@@ -282,9 +288,9 @@ class Model:
 
     def _with_our_token(self, op: Any) -> Any:
         """Return the Op with the model's token instead of the store's. An invented token becomes -1, which is stale."""
-        if isinstance(op, (Renew, Complete, Release, SaveStep)):
-            fields = {name: getattr(op, name) for name in type(op).__dataclass_fields__}
-            return type(op)(**{**fields, "token": self._ours.get((op.id, op.token), -1)})
+        token = op.token if isinstance(op, (Renew, Complete, Release, SaveStep, Resolve)) else None
+        if token is not None:
+            return replace(op, token=self._ours.get((op.id, token), -1))
         return op
 
     # -- Ops -------------------------------------------------------------------------------------------------------
@@ -303,11 +309,17 @@ class Model:
             self.rows[op.id] = changed
         if type(op) is Claim and type(expected) is Claimed and expected.attempt == 1 and changed is not row:
             self._promised[op.id] = self.now + op.ttl
+        elif changed is not None and _is_freed(changed):
+            self._promised[op.id] = self.now
         self._compare(op, expected, answer)
 
     def sweep_is_certain(self) -> bool:
         """Whether the store must remove every record that it may remove."""
         return all(sweepable(row, self.now) is None or self._promised[id] <= self.now for id, row in self.rows.items())
+
+    def freed(self) -> int:
+        """Return how many records someone has released. A store may have removed them already."""
+        return sum(map(_is_freed, self.rows.values()))
 
     def sweep(self) -> Swept:
         """Sweep all records, without a limit."""
@@ -350,3 +362,7 @@ class Model:
             assert abs(theirs.lease_left - ours.lease_left) < COARSE
         elif ours.state is State.ABANDONED:
             assert theirs.lease_left <= 0
+
+
+def _is_freed(row: Row) -> bool:
+    return row.expires == 0.0

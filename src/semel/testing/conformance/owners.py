@@ -2,7 +2,8 @@
 
 Lease: how long an owner counts as alive, what a late owner may still do, and how an owner releases the key.
 Fencing: an owner that was replaced holds a stale token and can change nothing.
-Resolve: someone has found out what happened. Only a record in doubt can be resolved.
+Resolve: someone has found out what happened. Only a record in doubt can be resolved. With its token a finished record
+can be freed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from semel.testing.conformance.script import (
     Elsewhere,
     Family,
     Script,
+    Together,
     abandoned,
     assert_owner_is_refused,
     assert_unchanged,
@@ -80,13 +82,6 @@ def what_was_let_go_takes_no_further_word_of_its_owner() -> Script:
     assert (yield Release(id, first.token, State.ABANDONED)) is True
     yield from assert_owner_is_refused(id, first.token)
     assert (yield from won(claim(id))).attempt == 2
-
-
-@LEASE()
-def nobody_renews_what_is_absent() -> Script:
-    id = new_id()
-    assert (yield Renew(id, 1, LIVE)) is False
-    assert (yield Lookup(id)) is None
 
 
 @LEASE()
@@ -206,14 +201,6 @@ def let_go_because_nobody_can_tell_it_is_unknown() -> Script:
     assert (yield Release(id, claimed.token, State.UNKNOWN)) is True
     record = yield Lookup(id)
     assert (record.state, record.token, record.snapshot) == (State.UNKNOWN, claimed.token, None)
-
-
-@LEASE()
-def nobody_lets_go_of_what_is_absent() -> Script:
-    id = new_id()
-    for to in (State.ABSENT, State.ABANDONED, State.UNKNOWN):
-        assert (yield Release(id, 1, to)) is False
-        assert (yield Lookup(id)) is None
 
 
 @LEASE()
@@ -337,6 +324,7 @@ def tokens_grow_however_quickly_they_follow() -> Script:
 
 @FENCING()
 def a_made_up_token_is_refused() -> Script:
+    """By a record in any state, and by an absent one."""
     for make in (running, done, unknown, abandoned):
         id, claimed = yield from make()
         for token in (0, 1, claimed.token - 1, claimed.token + 1, 2**63 - 1):
@@ -443,6 +431,77 @@ def force_resolves_a_live_attempt() -> Script:
     assert (yield Resolve(id, None, TTL, True)) is State.RUNNING
     assert (yield Lookup(id)) is None
     assert (yield from won(claim(id))).token > claimed.token
+
+
+@RESOLVE()
+def a_finished_record_is_freed_by_its_token() -> Script:
+    id, old = yield from done(b"failed")
+    assert (yield Resolve(id, None, TTL, False, old.token)) is State.DONE
+    assert (yield Lookup(id)) is None
+    yield from assert_owner_is_refused(id, old.token)
+    again = yield from won(claim(id, fingerprint=b"f" * 16))
+    assert (again.attempt, again.steps, again.token > old.token) == (1, (), True)
+    yield from assert_owner_is_refused(id, old.token)
+    assert (yield Complete(id, again.token, b"paid", TTL)) is True
+    record = yield from shown(claim(id), State.DONE)
+    assert (record.snapshot, record.fingerprint, record.token) == (b"paid", b"f" * 16, again.token)
+
+
+@RESOLVE()
+def a_finished_record_is_freed_once() -> Script:
+    id, old = yield from done(b"failed")
+    assert (yield Resolve(id, None, TTL, False, old.token)) is State.DONE
+    assert (yield Resolve(id, None, TTL, False, old.token)) is State.ABSENT
+    again = yield from won(claim(id))
+    before = yield Lookup(id)
+    for force in (False, True):
+        assert (yield Resolve(id, None, TTL, force, old.token)) is State.ABSENT
+        yield from assert_unchanged(id, before)
+    assert (yield Complete(id, again.token, b"paid", TTL)) is True
+    before = yield Lookup(id)
+    assert (yield Resolve(id, None, TTL, True, old.token)) is State.ABSENT
+    yield from assert_unchanged(id, before)
+
+
+@RESOLVE()
+def another_token_frees_nothing() -> Script:
+    for make in (running, abandoned, unknown, done):
+        id, claimed = yield from make()
+        before = yield Lookup(id)
+        for snapshot in (b"resolved", None):
+            for token in (claimed.token + 1, claimed.token - 1, 1):
+                assert (yield Resolve(id, snapshot, 50 * TTL, True, token)) is State.ABSENT
+                yield from assert_unchanged(id, before)
+
+
+@RESOLVE()
+def a_token_gives_a_finished_record_no_other_answer() -> Script:
+    id, claimed = yield from done(b"answer")
+    before = yield Lookup(id)
+    assert (yield Resolve(id, b"resolved", 50 * TTL, True, claimed.token)) is State.DONE
+    yield from assert_unchanged(id, before)
+
+
+@RESOLVE()
+def a_freed_record_leaves_no_steps_and_is_not_swept_into_doubt() -> Script:
+    id, claimed = yield from running()
+    assert (yield SaveStep(id, claimed.token, "charge", b"ch_1", 0)) is True
+    assert (yield Complete(id, claimed.token, b"failed", TTL)) is True
+    assert (yield Resolve(id, None, TTL, False, claimed.token)) is State.DONE
+    yield from drained()
+    assert (yield Lookup(id)) is None
+    again = yield from won(claim(id))
+    assert (again.attempt, again.steps, again.token > claimed.token) == (1, (), True)
+
+
+@RESOLVE(second=True)
+def of_two_people_who_free_it_at_once_one_does() -> Script:
+    for _ in range(5):
+        id, claimed = yield from done(b"failed")
+        one, two, three = (Resolve(id, None, TTL, False, claimed.token) for _ in range(3))
+        found = yield Together([one, Elsewhere(two), three])
+        assert sorted(found) == [State.ABSENT, State.ABSENT, State.DONE]
+        yield from won(Elsewhere(claim(id)))
 
 
 @RESOLVE()

@@ -114,15 +114,15 @@ class Proof:
     family: str
     name: str
     script: Callable[[], Script]
-    second: bool
+    second: bool = False
     """Whether it needs a second instance of the store."""
-    wakes: bool
+    wakes: bool = False
     """Whether it applies only to stores that declare ``wakes``."""
-    keeps_expired: bool
+    keeps_expired: bool = False
     """Whether it does not apply to stores that remove expired records by themselves."""
-    counts: bool
+    counts: bool = False
     """Whether it applies only to stores that declare ``counts``."""
-    resumes: bool
+    resumes: bool = False
     """Whether it applies only to stores that declare ``resumes``."""
 
     def __str__(self) -> str:
@@ -136,18 +136,11 @@ class Family:
         self.name = name
         self.proofs: list[Proof] = []
 
-    def __call__(
-        self,
-        *,
-        second: bool = False,
-        wakes: bool = False,
-        keeps_expired: bool = False,
-        counts: bool = False,
-        resumes: bool = False,
-    ) -> Callable[[F], F]:
+    def __call__(self, **needs: bool) -> Callable[[F], F]:
+        """:param needs: what a store must support for the script, by the names of ``Proof``."""
+
         def add(script: F) -> F:
-            needs = (second, wakes, keeps_expired, counts, resumes)
-            self.proofs.append(Proof(self.name, script.__name__, script, *needs))
+            self.proofs.append(Proof(self.name, script.__name__, script, **needs))
             return script
 
         return add

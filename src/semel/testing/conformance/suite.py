@@ -26,6 +26,7 @@ from semel.testing.conformance.script import (
     Batch,
     Elapse,
     Elsewhere,
+    Family,
     Linger,
     MovableClock,
     Proof,
@@ -201,17 +202,6 @@ def _declared(store: Store | AsyncStore) -> tuple[bool, bool, bool]:
     return store.wakes, store.counts, store.resumes
 
 
-def _test(family: str) -> Callable[..., None]:
-    """The test method of a family: one test for each of its proofs."""
-    (found,) = [each for each in FAMILIES if each.name == family]
-
-    def test(self: _Suite, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
-        self._prove(proof, open_store, clock)
-
-    mark: Callable[[Callable[..., None]], Callable[..., None]] = pytest.mark.parametrize("proof", found.proofs, ids=str)
-    return mark(test)
-
-
 class _Suite:
     """The tests of both suites, and the settings that say what the store supports."""
 
@@ -253,20 +243,21 @@ class _Suite:
             pytest.skip("the store removes expired records by itself")
         self._player(proof, open_store, shared=self.shared, clock=clock)
 
-    test_claim = _test("claim")
-    test_lease = _test("lease")
-    test_fencing = _test("fencing")
-    test_replay = _test("replay")
-    test_expiry = _test("expiry")
-    test_steps = _test("steps")
-    test_resolve = _test("resolve")
-    test_sweep = _test("sweep")
-    test_values = _test("values")
-    test_batch = _test("batch")
-    test_race = _test("race")
-    test_count = _test("count")
-    test_resume = _test("resume")
-    test_wakeup = _test("wakeup")
+
+def _test(family: Family) -> Callable[..., None]:
+    """The test method of a family: one test for each of its proofs."""
+
+    def test(self: _Suite, proof: Proof, open_store: Callable[[], Any], clock: MovableClock | None) -> None:
+        self._prove(proof, open_store, clock)
+
+    mark: Callable[[Callable[..., None]], Callable[..., None]] = pytest.mark.parametrize(
+        "proof", family.proofs, ids=str
+    )
+    return mark(test)
+
+
+for _family in FAMILIES:
+    setattr(_Suite, f"test_{_family.name}", _test(_family))
 
 
 class StoreSuite(_Suite):

@@ -1,11 +1,13 @@
 #!lua flags=allow-oom
--- Resolve. ARGV: 1 with a snapshot, 0 without; the snapshot; ttl in ms; 1 to overrule a live attempt; the channel.
+-- Resolve. ARGV: 1 with a snapshot, 0 without; the snapshot; ttl in ms; 1 to overrule a live attempt; the channel; the
+-- token that the record must have, which may then be done, or ''.
 local key = KEYS[1]
 local r = read(key)
-if not r then return 0 end
+if not r or (ARGV[6] ~= '' and ARGV[6] ~= r.token) then return 0 end
 local state = r.state
 if state == RUNNING and r.lease_left <= 0 then state = ABANDONED end
-if state == DONE or (state == RUNNING and ARGV[4] ~= '1') then return state end
+if state == DONE and (ARGV[6] == '' or ARGV[1] == '1') then return state end
+if state == RUNNING and ARGV[4] ~= '1' then return state end
 if ARGV[1] == '0' then
   redis.call('DEL', key)
 else
