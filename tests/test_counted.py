@@ -34,6 +34,8 @@ from semel.http.fastapi import idempotent as idempotent_endpoint
 from semel.http.fastapi import install
 from semel.stores.postgres import migrate
 
+pytestmark = pytest.mark.slow  # it counts all objects of the process, again and again
+
 
 class Cost(NamedTuple):
     """What one request may cost."""
@@ -204,17 +206,17 @@ async def answer() -> dict[str, int]:
 
 
 CASES: dict[Callable[[Any], Case], tuple[Cost, Cost]] = {
-    run_on_memory: (Cost(47, 3), Cost(27, 3)),
-    run_on_sqlite: (Cost(61, 9, commands=7, trips=2), Cost(31, 2, commands=1)),
-    fastapi_on_memory: (Cost(72, 4), Cost(45, 2)),
-    fastapi_on_redis: (Cost(89, 3, commands=2, trips=2), Cost(55, 2, commands=1, trips=1)),
+    run_on_memory: (Cost(46, 3), Cost(21, 3)),
+    run_on_sqlite: (Cost(58, 9, commands=7, trips=2), Cost(25, 2, commands=1)),
+    fastapi_on_memory: (Cost(72, 4), Cost(40, 2)),
+    fastapi_on_redis: (Cost(88, 3, commands=2, trips=2), Cost(49, 2, commands=1, trips=1)),
     session_on_postgres: (Cost(60, 9, commands=2, trips=2), Cost(47, 9, commands=1, trips=1)),
     psycopg_on_postgres: (Cost(61, 9), Cost(47, 9)),
     one_statement_of_psycopg_on_postgres: (Cost(50, 9), Cost(79, 9)),
     asyncpg_on_postgres: (Cost(65, 9, commands=4, trips=4), Cost(49, 9, commands=3, trips=3)),
     one_statement_of_asyncpg_on_postgres: (Cost(61, 9, commands=1, trips=1), Cost(89, 9, commands=2, trips=2)),
-    asgi_at_the_edge_on_memory: (Cost(71, 4), Cost(41, 2)),
-    asgi_at_the_edge_on_redis: (Cost(87, 3, commands=2, trips=2), Cost(49, 2, commands=1, trips=1)),
+    asgi_at_the_edge_on_memory: (Cost(70, 4), Cost(23, 2)),
+    asgi_at_the_edge_on_redis: (Cost(83, 3, commands=2, trips=2), Cost(30, 2, commands=1, trips=1)),
 }
 
 
@@ -228,7 +230,6 @@ def params() -> Iterator[Any]:
         yield pytest.param(case, marks=marks, id=case.__name__)
 
 
-@pytest.mark.slow  # it counts all objects of the process, again and again
 @pytest.mark.parametrize("case", list(params()))
 def test_a_request_costs_no_more_than_this(case: Callable[[Any], Case], request: pytest.FixtureRequest) -> None:
     with contextlib.contextmanager(case)(request.getfixturevalue) as (once, traffic):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from wsgiref.util import setup_testing_defaults
 import pytest
 
 import semel
-from semel import OutcomeUnknown, Semel, SQLiteStore, State
+from semel import Codec, KeyRing, OutcomeUnknown, Semel, SQLiteStore, State
 from semel.cli import main
 from semel.cli.app import COMMANDS, make_parser
 from semel.core.states import mermaid
@@ -402,6 +404,85 @@ def test_release_drops_a_stored_failure_where_it_is_told_to(url: str, capsys: py
     assert main([*command, "--stored", "any"]) == 0
     with pytest.raises(SystemExit):
         main([*command, "--stored", "success"])
+
+
+# the guard of a service in place of a store
+
+SERVICE = """
+from semel import {guard}, {store}, Codec, KeyRing
+
+guard = {guard}(
+    {store}({path!r}), tenant="acme", secret=b"s" * 32, readable_keys=False,
+    codec=Codec(cipher=KeyRing({{"one": b"k" * 32}})),
+)
+guards = [guard]
+
+
+def make() -> {guard}:
+    return guard
+
+
+shop = "no guard"
+"""
+
+
+@pytest.fixture(params=[("Semel", "SQLiteStore"), ("AsyncSemel", "AsyncSQLiteStore")], ids=["sync", "async"])
+def service(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The module of a service with a secret and a cipher. Two outcomes are stored, and one operation is in doubt."""
+    name = f"service_{os.urandom(4).hex()}"
+    path = str(tmp_path / "service.db")
+    guard, store = request.param
+    (tmp_path / f"{name}.py").write_text(SERVICE.format(guard=guard, store=store, path=path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def fail() -> None:
+        raise ValueError("the provider is down")
+
+    codec = Codec(cipher=KeyRing({"one": b"k" * 32}))
+    settings: Any = {"tenant": "acme", "secret": b"s" * 32, "readable_keys": False, "codec": codec}
+    with Semel(SQLiteStore(path), **settings) as shop:
+        shop.run("pay", key="done", call=lambda: {"paid": 12})
+        with pytest.raises(ValueError, match="provider"):
+            shop.run("pay", key="failed", call=fail, remember_errors=ValueError)
+        with pytest.raises(Gone):
+            shop.run("pay", key="doubtful", call=go_silent, guarantee="at_most_once")
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_a_guard_reads_what_it_has_encrypted_under_hashed_keys(
+    service: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lookup", f"sqlite:///{tmp_path}/service.db", "pay", "done", "--tenant", "acme"]) == 1
+    capsys.readouterr()
+    for target in (f"{service}:guard", f"{service}:make()"):
+        assert main(["lookup", target, "pay", "done", "--json", "--app-dir", str(tmp_path)]) == 0
+        assert json.loads(capsys.readouterr().out)["result"] == {"paid": 12}
+    assert main(["lookup", f"{service}:guard", "pay", "done", "--tenant", "other"]) == 1
+
+
+def test_a_guard_resolves_and_releases(service: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    guard = f"{service}:guard"
+    assert main(["resolve", guard, "pay", "doubtful", "--result", '"by hand, in secret"']) == 0
+    assert b"by hand" not in (tmp_path / "service.db").read_bytes()
+    assert main(["release", guard, "pay", "done", "--stored", "failure"]) == 1
+    assert "what is stored is a result" in capsys.readouterr().err
+    assert main(["release", guard, "pay", "failed", "--stored", "failure"]) == 0
+    capsys.readouterr()
+    assert main(["lookup", guard, "pay", "failed"]) == 1
+    assert main(["lookup", guard, "pay", "doubtful"]) == 0
+    assert "by hand, in secret" in capsys.readouterr().out
+
+
+def test_what_is_no_guard_is_refused(service: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for target, words in {
+        f"{service}:shop": "is a str: name a Semel or an AsyncSemel",
+        f"{service}:guardd": "did you mean guard?",
+        "no.such.module:guard": "there is no module",
+        "sqlite:app.db": "sqlite:///",
+    }.items():
+        assert main(["lookup", target, "pay", "done"]) == 2
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["resolve", "release"])

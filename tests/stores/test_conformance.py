@@ -327,6 +327,16 @@ def _resolution_keeps_token(row: Row | None, op: Resolve, now: float) -> tuple[R
     return None if row is None or changed is None else (changed._replace(token=row.token), answer)
 
 
+def _frees_whatever_the_token(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, Any] | None:
+    return (
+        None if row is None or op.token is None else apply(row, Resolve(op.id, None, op.ttl, op.force, row.token), now)
+    )
+
+
+def _frees_nothing(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, Any]:
+    return row, apply(row, op, now)[1]
+
+
 def _resolution_is_always_forced(row: Row | None, op: Resolve, now: float) -> tuple[Row | None, Any]:
     return apply(row, Resolve(op.id, op.snapshot, op.ttl, True), now)
 
@@ -385,6 +395,8 @@ MUTATIONS: dict[str, Break] = {
     "an empty answer is none": _only(Complete, _empty_is_none),
     "an empty resolution is absence": _only(Resolve, _empty_resolution_is_absence),
     "a resolution keeps the token": _only(Resolve, _resolution_keeps_token),
+    "a finished record is freed whatever its token": _only(Resolve, _frees_whatever_the_token),
+    "nothing is freed": _only(Resolve, _frees_nothing),
     "a resolution is always forced": _only(Resolve, _resolution_is_always_forced),
     "the ttl of the completion is ignored": _only(Complete, _ttl_of_the_claim),
     "a late owner may not complete": _only(Complete, _late_owner_is_refused),

@@ -396,6 +396,19 @@ def test_a_snapshot_older_than_the_winner_ends_in_a_conflict(guard: Semel, conn:
     assert payments(database) == ["k1"]
 
 
+def test_how_many_rows_changed_is_stored_whether_server_or_client_made_the_snapshot(
+    guard: Semel, conn: Any, database: str
+) -> None:
+    """One changed row is the usual case: its snapshot is sent along, and the server makes the others."""
+    for many in (0, 1, 2):
+        statement = f"INSERT INTO payment (key) SELECT 'k' FROM generate_series(1, {many})"
+        counts = [guard.execute_once(conn, "pay", key=many, statement=statement).count for _ in range(2)]
+        assert counts == [many, many]
+    made = "substr(snapshot, 1, 8) || substr(sha256(substr(snapshot, 1, 8) || '1'), 1, 4) || '1'"
+    same = conn.execute(f"SELECT snapshot = {made} FROM semel_record WHERE key = '1'").fetchone()
+    assert same == (True,)
+
+
 def test_a_duplicate_in_the_callers_own_table_is_the_callers_error(guard: Semel, conn: Any) -> None:
     conn.execute("CREATE TEMPORARY TABLE entry (key text PRIMARY KEY)")
     insert = "INSERT INTO entry VALUES ('a')"
@@ -555,7 +568,9 @@ def test_a_lost_connection_leaves_the_outcome_open_and_a_retry_tells_it(guard: S
     assert payments(database) == ["k1"]
 
 
-def test_clients_behind_a_pooler_that_share_sessions(pgbouncer: PgBouncerServer) -> None:
+@pytest.mark.parametrize("prepare_threshold", [None, 0])
+def test_clients_behind_a_pooler_that_share_sessions(pgbouncer: PgBouncerServer, prepare_threshold: int | None) -> None:
+    """Also if nobody has told psycopg that a statement may be prepared in another session than it runs in."""
     import asyncpg
 
     pooled, direct = pgbouncer.create_database()
@@ -564,9 +579,12 @@ def test_clients_behind_a_pooler_that_share_sessions(pgbouncer: PgBouncerServer)
         conn.execute(TABLE)
 
     def client(guard: Semel) -> None:
-        with psycopg.connect(pooled, autocommit=True, prepare_threshold=None) as conn:
+        with psycopg.connect(pooled, autocommit=True, prepare_threshold=prepare_threshold) as conn:
             for key in KEYS:
-                pay(guard, conn, key, on_duplicate=Wait("30s"))
+                try:
+                    results.append(pay(guard, conn, key, on_duplicate=Wait("30s")).rows[0]["key"])
+                except Exception as error:
+                    results.append(repr(error))
 
     async def main() -> None:
         conn = await asyncpg.connect(pooled, statement_cache_size=0)
@@ -576,12 +594,14 @@ def test_clients_behind_a_pooler_that_share_sessions(pgbouncer: PgBouncerServer)
                 assert (await other.execute_once(conn, "pay", key=key, statement=statement, parameters=[key])).replayed
         await conn.close()
 
+    results: list[str] = []
     with Semel(PostgresStore(direct, listen=False)) as guard:
         threads = [threading.Thread(target=client, args=(guard,)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(60)
+    assert sorted(results) == sorted(KEYS * 4)
     asyncio.run(main())
     assert payments(direct) == sorted(KEYS)
     pgbouncer.postgres.drop_database(direct)

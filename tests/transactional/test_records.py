@@ -148,6 +148,39 @@ def test_an_expired_record_makes_room(till: Till) -> None:
     assert till.pay("k1").replayed
 
 
+@pytest.mark.parametrize("own_transaction", [False, True])
+def test_an_outcome_that_was_released_makes_room(till: Till, own_transaction: bool) -> None:
+    tokens = []
+    for number in range(3):
+        outcome = till.pay("k1", call=lambda op, number=number: number, own_transaction=own_transaction)
+        assert (outcome.value, outcome.replayed, outcome.attempt) == (number, False, 1)
+        tokens.append(till.lookup("k1").token)
+        assert till.pay("k1", own_transaction=own_transaction).replayed
+        # The record of a transaction may have no token of its own. Still each release frees one record only.
+        for token in tokens[:-1]:
+            assert till.guard.store.execute(Resolve(ID, None, 60.0, False, token)) is State.ABSENT
+        till.guard.release("pay", "k1", stored="any")
+    assert tokens == sorted(set(tokens))
+    assert till.rows() == ["k1"] * 3
+
+
+def test_one_statement_runs_again_after_a_release(till: Till) -> None:
+    insert = ("INSERT INTO payment (key) VALUES (?)", ["k1"])
+    for _ in range(2):
+        assert till.execute_within("k1", *insert).replayed is False
+        assert till.execute_within("k1", *insert).replayed
+        till.guard.release("pay", "k1", stored="any")
+    assert till.rows() == ["k1"] * 2
+
+
+def test_an_operation_that_was_released_by_force_is_run_by_a_transaction(till: Till) -> None:
+    token = claimed(till, lease=60)
+    till.guard.release("pay", "k1", force=True)
+    assert till.pay("k1").attempt == 1
+    assert till.lookup("k1").token > token
+    assert till.guard.store.execute(Complete(ID, token, b"late", 60.0)) is False
+
+
 def test_a_key_may_be_refused_after_its_time(till: Till) -> None:
     till.pay("k1", ttl=0.0001, reject_expired_for="1h")
     with pytest.raises(KeyExpired):

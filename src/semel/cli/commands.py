@@ -9,6 +9,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 from semel.errors import ConfigurationError, NotMigrated, NotResolvable, RequestError, SemelError, StoreError
 
 if TYPE_CHECKING:
+    from semel.stores.aio_guard import AsyncSemel
     from semel.stores.guard import Semel
 
 OK: Final = 0
@@ -167,8 +169,17 @@ def _plain(url: str) -> str:
     return plain_url(url)
 
 
+def _plain_or_guard(target: str) -> str:
+    return target if names_guard(target) else _plain(target)
+
+
 def add_record(parser: argparse.ArgumentParser) -> None:
-    add_url(parser)
+    parser.add_argument(
+        "url", metavar="URL", type=_plain_or_guard,
+        help=f"the store: {URLS}; may be left out if {STORE_VARIABLE} is set. Or the guard of a service, "
+        "shop.orders:guard, with its secret, key ring and tenant",
+    )  # fmt: skip
+    parser.add_argument("--app-dir", default=".", metavar="DIR", help="where to import a guard from (default: here)")
     parser.add_argument("operation", metavar="OPERATION", help="the operation's name")
     parser.add_argument("key", metavar="KEY", help="the key as the caller gave it")
     parser.add_argument("--tenant", default="", metavar="T", help="the tenant that the key belongs to (default: none)")
@@ -197,6 +208,26 @@ def open_guard(url: str, *, reads_only: bool = False) -> Iterator[Semel]:
             stack.pop_all().close()
         with Semel(open_any_store(url), sweep_every=None) as guard:
             yield guard
+
+
+def names_guard(target: str) -> bool:
+    """Whether this is ``module:attribute``, and not the URL of a store."""
+    from semel.stores.urls import SCHEMES
+
+    return re.fullmatch(r"[\w.]+:[\w.]+(\(\))?", target) is not None and target.partition(":")[0] not in SCHEMES
+
+
+def load_guard(target: str, folder: str) -> Semel | AsyncSemel:
+    """Import the guard that ``module:attribute`` names."""
+    from semel.stores.aio_guard import AsyncSemel
+    from semel.stores.guard import Semel
+
+    if ":" not in target:
+        raise ConfigurationError(f"{target!r} names no guard: write module:attribute, like shop.orders:guard")
+    guard = load(target, folder)
+    if not isinstance(guard, (Semel, AsyncSemel)):
+        raise ConfigurationError(f"{target} is a {type(guard).__name__}: name a Semel or an AsyncSemel")
+    return guard
 
 
 def load(target: str, folder: str = ".") -> Any:

@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from semel.cli.commands import FAILED, OK, Command, add_record, as_json, open_guard, say
+from semel.cli.commands import FAILED, OK, Command, add_record, as_json, load_guard, names_guard, open_guard, say
 from semel.core.ops import Record
 from semel.core.states import State
 from semel.errors import PolicyError, SemelError
+
+if TYPE_CHECKING:
+    from semel.codec import Codec
 
 
 def configure_lookup(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +24,9 @@ def configure_lookup(parser: argparse.ArgumentParser) -> None:
 
 
 def lookup(args: argparse.Namespace) -> int:
-    with open_guard(args.url, reads_only=True) as guard:
-        record = guard.lookup(args.operation, args.key, tenant=args.tenant or None)
-    shown = {"operation": args.operation, "key": args.key, "tenant": args.tenant, **describe(record)}
+    tenant = args.tenant or None
+    record, codec = _ask(args, lambda guard: guard.lookup(args.operation, args.key, tenant=tenant), reads_only=True)
+    shown = {"operation": args.operation, "key": args.key, "tenant": args.tenant, **describe(record, codec)}
     if args.json:
         print(as_json(shown))
     else:
@@ -36,7 +40,27 @@ def lookup(args: argparse.Namespace) -> int:
     return OK if record is not None else FAILED
 
 
-def describe(record: Record | None) -> dict[str, Any]:
+def _ask(args: argparse.Namespace, ask: Callable[[Any], Any], *, reads_only: bool = False) -> tuple[Any, Codec]:
+    """Ask the guard that is named, or one on the store that is named. Returns the answer and the guard's codec."""
+    from semel.stores.guard import Semel
+
+    if not names_guard(args.url):
+        with open_guard(args.url, reads_only=reads_only) as plain:
+            return ask(plain), plain.codec
+    guard = load_guard(args.url, args.app_dir)
+    if isinstance(guard, Semel):
+        with guard:
+            return ask(guard), guard.codec
+    import asyncio
+
+    async def ask_async() -> Any:
+        async with guard:
+            return await ask(guard)
+
+    return asyncio.run(ask_async()), guard.codec
+
+
+def describe(record: Record | None, codec: Codec) -> dict[str, Any]:
     """A record as plain values. Times are seconds from now. Fields that mean nothing in its state are left out."""
     if record is None:
         return {"state": State.ABSENT.name.lower()}
@@ -51,18 +75,17 @@ def describe(record: Record | None) -> dict[str, Any]:
         shown["lease_left"] = round(record.lease_left, 3)
     if record.state is State.DONE:
         shown["expires_in"] = round(record.expires_in, 3)
-        shown.update(_outcome(record))
+        shown.update(_outcome(record, codec))
     return shown
 
 
-def _outcome(record: Record) -> dict[str, Any]:
-    from semel.codec import Codec
+def _outcome(record: Record, codec: Codec) -> dict[str, Any]:
     from semel.core.encoding.plain import PLAIN
     from semel.core.encoding.serializers import decode_result
     from semel.core.encoding.snapshot import Kind, decode_response
 
     try:
-        snapshot = Codec().open(record.snapshot or b"", record.id)
+        snapshot = codec.open(record.snapshot or b"", record.id)
         if snapshot.kind is Kind.EMPTY:
             return {"not_kept": snapshot.reason}
         if snapshot.kind is Kind.RESPONSE:
@@ -113,8 +136,7 @@ def resolve(args: argparse.Namespace) -> int:
         result = json.loads(args.result)
     except ValueError as error:
         raise PolicyError(f"--result is not JSON ({error}); a text needs its quotes: --result '\"paid\"'") from error
-    with open_guard(args.url) as guard:
-        guard.resolve(args.operation, args.key, result, tenant=args.tenant or None)
+    _ask(args, lambda guard: guard.resolve(args.operation, args.key, result, tenant=args.tenant or None))
     say(f"resolved {args.operation}[{args.key}]: later calls get {json.dumps(result)}")
     return OK
 
@@ -133,8 +155,8 @@ def configure_release(parser: argparse.ArgumentParser) -> None:
 
 
 def release(args: argparse.Namespace) -> int:
-    with open_guard(args.url) as guard:
-        guard.release(args.operation, args.key, tenant=args.tenant or None, force=args.force, stored=args.stored)
+    how = {"tenant": args.tenant or None, "force": args.force, "stored": args.stored}
+    _ask(args, lambda guard: guard.release(args.operation, args.key, **how))
     say(f"released {args.operation}[{args.key}]: the next call runs it")
     return OK
 

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from semel.cli.commands import FAILED, OK, SIGNALS, Command, load, positive, say, stop_on_signals
+from semel.cli.commands import FAILED, OK, SIGNALS, Command, load_guard, positive, say, stop_on_signals
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -32,13 +32,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from semel.stores.aio_guard import AsyncSemel
-    from semel.stores.guard import Semel
 
-    if ":" not in args.guard:
-        raise ConfigurationError(f"{args.guard!r} names no guard: write module:attribute, like shop.orders:guard")
-    guard = load(args.guard, args.app_dir)
-    if not isinstance(guard, (Semel, AsyncSemel)):
-        raise ConfigurationError(f"{args.guard} is a {type(guard).__name__}: name a Semel or an AsyncSemel")
+    guard = load_guard(args.guard, args.app_dir)
     if not guard.resumable:
         raise ConfigurationError(f"{args.guard} has no resumable function: decorate one with once(…, resumable=True)")
     settings = {"every": args.every, "limit": args.limit, "tries": args.tries, "pause": args.pause}

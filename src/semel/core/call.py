@@ -192,7 +192,7 @@ class Call:
     log: Callable[[Call, type[Event], tuple[Any, ...]], None] | None = None
     """The guard's own log of what an operator must know; None if a hook logs all events."""
     claim: Claim | None = None
-    """The claim that the call makes, always the same, so that the store recognises a repeated one."""
+    """What ``make_claim`` has returned."""
     route: str = ""
     """The operation's name on events, if it differs: over HTTP it has the template of the path, not the path itself."""
     comparison: str = "the same request"
@@ -221,6 +221,15 @@ class Call:
         if self.log is not None:
             self.log(self, event, details)
         self.tell(event, *details)
+
+    def make_claim(self) -> Claim:
+        """Return the claim that the call makes, always the same, so that the store recognises a repeated one."""
+        policy = self.policy
+        self.claim = claim = Claim(
+            self.id, self.nonce, self.fingerprint, policy.lease_seconds, policy.retention_seconds, policy.takeover,
+            self.tenant, self.operation, self.stored_key,
+        )  # fmt: skip
+        return claim
 
     # What is stored
 

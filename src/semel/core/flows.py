@@ -58,10 +58,7 @@ def perform(call: Call) -> Flow:
     interval = FIRST_POLL
     if call.quota is not None:
         yield from admit(call, call.quota)
-    claim = call.claim = Claim(
-        call.id, call.nonce, call.fingerprint, policy.lease_seconds, policy.retention_seconds, policy.takeover,
-        call.tenant, call.operation, call.stored_key,
-    )  # fmt: skip
+    claim = call.claim or call.make_claim()
     while True:
         try:
             answer = yield claim
@@ -72,15 +69,10 @@ def perform(call: Call) -> Flow:
         if answer is None:
             return (yield from _unprotected())
         record: Record = answer.record
-        done = record.state is DONE
-        if done and 0 < policy.reject_seconds >= record.expires_in:
-            raise key_expired(call, record)
+        if record.state is DONE:
+            return replay(call, record)
         if call.fingerprint != record.fingerprint:
             check_same_request(call, record)
-        if done:
-            if call.hook is not None:
-                call.tell(events.Replayed, record.age, record.attempt)
-            return call.open_outcome(record.snapshot, record.attempt)
         if record.state is State.UNKNOWN:
             raise outcome_unknown(call, record)
         if remaining <= 0:
@@ -130,6 +122,20 @@ def perform(call: Call) -> Flow:
     if call.hook is not None:
         call.tell(events.Completed, claimed.attempt, len(op.snapshot))
     return Outcome(result, False, claimed.attempt)
+
+
+def replay(call: Call, record: Record) -> Outcome[Any]:
+    """Return the result of a record that is done, or raise the stored exception. Raises KeyExpired and KeyReused.
+
+    Drivers call it too: if the store answers the first claim with such a record, no flow is needed.
+    """
+    if 0 < call.policy.reject_seconds >= record.expires_in:
+        raise key_expired(call, record)
+    if call.fingerprint != record.fingerprint:
+        check_same_request(call, record)
+    if call.hook is not None:
+        call.tell(events.Replayed, record.age, record.attempt)
+    return call.open_outcome(record.snapshot, record.attempt)
 
 
 def _claim_again(call: Call, claim: Claim, error: StoreError) -> Generator[Request, Any, Claimed | Existing | None]:

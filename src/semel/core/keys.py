@@ -144,6 +144,8 @@ def check_name(what: str, name: object) -> str:
 # The header field, RFC 9651. Every pattern below is matched at one position and has one way to match, so the time is
 # linear in the length of the field.
 _BARE = re.compile(r"[!#-+\--:<-\[\]-~]+")  # printable ASCII without blank, quote, comma, semicolon, backslash
+BARE_KEY = re.compile(_BARE.pattern.encode())
+"""Matches the bytes of a key that ``auto`` takes as it is, if the format allows its length and has no pattern."""
 _QUOTED = r'"[ !#-\[\]-~]*(?:\\["\\][ !#-\[\]-~]*)*"'
 _DISPLAY = r'%"(?:[ !#$&-~]|%[0-9a-f]{2})*"'
 _BASE64 = "[A-Za-z0-9+/]"
@@ -167,9 +169,6 @@ def parse_header(value: str, mode: HeaderMode = "auto", format: KeyFormat = ANY,
     ``auto``: a value that starts with a quote must be a Structured Field String, whose parameters are checked and
     ignored; any other value is a bare key. ``strict``: only the String. ``raw``: the value as it is, with quotes.
     """
-    # A short cut for ordinary bare keys. The code below gives the same answer for them.
-    if mode == "auto" and format.pattern is None and len(value) <= format.max_length and _BARE.fullmatch(value):
-        return value
     text = value.strip(" \t")
     if not text:
         raise KeyInvalid(f"the {name} field is empty")
@@ -249,12 +248,17 @@ def identity(tenant: str, operation: str, key: str, hash: blake2b = _IDENTITY) -
     The lengths keep ("ab", "c") and ("a", "bc") apart, whatever characters a tenant puts into its name. Without a keyed
     ``hash`` a key of few possible values can be found by trying them all.
     """
-    try:
-        a, b, c = tenant.encode(), operation.encode(), key.encode()
-    except UnicodeEncodeError as exc:
-        raise KeyInvalid("the tenant, the operation or the key holds a lone surrogate") from exc
+    text = f"{len(tenant)}:{tenant}{len(operation)}:{operation}{len(key)}:{key}"
+    if text.isascii():
+        data = text.encode()
+    else:  # the lengths in bytes are others
+        try:
+            a, b, c = tenant.encode(), operation.encode(), key.encode()
+        except UnicodeEncodeError as exc:
+            raise KeyInvalid("the tenant, the operation or the key holds a lone surrogate") from exc
+        data = b"%d:%b%d:%b%d:%b" % (len(a), a, len(b), b, len(c), c)
     digest = hash.copy()
-    digest.update(b"%d:%b%d:%b%d:%b" % (len(a), a, len(b), b, len(c), c))
+    digest.update(data)
     return digest.digest()
 
 

@@ -22,6 +22,8 @@ from semel.core.ops import (
     Renew,
     Resolve,
     SaveStep,
+    make_claimed,
+    make_existing,
 )
 from semel.core.states import (
     ABANDONED,
@@ -141,14 +143,19 @@ def next_token(row: Row | None, now: float) -> int:
 
 
 def claim(row: Row | None, op: Claim, now: float) -> tuple[Row | None, Claimed | Existing]:
-    state = ABSENT if row is None else state_at(row.state, row.takeover, row.lease_end - now, row.expires - now)
+    if row is None:
+        state = ABSENT
+    elif row.state is DONE and row.expires > now:  # as state_of() says, in the path of every replay
+        return row, make_existing((show(row, now, DONE),))
+    else:
+        state = state_of(row, now)
     if row is None or state is ABSENT:
         token = next_token(row, now)
         fresh = _row((
             op.id, _CLAIMED, token, 1, op.nonce, op.takeover, op.fingerprint, now + op.lease, now, now + op.ttl,
             op.tenant, op.operation, op.key, None, (),
         ))  # fmt: skip
-        return fresh, Claimed(token, 1)
+        return fresh, make_claimed((token, 1, ()))
     if state is RUNNING and row.nonce == op.nonce:
         return row, Claimed(row.token, row.attempt, row.steps)
     if state is not ABANDONED or not same_request(row.fingerprint, op.fingerprint):

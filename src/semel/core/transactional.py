@@ -39,9 +39,9 @@ from semel.core.flows import (
     SLOWEST_POLL,
     check_same_request,
     in_progress,
-    key_expired,
     no_recovery,
     outcome_unknown,
+    replay,
 )
 from semel.core.ops import Claimed, Op, Record
 from semel.core.quota import admit
@@ -213,7 +213,7 @@ def transact(call: Call, own: bool, tries: int, effect: SQLEffect | None = None,
             continue
         assert isinstance(record, Record)
         if record.state is State.DONE:
-            return _replay(call, record)
+            return replay(call, record)
         check_same_request(call, record)
         if record.state is State.UNKNOWN:
             raise outcome_unknown(call, record)
@@ -251,7 +251,7 @@ def execute_once(call: Call, own: bool, tries: int, effect: SQLEffect, header: b
         if found is None:
             row = yield Lock(call.id, False, looks=True)
             if isinstance(row, Row) and state_of(row, 0.0) is State.DONE:
-                return _replay(call, show(row, 0.0))
+                return replay(call, show(row, 0.0))
     return (yield from transact(call, own, tries, effect, header))
 
 
@@ -261,14 +261,6 @@ def pause_after(call: Call, tried: int) -> float:
     """
     longest: float = min(FIRST_PAUSE * 2 ** min(tried, 10), SLOWEST_PAUSE)
     return longest * (0.5 + ((call.nonce >> (8 * (tried % 7))) & 0xFF) / 512)
-
-
-def _replay(call: Call, record: Record) -> Outcome[Any]:
-    if record.expires_in <= call.policy.reject_seconds:
-        raise key_expired(call, record)
-    if record.fingerprint != call.fingerprint:
-        check_same_request(call, record)
-    return call.replay(record)
 
 
 def _claim(call: Call, row: Row | Occupied) -> Claimed | Record:

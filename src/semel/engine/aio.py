@@ -31,6 +31,7 @@ from semel.core.transactional import SQLEffect, StatementResult
 from semel.engine.declare.declaration import AsyncOnce, Declaration, Selector, requires_brackets
 from semel.engine.declare.handlers import with_handle
 from semel.engine.drive.aio_driver import AsyncCallDriver
+from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.drive.execution import as_handler
 from semel.engine.drive.keeper import SWEEP_LIMIT
 from semel.engine.drive.waiting import run_in_thread
@@ -95,7 +96,7 @@ class AsyncGuard(Guard):
         # sync only: if self._loop_guards is not None:
         # sync only:     self._loop_guards.restart(self.store)
         self.driver = AsyncCallDriver(self.store, self.sweep_every, self._report_sweep)
-        self.begin = self.driver.begin
+        self.begin: Callable[[Call], Awaitable[AsyncAttempt | Outcome[Any]]] = self.driver.drive
         """For adapters: claim the key of a call. Returns an outcome, or an attempt that the adapter must end."""
 
     def _open_store(self, url: str) -> AsyncStore:
@@ -194,7 +195,7 @@ class AsyncGuard(Guard):
         """
         handler = with_handle(call)
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        outcome: Outcome[T] = await self.driver.run(what, handler, what.policy.recover)
+        outcome: Outcome[T] = await self.driver.drive(what, handler, what.policy.recover)
         return outcome.value
 
     @overload
@@ -237,7 +238,8 @@ class AsyncGuard(Guard):
         """Like ``run``, but return an ``Outcome``, which says if the result is a replay."""
         handler = with_handle(call)
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        return await self.driver.run(what, handler, what.policy.recover)
+        outcome: Outcome[T] = await self.driver.drive(what, handler, what.policy.recover)
+        return outcome
 
     # -- functions in a transaction
 
@@ -495,4 +497,5 @@ class AsyncGuard(Guard):
                 return declared.invoke(op, args, kwargs)
             return run_in_thread(declared.invoke, op, args, kwargs)  # async only
 
-        return self.driver.run(call, handler, recover and (lambda: recover(args, kwargs)))
+        outcome: Awaitable[Outcome[Any]] = self.driver.drive(call, handler, recover and (lambda: recover(args, kwargs)))
+        return outcome

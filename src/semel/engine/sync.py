@@ -23,6 +23,7 @@ from semel.core.quota import Quota
 from semel.core.transactional import SQLEffect, StatementResult
 from semel.engine.declare.declaration import Declaration, Once, Selector, requires_brackets
 from semel.engine.declare.handlers import with_handle
+from semel.engine.drive.attempts import Attempt
 from semel.engine.drive.driver import CallDriver
 from semel.engine.drive.execution import as_handler
 from semel.engine.drive.keeper import SWEEP_LIMIT
@@ -87,7 +88,7 @@ class SyncGuard(Guard):
         if self._loop_guards is not None:
             self._loop_guards.restart(self.store)
         self.driver = CallDriver(self.store, self.sweep_every, self._report_sweep)
-        self.begin = self.driver.begin
+        self.begin: Callable[[Call], Attempt | Outcome[Any]] = self.driver.drive
         """For adapters: claim the key of a call. Returns an outcome, or an attempt that the adapter must end."""
 
     def _open_store(self, url: str) -> Store:
@@ -187,7 +188,7 @@ class SyncGuard(Guard):
         """
         handler = with_handle(call)
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        outcome: Outcome[T] = self.driver.run(what, handler, what.policy.recover)
+        outcome: Outcome[T] = self.driver.drive(what, handler, what.policy.recover)
         return outcome.value
 
     @overload
@@ -230,7 +231,8 @@ class SyncGuard(Guard):
         """Like ``run``, but return an ``Outcome``, which says if the result is a replay."""
         handler = with_handle(call)
         what = self._plain_call(operation, key, tenant, fingerprint, returns, changes)
-        return self.driver.run(what, handler, what.policy.recover)
+        outcome: Outcome[T] = self.driver.drive(what, handler, what.policy.recover)
+        return outcome
 
     # -- functions in a transaction
 
@@ -482,4 +484,5 @@ class SyncGuard(Guard):
         def handler(op: Operation) -> Any:
             return declared.invoke(op, args, kwargs)
 
-        return self.driver.run(call, handler, recover and (lambda: recover(args, kwargs)))
+        outcome: Outcome[Any] = self.driver.drive(call, handler, recover and (lambda: recover(args, kwargs)))
+        return outcome

@@ -148,6 +148,24 @@ def _header(kind: int, coding: int, serializer: str) -> bytes:
     return bytes((_VERSION, kind, coding, len(serializer))) + serializer.encode("ascii")
 
 
+@lru_cache(maxsize=256)
+def _read_header(header: bytes) -> tuple[int | None, Kind | None, str | None, int]:
+    """Return the checksum so far, the kind, the serializer's name and the coding of a snapshot.
+
+    The checksum is None if the database has made it. The kind or the name is None if it cannot be read: a wrong
+    checksum says more about that.
+    """
+    version = header[0]
+    if version not in (_VERSION, _MADE_BY_DATABASE):
+        raise SnapshotUnreadable(
+            f"the stored snapshot has version {version}, this Semel reads versions {_VERSION} and "
+            f"{_MADE_BY_DATABASE}: "
+            "it was written by a newer Semel (upgrade this process), or it is corrupt"
+        )
+    begun = zlib.crc32(header) if version == _VERSION else None
+    return begun, _KINDS.get(header[1]), header[4:].decode() if header[4:].isascii() else None, header[2]
+
+
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """Seals payloads into snapshots and opens them again. It is immutable, and safe to share between threads.
@@ -213,30 +231,19 @@ class Envelope:
             blob = bytes(blob)  # some drivers return a memoryview
         if len(blob) < 8:
             raise SnapshotUnreadable(f"the stored snapshot is cut: {len(blob)} bytes are fewer than any snapshot has")
-        version = blob[0]
-        if version not in (_VERSION, _MADE_BY_DATABASE):
-            raise SnapshotUnreadable(
-                f"the stored snapshot has version {version}, this Semel reads versions {_VERSION} and "
-                f"{_MADE_BY_DATABASE}: "
-                "it was written by a newer Semel (upgrade this process), or it is corrupt"
-            )
         start = 4 + blob[3]
         header, payload = blob[:start], blob[start + 4 :]
-        checksum = (
-            zlib.crc32(payload, zlib.crc32(header)).to_bytes(4, "big")
-            if version == _VERSION
-            else sha256(header + payload).digest()[:4]
-        )
-        if checksum != blob[start : start + 4]:
+        begun, kind, serializer, coding = _read_header(header)
+        if begun is None:
+            intact = sha256(header + payload).digest()[:4] == blob[start : start + 4]
+        else:
+            intact = zlib.crc32(payload, begun) == int.from_bytes(blob[start : start + 4], "big")
+        if not intact:
             raise SnapshotUnreadable("the stored snapshot is corrupt or cut: its checksum does not match")
-        kind = _KINDS.get(blob[1])
         if kind is None:
             raise SnapshotUnreadable(f"the stored snapshot is of an unknown kind {blob[1]}: upgrade this process")
-        try:
-            serializer = header[4:].decode("ascii") if start > 4 else ""
-        except UnicodeDecodeError as exc:
-            raise SnapshotUnreadable("the stored snapshot is corrupt: its serializer's name is not ascii") from exc
-        coding = blob[2]
+        if serializer is None:
+            raise SnapshotUnreadable("the stored snapshot is corrupt: its serializer's name is not ascii")
         if coding or self.cipher is not None:
             if self.cipher is not None and not coding & _ENCRYPTED and not self.accept_plain and blob != NOT_SEALED:
                 raise SnapshotUnreadable(
@@ -294,6 +301,7 @@ make_response: Final[Callable[[tuple[int, list[tuple[bytes, bytes]], bytes, bool
 
 _RESPONSE = struct.Struct("!BHHI")  # flags, status, number of header lines, length of the body
 _LINE = struct.Struct("!HI")  # length of the name, length of the value
+_RESPONSE_SIZE = _RESPONSE.size
 _LINE_SIZE = _LINE.size
 _BODY_OMITTED = 0x01
 
@@ -319,17 +327,24 @@ def encode_response(
 def decode_response(payload: bytes) -> StoredResponse:
     """Return the response, byte for byte as it was encoded. Raises SnapshotUnreadable."""
     try:
-        flags, status, lines, length = _RESPONSE.unpack_from(payload)
-        at = _RESPONSE.size
-        headers: list[tuple[bytes, bytes]] = []
-        for _ in range(lines):
-            name_length, value_length = _LINE.unpack_from(payload, at)
-            name_at = at + _LINE_SIZE
-            value_at = name_at + name_length
-            at = value_at + value_length
-            headers.append((payload[name_at:value_at], payload[value_at:at]))
+        flags, status, count, length = _RESPONSE.unpack_from(payload)
+        at = len(payload) - length
+        headers = _read_lines(payload[_RESPONSE_SIZE:at], count)
     except struct.error as exc:
         raise SnapshotUnreadable("the stored response is corrupt: it ends within its header lines") from exc
-    if len(payload) != at + length or flags & ~_BODY_OMITTED:
+    if headers is None or at < _RESPONSE_SIZE or flags & ~_BODY_OMITTED:
         raise SnapshotUnreadable("the stored response is corrupt: its parts do not add up")
-    return make_response((status, headers, payload[at:], flags == _BODY_OMITTED))
+    return make_response((status, list(headers), payload[at:], flags == _BODY_OMITTED))
+
+
+@lru_cache(maxsize=256)
+def _read_lines(block: bytes, count: int) -> tuple[tuple[bytes, bytes], ...] | None:
+    """Return the header lines, which many responses have in common; None if the block goes on behind the last one."""
+    lines, at = [], 0
+    for _ in range(count):
+        name_length, value_length = _LINE.unpack_from(block, at)
+        name_at = at + _LINE_SIZE
+        value_at = name_at + name_length
+        at = value_at + value_length
+        lines.append((block[name_at:value_at], block[value_at:at]))
+    return tuple(lines) if at == len(block) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
 from semel.core.call import (
@@ -25,11 +26,12 @@ from semel.core.call import (
     Stopped,
     StoreLater,
 )
-from semel.core.ops import Claimed, Count, Lookup, Op, Release
+from semel.core.flows import replay
+from semel.core.ops import Claimed, Count, Existing, Lookup, Op, Release
+from semel.core.states import DONE
 from semel.engine.drive.aio_keeper import AsyncKeeper
-from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.drive.execution import Changed, Execution, as_handler
-from semel.engine.drive.flights import Flights
+from semel.engine.drive.flights import Flight, Flights
 from semel.engine.drive.leases import Lease
 from semel.engine.drive.waiting import LateResult, shielded
 from semel.engine.operation import AsyncOperation, running
@@ -48,32 +50,60 @@ class AsyncCallDriver:
         self.flights = Flights()
         self.keeper = AsyncKeeper(store, sweep_every, on_swept, self.flights)
 
-    def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Awaitable[Outcome[Any]]:
-        """Run ``handler`` once for this call, or return what is known of it."""
-        return self.drive(Execution(call, self.flights, self.store.wakes), None, handler, recover)
-
-    def begin(self, call: Call) -> Awaitable[AsyncAttempt | Outcome[Any]]:
-        """Claim for an adapter: return an outcome, or an attempt that the adapter ends."""
-        return self.drive(Execution(call, self.flights, self.store.wakes), None, None, call.policy.recover)
-
     async def drive(
         self,
-        execution: Execution,
-        answer: Any,
-        handler: Handler | None,
-        recover: Callable[[], Any] | None,
+        call: Call,
+        handler: Handler | None = None,
+        recover: Callable[[], Any] | None = None,
+        execution: Execution | None = None,
+        answer: Any = None,
         attempt: object = None,
     ) -> Any:
-        """Do what the call asks for until there is an outcome, or until it asks to run a handler that is not here.
+        """Run ``handler`` once for this call, and return an ``Outcome``, of this or of an earlier call.
 
-        Then return the attempt that an adapter ends.
+        Without a handler, return an ``AsyncAttempt`` instead of running it: an adapter runs it, and ends the attempt.
 
+        The first claim is sent from here. If it finds a result, that is returned at once. At any other answer the flow
+        of the call takes over.
+
+        :param recover: calls the policy's hook; defaults to the hook itself.
+        :param execution: that of an attempt that an adapter ends.
         :param answer: how the handler of such an attempt has ended.
         :param attempt: that attempt. It stays alive until then, since nobody else may hold it: see its ``__del__``.
         """
-        steps, store = execution.steps, self.store
+        store, flights = self.store, self.flights
         error: BaseException | None = None
+        own: Flight | None = None
         try:
+            if execution is None:
+                if call.quota is None:
+                    claim = call.make_claim()
+                    own = Flight()
+                    own.claim = claim
+                    if flights.by_id.setdefault(claim.id, own) is not own:
+                        own = None
+                if own is not None:
+                    own.began = monotonic()
+                    try:
+                        answer = await store.execute(claim)
+                    except (StoreError, asyncio.CancelledError) as failure:
+                        error = failure
+                    else:
+                        if type(answer) is Existing and answer.record.state is DONE:
+                            own.record = answer.record
+                            own.landed = True
+                            if own.waiters is not None:
+                                flights.land(own)
+                            else:  # this is all that it does then
+                                flights.by_id.pop(claim.id, None)
+                            return replay(call, own.record)
+                execution = Execution(call, flights, store.wakes, own)
+                if isinstance(error, asyncio.CancelledError):
+                    try:
+                        answer, error = await self._send_again(execution, claim, error), None
+                    except (StoreError, asyncio.CancelledError) as failure:
+                        error = failure
+            steps = execution.steps
             try:
                 while True:
                     request = steps.send(answer) if error is None else steps.throw(error)
@@ -91,7 +121,9 @@ class AsyncCallDriver:
                                 return AsyncLeasedAttempt(self, execution, request.claimed)
                             answer = await self._work(execution, request.claimed, handler)
                         elif isinstance(request, Recover):
-                            answer = await self._work(execution, request.claimed, as_handler(recover))
+                            answer = await self._work(
+                                execution, request.claimed, as_handler(recover or call.policy.recover)
+                            )
                         elif isinstance(request, Changed):
                             await self._wait_for(request)
                         elif isinstance(request, Await):
@@ -109,6 +141,10 @@ class AsyncCallDriver:
             if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
                 execution.finish(self.keeper.leases)
         except BaseException as failure:
+            if execution is None:
+                if own is not None:
+                    flights.land(own)
+                raise
             execution.finish(self.keeper.leases)
             if execution.cancelled is not None and isinstance(failure, Exception):
                 raise execution.cancelled from None  # whatever the flow found, the caller was cancelled
@@ -209,20 +245,20 @@ class AsyncLeasedAttempt:
         return await self.operation.compensate(error)
 
     def complete(self, value: Any) -> Awaitable[Outcome[Any]]:
-        return self._driver.drive(self._execution, Returned(value), None, None, self)
+        return self._driver.drive(self.call, None, None, self._execution, Returned(value), self)
 
     def decline(self, value: Any) -> Awaitable[Outcome[Any]]:
-        return self._driver.drive(self._execution, Declined(value), None, None, self)
+        return self._driver.drive(self.call, None, None, self._execution, Declined(value), self)
 
     def lost(self) -> Awaitable[Outcome[Any]]:
-        return self._driver.drive(self._execution, Stopped(), None, None, self)
+        return self._driver.drive(self.call, None, None, self._execution, Stopped(), self)
 
     def conflicts(self, error: BaseException) -> bool:
         return False
 
     async def fail(self, error: BaseException) -> None:
         try:
-            await self._driver.drive(self._execution, Raised(error), None, None, self)
+            await self._driver.drive(self.call, None, None, self._execution, Raised(error), self)
         except BaseException as raised:
             if raised is not error:
                 raise

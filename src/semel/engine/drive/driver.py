@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from time import monotonic
 from types import CoroutineType
 from typing import Any, TypeAlias, TypeVar
 
@@ -26,10 +27,11 @@ from semel.core.call import (
     Stopped,
     StoreLater,
 )
-from semel.core.ops import Claimed, Op
-from semel.engine.drive.attempts import Attempt
+from semel.core.flows import replay
+from semel.core.ops import Claimed, Existing, Op
+from semel.core.states import DONE
 from semel.engine.drive.execution import Changed, Execution, as_handler
-from semel.engine.drive.flights import Flights
+from semel.engine.drive.flights import Flight, Flights
 from semel.engine.drive.keeper import Keeper
 from semel.engine.drive.leases import Lease
 from semel.engine.operation import Operation, running
@@ -48,36 +50,51 @@ class CallDriver:
         self.flights = Flights()
         self.keeper = Keeper(store, sweep_every, on_swept, self.flights)
 
-    def run(self, call: Call, handler: Handler, recover: Callable[[], Any] | None) -> Outcome[Any]:
-        """Run ``handler`` once for this call, or return what is known of it."""
-        outcome: Outcome[Any] = self.drive(Execution(call, self.flights, self.store.wakes), None, handler, recover)
-        return outcome
-
-    def begin(self, call: Call) -> Attempt | Outcome[Any]:
-        """Claim for an adapter: return an outcome, or an attempt that the adapter ends."""
-        begun: Attempt | Outcome[Any] = self.drive(
-            Execution(call, self.flights, self.store.wakes), None, None, call.policy.recover
-        )
-        return begun
-
     def drive(
         self,
-        execution: Execution,
-        answer: Any,
-        handler: Handler | None,
-        recover: Callable[[], Any] | None,
+        call: Call,
+        handler: Handler | None = None,
+        recover: Callable[[], Any] | None = None,
+        execution: Execution | None = None,
+        answer: Any = None,
         attempt: object = None,
     ) -> Any:
-        """Do what the call asks for until there is an outcome, or until it asks to run a handler that is not here.
+        """Run ``handler`` once for this call, and return an ``Outcome``, of this or of an earlier call.
 
-        Then return the attempt that an adapter ends.
+        Without a handler, return an ``Attempt`` instead of running it: an adapter runs it, and ends the attempt.
 
+        The first claim is sent from here. If it finds a result, that is returned at once. At any other answer the flow
+        of the call takes over.
+
+        :param recover: calls the policy's hook; defaults to the hook itself.
+        :param execution: that of an attempt that an adapter ends.
         :param answer: how the handler of such an attempt has ended.
         :param attempt: that attempt. It stays alive until then, since nobody else may hold it: see its ``__del__``.
         """
-        steps, store = execution.steps, self.store
+        store, flights = self.store, self.flights
         error: StoreError | None = None
+        own: Flight | None = None
         try:
+            if execution is None:
+                if call.quota is None:
+                    claim = call.make_claim()
+                    own = Flight()
+                    own.claim = claim
+                    if flights.by_id.setdefault(claim.id, own) is not own:
+                        own = None
+                if own is not None:
+                    own.began = monotonic()
+                    try:
+                        answer = store.execute(claim)
+                    except StoreError as failure:
+                        error = failure
+                    else:
+                        if type(answer) is Existing and answer.record.state is DONE:
+                            own.record = answer.record
+                            flights.land(own)
+                            return replay(call, own.record)
+                execution = Execution(call, flights, store.wakes, own)
+            steps = execution.steps
             try:
                 while True:
                     request = steps.send(answer) if error is None else steps.throw(error)
@@ -92,7 +109,7 @@ class CallDriver:
                                 return LeasedAttempt(self, execution, request.claimed)
                             answer = self._work(execution, request.claimed, handler)
                         elif isinstance(request, Recover):
-                            answer = self._work(execution, request.claimed, as_handler(recover))
+                            answer = self._work(execution, request.claimed, as_handler(recover or call.policy.recover))
                         elif isinstance(request, Changed):
                             self._wait_for(request)
                         elif isinstance(request, Await):
@@ -108,7 +125,10 @@ class CallDriver:
             if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
                 execution.finish(self.keeper.leases)
         except BaseException:
-            execution.finish(self.keeper.leases)
+            if execution is not None:
+                execution.finish(self.keeper.leases)
+            elif own is not None:
+                flights.land(own)
             raise
         if isinstance(outcome, Failed):
             raise outcome.error
@@ -170,15 +190,15 @@ class LeasedAttempt:
         return self.operation.compensate(error)
 
     def complete(self, value: Any) -> Outcome[Any]:
-        outcome: Outcome[Any] = self._driver.drive(self._execution, Returned(value), None, None, self)
+        outcome: Outcome[Any] = self._driver.drive(self.call, None, None, self._execution, Returned(value), self)
         return outcome
 
     def decline(self, value: Any) -> Outcome[Any]:
-        outcome: Outcome[Any] = self._driver.drive(self._execution, Declined(value), None, None, self)
+        outcome: Outcome[Any] = self._driver.drive(self.call, None, None, self._execution, Declined(value), self)
         return outcome
 
     def lost(self) -> Outcome[Any]:
-        outcome: Outcome[Any] = self._driver.drive(self._execution, Stopped(), None, None, self)
+        outcome: Outcome[Any] = self._driver.drive(self.call, None, None, self._execution, Stopped(), self)
         return outcome
 
     def conflicts(self, error: BaseException) -> bool:
@@ -186,7 +206,7 @@ class LeasedAttempt:
 
     def fail(self, error: BaseException) -> None:
         try:
-            self._driver.drive(self._execution, Raised(error), None, None, self)
+            self._driver.drive(self.call, None, None, self._execution, Raised(error), self)
         except BaseException as raised:
             if raised is not error:
                 raise

@@ -53,11 +53,14 @@ class Execution:
 
     __slots__ = ("_flights", "_wakes", "began", "call", "cancelled", "finished", "flight", "lease", "steps")
 
-    def __init__(self, call: Call, flights: Flights, wakes: bool) -> None:
+    def __init__(self, call: Call, flights: Flights, wakes: bool, flight: Flight | None = None) -> None:
+        """
+        :param flight: the flight of a claim that the driver has sent already. The steps then wait for its answer.
+        """
         self.call = call
         self.began = 0.0
         """When the claim was sent. The lease counts from then, not from the answer."""
-        self.flight: Flight | None = None
+        self.flight = flight
         self.lease: Lease | None = None
         """The lease of the attempt, once the claim is won. The recover hook and the handler share it."""
         self.finished = False
@@ -67,6 +70,9 @@ class Execution:
         self._flights = flights
         self._wakes = wakes
         self.steps: Generator[Step, Any, Outcome[Any] | Failed] = self._proceed()
+        if flight is not None:
+            self.began = flight.began
+            next(self.steps)
 
     def finish(self, leases: Leases) -> None:
         """Release the lease and the flight of the call. May be called again."""
@@ -101,15 +107,17 @@ class Execution:
             error = None
             try:
                 if type(request) is Claim:
-                    # Set before the flight is registered: if a signal handler raises in between, finish() removes it.
-                    self.flight = own = Flight()
-                    own.claim = request
-                    if flights.by_id.setdefault(request.id, own) is not own:
-                        existing = yield from self._join(own)
-                        if existing is not None:
-                            answer = existing
-                            continue
-                    self.began = own.began = self.began or monotonic()
+                    own = self.flight
+                    if own is None or own.landed:
+                        # Set before it is registered: if a signal handler raises in between, finish() removes it.
+                        self.flight = own = Flight()
+                        own.claim = request
+                        if flights.by_id.setdefault(request.id, own) is not own:
+                            existing = yield from self._join(own)
+                            if existing is not None:
+                                answer = existing
+                                continue
+                        self.began = own.began = self.began or monotonic()
                     try:
                         answer = yield request
                     except BaseException as failure:

@@ -89,6 +89,15 @@ class BodyReader:
     _disconnect: Message | None = None
     """The server's message that the client has disconnected."""
     _settled: asyncio.Event | None = None
+    _early: Message | None = None
+    """The server's first message, if it was received before ``read_all`` is called."""
+
+    def begin_with(self, message: Message) -> None:
+        """Take the server's first message, which was received already."""
+        if self.life.exchange.complete:
+            self._message = message
+        else:
+            self._early = message
 
     async def receive(self) -> Message:
         """The ``receive`` that the application is called with."""
@@ -132,7 +141,7 @@ class BodyReader:
             raise BodyTooLarge
         receive = self.source
         while not exchange.complete:
-            message = await receive()
+            message, self._early = self._early or await receive(), None
             if message["type"] == "http.disconnect":
                 self._disconnect = message
                 return False

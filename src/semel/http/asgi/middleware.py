@@ -26,13 +26,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias, TypeVar
 
-from semel.core.call import Call, Declined, Pause, Raised, Returned, Stopped
+from semel.core.call import Call, Declined, Outcome, Pause, Raised, Returned, Stopped
 from semel.engine.aio import AsyncGuard
 from semel.engine.drive.attempts import AsyncAttempt
 from semel.engine.drive.waiting import EAGER, start_task
 from semel.engine.operation import running
-from semel.errors import ConfigurationError, PreconditionError, StoreError
-from semel.http.asgi.body import FILES, App, BodyReader, Message, Receive, Scope, Send, without_files
+from semel.errors import ConfigurationError, KeyInvalid, PreconditionError, SemelError, StoreError
+from semel.http.asgi.body import FILES, IN_MEMORY, App, BodyReader, Message, Receive, Scope, Send, without_files
 from semel.http.asgi.transaction import open_transaction_async
 from semel.http.contract.conditional import bind_preconditions, unbind_preconditions
 from semel.http.contract.endpoint import (
@@ -50,9 +50,8 @@ from semel.http.contract.endpoint import (
     RunAgain,
     cut_off,
 )
-from semel.http.contract.exchange import KEY_HEADER, SETTLED, Exchange
-from semel.http.contract.middleware import Middleware
-from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
+from semel.http.contract.exchange import ALLOW_ORIGIN, CLAIMED, KEY_HEADER, SETTLED, Exchange, name_of_line
+from semel.http.contract.routes import Endpoint, Middleware, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Rule
 
 T = TypeVar("T")
@@ -136,7 +135,79 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
             rule = self.routes.rules.get((method, scope["path"]))  # the usual case of a find
             if rule is None:
                 rule = self.find_rule(method, scope["path"], scope.get("root_path", ""))
-        responder = ASGIResponder(self, scope, receive, send)
+        exchange = Exchange(
+            method, scope["path"], scope.get("query_string", b""), scope["headers"],
+            self.guard.secret, self.docs, self.key_header,
+        )  # fmt: skip
+        known = None if rule is None or not exchange.keys else self.rules.get(id(rule))
+        if known is None or not known[1].claims_early or self.binds_hosts or CLAIMED in scope:
+            await self._respond(exchange, rule, scope, receive, send)
+            return
+
+        # Make the claim before there is a responder. This does what the flow of a claim asks for, in the same order.
+        # A replay ends here. In any other case the flow begins, and is given the results so far.
+        early = EarlyClaim()
+        results = early.results = []
+        effective = known[1]
+        try:
+            key = exchange.read_key(effective)
+        except KeyInvalid:
+            key = None
+        if key is None:
+            await self._respond(exchange, rule, scope, receive, send)
+            return
+        tenant = None
+        if self.tenant is not None:
+            try:
+                tenant = self.tenant(scope if self.request is None else self.request(scope))
+                if type(tenant) is not str or not tenant:
+                    tenant = await self.await_tenant(tenant)
+            except Exception as error:
+                results.append((None, error))
+                await self._respond(exchange, rule, scope, receive, send, early)
+                return
+            results.append((tenant, None))
+        longest = effective.max_request_body or 0
+        if exchange.announced_length <= longest:
+            message = early.message = await receive()
+            chunk = message.get("body", b"")
+            whole = message["type"] == "http.request" and not message.get("more_body", False)
+            if whole and len(chunk) <= longest and len(chunk) <= IN_MEMORY:
+                if effective.reads_body:
+                    exchange.feed(chunk, False)
+                else:
+                    exchange.body, exchange.whole, exchange.size, exchange.complete = None, chunk, len(chunk), True
+                begun: Any = None
+                try:
+                    call = early.call = exchange.call(self.guard, effective, key, tenant)
+                    if call.hook is not None:
+                        call.route = self.route_name(scope, exchange)
+                    begun = await self.guard.begin(call)
+                except SemelError as error:
+                    if early.call is not None:  # otherwise the flow makes it again, and finds the same error
+                        results.append((None, error))
+                else:
+                    if isinstance(begun, Outcome):
+                        status, lines, body, _ = exchange.replay(begun.value, effective)
+                        if exchange.scripted or ALLOW_ORIGIN in map(name_of_line, lines):
+                            lines = exchange.expose(lines, effective)
+                        await send({"type": "http.response.start", "status": status, "headers": lines})
+                        await send({"type": "http.response.body", "body": body, "more_body": False})
+                        return
+                    results.append((begun, None))
+        await self._respond(exchange, rule, scope, receive, send, early)
+
+    async def _respond(
+        self,
+        exchange: Exchange,
+        rule: Rule | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        early: EarlyClaim | None = None,
+    ) -> None:
+        """Claim at the edge, if there is a rule, and run the application."""
+        responder = ASGIResponder(self, exchange, scope, receive, send)
         body = responder.body
         token = current.set(responder)
         try:
@@ -146,7 +217,13 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
             if rule is not None:
                 claimed = False
                 try:
-                    claimed = await responder.drive(responder.life.claim(rule))
+                    if early is None:
+                        claimed = await responder.drive(responder.life.claim(rule))
+                    else:
+                        responder.life.early_call = early.call
+                        if early.message is not None:
+                            body.begin_with(early.message)
+                        claimed = await responder.drive(responder.life.claim(rule), early.results)
                 finally:
                     if body.held is not None and not claimed:
                         body.close()
@@ -217,15 +294,23 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
             _log.error("a handler failed after its client had gone", exc_info=task.exception())
 
 
+class EarlyClaim:
+    """What is known of a claim before its flow begins."""
+
+    results: list[tuple[Any, BaseException | None]]
+    """The answers to the first requests of the flow, or the errors that they ended with."""
+    call: Call | None = None
+    message: Message | None = None
+    """The first message of the server, for the application."""
+
+
 class ASGIResponder:
     """Handles one request: reads its body, runs the application under an attempt, and sends the answer."""
 
-    def __init__(self, middleware: ASGIMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, middleware: ASGIMiddleware, exchange: Exchange, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         self.loop = asyncio.get_running_loop()
-        exchange = Exchange(
-            scope["method"].upper(), scope["path"], scope.get("query_string", b""), scope["headers"],
-            secret=middleware.guard.secret, docs=middleware.docs, key_header=middleware.key_header,
-        )  # fmt: skip
         self.life: Lifecycle[AsyncAttempt] = Lifecycle(middleware, scope, exchange)
         self._middleware = middleware
         self._scope = scope
@@ -405,10 +490,15 @@ class ASGIResponder:
 
         return await self.drive(flow())
 
-    async def drive(self, flow: EndpointFlow[T]) -> T:
-        """Carry out the requests of a flow and send it the results, until it returns."""
+    async def drive(self, flow: EndpointFlow[T], results: Iterable[tuple[Any, BaseException | None]] = ()) -> T:
+        """Carry out the requests of a flow and send it the results, until it returns.
+
+        :param results: the results of its first requests, or the errors, if they are known already.
+        """
         try:
             request = next(flow)
+            for known, trouble in results:
+                request = flow.send(known) if trouble is None else flow.throw(trouble)
             result: Any
             while True:
                 try:

@@ -65,7 +65,7 @@ from semel.errors import (
 )
 from semel.http.contract.conditional import Preconditions
 from semel.http.contract.exchange import CLAIMED, FAILED, UNSTORED, Exchange
-from semel.http.contract.middleware import Middleware
+from semel.http.contract.routes import Middleware
 from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
 from semel.observe import events
 
@@ -174,6 +174,8 @@ class Lifecycle(Generic[A]):
         """The rule that the request was claimed under, or was refused by."""
         self.natural: Natural | None = None
         self.preconditions: Preconditions | None = None
+        self.early_call: Call | None = None
+        """The call, if the responder has made it before the flow asks for it."""
         self.over = False
         """Whether the application has ended, or was cancelled before a claim: nobody would end an attempt."""
         self.claiming = False
@@ -226,7 +228,7 @@ class Lifecycle(Generic[A]):
         if middleware.binds_hosts:
             exchange.host = middleware.matched_route(self._environment).host
         try:
-            key = exchange.read_key(rule)
+            key = exchange.key or exchange.read_key(rule)  # the responder may have read it before
             if isinstance(rule, Conditional):
                 self.preconditions = exchange.preconditions(rule)
             if key is None:
@@ -242,9 +244,9 @@ class Lifecycle(Generic[A]):
             elif not (yield READ_BODY):
                 return False
             self.claiming = True
-            call = exchange.call(middleware.guard, rule, key, tenant)
+            call = self.early_call or exchange.call(middleware.guard, rule, key, tenant)
             if call.hook is not None:
-                call.route = self._route_name()
+                call.route = middleware.route_name(self._environment, exchange)
             if rule.connection is None:
                 begun = yield call
             else:
@@ -278,15 +280,8 @@ class Lifecycle(Generic[A]):
             return
         call = self.exchange.call(self._middleware.guard, rule, "", None)
         if call.hook is not None:
-            call.route = self._route_name()
+            call.route = self._middleware.route_name(self._environment, self.exchange)
             call.tell(events.Unkeyed)
-
-    def _route_name(self) -> str:
-        """Return the name of the operation on events: the template of its path if it is known, not the path itself."""
-        exchange, middleware = self.exchange, self._middleware
-        template = middleware.matched_route(self._environment).template
-        template = template or middleware.routes.template(exchange.method, exchange.path)
-        return f"{exchange.method} {template or exchange.path}"
 
     def _open_transaction(self, call: Call, connect: Callable[[], Any]) -> EndpointFlow[Any]:
         """Open the transaction, and retry it after a conflict. The handler has not run yet, so it is not repeated."""

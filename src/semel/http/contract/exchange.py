@@ -29,7 +29,7 @@ from semel.core.encoding.snapshot import (
     encode_response,
     make_response,
 )
-from semel.core.keys import header_value, parse_header
+from semel.core.keys import BARE_KEY, header_value, parse_header
 from semel.engine.guard import Guard
 from semel.errors import (
     BodyTooLarge,
@@ -78,8 +78,10 @@ _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding", b"content-
 _TAKEN: Final = _READ | _FRAMING | {b"authorization", b"cookie", b"host", b"retry-after", b"link"}
 """Names of headers that mean something else."""
 _LONGEST_PATH: Final = 200
+_LONGEST_LINE: Final = 100
+ALLOW_ORIGIN: Final = b"access-control-allow-origin"
 _log = logging.getLogger("semel.http")
-_name = itemgetter(0)
+name_of_line = itemgetter(0)
 
 
 class KeyHeader:
@@ -154,11 +156,21 @@ RESPONSES: Final = ResponseSerializer()
 class Exchange:
     """A request, and the answers to it."""
 
-    __slots__ = (
-        "_body_hash", "_boundary", "_counted", "_lines", "_query", "_request_hash", "_scripted", "_secret",
-        "announced_length", "body", "complete", "docs", "echo", "host", "key", "key_header", "keys", "method",
-        "path", "size",
-    )  # fmt: skip
+    host = ""
+    """The host of the request, if its route is bound to hosts; it is a part of the operation then."""
+    size = 0
+    """Bytes of the body that have arrived."""
+    complete = False
+    """Whether the application has read the body to its end before the claim."""
+    key: str | None = None
+    announced_length = 0
+    """The Content-Length, or 0 if there is none."""
+    _boundary = b""
+    """That of a multipart body."""
+    scripted = False
+    """Whether a script in a browser sent the request."""
+    whole: bytes | None = None
+    """The body, if it came at once and is not read for the comparison: it is hashed when the call is made."""
 
     def __init__(
         self,
@@ -166,7 +178,6 @@ class Exchange:
         path: str,
         query: bytes,
         headers: Iterable[tuple[bytes, bytes]],
-        *,
         secret: bytes | None = None,
         docs: str | None = None,
         key_header: KeyHeader = KEY_HEADER,
@@ -175,28 +186,15 @@ class Exchange:
         self.method = method
         self.path = path
         self.docs = docs
-        self.host = ""
-        """The host of the request, if its route is bound to hosts; it is a part of the operation then."""
         self.body: list[bytes] | None = []
         """Chunks of the body, for rules that read all of it; None if no rule does, or if it is too large for that."""
-        self.size = 0
-        """Bytes of the body that have arrived."""
-        self.complete = False
-        """Whether the application has read the body to its end before the claim."""
-        self.key: str | None = None
         self.echo: list[tuple[bytes, bytes]] = []
         """The header line that repeats the key in the answer; nothing without a key."""
         self._query = query
         self._lines = headers
-        self._secret = secret
         self._body_hash: blake2b | PartsHash
-        self._request_hash, self._body_hash = _new_hashes(secret)
-        self._boundary = b""
-        """That of a multipart body."""
-        self.announced_length = 0
-        """The Content-Length, or 0 if there is none."""
-        self._scripted = False
-        """Whether a script in a browser sent the request."""
+        self._request_hash, self._empty_hash = _new_hashes(secret)
+        self._body_hash = self._empty_hash
         self.keys: list[bytes] = []
         """The lines of the key, valid or not."""
         self._counted: list[tuple[bytes, bytes]] = []
@@ -211,10 +209,10 @@ class Exchange:
             elif name == b"content-length":
                 self.announced_length = self.announced_length or (int(value) if value.isdigit() else 0)
             elif name == b"origin":
-                self._scripted = True
+                self.scripted = True
             else:
                 self._counted.append((name, value))
-                if value[:10].lower() == b"multipart/" and name == b"content-type" and not self._boundary:
+                if name == b"content-type" and value[:10].lower() == b"multipart/" and not self._boundary:
                     found = _BOUNDARY.search(value)
                     if found is not None:
                         self._boundary = found[1] or found[2]
@@ -253,13 +251,24 @@ class Exchange:
             return None
         if len(lines) > 1:
             raise KeyInvalid(f"Send one {self.key_header.title} header line, not several.")
+        # A short cut for ordinary bare keys. The code below gives the same answer for them.
+        format, line = rule.key_format, lines[0]
+        if (
+            format.pattern is None
+            and len(line) <= format.max_length
+            and rule.key_mode == "auto"
+            and BARE_KEY.fullmatch(line)
+        ):
+            self.echo = [(self.key_header.name, line)]
+            self.key = line.decode()
+            return self.key
         try:
-            text = lines[0].decode("ascii")
+            text = line.decode("ascii")
         except UnicodeDecodeError as error:
             raise KeyInvalid(f"The {self.key_header.title} holds characters other than printable ASCII.") from error
-        key = self.key = parse_header(text, rule.key_mode, rule.key_format, self.key_header.title)
+        key = self.key = parse_header(text, rule.key_mode, format, self.key_header.title)
         if key == text:
-            self.echo = [(self.key_header.name, lines[0])]  # a bare key is echoed as it was sent
+            self.echo = [(self.key_header.name, line)]  # a bare key is echoed as it was sent
         else:
             value = key if rule.key_mode == "raw" else _quoted(key)
             self.echo = [(self.key_header.name, value.encode())]
@@ -272,7 +281,7 @@ class Exchange:
             wanted = _PRECONDITIONS.union(name.lower().encode() for name in rule.fingerprint_headers)
             lines = [line for line in self.headers if line[0] in wanted]
         if len(lines) > 1:
-            lines = sorted(lines, key=_name)  # lines of the same name keep their order
+            lines = sorted(lines, key=name_of_line)  # lines of the same name keep their order
         if rule.compare_parts:  # a retry has another boundary
             lines = [
                 (name, _BOUNDARY.sub(b"", value)) if name == b"content-type" else (name, value) for name, value in lines
@@ -283,7 +292,7 @@ class Exchange:
             if rule.compare_decompressed and (plain := self._decompressed(body)) is not None:
                 other = body = plain
             document = self._document(rule, body) if rule.reads_json else None
-        return self.digest(lines, document, other)
+        return self.digest(lines, document, self.whole if other is None else other)
 
     def digest(
         self, lines: Iterable[tuple[bytes, bytes]], document: bytes | None, other_body: bytes | None = None
@@ -295,15 +304,15 @@ class Exchange:
 
         :param other_body: takes the place of the body that was sent.
         """
-        target, query = (self.host + self.path).encode("utf-8", "surrogatepass"), self._query
-        word = self.method.encode()
-        parts = b"%d:%b%d:%b%d:%b" % (len(word), word, len(target), target, len(query), query)
-        for name, value in lines:
-            parts += b"h%d:%b%d:%b" % (len(name), name, len(value), value)
+        path, query = self.host + self.path, self._query
+        _, target = (_known_target if len(path) <= _LONGEST_PATH else _read_target)(self.method, path)
+        parts = b"%b%d:%b" % (target, len(query), query) if query else target + b"0:"
+        for line in lines:
+            parts += _known_line(line) if len(line[1]) <= _LONGEST_LINE else _read_line(line)
         if document is None:
             body, size = self._body_hash, self.size
             if other_body is not None:
-                body, size = self._new_body_hash(), len(other_body)
+                body, size = self._new_body_hash() if self._boundary else self._empty_hash.copy(), len(other_body)
                 body.update(other_body)
             parts += b"b%d:%b" % (0 if self._boundary else size, body.digest())
         else:
@@ -316,8 +325,7 @@ class Exchange:
         """Return an empty hash for the body. That of a multipart body leaves out the boundary, which counts as a part
         of the Content-Type.
         """
-        empty = _new_hashes(self._secret)[1]
-        return PartsHash(empty, self._boundary) if self._boundary else empty.copy()
+        return PartsHash(self._empty_hash, self._boundary) if self._boundary else self._empty_hash.copy()
 
     def _decompressed(self, body: bytes) -> bytes | None:
         """Return what a compressed body decompresses to; None if it is not compressed, or not in a way we read."""
@@ -331,14 +339,12 @@ class Exchange:
             owner = known or (guard.tenant if tenant is None else guard.check_tenant(tenant))
         except RequestError as error:  # not the client's mistake
             raise ConfigurationError(f"tenant= gave no text of 1 to 255 characters: {error}") from error
-        path = self.host + self.path
-        if rule.scope == "tenant":
-            operation = "*"
-        else:  # a long path is not remembered
-            operation = (_known_name if len(path) <= _LONGEST_PATH else _operation_name)(self.method, path)
+        path, operation = self.host + self.path, "*"
+        if rule.scope != "tenant":  # a long path is not remembered
+            operation, _ = (_known_target if len(path) <= _LONGEST_PATH else _read_target)(self.method, path)
         lines = self._counted
         plain = len(lines) < 2 and not (rule.fingerprint_headers or rule.reads_body or rule.compare_parts)
-        fingerprint = self.digest(lines, None) if plain else self.fingerprint(rule)
+        fingerprint = self.digest(lines, None, self.whole) if plain else self.fingerprint(rule)
         return guard.make_call(operation, key, owner, fingerprint, rule.policy, RESPONSES)
 
     def preconditions(self, rule: Conditional) -> Preconditions:
@@ -377,15 +383,9 @@ class Exchange:
     def replay(self, stored: StoredResponse, rule: Idempotent) -> StoredResponse:
         """Return the first answer, marked as a replay."""
         status, lines, body, omitted = stored if type(stored) is StoredResponse else as_response(stored)
-        for line in lines:
-            if line[0] == b"content-encoding":
-                lines, body = self._acceptable(lines, body, omitted)
-                break
-        headers = [
-            *lines,
-            (rule.replay_marker_name, b"omitted" if omitted else b"true"),
-            *self.echo,
-        ]
+        if b"content-encoding" in map(name_of_line, lines):
+            lines, body = self._acceptable(lines, body, omitted)
+        headers = [*lines, (rule.replay_marker_name, b"omitted" if omitted else b"true"), *self.echo]
         if status not in (204, 304):
             headers.append((b"content-length", b"%d" % len(body)))
         return make_response((status, headers, body, omitted))
@@ -442,12 +442,8 @@ class Exchange:
 
         The CORS header is often added later, by an outer middleware, so an Origin in the request is enough.
         """
-        if not self._scripted:
-            for line in headers:
-                if line[0] == b"access-control-allow-origin":
-                    break
-            else:
-                return headers
+        if not self.scripted and ALLOW_ORIGIN not in map(name_of_line, headers):
+            return headers
         name = b"access-control-expose-headers"
         named = [
             v.strip() for n, value in headers if n == name for v in value.decode("latin-1").split(",") if v.strip()
@@ -464,15 +460,25 @@ class Exchange:
         return [*rest, (name, ", ".join([*named, *missing]).encode("latin-1"))]
 
 
-def _operation_name(method: str, path: str) -> str:
-    """Return the operation, which scopes the key together with the tenant."""
+def _read_target(method: str, path: str) -> tuple[str, bytes]:
+    """Return the operation, which scopes the key together with the tenant, and the beginning of the fingerprint."""
+    word, target = method.encode(), path.encode("utf-8", "surrogatepass")
+    beginning = b"%d:%b%d:%b" % (len(word), word, len(target), target)
     if len(path) > _LONGEST_PATH or not path.isprintable():  # a store takes short text without control characters
         digest = blake2b(path.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         path = f"{quote(path, errors='replace')[:_LONGEST_PATH]}#{digest}"
-    return f"{method} {path}"
+    return f"{method} {path}", beginning
 
 
-_known_name: Final = lru_cache(maxsize=1024)(_operation_name)
+_known_target: Final = lru_cache(maxsize=1024)(_read_target)
+
+
+def _read_line(line: tuple[bytes, bytes]) -> bytes:
+    """Return a header line as a part of the fingerprint."""
+    return b"h%d:%b%d:%b" % (len(line[0]), line[0], len(line[1]), line[1])
+
+
+_known_line: Final = lru_cache(maxsize=256)(_read_line)
 
 
 def _words(lines: Iterable[tuple[bytes, bytes]], name: bytes) -> list[bytes]:

@@ -256,6 +256,11 @@ class Idempotent(_Declaration):
         """Whether the whole body is needed to compare requests."""
         return self.reads_json or self.compare_decompressed
 
+    @cached_property
+    def claims_early(self) -> bool:
+        """Whether a claim at the edge needs no more than the key, the tenant and the body."""
+        return type(self) is Idempotent and self.connection is None
+
     def check_connection(self, *, awaited: bool) -> None:
         """Raise PolicyError if ``connection`` opens no connection, or one of the other kind.
 

@@ -5,8 +5,12 @@
 
 On a lent connection the calls of our SQL functions are sent as text, past psycopg's cursors: a cursor takes as long for
 a statement as the server does. Every other statement gets a cursor of the plain class with tuples for rows, because the
-caller's row and cursor factories are for the caller's rows. Whether a statement is prepared is decided by the
-connection's ``prepare_threshold``, which is None behind a pooler that does not support it.
+caller's row and cursor factories are for the caller's rows. Past the cursors we use psycopg's private parts, in the
+versions where we know them; in others, text is sent by a cursor too.
+
+Whether a statement is prepared is decided by the connection's ``prepare_threshold``, which is None behind a pooler that
+does not support it. If nobody has set it, and the pooler runs a statement in a session where it is not prepared, the
+statement is sent again without being prepared.
 """
 
 from __future__ import annotations
@@ -16,24 +20,27 @@ import re
 import struct
 from collections.abc import Generator
 from functools import lru_cache
+from hashlib import sha256
+from importlib import import_module
 from typing import Any, ClassVar, Final, Literal
 from weakref import WeakKeyDictionary
 
 import psycopg
-from psycopg import generators
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.errors import error_from_result
 from psycopg.pq import DiagnosticField, Escaping, ExecStatus, PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from semel.errors import SemelError
-from semel.sql.connections.adopt import DatabaseAddress
+from semel.sql.connections.adopt import DatabaseAddress, is_known_version
 from semel.sql.connections.errors import postgres_error, rejected
 from semel.sql.connections.literals import postgres_text
 from semel.sql.connections.psycopg_arrays import register_arrays, values_for_psycopg
 from semel.sql.effects import EffectStyle, QueryResult
 from semel.sql.program import Rows, Statement
 
+_INTERNALS_KNOWN: Final = is_known_version(psycopg.__version__, (3, 2), (3, 4))
+_generators: Final[Any] = import_module("psycopg.generators") if _INTERNALS_KNOWN else None
 _DRIVER_ERRORS: Final = (psycopg.Error, UnicodeError, OverflowError, ValueError, struct.error)
 """psycopg's own errors, and values that cannot be sent: a lone surrogate, a NUL, a number that is too large."""
 
@@ -47,9 +54,11 @@ _DONE: Final = int(ExecStatus.COMMAND_OK)
 _MOST_STATEMENTS: Final = 100
 """How many statements are prepared on a connection at most."""
 _NOT_PREPARED: Final = b"26000"
-_names: Final = itertools.count(1)
+_PREPARED_ALREADY: Final = b"42P05"
+_PREPARED: Final = -1
+_NEVER_PREPARED: Final = -2
 _statements: Final[WeakKeyDictionary[Any, dict[Any, int]]] = WeakKeyDictionary()
-"""How often each text was used on a connection; once it is prepared there, the number of its name, negative."""
+"""How often each text was used on a connection, until it is prepared there, or known not to stay prepared."""
 _LEVELS: Final = {1: "READ UNCOMMITTED", 2: "READ COMMITTED", 3: "REPEATABLE READ", 4: "SERIALIZABLE"}
 
 
@@ -59,6 +68,12 @@ def _numbered(text: str) -> str | None:
     count = itertools.count(1)
     found = re.sub(r"%(s|%)", lambda match: "%%" if match[1] == "%" else f"${next(count)}", text)
     return None if re.search(r"(?<!%)(?:%%)*%(?!%)", found) else found.replace("%%", "%")
+
+
+@lru_cache(maxsize=_MOST_STATEMENTS)
+def _statement_name(query: bytes, types: tuple[int, ...]) -> bytes:
+    """One name for one statement: in a session that programs share by a pooler, it never means another one."""
+    return b"semel_" + sha256(b"%r %r" % (query, types)).hexdigest()[:24].encode()
 
 
 class AsyncPsycopgConnection:
@@ -102,7 +117,7 @@ class AsyncLentPsycopg:
         if statement.query.as_text is not None and raw.pgconn.pipeline_status == _NO_PIPELINE:
             text = postgres_text(statement)
             if not raw.autocommit and raw.pgconn.transaction_status == _IDLE:
-                text = f"{self._begin()}; {text}"  # psycopg would send it as a message of its own
+                text = self._after_begin(text)
             return await self._send_text(text)
         text, values = values_for_psycopg(statement)
         return await self._send(text, values or None, bool(statement.query.arrays))
@@ -145,7 +160,7 @@ class AsyncLentPsycopg:
 
     async def begin_with(self, statement: Statement) -> Rows:
         if not self._in_pipeline():
-            return await self._send_text(f"{self._begin()}; {postgres_text(statement)}")
+            return await self._send_text(self._after_begin(postgres_text(statement)))
         if self.raw.autocommit:
             await self._send(self._begin())
         return await self.execute(statement)
@@ -172,6 +187,10 @@ class AsyncLentPsycopg:
         """Whether the caller has opened a pipeline, which accepts no text of several statements."""
         return bool(self.raw.pgconn.pipeline_status != _NO_PIPELINE)
 
+    def _after_begin(self, text: str) -> str:
+        """The text after a BEGIN. Without autocommit a cursor sends BEGIN by itself, as a message of its own."""
+        return f"{self._begin()}; {text}" if _INTERNALS_KNOWN or self.raw.autocommit else text
+
     def _begin(self) -> str:
         """The BEGIN that psycopg would send, with the characteristics that the caller has set."""
         raw = self.raw
@@ -189,6 +208,12 @@ class AsyncLentPsycopg:
     async def _send_text(self, text: str) -> Rows:
         raw = self.raw
         try:
+            if not _INTERNALS_KNOWN:
+                cursor = psycopg.AsyncCursor(raw, row_factory=tuple_row)
+                await cursor.execute(text.encode(), prepare=False)
+                while cursor.nextset():
+                    pass
+                return await cursor.fetchall() if cursor.rownumber is not None else ()
             async with raw.lock:
                 rows: Rows = await raw.wait(self._exchange(text))
                 return rows
@@ -199,7 +224,7 @@ class AsyncLentPsycopg:
         """Send statements without parameters in one message; return the rows of the last one, which are bytes."""
         pgconn = self.raw.pgconn
         pgconn.send_query(text.encode())
-        last = (yield from generators.execute(pgconn))[-1]
+        last = (yield from _generators.execute(pgconn))[-1]
         if last.status == _HAS_ROWS:
             found = []
             for row in range(last.ntuples):
@@ -216,7 +241,7 @@ class AsyncLentPsycopg:
         """
         threshold = self.raw.prepare_threshold
         numbered = _numbered(text)
-        if threshold is None or numbered is None or self._in_pipeline():
+        if not _INTERNALS_KNOWN or threshold is None or numbered is None or self._in_pipeline():
             return None
         dumped = Transformer(self.raw)
         params = dumped.dump_sequence(values, [PyFormat.AUTO] * len(values))
@@ -235,25 +260,36 @@ class AsyncLentPsycopg:
     def _run_prepared(
         self, known: dict[Any, int], key: Any, text: str, params: Any, dumped: Any
     ) -> Generator[Any, Any, QueryResult]:
-        pgconn = self.raw.pgconn
-        while True:
-            prepared_before = known[key] < 0
-            if not prepared_before:
-                name = b"semel_%d" % next(_names)
-                pgconn.send_prepare(name, text.encode(self.raw.info.encoding), param_types=dumped.types)
-                result = (yield from generators.execute(pgconn))[-1]
-                if result.status != _DONE:
+        """Run a statement that is a transaction of its own: if it was not prepared, nothing has happened."""
+        pgconn, query = self.raw.pgconn, text.encode(self.raw.info.encoding)
+        name = _statement_name(query, dumped.types)
+        result: Any = None
+        for tries_left in (1, 0):
+            if known[key] == _NEVER_PREPARED:
+                break
+            if known[key] != _PREPARED:
+                pgconn.send_prepare(name, query, param_types=dumped.types)
+                result = (yield from _generators.execute(pgconn))[-1]
+                if result.status != _DONE and result.error_field(DiagnosticField.SQLSTATE) != _PREPARED_ALREADY:
                     raise error_from_result(result, encoding=self.raw.info.encoding)
-                known[key] = -int(name[6:])
-            pgconn.send_query_prepared(b"semel_%d" % -known[key], params, param_formats=dumped.formats, result_format=1)
-            result = (yield from generators.execute(pgconn))[-1]
-            if result.status == _HAS_ROWS:
-                dumped.set_pgresult(result)
-                names = [(result.fname(at) or b"").decode() for at in range(result.nfields)]
-                return QueryResult(names, dumped.load_rows(0, result.ntuples, tuple), 0)
-            if result.error_field(DiagnosticField.SQLSTATE) != _NOT_PREPARED or not prepared_before:
-                raise error_from_result(result, encoding=self.raw.info.encoding)
-            known[key] = 0  # someone threw the session's statements away, as psycopg's rollback() does: once more
+                known[key] = _PREPARED
+            pgconn.send_query_prepared(name, params, param_formats=dumped.formats, result_format=1)
+            result = (yield from _generators.execute(pgconn))[-1]
+            if result.status == _HAS_ROWS or result.error_field(DiagnosticField.SQLSTATE) != _NOT_PREPARED:
+                break
+            # Someone threw the session's statements away, as psycopg's rollback() does. If that is not it, a pooler
+            # runs each statement in another session.
+            known[key] = 0 if tries_left else _NEVER_PREPARED
+        if known[key] == _NEVER_PREPARED:
+            pgconn.send_query_params(
+                query, params, param_types=dumped.types, param_formats=dumped.formats, result_format=1
+            )
+            result = (yield from _generators.execute(pgconn))[-1]
+        if result.status != _HAS_ROWS:
+            raise error_from_result(result, encoding=self.raw.info.encoding)
+        dumped.set_pgresult(result)
+        names = [(result.fname(at) or b"").decode() for at in range(result.nfields)]
+        return QueryResult(names, dumped.load_rows(0, result.ntuples, tuple), 0)
 
     async def _send(self, text: Any, values: list[Any] | None = None, arrays: bool = False) -> Rows:
         try:

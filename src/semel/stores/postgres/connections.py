@@ -107,7 +107,7 @@ class Psycopg:
         try:
             run(dialect.program(ops, answers), connection)
         finally:
-            self.watchdog.deadlines.pop(connection, None)
+            self.watchdog.deadlines[connection] = float("inf")
 
     def is_open(self, connection: PsycopgConnection) -> bool:
         return not connection.raw.closed
@@ -123,7 +123,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self.deadlines: dict[PsycopgConnection, float] = {}
-        """When each connection that is in use is to be broken, by ``time.monotonic``."""
+        """When each open connection is to be broken, by ``time.monotonic``; infinity while it is not in use."""
         self._started = False
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -161,7 +161,9 @@ class Watchdog:
         while not stop.wait(1.0):
             now = time.monotonic()
             for connection, deadline in list(self.deadlines.items()):
-                if deadline < now:
+                if connection.raw.closed:
+                    self.deadlines.pop(connection, None)
+                elif deadline < now:
                     # The thread that waits for the server gets an error.
                     raw = connection.raw
                     with contextlib.suppress(Exception), socket.socket(fileno=os.dup(raw.fileno())) as duplicate:

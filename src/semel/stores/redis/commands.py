@@ -102,8 +102,8 @@ def _with_shared(shared: str, text: str) -> str:
 
 TIME_TRIES: Final = 3
 """How often TIME is asked for on a new connection."""
-ASK_AGAIN: Final = 600.0
-"""Seconds after which a claim asks for TIME again, because two clocks drift apart."""
+ASK_AGAIN: Final = 600 * 10**9
+"""Nanoseconds after which a claim asks for TIME again, because two clocks drift apart."""
 
 Handshake: TypeAlias = Generator[list[RedisCommand], list[Any], None]
 
@@ -119,14 +119,16 @@ class ServerClock:
     clock gives out always grow, even if the estimate is corrected.
     """
 
-    __slots__ = ("_asked_at", "_known", "_last", "ahead")
+    __slots__ = ("_known", "ahead", "ask_at", "last_token")
 
     def __init__(self) -> None:
         self.ahead = 0
         """Microseconds by which the server's clock is ahead of our monotonic one."""
         self._known = False
-        self._asked_at = 0
-        self._last = 0
+        self.ask_at = 0
+        """When a claim must ask for TIME again, by our monotonic clock, in ns."""
+        self.last_token = 0
+        """The greatest token so far. A new one is the time, or greater than this one."""
 
     def learn(self, asked_at: int, answer: Any, *, restart: bool = False) -> None:
         """Take in a reply to TIME.
@@ -137,27 +139,14 @@ class ServerClock:
         ahead = int(answer[0]) * 1_000_000 + int(answer[1]) - asked_at // 1000
         self.ahead = min(self.ahead, ahead) if self._known and not restart else ahead
         self._known = True
-        self._asked_at = asked_at
+        self.ask_at = asked_at + ASK_AGAIN
 
     def now(self) -> int:
         return monotonic_ns() // 1000 + self.ahead
 
     def note_token(self, token: int) -> None:
         """Take in a token that the server gave out: later ones must be greater."""
-        self._last = max(self._last, token)
-
-    def issue(self) -> tuple[int, int] | None:
-        """Return a new token and the time; None if the server must be asked for its time first.
-
-        Only one caller gets None: the others go on with the old estimate meanwhile.
-        """
-        ours = monotonic_ns()
-        if ours - self._asked_at >= ASK_AGAIN * 1e9:
-            self._asked_at = ours
-            return None
-        now = ours // 1000 + self.ahead
-        self._last = token = max(self._last + 1, now)
-        return token, now
+        self.last_token = max(self.last_token, token)
 
 
 def introduce(username: str | None, password: str | None, db: int) -> Handshake:

@@ -27,11 +27,13 @@ from semel.core.ops import (
     SaveStep,
     Sweep,
     Swept,
+    make_claimed,
+    make_existing,
 )
 from semel.core.states import State
 from semel.core.values import value
 from semel.errors import SemelError, StoreError, StoreUncertain
-from semel.stores.redis.commands import RedisCommand, ServerClock, make_command, scripts
+from semel.stores.redis.commands import ASK_AGAIN, RedisCommand, ServerClock, make_command, scripts
 from semel.stores.redis.failures import NoMemory, NotMaster, unconfirmed, with_answer
 from semel.stores.redis.layout import (
     HEAD,
@@ -98,10 +100,13 @@ class RedisPrograms:
         return self.prefix + id.hex().encode()
 
     def _claim(self, op: Claim, key: bytes, clock: ServerClock) -> OpProgram:
-        while (issued := clock.issue()) is None:
-            asked_at = monotonic_ns()
-            clock.learn(asked_at, (yield RedisCommand((b"TIME",))), restart=True)
-        token, now = issued
+        ours = monotonic_ns()
+        while ours >= clock.ask_at:
+            clock.ask_at = ours + ASK_AGAIN  # only this caller asks: the others go on with the old estimate meanwhile
+            clock.learn(ours, (yield RedisCommand((b"TIME",))), restart=True)
+            ours = monotonic_ns()
+        now = ours // 1000 + clock.ahead
+        clock.last_token = token = max(clock.last_token + 1, now)
         value, life = new_value(op, token, now)
         try:
             found = yield make_command(((b"SET", key, value, b"NX", b"GET", b"PX", life), None))
@@ -113,12 +118,12 @@ class RedisPrograms:
             return Existing((yield from self._confirmed_record(op.id, key, reply, clock)))
         answer: Claimed | Existing
         if found is None:
-            answer = Claimed(token, 1)
+            answer = make_claimed((token, 1, ()))
         elif found[1:2] != RUNNING:
             record = replay_record(op, found, now)
             if self.durable and not is_confirmed(found, self._by):
                 yield from self._confirm_result(key, found)
-            return Existing(record)
+            return make_existing((record,))
         else:
             state_of_value(found)
             reply = yield self._scripts["claim"].call(key, value, life, self.channel)
