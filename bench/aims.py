@@ -21,6 +21,7 @@ OVERHEAD: Final = {"sync": 15.0, "async": 25.0}
 POSTGRES: Final = 0.8
 SQLITE: Final = 5.0
 TRANSACTIONAL: Final = {ONE_STATEMENT: 1.1, OPENED_BY_SEMEL: 0.75, IN_THE_CALLERS: 0.65}
+REPLAYED: Final = {OPENED_BY_SEMEL: 1.2}
 REDIS: Final = 4.0
 HTTP: Final = {
     ("Starlette", "first"): 0.5,
@@ -63,9 +64,10 @@ def judge(costs: Sequence[Cost], matches: Iterable[Match], callers: int) -> list
             continue
         alone = {s.job: s.rate for s in match.standings() if s.name == ONE_COMMIT_PER_OP and s.callers == callers}
         for standing in match.standings():
-            if standing.name in TRANSACTIONAL and standing.times_bare is not None:
-                floor = TRANSACTIONAL[standing.name]
-                told = f"{match.title}, {standing.name}: at least {floor:g}× unprotected"
+            floors = TRANSACTIONAL if standing.job == "first" else REPLAYED
+            if match.store == "transactional" and standing.name in floors and standing.times_bare is not None:
+                floor = floors[standing.name]
+                told = f"{match.title}, {standing.name}, {standing.job}: at least {floor:g}× unprotected"
                 verdicts.append(Verdict(told, standing.times_bare, "×", standing.times_bare >= floor))
                 continue
             judged = STORE_ALONE if match.store == "redis" else "Semel"

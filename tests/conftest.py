@@ -1,8 +1,11 @@
 """Fixtures for all tests. Servers: see `tests/servers/plugin.py` for what happens behind them."""
 
 import gc
+import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -25,6 +28,12 @@ from tests.servers.pgbouncer import PgBouncerServer
 pytest_plugins = ["tests.servers.plugin", "tests.tracing"]
 
 WHOLE_FILE = re.compile(r"^pytestmark = .*", re.MULTILINE)
+
+# Temporary files are in memory where there is room: a test kills processes and servers, never the machine, so waiting
+# for a disk would prove nothing.
+MEMORY = Path("/dev/shm")
+if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
+    tempfile.tempdir = os.environ["TMPDIR"] = str(MEMORY)
 
 # No test is judged by the clock: on a busy machine an example takes as long as it takes.
 settings.register_profile("semel", deadline=None)
@@ -62,10 +71,9 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_being_handled() -> Iterator[None]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown() -> None:
     """A test that leaves an exception behind as "being handled" gives every error after it a wrong context."""
-    yield
     assert sys.exc_info()[1] is None
 
 

@@ -34,6 +34,8 @@ from semel.http.fastapi import idempotent as idempotent_endpoint
 from semel.http.fastapi import install
 from semel.stores.postgres import migrate
 
+pytestmark = pytest.mark.slow  # it counts all objects of the process, again and again
+
 
 class Cost(NamedTuple):
     """What one request may cost."""
@@ -228,7 +230,6 @@ def params() -> Iterator[Any]:
         yield pytest.param(case, marks=marks, id=case.__name__)
 
 
-@pytest.mark.slow  # it counts all objects of the process, again and again
 @pytest.mark.parametrize("case", list(params()))
 def test_a_request_costs_no_more_than_this(case: Callable[[Any], Case], request: pytest.FixtureRequest) -> None:
     with contextlib.contextmanager(case)(request.getfixturevalue) as (once, traffic):

@@ -428,7 +428,6 @@ def test_a_missing_server_names_its_package() -> None:
     ):
         Nowhere().start()
     with ServerPool({"nowhere": Nowhere}) as pool:
-        pool.begin(["nowhere"])
         with pytest.raises(ServerMissing):
             pool.get("nowhere")
         assert pool.running("nowhere") is None

@@ -117,7 +117,7 @@ def test_the_verdict_of_a_storm_is_clean(demo: Callable[..., Demo], kind: str, r
 )
 def test_the_verdict_can_fail(demo: Callable[..., Demo], sabotage: str, what: str) -> None:
     """Semel left out; a recover hook that never looks; a handler that has no effect; one with an unexpected error."""
-    options = ("--once", "--json", "--seconds", "2", "--seed", stormy_seed(2))
+    options = ("--once", "--json", "--seconds", "1.5", "--seed", stormy_seed(1.5), "--workers", "2")
     code, out, err = demo(*options, env={"SEMEL_DEMO_SABOTAGE": sabotage}).end()
     verdict = json.loads(out)
     assert (code, verdict["clean"]) == (1, False), err
@@ -172,7 +172,7 @@ def test_the_verdict_of_each_mode_can_fail(demo: Callable[..., Demo], mode: str,
     """The row committed apart from its record; a handler without effect; a provider that does not know keys; steps
     that nobody remembers; steps in another order.
     """
-    options = ("--once", "--json", "--mode", mode, "--seconds", "1.5", "--seed", stormy_seed(1.5))
+    options = ("--once", "--json", "--mode", mode, "--seconds", "1.5", "--seed", stormy_seed(1.5), "--workers", "2")
     code, out, err = demo(*options, env={"SEMEL_DEMO_SABOTAGE": sabotage}).end()
     verdict = json.loads(out)
     assert (code, verdict["clean"]) == (1, False), err

@@ -16,9 +16,8 @@ import pytest
 from semel import PolicyError, Semel, StoreUnavailable
 from semel.cli import main
 from semel.cli import size as size_command
-from semel.cli.measuring import MEASURES, Sample
-from semel.cli.measuring.redis import _prefix
-from semel.cli.measuring.samples import in_pages
+from semel.cli.measure import MEASURES, _prefix
+from semel.cli.samples import Sample, in_pages
 from semel.cli.size import Needs, bytes_in, duration, recommended, size
 from semel.core.encoding.snapshot import SIZE_LIMIT
 from semel.stores.dynamodb import DynamoDBStore

@@ -34,8 +34,8 @@ ANYWHERE = """
 import json, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from semel.cli import main
-from semel.cli.measuring import kinds
-kinds.FLOOR = kinds.MYSQL_FLOOR = 0
+from semel.cli import measure
+measure.FLOOR = measure.MYSQL_FLOOR = 0
 
 def run(at):
     calls, begun = 0, False

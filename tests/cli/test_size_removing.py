@@ -16,8 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from semel.cli import main
-from semel.cli.measuring import kinds
+from semel.cli import main, measure
 from tests.servers import MariaDBServer, RedisServer
 
 pytestmark = pytest.mark.server
@@ -125,7 +124,7 @@ def test_who_has_no_standard_error_gets_no_words_into_a_connection(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "LOCKED", 1)
+    monkeypatch.setattr(measure, "LOCKED", 1)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -12,6 +12,8 @@ from semel.core.quota import FEWEST
 from semel.stores.postgres import migrate
 from semel.stores.urls import open_store
 
+pytestmark = pytest.mark.slow
+
 LIVE_KEYS = 60
 PROCESSES = 3
 CLAIMS = """
@@ -63,7 +65,6 @@ def assert_near_the_quota(url: str) -> None:
         assert guard.run("ship", key="one more", tenant="other", call=lambda: 1) == 1
 
 
-@pytest.mark.slow
 def test_processes_on_one_file_keep_near_the_quota(tmp_path: Path) -> None:
     SQLiteStore(tmp_path / "records.db").close()
     assert_near_the_quota(f"sqlite:///{tmp_path / 'records.db'}")

@@ -10,9 +10,9 @@ import pytest
 from semel.stores.urls import migrate_store
 from semel.testing.faults import Workers
 
-FAULTS = 10
+FAULTS = 6
 PAUSES = 3
-OPERATIONS = 60
+OPERATIONS = 40
 PATIENCE = 90.0
 
 

@@ -4,8 +4,8 @@ A test that uses a fixture named after a kind (`postgres`, or one built on it), 
 `<kind>` and `server` by itself. A test that picks its fixture at run time is marked by hand: `@pytest.mark.postgres`.
 A fixture that starts a service in a process of its own (gunicorn, uvicorn …) asks for `starts_process`, and each
 test that uses it gets the marker `process`.
-Only kinds that the selected tests use are started, all at once, while the first tests run. The log of a server is
-shown with the failure of a test that used it.
+A kind is started when the first test wants it: of several workers, one that runs none of its tests does without. The
+log of a server is shown with the failure of a test that used it.
 
 A server that is not installed: its tests are skipped with its name; when CI is set, they fail.
 """
@@ -90,14 +90,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("server")
         if "starts_process" in fixtures:
             item.add_marker("process")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> None:
-    if not session.config.option.collectonly and not session.testsfailed:
-        used = {name for item in session.items if "private_server" not in _fixtures(item) for name in _kinds(item)}
-        used |= {name for item in session.items for name in KINDS if name in _fixtures(item)}
-        session.config.stash[_pool].begin(sorted(used))
 
 
 @pytest.hookimpl(tryfirst=True)

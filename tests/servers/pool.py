@@ -1,9 +1,8 @@
-"""The servers of one session: each kind at most once, started side by side in the background, stopped together."""
+"""The servers of one session: each kind at most once, started when it is wanted, stopped together."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -19,16 +18,11 @@ class ServerPool:
         self._started: dict[str, Future[Server]] = {}
         self._workers = ThreadPoolExecutor(max_workers=len(self._kinds) or 1, thread_name_prefix="servers")
 
-    def begin(self, names: Iterable[str]) -> None:
-        """Start these kinds, without waiting for them."""
-        with self._lock:
-            for name in names:
-                if name not in self._started:
-                    self._started[name] = self._workers.submit(self._start, name, durable=False)
-
     def get(self, name: str) -> Server:
         """The session's server of this kind, started if need be; ServerMissing, ServerError."""
-        self.begin([name])
+        with self._lock:
+            if name not in self._started:
+                self._started[name] = self._workers.submit(self._start, name, durable=False)
         return self._started[name].result()
 
     def private(self, name: str) -> Server:

@@ -22,6 +22,8 @@ from semel.testing.conformance.machine import async_machine_for, check, machine_
 from tests.servers import PostgresServer
 from tests.servers.base import LOOPBACK, free_port
 
+pytestmark = pytest.mark.slow  # or with servers: most of it waits for leases to end
+
 PATIENT = 5.0
 """The time-out of the cache: this machine may be slow, and a cache that is given up proves nothing."""
 
@@ -111,7 +113,6 @@ class _OnSQLite:
         return tmp_path / "semel.db"
 
 
-@pytest.mark.slow
 class TestTieredStoreWithoutRedis(_OnSQLite, conformance.StoreSuite):
     examples = 10
 
@@ -120,7 +121,6 @@ class TestTieredStoreWithoutRedis(_OnSQLite, conformance.StoreSuite):
         return lambda: TieredStore(SQLiteStore(path, synchronous="normal"), NeverThere(nobody))
 
 
-@pytest.mark.slow
 def test_async_model_without_redis(tmp_path: Path, nobody: str) -> None:
     """The async twin of the class above, by random sequences alone: each of the proofs is shown there."""
 

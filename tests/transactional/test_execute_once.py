@@ -396,6 +396,19 @@ def test_a_snapshot_older_than_the_winner_ends_in_a_conflict(guard: Semel, conn:
     assert payments(database) == ["k1"]
 
 
+def test_how_many_rows_changed_is_stored_whether_server_or_client_made_the_snapshot(
+    guard: Semel, conn: Any, database: str
+) -> None:
+    """One changed row is the usual case: its snapshot is sent along, and the server makes the others."""
+    for many in (0, 1, 2):
+        statement = f"INSERT INTO payment (key) SELECT 'k' FROM generate_series(1, {many})"
+        counts = [guard.execute_once(conn, "pay", key=many, statement=statement).count for _ in range(2)]
+        assert counts == [many, many]
+    made = "substr(snapshot, 1, 8) || substr(sha256(substr(snapshot, 1, 8) || '1'), 1, 4) || '1'"
+    same = conn.execute(f"SELECT snapshot = {made} FROM semel_record WHERE key = '1'").fetchone()
+    assert same == (True,)
+
+
 def test_a_duplicate_in_the_callers_own_table_is_the_callers_error(guard: Semel, conn: Any) -> None:
     conn.execute("CREATE TEMPORARY TABLE entry (key text PRIMARY KEY)")
     insert = "INSERT INTO entry VALUES ('a')"

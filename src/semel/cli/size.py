@@ -15,7 +15,7 @@ from semel.cli.commands import FAILED, OK, URLS, Command, add_store
 from semel.errors import PolicyError
 
 if TYPE_CHECKING:
-    from semel.cli.measuring import Measured
+    from semel.cli.samples import Measured
 
 RECORDS: Final = 2000
 LARGEST: Final = 64 * 1024 * 1024
@@ -55,7 +55,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from semel.cli.measuring import Interrupts, Sample, measure
+    from semel.cli.measure import measure
+    from semel.cli.samples import Interrupts, Sample
     from semel.core.policy import seconds
 
     def given(name: str) -> float | None:

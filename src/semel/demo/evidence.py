@@ -238,9 +238,10 @@ class Sightings:
 class Totals:
     """Totals over the files of all workers, read while they grow.
 
-    The keys of ``counts``: asked (calls), attempt (handler started), taken_over, recovered, failed (handler raised),
-    refused (running elsewhere), fenced (this owner was replaced), store_error, replay and first (answers), died (killed
-    itself); for steps: ran (the step's function started), marked (the step returned, so it is stored).
+    The keys of ``counts`` that the verdict has too: calls, attempts (handler started), takeovers, recovered, failures
+    (handler raised), refused (running elsewhere), fenced (this owner was replaced), store_errors, replays. The others
+    are first (an answer that is no replay) and died (killed itself); for steps also ran (the step's function started)
+    and marked (the step returned, so it is stored).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -279,14 +280,14 @@ class Totals:
     def _take(self, line: dict[str, Any]) -> None:
         what, payment = line["saw"], line["payment"]
         self.counts[what] += 1
-        if what == "asked":
+        if what == "calls":
             self.begun.add(payment)
         elif what == "ran":
             step = payment, line["step"]
             self._ran[step] = max(self._ran.get(step, 0), line["token"])
         elif what == "marked":
             self._marked.setdefault((payment, line["step"]), line["token"])
-        elif what in ("first", "replay"):
+        elif what in ("first", "replays"):
             answer = json.dumps(line["answer"], sort_keys=True)
             if self.answers.setdefault(payment, answer) != answer:
                 self.mismatched.add(payment)

@@ -96,13 +96,13 @@ class HTTPStorm:
         counts = self._clients.seen.counts
         return [
             ("payments", len(self._clients.seen.begun)),
-            ("requests", counts["asked"]),
+            ("requests", counts["calls"]),
             ("rows", self.effects),
-            ("replays", counts["replay"]),
+            ("replays", counts["replays"]),
             ("refused", counts["refused"]),
             ("kills", self.kills),
-            ("take-overs", self._executions["taken_over"]),
-            ("found done", self._executions["found"]),
+            ("take-overs", self._executions["takeovers"]),
+            ("found done", self._executions["recovered"]),
         ]
 
     def run(self, stopping: Stopping, show: Callable[[HTTPStorm], None]) -> StormVerdict:
@@ -160,18 +160,11 @@ class HTTPStorm:
                 lost.add(number)  # acknowledged without a row, or declined with one
             elif status != DECLINED and not _matches(body, made[customer]):
                 mismatched.add(number)
-        return StormVerdict(
+        return StormVerdict.counted(
+            seen.counts + executions,
             operations=len(seen.begun),
-            calls=seen.counts["asked"],
-            attempts=executions["run"],
             effects=len(rows),
             declined=sum(status == DECLINED for status, _ in seen.answers.values()),
-            replays=seen.counts["replay"],
-            takeovers=executions["taken_over"],
-            recovered=executions["found"],
-            refused=seen.counts["refused"],
-            failures=seen.counts["broken"] + seen.counts["hung_up"],
-            store_errors=seen.counts["failed"],
             kills=self.kills,
             crashes=self._service.workers.crashes - self._before[1] + seen.strange.total(),
             duplicates=sum(count > 1 for count in per_customer.values()),
@@ -206,11 +199,12 @@ def _rows(query: str, beginning: str) -> Program[Rows]:
 
 
 def _counted(rows: Rows) -> Counter[str]:
+    """How many executions the service noted, by the names of the verdict."""
     found: Counter[str] = Counter()
     for what, attempt, count in rows:
-        found[what] += count
+        found["attempts" if what == "run" else "recovered"] += count
         if what == "run" and attempt > 1:
-            found["taken_over"] += count
+            found["takeovers"] += count
     return found
 
 
@@ -260,7 +254,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        """asked, first, replay, refused (409), failed (5xx), broken (no answer), hung_up, refusals (402)."""
+        """calls, first, replays, refused (409), store_errors (5xx), failures (no answer, or not in time)."""
         self.begun: dict[int, Order] = {}
         self.answers: dict[int, tuple[int, bytes]] = {}
         """Status and body of the first answer for each payment."""
@@ -270,7 +264,7 @@ class Seen:
         """Unexpected statuses."""
 
     def answered(self, order: Order, status: int, body: bytes, replayed: bool) -> None:
-        self.counts["replay" if replayed else "first"] += 1
+        self.counts["replays" if replayed else "first"] += 1
         if self.answers.setdefault(order.number, (status, body)) != (status, body):
             self.mismatched.add(order.number)
 
@@ -344,17 +338,14 @@ class Clients:
 
         hasty = not self._stopping and self._dice.random() < HASTY
         counts = self.seen.counts
-        counts["asked"] += 1
+        counts["calls"] += 1
         try:
             answer = await http.post(
                 "/payments", content=order.body, headers={"Idempotency-Key": order.key},
                 timeout=HASTY_TIMEOUT if hasty else TIMEOUT,
             )  # fmt: skip
-        except httpx.TimeoutException:
-            counts["hung_up"] += 1
-            return False
-        except httpx.TransportError:  # the worker was killed, before or after the payment
-            counts["broken"] += 1
+        except httpx.TransportError:  # the worker was killed, before or after the payment; or the client hung up
+            counts["failures"] += 1
             return False
         status: int = answer.status_code
         if status in (201, DECLINED):
@@ -363,7 +354,7 @@ class Clients:
         if status == 409:
             counts["refused"] += 1
         elif status >= 500:
-            counts["failed"] += 1
+            counts["store_errors"] += 1
         else:
             self.seen.strange[status] += 1
         return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Protocol, TextIO
 
@@ -128,6 +129,11 @@ class StormVerdict:
     mismatched: int = 0
     """Lost payments that were answered in two ways, or with a receipt that the ledger does not have."""
     seconds: float = 0.0
+
+    @classmethod
+    def counted(cls, counts: Mapping[str, int], **numbers: Any) -> StormVerdict:
+        """The verdict of these numbers and of the counts that have its names; other counts are left out."""
+        return cls(**{f.name: counts[f.name] for f in fields(cls) if f.name in counts} | numbers)
 
     @property
     def clean(self) -> bool:

@@ -88,12 +88,12 @@ class Storm:
         counts = self.tally.counts
         return [
             ("operations", len(self.tally.answers)),
-            ("attempts", counts["attempt"]),
+            ("attempts", counts["attempts"]),
             ("effects", self.effects),
-            ("replays", counts["replay"]),
+            ("replays", counts["replays"]),
             ("refused", counts["refused"]),
             ("kills", self.kills),
-            ("take-overs", counts["taken_over"]),
+            ("take-overs", counts["takeovers"]),
             ("recovered", counts["recovered"]),
         ]
 
@@ -169,19 +169,10 @@ class Storm:
         mismatched = tally.mismatched | {
             payment for payment in tally.answers.keys() & charged.keys() if tally.answer(payment) != charged[payment]
         }
-        counts = tally.counts
-        return StormVerdict(
+        return StormVerdict.counted(
+            tally.counts,
             operations=len(tally.begun),
-            calls=counts["asked"],
-            attempts=counts["attempt"],
             effects=len(effects),
-            replays=counts["replay"],
-            takeovers=counts["taken_over"],
-            recovered=counts["recovered"],
-            refused=counts["refused"],
-            failures=counts["failed"],
-            fenced=counts["fenced"],
-            store_errors=counts["store_error"],
             kills=self.kills,
             crashes=self._pool.crashes,
             duplicates=len({payment for (payment, _), count in per_effect.items() if count > 1}),

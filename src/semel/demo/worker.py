@@ -122,7 +122,7 @@ class Till:
     def _begin(self, payment: int, op: Operation) -> float:
         """Note the attempt. Returns its fate, a number between 0 and 1 that the storm's seed decides."""
         self._mine.ran = True
-        self._sightings.see("attempt", payment, attempt=op.attempt, token=op.token)
+        self._sightings.see("attempts", payment, attempt=op.attempt, token=op.token)
         fate = random.Random(f"{self._config.seed}/{payment}/{op.attempt}").random()
         self._die_if(fate < DYING, payment, op, "before the effect")
         return fate
@@ -141,7 +141,7 @@ class Till:
         op = current_operation()
         assert op is not None
         self._mine.ran = True
-        self._sightings.see("taken_over", payment, attempt=op.attempt, token=op.token)
+        self._sightings.see("takeovers", payment, attempt=op.attempt, token=op.token)
         found = self._ledger.find(op.derive("charge"), op.token)
         if found is None or self._config.sabotage == "blind":
             return NOT_DONE
@@ -152,22 +152,22 @@ class Till:
         """A client: asks until there is an answer, always with the same key."""
         give_up = time.monotonic() + PATIENCE
         while time.monotonic() < give_up:
-            self._sightings.see("asked", payment)
+            self._sightings.see("calls", payment)
             self._mine.ran = self._mine.dies = False
             try:
                 answer = dice.choice(self._ways)(payment, amount_of(payment))
             except InProgress:
                 self._sightings.see("refused", payment)
             except PaymentFailed:
-                self._sightings.see("failed", payment)
+                self._sightings.see("failures", payment)
             except (Fenced, LeaseLost):
                 self._sightings.see("fenced", payment)
             except StoreError as error:
-                self._sightings.see("store_error", payment, error=str(error))
+                self._sightings.see("store_errors", payment, error=str(error))
             else:
                 if self._mine.dies:
                     self._die(payment, "after completion, before the answer")
-                self._sightings.see("first" if self._mine.ran else "replay", payment, answer=answer)
+                self._sightings.see("first" if self._mine.ran else "replays", payment, answer=answer)
                 return True
             time.sleep(0.02 + 0.06 * dice.random())
         return False
@@ -245,7 +245,7 @@ class StepsTill(Till):
         """The handler: charge, then ship."""
         fate = self._begin(payment, op)
         if op.attempt > 1:
-            self._sightings.see("taken_over", payment, attempt=op.attempt, token=op.token)
+            self._sightings.see("takeovers", payment, attempt=op.attempt, token=op.token)
         names = ("ship", "charge") if self._config.sabotage == "disordered" else ("charge", "ship")
         done: dict[str, int] = {}
         for name in names:

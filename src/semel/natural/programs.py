@@ -104,13 +104,7 @@ def insert_once(
     returning: Iterable[str] | None,
 ) -> Program[Inserted]:
     columns = _columns("values", values)
-    keys = names("key", key)
-    missing = [name for name in keys if name not in values]
-    if not keys or missing:
-        raise ConfigurationError(
-            f"key= names columns of the row that are unique together; {missing or keys} are missing"
-        )
-    _require_values(table, keys, values)
+    keys = _keys(table, key, values)
     wanted = columns if returning is None else names("returning", returning)
     insert = insertion(table, columns, keys)(**_bind("v", values))
     look = selection(table, wanted, keys)(**_bind("w", {name: values[name] for name in keys}))
@@ -131,10 +125,7 @@ def insert_once(
 
 def upsert(table: Table, values: Mapping[str, Any], key: Iterable[str]) -> Program[bool]:
     columns = _columns("values", values)
-    keys = names("key", key)
-    if not keys or any(name not in values for name in keys):
-        raise ConfigurationError("key= names columns of the row that are unique together")
-    _require_values(table, keys, values)
+    keys = _keys(table, key, values)
     if table.dialect == "mysql":
         return (yield from _upsert_in_mysql(table, values, columns, keys))
     statement = merge(table, columns, keys)(**_bind("v", values))
@@ -280,6 +271,18 @@ def _changed(table: Table, statement: Statement) -> Program[bool]:
     except DuplicateRow:
         return False
     return int(rows[0][0]) > 0 if table.dialect == "mysql" else bool(rows)
+
+
+def _keys(table: Table, key: Iterable[str], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The columns of the key, checked: all of them are in the row, and none is None."""
+    keys = names("key", key)
+    missing = [name for name in keys if name not in values]
+    if not keys or missing:
+        raise ConfigurationError(
+            f"key= names columns of the row that are unique together; {missing or keys} are missing"
+        )
+    _require_values(table, keys, values)
+    return keys
 
 
 def _require_values(table: Table, keys: Iterable[str], values: Mapping[str, Any]) -> None:

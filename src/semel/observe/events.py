@@ -235,11 +235,9 @@ class Resolved(Event, level=INFO):
 
 
 @dataclass(frozen=True, slots=True)
-class OutcomeReleased(Event):
+class OutcomeReleased(Event, level=WARNING):
     """The stored outcome of a finished operation was dropped by ``release(stored=…)``: the next call runs it again."""
 
-    name = "outcome_released"
-    level = WARNING
     outcome: str
     """``failure``, ``result``, or ``unreadable`` if the guard could not tell."""
     token: int
