@@ -6,6 +6,7 @@ import json
 import secrets
 import subprocess
 import sys
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,8 @@ def test_postgres_is_measured_in_a_schema_of_its_own(
     capsys: pytest.CaptureFixture[str], postgres: PostgresServer, postgres_url: str
 ) -> None:
     migrate_store(postgres_url)
-    Sample(b"mine", 5).write(open_store(postgres_url))
+    with closing(open_store(postgres_url)) as mine_too:
+        Sample(b"mine", 5).write(mine_too)
     (store,) = sized(capsys, "--store", postgres_url, "--body", "500")["store"]
     assert 500 < store["bytes_per_record"] < 3000
     assert 50 < store["bytes_per_record_in_indexes"] < 2000
