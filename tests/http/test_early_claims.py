@@ -154,6 +154,8 @@ BODIES = st.sampled_from(
         [message(b"")],
         [message(b'{"a":1}')],
         [message(b'{"a": 1}')],
+        [message(b"--b\r\nx")],
+        [message(b"--c\r\nx")],
         [message(b"x", True), message(b"y")],
         [message(b"x" * (LIMIT + 1))],
         [message(b"x", True), message(b"x" * LIMIT)],
@@ -161,14 +163,19 @@ BODIES = st.sampled_from(
         [],
     ]
 )
+KINDS = st.sampled_from(
+    [None, None, b"application/json", b"multipart/form-data; boundary=b", b"multipart/form-data; boundary=c"]
+)
 REQUESTS = st.fixed_dictionaries(
     {
-        "headers": st.tuples(KEYS, st.booleans(), st.sampled_from([None, b"1", b"99"]), st.booleans()).map(
+        "headers": st.tuples(KEYS, st.booleans(), st.sampled_from([None, b"1", b"99"]), st.booleans(), KINDS).map(
             lambda drawn: [
                 *([] if drawn[0] is None else [(b"idempotency-key", drawn[0])]),
                 *([(b"idempotency-key", b"a")] if drawn[1] and drawn[3] else []),
                 *([] if drawn[2] is None else [(b"content-length", drawn[2])]),
                 *([(b"origin", b"https://shop.example")] if drawn[3] else []),
+                *([] if drawn[4] is None else [(b"content-type", drawn[4])]),
+                *([(b"if-match", b"*")] if drawn[1] else []),
             ]
         ),
         "messages": BODIES,
@@ -187,6 +194,8 @@ RULES = st.sampled_from(
         {},
         {},
         {"canonical_json": True},
+        {"compare_parts": True},
+        {"fingerprint_headers": ("Origin",)},
         {"required": False},
         {"scope": "tenant"},
         {"key_mode": "strict"},

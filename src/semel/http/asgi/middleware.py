@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -51,8 +51,7 @@ from semel.http.contract.endpoint import (
     cut_off,
 )
 from semel.http.contract.exchange import ALLOW_ORIGIN, CLAIMED, KEY_HEADER, SETTLED, Exchange, name_of_line
-from semel.http.contract.middleware import Middleware
-from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
+from semel.http.contract.routes import Endpoint, Middleware, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Rule
 
 T = TypeVar("T")
@@ -147,9 +146,7 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
 
         # Make the claim before there is a responder. This does what the flow of a claim asks for, in the same order.
         # A replay ends here. In any other case the flow begins, and is given the results so far.
-        early = EarlyClaim()
-        results = early.results = []
-        effective = known[1]
+        effective, tenant, early = known[1], None, EarlyClaim()
         try:
             key = exchange.read_key(effective)
         except KeyInvalid:
@@ -157,17 +154,16 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
         if key is None:
             await self._respond(exchange, rule, scope, receive, send)
             return
-        tenant = None
         if self.tenant is not None:
             try:
                 tenant = self.tenant(scope if self.request is None else self.request(scope))
                 if type(tenant) is not str or not tenant:
                     tenant = await self.await_tenant(tenant)
             except Exception as error:
-                results.append((None, error))
+                early.results = [(None, error)]
                 await self._respond(exchange, rule, scope, receive, send, early)
                 return
-            results.append((tenant, None))
+            early.results = [(tenant, None)]
         longest = effective.max_request_body or 0
         if exchange.announced_length <= longest:
             message = early.message = await receive()
@@ -178,7 +174,6 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
                     exchange.feed(chunk, False)
                 else:
                     exchange.body, exchange.whole, exchange.size, exchange.complete = None, chunk, len(chunk), True
-                begun: Any = None
                 try:
                     call = early.call = exchange.call(self.guard, effective, key, tenant)
                     if call.hook is not None:
@@ -186,7 +181,7 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
                     begun = await self.guard.begin(call)
                 except SemelError as error:
                     if early.call is not None:  # otherwise the flow makes it again, and finds the same error
-                        results.append((None, error))
+                        early.results = [*early.results, (None, error)]
                 else:
                     if isinstance(begun, Outcome):
                         status, lines, body, _ = exchange.replay(begun.value, effective)
@@ -195,7 +190,7 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
                         await send({"type": "http.response.start", "status": status, "headers": lines})
                         await send({"type": "http.response.body", "body": body, "more_body": False})
                         return
-                    results.append((begun, None))
+                    early.results = [*early.results, (begun, None)]
         await self._respond(exchange, rule, scope, receive, send, early)
 
     async def _respond(
@@ -298,7 +293,7 @@ class ASGIMiddleware(Middleware[App, AsyncGuard]):
 class EarlyClaim:
     """What is known of a claim before its flow begins."""
 
-    results: list[tuple[Any, BaseException | None]]
+    results: Sequence[tuple[Any, BaseException | None]] = ()
     """The answers to the first requests of the flow, or the errors that they ended with."""
     call: Call | None = None
     message: Message | None = None

@@ -258,15 +258,10 @@ class Exchange:
             raise KeyInvalid(f"Send one {self.key_header.title} header line, not several.")
         # A short cut for ordinary bare keys. The code below gives the same answer for them.
         format, line = rule.key_format, lines[0]
-        if (
-            format.pattern is None
-            and len(line) <= format.max_length
-            and rule.key_mode == "auto"
-            and BARE_KEY.fullmatch(line)
-        ):
+        if rule.takes_bare_keys and len(line) <= format.max_length and BARE_KEY.fullmatch(line):
             self.echo = [(self.key_header.name, line)]
-            self.key = line.decode()
-            return self.key
+            self.key = key = line.decode()
+            return key
         try:
             text = line.decode("ascii")
         except UnicodeDecodeError as error:
@@ -348,7 +343,7 @@ class Exchange:
         if rule.scope != "tenant":  # a long path is not remembered
             operation, _ = (_known_target if len(path) <= _LONGEST_PATH else _read_target)(self.method, path)
         lines = self._counted
-        plain = len(lines) < 2 and not (rule.fingerprint_headers or rule.reads_body or rule.compare_parts)
+        plain = rule.compares_bytes and len(lines) < 2
         fingerprint = self.digest(lines, None, self.whole) if plain else self.fingerprint(rule)
         call = guard.make_call(operation, key, owner, fingerprint, rule.policy, RESPONSES)
         if self.lineage is not None:

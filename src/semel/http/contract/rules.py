@@ -257,6 +257,16 @@ class Idempotent(_Declaration):
         return self.reads_json or self.compare_decompressed
 
     @cached_property
+    def compares_bytes(self) -> bool:
+        """Whether requests are compared by their bytes and the usual header lines alone."""
+        return not (self.fingerprint_headers or self.reads_body or self.compare_parts)
+
+    @cached_property
+    def takes_bare_keys(self) -> bool:
+        """Whether a bare key of any form is valid, unless it is too long."""
+        return self.key_mode == "auto" and self.key_format.pattern is None
+
+    @cached_property
     def claims_early(self) -> bool:
         """Whether a claim at the edge needs no more than the key, the tenant and the body."""
         return type(self) is Idempotent and self.connection is None
