@@ -189,12 +189,33 @@ def test_a_forked_child_has_its_own_entries(journal: Journal) -> None:
         finally:
             os._exit(0)
     assert os.read(ready[0], 1) == b"1"
-    assert sorted(keys(journal, "in flight")) == ["child", "parent"]
+    both = sorted(keys(journal, "in flight"))
     os.write(go[1], b"1")
     os.waitpid(pid, 0)
+    assert both == ["child", "parent"]
     assert keys(journal, "in doubt") == ["child"]
     assert keys(journal, "in flight") == ["parent"]
     for end in (*ready, *go):
+        os.close(end)
+
+
+def test_a_closed_journal_leaves_the_files_of_a_forked_child_alone(path: Path) -> None:
+    journal = Journal(path)
+    number = journal._presence._file
+    journal.close()
+    reader, writer = os.pipe()
+    os.dup2(reader, number)  # the number of the closed file is given to another one
+    pid = os.fork()
+    if pid == 0:  # pragma: no cover
+        try:
+            os.fstat(number)
+            os.write(writer, b"1")
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writer)
+    assert os.read(reader, 1) == b"1"
+    for end in {reader, number}:
         os.close(end)
 
 

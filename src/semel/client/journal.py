@@ -195,8 +195,9 @@ class _Presence:
         # The locks and the calls in flight are the parent's. Closing our copy of its file does not drop its locks.
         self.lock = threading.Lock()
         self.in_flight = Counter()
-        os.close(self._file)
-        self._enter()
+        if self._file >= 0:
+            os.close(self._file)
+            self._enter()
 
     def alive(self, owner: int) -> bool:
         import fcntl
@@ -212,6 +213,7 @@ class _Presence:
 
     def leave(self) -> None:
         os.close(self._file)
+        self._file = -1  # a forked child must not close what has this number then
 
 
 _presences: dict[str, _Presence] = {}
