@@ -249,7 +249,7 @@ def test_few_large_answers_are_enough_and_no_index_takes_0_bytes(
         assert "indexes fill no page" in store["measured_by"]
 
 
-@pytest.mark.parametrize(("body", "count"), [(10, 20_000), (100, 32_000), (1000, 9_000)])
+@pytest.mark.parametrize(("body", "count"), [(10, 10_000), (100, 16_000), (1000, 9_000)])
 def test_redis_uses_as_much_memory_as_was_told(
     body: int, count: int, capsys: pytest.CaptureFixture[str], private_redis: RedisServer
 ) -> None:
