@@ -25,7 +25,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from semel import MemoryStore, NotMigrated, PostgresStore, RedisStore, Semel, SQLiteStore
 from semel.errors import ConfigurationError
 from semel.http.django import IdempotencyMiddleware, endpoints, exempt, idempotent, natural
-from semel.http.django.configuration import configuration
+from semel.http.django.handling import configuration
 from semel.sql import migrations as known
 from semel.sql import sync
 from semel.stores.sqlite import migrate

@@ -24,7 +24,7 @@ from semel.http import flask as for_flask
 from semel.http import litestar as for_litestar
 from semel.http.asgi import middleware as asgi
 from semel.http.contract.conditional import current_preconditions
-from semel.http.contract.middleware import MOST_RULES
+from semel.http.contract.routes import MOST_RULES
 from semel.http.contract.rules import conditional, idempotent
 from semel.http.wsgi import middleware as wsgi
 from tests.http.asking import Counting, ask, at_the_edge, body_of, header, scope_of, whose

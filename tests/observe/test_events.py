@@ -31,7 +31,7 @@ from semel.engine.guard import Guard
 from semel.errors import NotUndone
 from semel.http.contract.endpoint import Lifecycle
 from semel.http.contract.exchange import Exchange
-from semel.http.contract.middleware import Middleware
+from semel.http.contract.routes import Middleware
 from semel.http.contract.rules import idempotent
 from semel.observe import events
 from semel.observe.events import EVENTS, Event

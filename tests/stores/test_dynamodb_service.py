@@ -261,6 +261,17 @@ def test_only_what_nobody_would_miss_has_a_time_to_live(table: str, store: Dynam
         assert int(kept["ttl"]["N"]) * 1e6 >= int(kept["expires"]["N"])
 
 
+def test_the_service_removes_what_was_released(table: str, store: DynamoDBStore) -> None:
+    """It ignores a time to live of years ago, so that is not what a released record has."""
+    claimed = store.execute(claim("released"))
+    assert isinstance(claimed, Claimed)
+    store.execute(Complete(claim("released").id, claimed.token, b"failed", 3600.0))
+    assert store.execute(Resolve(claim("released").id, None, 60.0, False, claimed.token)) is State.DONE
+    kept = item(table, claim("released"))
+    assert abs(int(kept["ttl"]["N"]) - time.time()) < 600
+    assert "snapshot" not in kept
+
+
 def test_an_unknown_outcome_has_none(table: str, store: DynamoDBStore) -> None:
     won = store.execute(claim("a"))
     assert isinstance(won, Claimed)

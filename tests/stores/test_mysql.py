@@ -78,7 +78,7 @@ class TestAsyncMySQLStore(conformance.AsyncStoreSuite):
 
 @pytest.mark.usefixtures("as_mysql")
 class TestMySQLStoreWithoutReturning(TestMySQLStore):
-    pass
+    examples = 15  # the proofs ask for every statement that differs
 
 
 @pytest.mark.usefixtures("as_mysql")

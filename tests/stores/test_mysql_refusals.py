@@ -113,7 +113,7 @@ def test_what_is_larger_than_a_packet_is_refused_before_it_is_sent(private_maria
     private_mariadb.execute("SET GLOBAL max_allowed_packet = 1048576")
     with contextlib.closing(MySQLStore(url, connections=1)) as store:
         small, large = store.execute_many([claim("a"), claim("b")])
-        lane: Any = store._combiner._connections[0]._sender
+        lane: Any = store._combiner._connections[0]
         answers = store.execute_many(
             [
                 Complete(claim("a").id, small.token, b"x" * 300_000, 60.0),
@@ -197,7 +197,7 @@ def test_a_connection_that_someone_ends_is_opened_again_and_the_op_is_done_once(
 
 
 def _end_connections(database: str, store: MySQLStore) -> None:
-    lane: Any = store._combiner._connections[0]._sender
+    lane: Any = store._combiner._connections[0]
     own = lane._connection
     assert own is not None
     with _raw(database) as raw, raw.cursor() as cursor:
@@ -331,7 +331,7 @@ def test_a_server_that_falls_silent_is_uncertain_within_the_time_out(
 def test_a_forked_child_opens_connections_of_its_own(database: str, store: MySQLStore) -> None:
     first = store.execute(claim("a"))
     assert isinstance(first, Claimed)
-    lane: Any = store._combiner._connections[0]._sender
+    lane: Any = store._combiner._connections[0]
     session = lane._connection.raw.thread_id()
     reader, writer = os.pipe()
     child = os.fork()

@@ -73,14 +73,13 @@ class Trips:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[str] = []
-        for name in ("connect", "connect_async"):
-            connect = getattr(mysql_connections, name)
+        for driver in (mysql_connections.PyMySQL, mysql_connections.Asyncmy):
 
-            def counting(settings: MySQLSettings, connect: Any = connect) -> Any:
-                made = connect(settings)
+            def counting(self_: Any, settings: MySQLSettings, connect: Any = driver.connect) -> Any:
+                made = connect(self_, settings)
                 return self._tapped(made) if isinstance(made, object) and hasattr(made, "raw") else self._later(made)
 
-            monkeypatch.setattr(mysql_connections, name, counting)
+            monkeypatch.setattr(driver, "connect", counting)
 
     async def _later(self, coming: Any) -> Any:
         return self._tapped(await coming)
@@ -192,7 +191,7 @@ def test_connections_of_ours_read_committed_whatever_the_server_says(database: s
         if mariadb.is_mysql()
         else "@@tx_isolation, @@max_statement_time"
     )
-    connection = mysql_connections.connect(MySQLSettings(database, 1, 10.0, 5.0, 0.0))
+    connection = mysql_connections.PyMySQL().connect(MySQLSettings(database, 1, 10.0, 5.0, 0.0))
     with contextlib.closing(connection.raw), connection.raw.cursor() as cursor:
         cursor.execute(f"SELECT {ours}, @@autocommit, @@innodb_lock_wait_timeout, @@sql_mode")
         isolation, slowest, autocommit, lock_wait, mode = cursor.fetchone()
@@ -313,7 +312,7 @@ def test_many_sweepers_neither_wait_nor_count_twice(database: str, store: MySQLS
 
 
 PARAMETERS: dict[str, Any] = {
-    "after": b"", "last": b"1" * 16,
+    "after": b"", "last": b"1" * 16, "done": 1,
     "token": 1, "origin": 1, "nonce": 1, "takeover": 0, "lease": 1, "ttl": 1, "position": 0, "most": 10, "state": 1,
     "fingerprint": b"", "snapshot": b"", "value": b"", "name": b"n", "tenant": "t", "operation": "o", "key": "k",
 }  # fmt: skip
@@ -326,7 +325,7 @@ def test_no_statement_reads_the_whole_table(database: str, store: MySQLStore, re
     store.execute_many([SaveStep(claim(i).id, won[i].token, "a", b"x", 0) for i in range(min(records, 100))])
     query(database, "ANALYZE TABLE semel_record", "ANALYZE TABLE semel_step")
     read: list[str] = []
-    connection = mysql_connections.connect(MySQLSettings(database, 1, 10.0, 5.0, 0.0))
+    connection = mysql_connections.PyMySQL().connect(MySQLSettings(database, 1, 10.0, 5.0, 0.0))
     with contextlib.closing(connection.raw):
         for name, asked in dialect._Q.items():
             if name in ("clock", "claim", "claim_returning") or not (asked.writes or records > 100):

@@ -162,12 +162,12 @@ async def _lookup(url: str, driver: Any) -> None:
 def test_a_resolution_whose_answer_was_lost_touches_no_newer_claim(database: str, store: PostgresStore) -> None:
     """Resolve carries neither nonce nor token: sent again, a forced release removes whoever claimed meanwhile."""
     store.execute(claim("a", nonce=1))
-    lane = store._combiner._connections[0]._sender
-    once = lane.send
+    lane: Any = store._combiner._connections[0]
+    once = lane._driver.send
     lost: list[int] = []
 
-    def lossy(ops: Any, *rest: Any) -> Any:
-        answers = once(ops, *rest)
+    def lossy(connection: Any, settings: Any, ops: Any, found: Any) -> Any:
+        answers = once(connection, settings, ops, found)
         if type(ops[0]) is Resolve and not lost:
             lost.append(1)
             lane.close()
@@ -177,7 +177,7 @@ def test_a_resolution_whose_answer_was_lost_touches_no_newer_claim(database: str
             raise StoreUncertain("the answer was lost")
         return answers
 
-    lane.send = lossy  # type: ignore[attr-defined]
+    lane._driver.send = lossy
     with contextlib.suppress(StoreError):
         store.execute(Resolve(claim("a").id, None, 60.0, force=True))
     record = store.execute(Lookup(claim("a").id))
@@ -223,19 +223,18 @@ def test_a_claim_that_was_cancelled_and_given_back_stays_given_back(database: st
         await asyncio.gather(*(store.execute(Lookup(bytes([i]) * 16)) for i in range(2)))
         held = asyncio.Event()
         go = asyncio.Event()
-        lanes = [connection._sender for connection in store._combiner._connections]
+        used: Any = store._combiner._connections[0]
+        real = used._driver.send  # all connections share the driver
         first: list[Any] = []
-        for lane in lanes:
-            real = lane.send
 
-            async def slow(ops: Any, found: Any, real: Any = real) -> Any:
-                if type(ops[0]) is Claim and not first:
-                    first.append(ops[0])
-                    held.set()
-                    await go.wait()  # in the network's hands
-                return await real(ops, found)
+        async def slow(connection: Any, settings: Any, ops: Any, found: Any) -> Any:
+            if type(ops[0]) is Claim and not first:
+                first.append(ops[0])
+                held.set()
+                await go.wait()  # in the network's hands
+            return await real(connection, settings, ops, found)
 
-            lane.send = slow  # type: ignore[attr-defined]
+        used._driver.send = slow
 
         async def handler() -> int:
             return 1

@@ -89,6 +89,8 @@ class _OnPostgres:
 
 
 class TestTieredStoreThatMarksAtOnce(_OnPostgres, conformance.StoreSuite):
+    examples = 15
+
     @pytest.fixture
     def open_store(self, database: str, redis_url: str) -> Callable[[], TieredStore]:
         return lambda: TieredStore(PostgresStore(database), connected(redis_url), mark_after=0)
@@ -139,7 +141,7 @@ def test_model_with_late_marks(tmp_path: Path, redis_url: str) -> None:
             SQLiteStore(tmp_path / "semel.db", synchronous="normal"), connected(redis_url), mark_after="4ms"
         )
 
-    check(machine_for(opened), 40)
+    check(machine_for(opened), 20)
 
 
 def test_async_model_with_late_marks(tmp_path: Path, redis_url: str) -> None:
@@ -147,4 +149,4 @@ def test_async_model_with_late_marks(tmp_path: Path, redis_url: str) -> None:
         primary = AsyncSQLiteStore(tmp_path / "semel.db", synchronous="normal")
         return ConnectedStore(primary, AsyncRedisCache(redis_url, timeout=PATIENT), mark_after="4ms")
 
-    check(async_machine_for(opened), 40)
+    check(async_machine_for(opened), 20)

@@ -159,18 +159,18 @@ def postgres(url: str, sample: Sample) -> list[Measured]:
 
 def mysql(url: str, sample: Sample) -> list[Measured]:
     from semel.stores.mysql import MySQLStore, migrate
-    from semel.stores.mysql.connections import MySQLSettings, connect
+    from semel.stores.mysql.connections import MySQLSettings, PyMySQL
 
     database = f"semel_size_{secrets.token_hex(6)}"
     inside = urlsplit(url)._replace(path=f"/{database}").geturl()
     settings = MySQLSettings.for_migration(url)
 
     def remove() -> None:
-        with closing(connect(settings).raw) as again, again.cursor() as last:  # the other may be lost
+        with closing(PyMySQL().connect(settings).raw) as again, again.cursor() as last:  # the other may be lost
             last.execute(f"SET SESSION lock_wait_timeout = {LOCKED}, innodb_lock_wait_timeout = {LOCKED}")
             last.execute(f"DROP DATABASE IF EXISTS {database}")
 
-    with closing(connect(settings).raw) as raw, raw.cursor() as cursor:
+    with closing(PyMySQL().connect(settings).raw) as raw, raw.cursor() as cursor:
         from pymysql import Error
 
         def sizes() -> tuple[float, float]:

@@ -57,10 +57,9 @@ def connect(url: str) -> Any:
             raise sqlite_error(error) from error
         return SQLiteConnection(raw)
     if dialect == "mysql":
-        from semel.stores.mysql.connections import MySQLSettings
-        from semel.stores.mysql.connections import connect as connect_mysql
+        from semel.stores.mysql.connections import MySQLSettings, PyMySQL
 
-        return connect_mysql(MySQLSettings(url))
+        return PyMySQL().connect(MySQLSettings(url))
     from semel.stores.postgres.connections import PostgresSettings, Psycopg
 
     return Psycopg().connect(PostgresSettings(url))

@@ -27,8 +27,7 @@ from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.conditional import check_match, etag
 from semel.http.contract.endpoint import Framework
 from semel.http.contract.exchange import KEY_HEADER
-from semel.http.contract.middleware import check_installation
-from semel.http.contract.routes import Endpoint, MatchedRoute, RouteTable, declared_rule
+from semel.http.contract.routes import Endpoint, MatchedRoute, RouteTable, check_installation, declared_rule
 from semel.http.contract.rules import MAX_REQUEST_BODY, Decorators, Rule
 from semel.http.describe import document
 from semel.stores.aio_guard import AsyncSemel

@@ -51,8 +51,7 @@ from semel.http.contract.endpoint import (
     cut_off,
 )
 from semel.http.contract.exchange import ALLOW_ORIGIN, CLAIMED, KEY_HEADER, SETTLED, Exchange, name_of_line
-from semel.http.contract.middleware import Middleware
-from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
+from semel.http.contract.routes import Endpoint, Middleware, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Rule
 
 T = TypeVar("T")

@@ -65,7 +65,7 @@ from semel.errors import (
 )
 from semel.http.contract.conditional import Preconditions
 from semel.http.contract.exchange import CLAIMED, FAILED, UNSTORED, Exchange
-from semel.http.contract.middleware import Middleware
+from semel.http.contract.routes import Middleware
 from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
 from semel.observe import events
 

@@ -28,8 +28,7 @@ from semel.errors import ConfigurationError
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.conditional import etag
 from semel.http.contract.exchange import KEY_HEADER, KeyHeader
-from semel.http.contract.middleware import Middleware
-from semel.http.contract.routes import Endpoint, Routes, undeclared
+from semel.http.contract.routes import Endpoint, Middleware, Routes, undeclared
 from semel.http.contract.rules import REPLAY_HEADERS, SAFE_METHODS, Conditional, Idempotent
 from semel.http.describe.plain_rules import duration_text, plain_rule
 from semel.http.describe.refusals import example_key, example_path, refusals
@@ -135,7 +134,7 @@ def _django(app: Any) -> Installation | None:
     from django.utils.module_loading import import_string
 
     from semel.http.django import IdempotencyMiddleware, endpoints
-    from semel.http.django.configuration import configuration
+    from semel.http.django.handling import configuration
 
     classes = [each for each in map(import_string, settings.MIDDLEWARE) if isinstance(each, type)]
     if not any(issubclass(each, IdempotencyMiddleware) for each in classes):

@@ -22,7 +22,7 @@ from semel.http.describe.openapi import document
 def postprocess(result: dict[str, Any], generator: Any, **options: Any) -> dict[str, Any]:
     """Describe the project's declared views in the document."""
     from semel.http.django import endpoints
-    from semel.http.django.configuration import configuration
+    from semel.http.django.handling import configuration
 
     config = configuration()
     listed = [_as_documented(each) for each in endpoints(generator.urlconf)]

@@ -24,7 +24,7 @@ except ImportError as _error:
     raise MissingDependency("django", "django") from _error
 
 from semel.http.contract.conditional import check_match, etag
-from semel.http.django.configuration import user
+from semel.http.django.handling import user
 from semel.http.django.middleware import IdempotencyMiddleware
 from semel.http.django.urls import endpoints
 from semel.http.django.views import conditional, exempt, idempotent, natural

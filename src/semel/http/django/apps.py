@@ -16,7 +16,7 @@ from semel.engine.sync import SyncGuard
 from semel.errors import ConfigurationError, NotMigrated, StoreError
 from semel.http.contract.routes import undeclared
 from semel.http.contract.rules import Exempt
-from semel.http.django.configuration import configuration
+from semel.http.django.handling import configuration
 from semel.http.django.urls import endpoints
 
 MIDDLEWARE: Final = "semel.http.django.IdempotencyMiddleware"

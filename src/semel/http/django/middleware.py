@@ -30,9 +30,10 @@ from semel.errors import ConfigurationError, StoreError
 from semel.http.asgi.middleware import ASGIMiddleware
 from semel.http.contract.routes import report
 from semel.http.contract.rules import SAFE_METHODS, Rule
-from semel.http.django.configuration import Configuration, configuration
 from semel.http.django.handling import (
+    Configuration,
     Handling,
+    configuration,
     current_handling,
     parsed_before,
     response_lines,
@@ -97,6 +98,22 @@ class IdempotencyMiddleware:
         return under.respond(request)
 
 
+def _settings(configuration: Configuration) -> dict[str, Any]:
+    """Return the settings of the middleware inside."""
+    return {
+        "tenant": configuration.tenant and _tenant,
+        "docs": configuration.docs,
+        "max_request_body": configuration.max_request_body,
+        "header": configuration.key_header.title,
+        "find_route": DjangoRoutes(),
+    }
+
+
+def _tenant(environment: object) -> str | None:
+    handling = current_handling.get()
+    return None if handling is None else handling.tenant
+
+
 # -- under WSGI
 
 
@@ -110,15 +127,7 @@ class UnderWSGI:
             raise ConfigurationError("WSGI is sync: SEMEL's GUARD is a Semel there. A Semel serves ASGI as well")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # IdempotencyMiddleware has warned of a missing tenant already
-            self._idempotency = WSGIMiddleware(
-                self._application,
-                guard=configuration.guard,
-                tenant=configuration.tenant and _tenant,
-                docs=configuration.docs,
-                max_request_body=configuration.max_request_body,
-                header=configuration.key_header.title,
-                find_route=DjangoRoutes(),
-            )
+            self._idempotency = WSGIMiddleware(self._application, guard=configuration.guard, **_settings(configuration))
 
     def expect(self, rules: list[Rule | None]) -> None:
         """Prepare for the rules of the project's views."""
@@ -199,11 +208,6 @@ def _length(environ: dict[str, Any]) -> int:
         return 0
 
 
-def _tenant(environment: object) -> str | None:
-    handling = current_handling.get()
-    return None if handling is None else handling.tenant
-
-
 def _content(body: Iterable[bytes]) -> bytes:
     chunks: list[bytes] = []
     try:
@@ -239,15 +243,7 @@ class UnderASGI:
     def _make_middleware(self, guard: AsyncGuard) -> ASGIMiddleware:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # IdempotencyMiddleware has warned of a missing tenant already
-            middleware = ASGIMiddleware(
-                self._application,
-                guard=guard,
-                tenant=self._configuration.tenant and _tenant,
-                docs=self._configuration.docs,
-                max_request_body=self._configuration.max_request_body,
-                header=self._configuration.key_header.title,
-                find_route=DjangoRoutes(),
-            )
+            middleware = ASGIMiddleware(self._application, guard=guard, **_settings(self._configuration))
         middleware.keep(*self._rules)
         return middleware
 

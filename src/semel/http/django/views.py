@@ -234,29 +234,16 @@ class InThread:
     lease = None
 
     def __init__(self, attempt: Attempt) -> None:
-        self._attempt = attempt
         self.call = attempt.call
         self.claimed = attempt.claimed
         self.operation = attempt.operation
         self.conflicts = attempt.conflicts
-
-    async def execute(self, op: Op[R]) -> R:
-        return await sync_to_async(self._attempt.execute, thread_sensitive=True)(op)
-
-    async def compensate(self, error: BaseException) -> BaseException:
-        return await sync_to_async(self._attempt.compensate, thread_sensitive=True)(error)
-
-    async def complete(self, answer: Any) -> Outcome[Any]:
-        return await sync_to_async(self._attempt.complete, thread_sensitive=True)(answer)
-
-    async def decline(self, answer: Any) -> Outcome[Any]:
-        return await sync_to_async(self._attempt.decline, thread_sensitive=True)(answer)
-
-    async def lost(self) -> Outcome[Any]:
-        return await self.decline(None)
-
-    async def fail(self, error: BaseException) -> None:
-        await sync_to_async(self._attempt.fail, thread_sensitive=True)(error)
+        self.execute = sync_to_async(attempt.execute, thread_sensitive=True)
+        self.compensate = sync_to_async(attempt.compensate, thread_sensitive=True)
+        self.complete = sync_to_async(attempt.complete, thread_sensitive=True)
+        self.decline = sync_to_async(attempt.decline, thread_sensitive=True)
+        self.fail = sync_to_async(attempt.fail, thread_sensitive=True)
+        self.lost = sync_to_async(attempt.lost, thread_sensitive=True)
 
 
 def transactional_responder() -> ThreadedResponder | None:

@@ -38,8 +38,7 @@ from semel.http.contract.endpoint import (
     cut_off,
 )
 from semel.http.contract.exchange import KEY_HEADER, SETTLED, Exchange
-from semel.http.contract.middleware import Middleware
-from semel.http.contract.routes import Endpoint, RouteFinder, RouteTable
+from semel.http.contract.routes import Endpoint, Middleware, RouteFinder, RouteTable
 from semel.http.contract.rules import MAX_REQUEST_BODY, SAFE_METHODS, Rule
 from semel.http.handlers import drive
 from semel.http.wsgi.answers import (

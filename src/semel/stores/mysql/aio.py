@@ -1,5 +1,5 @@
 # Twin: sync.py is generated from this file by make twins.
-# Twin: ASYNCMY -> PYMYSQL
+# Twin: Asyncmy -> PyMySQL
 # Twin: for one event loop, by asyncmy -> for threads, by PyMySQL
 # Twin: for one event loop -> for threads
 """The MySQL store for one event loop, by asyncmy.
@@ -17,8 +17,8 @@ from semel.sql import aio as sql
 from semel.sql.migrations import MYSQL
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
-from semel.stores.mysql.connections import ASYNCMY, AsyncMySQLSender, MySQLSettings, connect_async, disconnect_async
-from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT, require
+from semel.stores.mysql.connections import Asyncmy, MySQLSettings
+from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")
 
@@ -28,20 +28,22 @@ async def migrate_async(url: str) -> list[str]:
 
     It may run in many processes at once.
     """
-    connection = await connect_async(MySQLSettings.for_migration(url))
+    driver = Asyncmy()
+    connection = await driver.connect(MySQLSettings.for_migration(url))
     try:
         return await sql.migrate_async(connection, MYSQL)
     finally:
-        await disconnect_async(connection.raw)
+        await driver.close(connection)
 
 
 async def check_async(url: str) -> None:
     """Raise NotMigrated or SchemaDrift unless the tables are exactly what the migrations make."""
-    connection = await connect_async(MySQLSettings.for_migration(url))
+    driver = Asyncmy()
+    connection = await driver.connect(MySQLSettings.for_migration(url))
     try:
         await sql.check_async(connection, MYSQL)
     finally:
-        await disconnect_async(connection.raw)
+        await driver.close(connection)
 
 
 class AsyncMySQLStore:
@@ -70,9 +72,9 @@ class AsyncMySQLStore:
         :param retry_for: how long to retry when the connection is lost, before an Op fails.
         """
         settings = MySQLSettings(url, connections, timeout, connect_timeout, retry_for)
-        require(*ASYNCMY)
+        driver = Asyncmy()
         self._combiner = combiner = AsyncCombiner(
-            [AsyncRetryingConnection(AsyncMySQLSender(settings), settings.retry_for) for _ in range(connections)]
+            [AsyncRetryingConnection(driver, settings) for _ in range(connections)]
         )
         self.execute, self.execute_many = combiner.execute, combiner.execute_many
         self.open, self.close = combiner.open, combiner.close

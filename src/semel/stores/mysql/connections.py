@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from semel.core.ops import Op
-from semel.engine.forking import survive_forks
-from semel.errors import SemelError, StoreError, StoreUncertain, StoreURLError
+from semel.errors import StoreUncertain, StoreURLError
 from semel.sql.aio import run_async
 from semel.sql.connections.errors import connect_error
 from semel.sql.dialects import mysql as dialect
@@ -103,164 +102,120 @@ def _trusted(options: dict[str, str]) -> ssl.SSLContext:
     return context
 
 
-PYMYSQL: Final = ("pymysql", "mysql", "PyMySQL")
-ASYNCMY: Final = ("asyncmy", "asyncmy")
-"""The drivers' modules, and what to install for them."""
-
-
 # Threads
 
 
-def connect(settings: MySQLSettings) -> PyMySQLConnection:
-    """Open a connection: READ COMMITTED, strict, with timeouts, and for several statements in one packet."""
-    pymysql = require(*PYMYSQL)
-    from pymysql.constants import CLIENT
+class PyMySQL:
+    """Connections of PyMySQL."""
 
-    from semel.sql.connections.pymysql import DRIVER_ERRORS, PyMySQLConnection
+    def __init__(self) -> None:
+        require("pymysql", "mysql", "PyMySQL")
 
-    raw: Any = None
-    try:
-        raw = pymysql.connect(
-            **settings.where,
-            autocommit=True,
-            charset="utf8mb4",
-            client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
-            program_name="semel",
-            connect_timeout=settings.connect_timeout,
-            read_timeout=settings.connect_timeout,
-            write_timeout=settings.timeout + 1.0,
-        )
-        with raw.cursor() as cursor:
-            for text in settings.session("mariadb" in raw.get_server_info().lower()):
-                cursor.execute(text)
-            max_packet = cursor.fetchone()[0]
-    except (*DRIVER_ERRORS, RuntimeError, ValueError) as error:
-        if raw is not None:
-            disconnect(raw)
-        raise connect_error("MySQL", error) from error
-    # From here on the server's own limit comes first, if it is alive. PyMySQL has no public way to change it.
-    raw._read_timeout = settings.timeout + 1.0
-    return PyMySQLConnection(raw, own=True, max_packet=max_packet)
+    def connect(self, settings: MySQLSettings) -> PyMySQLConnection:
+        """Open a connection: READ COMMITTED, strict, with timeouts, and for several statements in one packet."""
+        import pymysql
+        from pymysql.constants import CLIENT
+
+        from semel.sql.connections.pymysql import DRIVER_ERRORS, PyMySQLConnection
+
+        raw: Any = None
+        try:
+            raw = pymysql.connect(
+                **settings.where,
+                autocommit=True,
+                charset="utf8mb4",
+                client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
+                program_name="semel",
+                connect_timeout=settings.connect_timeout,
+                read_timeout=settings.connect_timeout,
+                write_timeout=settings.timeout + 1.0,
+            )
+            with raw.cursor() as cursor:
+                for text in settings.session("mariadb" in raw.get_server_info().lower()):
+                    cursor.execute(text)
+                max_packet = cursor.fetchone()[0]
+        except (*DRIVER_ERRORS, RuntimeError, ValueError) as error:
+            if raw is not None:
+                _close(raw)
+            raise connect_error("MySQL", error) from error
+        # From here on the server's own limit comes first, if it is alive. PyMySQL has no public way to change it.
+        raw._read_timeout = settings.timeout + 1.0
+        return PyMySQLConnection(raw, own=True, max_packet=max_packet)
+
+    def send(
+        self, connection: PyMySQLConnection, settings: MySQLSettings, ops: Sequence[Op[Any]], answers: list[Any]
+    ) -> None:
+        run(dialect.program(ops, answers, returning=connection.returning), connection)
+
+    def is_open(self, connection: PyMySQLConnection) -> bool:
+        return bool(connection.raw.open)
+
+    def close(self, connection: PyMySQLConnection) -> None:
+        _close(connection.raw)
+
+    interrupt = close
 
 
-def disconnect(raw: Any) -> None:
+def _close(raw: Any) -> None:
     """Close a connection, which may be closed or broken already."""
     with contextlib.suppress(Exception):
         raw.close()
 
 
-class MySQLSender:
-    """Sends batches over one connection. It opens it when needed, again when it was lost, and in a forked child."""
-
-    def __init__(self, settings: MySQLSettings) -> None:
-        self._settings = settings
-        self._connection: PyMySQLConnection | None = None
-        self._parents: list[PyMySQLConnection | None] = []
-        survive_forks(self._forked)
-
-    def _forked(self) -> None:
-        # Keep a reference to the parent's connection: if it were closed here, the parent's session would end.
-        self._parents.append(self._connection)
-        self._connection = None
-
-    def is_open(self) -> bool:
-        return self._connection is not None
-
-    def send(self, ops: Sequence[Op[Any]], answers: list[Any]) -> None:
-        if self._connection is None:
-            self._connection = connect(self._settings)
-        connection = self._connection
-        try:
-            run(dialect.program(ops, answers, returning=connection.returning), connection)
-        except SemelError:
-            raise
-        except BaseException:  # interrupted in a statement, whose answer would be read by the next one
-            self.close()
-            raise
-        finally:
-            if not connection.raw.open:
-                self._connection = None
-
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            disconnect(connection.raw)
-
-
 # An event loop
 
 
-async def connect_async(settings: MySQLSettings) -> AsyncmyConnection:
-    """Open a connection: READ COMMITTED, strict, with timeouts, and for several statements in one packet."""
-    require(*ASYNCMY)
-    from asyncmy.connection import Connection
-    from asyncmy.constants import CLIENT
+class Asyncmy:
+    """Connections of asyncmy."""
 
-    from semel.sql.connections.asyncmy import DRIVER_ERRORS, AsyncmyConnection
+    def __init__(self) -> None:
+        require("asyncmy", "asyncmy")
 
-    raw: Any = None
-    try:
-        async with asyncio.timeout(settings.connect_timeout):
-            raw = Connection(  # type: ignore[no-untyped-call]
-                **settings.where,
-                autocommit=True,
-                charset="utf8mb4",
-                client_flag=CLIENT.FOUND_ROWS,
-                program_name="semel",
-                connect_timeout=settings.connect_timeout,
-            )
-            await raw.connect()
-            async with raw.cursor() as cursor:
-                for text in settings.session("mariadb" in raw.get_server_info().lower()):
-                    await cursor.execute(text)
-                max_packet = (await cursor.fetchone())[0]
-    except (*DRIVER_ERRORS, TimeoutError, RuntimeError, ValueError) as error:
-        if raw is not None:
-            raw.close()
-        raise connect_error("MySQL", error) from error
-    return AsyncmyConnection(raw, own=True, max_packet=max_packet)
+    async def connect(self, settings: MySQLSettings) -> AsyncmyConnection:
+        """Open a connection: READ COMMITTED, strict, with timeouts, and for several statements in one packet."""
+        from asyncmy.connection import Connection
+        from asyncmy.constants import CLIENT
 
+        from semel.sql.connections.asyncmy import DRIVER_ERRORS, AsyncmyConnection
 
-async def disconnect_async(raw: Any) -> None:
-    """Close a connection, which may be closed or broken already."""
-    with contextlib.suppress(Exception):
-        await raw.ensure_closed()
-
-
-class AsyncMySQLSender:
-    """Sends batches over one connection. It opens it when needed, again when it was lost, and for a new event loop."""
-
-    def __init__(self, settings: MySQLSettings) -> None:
-        self._settings = settings
-        self._connection: AsyncmyConnection | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def is_open(self) -> bool:
-        return self._connection is not None
-
-    async def send(self, ops: Sequence[Op[Any]], answers: list[Any]) -> None:
-        loop = asyncio.get_running_loop()
-        if self._connection is None or self._loop is not loop:
-            self._connection, self._loop = await connect_async(self._settings), loop
-        connection = self._connection
-        usable = False
+        raw: Any = None
         try:
-            async with asyncio.timeout(self._settings.timeout + 1.0):
-                await run_async(dialect.program(ops, answers, returning=connection.returning), connection)
-            usable = True
-        except TimeoutError as error:
-            raise StoreUncertain(f"MySQL did not answer within {self._settings.timeout:g} s") from error
-        except StoreUncertain:
-            raise
-        except StoreError:
-            usable = True  # the server refused, and no transaction is left open
-            raise
-        finally:
-            if not usable:
-                connection.raw.close()
-                self._connection = None
+            async with asyncio.timeout(settings.connect_timeout):
+                raw = Connection(  # type: ignore[no-untyped-call]
+                    **settings.where,
+                    autocommit=True,
+                    charset="utf8mb4",
+                    client_flag=CLIENT.FOUND_ROWS,
+                    program_name="semel",
+                    connect_timeout=settings.connect_timeout,
+                )
+                await raw.connect()
+                async with raw.cursor() as cursor:
+                    for text in settings.session("mariadb" in raw.get_server_info().lower()):
+                        await cursor.execute(text)
+                    max_packet = (await cursor.fetchone())[0]
+        except (*DRIVER_ERRORS, TimeoutError, RuntimeError, ValueError) as error:
+            if raw is not None:
+                raw.close()
+            raise connect_error("MySQL", error) from error
+        return AsyncmyConnection(raw, own=True, max_packet=max_packet)
 
-    async def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await disconnect_async(connection.raw)
+    async def send(
+        self, connection: AsyncmyConnection, settings: MySQLSettings, ops: Sequence[Op[Any]], answers: list[Any]
+    ) -> None:
+        try:
+            async with asyncio.timeout(settings.timeout + 1.0):
+                await run_async(dialect.program(ops, answers, returning=connection.returning), connection)
+        except TimeoutError as error:
+            self.interrupt(connection)
+            raise StoreUncertain(f"MySQL did not answer within {settings.timeout:g} s") from error
+
+    def is_open(self, connection: AsyncmyConnection) -> bool:
+        return bool(connection.raw.connected)
+
+    def interrupt(self, connection: AsyncmyConnection) -> None:
+        connection.raw.close()
+
+    async def close(self, connection: AsyncmyConnection) -> None:
+        with contextlib.suppress(Exception):  # it may be closed or broken already
+            await connection.raw.ensure_closed()

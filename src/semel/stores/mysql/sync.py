@@ -14,8 +14,8 @@ from semel.sql import sync as sql
 from semel.sql.migrations import MYSQL
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
-from semel.stores.mysql.connections import PYMYSQL, MySQLSender, MySQLSettings, connect, disconnect
-from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT, require
+from semel.stores.mysql.connections import MySQLSettings, PyMySQL
+from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")
 
@@ -25,20 +25,22 @@ def migrate(url: str) -> list[str]:
 
     It may run in many processes at once.
     """
-    connection = connect(MySQLSettings.for_migration(url))
+    driver = PyMySQL()
+    connection = driver.connect(MySQLSettings.for_migration(url))
     try:
         return sql.migrate(connection, MYSQL)
     finally:
-        disconnect(connection.raw)
+        driver.close(connection)
 
 
 def check(url: str) -> None:
     """Raise NotMigrated or SchemaDrift unless the tables are exactly what the migrations make."""
-    connection = connect(MySQLSettings.for_migration(url))
+    driver = PyMySQL()
+    connection = driver.connect(MySQLSettings.for_migration(url))
     try:
         sql.check(connection, MYSQL)
     finally:
-        disconnect(connection.raw)
+        driver.close(connection)
 
 
 class MySQLStore:
@@ -67,10 +69,8 @@ class MySQLStore:
         :param retry_for: how long to retry when the connection is lost, before an Op fails.
         """
         settings = MySQLSettings(url, connections, timeout, connect_timeout, retry_for)
-        require(*PYMYSQL)
-        self._combiner = combiner = Combiner(
-            [RetryingConnection(MySQLSender(settings), settings.retry_for) for _ in range(connections)]
-        )
+        driver = PyMySQL()
+        self._combiner = combiner = Combiner([RetryingConnection(driver, settings) for _ in range(connections)])
         self.execute, self.execute_many = combiner.execute, combiner.execute_many
         self.open, self.close = combiner.open, combiner.close
 

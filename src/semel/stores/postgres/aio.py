@@ -4,7 +4,6 @@
 # Twin: :param driver: ``"asyncpg"`` or ``"psycopg"``; by default asyncpg, where it is installed. ->
 # Twin: for one event loop, by asyncpg or psycopg 3 -> for threads, by psycopg 3
 # Twin: for one event loop -> for threads
-# Twin: AsyncPostgresSender(settings, chosen) -> AsyncPostgresSender(settings, chosen, self._watchdog)
 """The PostgreSQL store for one event loop, by asyncpg or psycopg 3.
 
 A few connections serve all callers. Ops that arrive while these are busy are sent together.
@@ -21,14 +20,8 @@ from semel.sql.migrations import POSTGRES
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
 
-# sync: from semel.stores.postgres.connections import PostgresSender, PostgresSettings, Psycopg, Watchdog, open_listener
-from semel.stores.postgres.connections import (
-    AsyncPostgresSender,
-    DriverName,
-    PostgresSettings,
-    driver_named,
-    open_listener_async,
-)
+# sync: from semel.stores.postgres.connections import PostgresSettings, Psycopg, open_listener
+from semel.stores.postgres.connections import DriverName, PostgresSettings, driver_named, open_listener_async
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")
@@ -87,13 +80,10 @@ class AsyncPostgresStore:
         settings = PostgresSettings(url, connections, timeout, connect_timeout, retry_for)
         chosen = driver_named(driver)  # sync: chosen = Psycopg()
         self.wakes = listen
-        # sync only: self._watchdog = Watchdog()
+        # sync only: self._watchdog = chosen.watchdog
         self._listener = open_listener_async(settings, chosen)
         self._combiner = combiner = AsyncCombiner(
-            [
-                AsyncRetryingConnection(AsyncPostgresSender(settings, chosen), settings.retry_for)
-                for _ in range(connections)
-            ]
+            [AsyncRetryingConnection(chosen, settings) for _ in range(connections)]
         )
         self.execute, self.execute_many = combiner.execute, combiner.execute_many
 

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 from semel.core.ops import Op
 from semel.engine.forking import survive_forks
-from semel.errors import ConfigurationError, MissingDependency, SemelError, StoreUncertain, StoreURLError
+from semel.errors import ConfigurationError, MissingDependency, StoreUncertain, StoreURLError
 from semel.sql.aio import AsyncConnection, run_async
 from semel.sql.connections.errors import connect_error
 from semel.sql.dialects import postgres as dialect
 from semel.sql.sync import run
+from semel.stores.batching.aio_connection import AsyncBatchDriver
 from semel.stores.listening import LISTEN_AGAIN, AsyncListener, Listener
 from semel.stores.settings import ServerSettings, require
 
@@ -81,10 +82,11 @@ def unreadable_url() -> StoreURLError:
 
 
 class Psycopg:
-    """Opens and closes connections."""
+    """Connections of psycopg 3."""
 
     def __init__(self) -> None:
         require("psycopg", "postgres")
+        self.watchdog = Watchdog()
 
     def connect(self, settings: PostgresSettings) -> PsycopgConnection:
         import psycopg
@@ -98,24 +100,30 @@ class Psycopg:
             raise connect_error("PostgreSQL", error) from error
         return PsycopgConnection(raw)
 
+    def send(
+        self, connection: PsycopgConnection, settings: PostgresSettings, ops: Sequence[Op[Any]], answers: list[Any]
+    ) -> None:
+        self.watchdog.watch(connection, settings.timeout + 1.0)
+        try:
+            run(dialect.program(ops, answers), connection)
+        finally:
+            self.watchdog.deadlines[connection] = float("inf")
+
+    def is_open(self, connection: PsycopgConnection) -> bool:
+        return not connection.raw.closed
+
     def close(self, connection: PsycopgConnection) -> None:
         connection.raw.close()
 
-
-class Breakable(Protocol):
-    """What the watchdog watches."""
-
-    overdue_at: float
-    """The monotonic time at which it is to be broken."""
-
-    def abort(self) -> None: ...
+    interrupt = close
 
 
 class Watchdog:
     """A thread that breaks connections whose server does not answer. The server's own timeout needs a live server."""
 
     def __init__(self) -> None:
-        self._watched: set[Breakable] = set()
+        self.deadlines: dict[PsycopgConnection, float] = {}
+        """When each open connection is to be broken, by ``time.monotonic``; infinity while it is not in use."""
         self._started = False
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -126,11 +134,12 @@ class Watchdog:
         stopped, self._stop = self._stop.is_set(), threading.Event()
         if stopped:
             self._stop.set()
+        self.deadlines = {}  # the batches that are under way are the parent's
         self._started = False
         self._lock = threading.Lock()
 
-    def watch(self, connection: Breakable) -> None:
-        self._watched.add(connection)
+    def watch(self, connection: PsycopgConnection, seconds: float) -> None:
+        self.deadlines[connection] = time.monotonic() + seconds
         if not self._started:
             self._start()
 
@@ -151,61 +160,14 @@ class Watchdog:
     def _look(self, stop: threading.Event) -> None:
         while not stop.wait(1.0):
             now = time.monotonic()
-            for connection in list(self._watched):
-                if connection.overdue_at < now:
-                    connection.abort()
-
-
-class PostgresSender:
-    """Sends batches over one connection. It opens it when needed, again when it was lost, and in a forked child."""
-
-    def __init__(self, settings: PostgresSettings, driver: Psycopg, watchdog: Watchdog) -> None:
-        self._settings = settings
-        self._driver = driver
-        self._watchdog = watchdog
-        self._connection: PsycopgConnection | None = None
-        self._parents: list[PsycopgConnection | None] = []
-        self.overdue_at = float("inf")
-        survive_forks(self._forked)
-
-    def _forked(self) -> None:
-        # Keep a reference to the parent's connection: if it were closed here, the parent's session would end.
-        self._parents.append(self._connection)
-        self._connection = None
-        self.overdue_at = float("inf")  # the batch that is under way is the parent's
-
-    def is_open(self) -> bool:
-        return self._connection is not None
-
-    def send(self, ops: Sequence[Op[Any]], answers: list[Any]) -> None:
-        connection = self._connection
-        if connection is None or connection.raw.closed:
-            connection = self._connection = self._driver.connect(self._settings)
-        self.overdue_at = time.monotonic() + self._settings.timeout + 1.0
-        self._watchdog.watch(self)
-        try:
-            run(dialect.program(ops, answers), connection)
-        except SemelError:
-            raise
-        except BaseException:  # interrupted in a statement, whose answer would be read by the next one
-            self.close()
-            raise
-        finally:
-            self.overdue_at = float("inf")
-            if connection.raw.closed:
-                self._connection = None
-
-    def abort(self) -> None:
-        """Break the connection, so that the thread that waits for the server gets an error."""
-        connection = self._connection
-        if connection is not None:
-            with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.raw.fileno())) as duplicate:
-                duplicate.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._driver.close(self._connection)
-        self._connection = None
+            for connection, deadline in list(self.deadlines.items()):
+                if connection.raw.closed:
+                    self.deadlines.pop(connection, None)
+                elif deadline < now:
+                    # The thread that waits for the server gets an error.
+                    raw = connection.raw
+                    with contextlib.suppress(Exception), socket.socket(fileno=os.dup(raw.fileno())) as duplicate:
+                        duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def open_listener(settings: PostgresSettings, driver: Psycopg) -> Listener:
@@ -227,26 +189,33 @@ def open_listener(settings: PostgresSettings, driver: Psycopg) -> Listener:
 DriverName: TypeAlias = Literal["asyncpg", "psycopg"]
 
 
-class AsyncDriver(Protocol):
-    """Opens and closes connections of one library."""
-
-    async def connect(self, settings: PostgresSettings) -> AsyncConnection: ...
-
-    def is_closed(self, connection: Any) -> bool: ...
+class AsyncDriver(AsyncBatchDriver, Protocol):
+    """Connections of one library."""
 
     def abort(self, connection: Any) -> None:
         """Break the connection without telling the server."""
         ...
-
-    async def close(self, connection: Any) -> None: ...
 
     async def listen(self, connection: Any, ready: Callable[[], object], notify: Callable[[str], object]) -> None:
         """Call ``ready``, then ``notify`` with the payload of every notification, until the connection is lost."""
         ...
 
 
+async def _send(
+    self: AsyncDriver, connection: Any, settings: PostgresSettings, ops: Sequence[Op[Any]], answers: list[Any]
+) -> None:
+    try:
+        async with asyncio.timeout(settings.timeout + 1.0):
+            await run_async(dialect.program(ops, answers), connection)
+    except TimeoutError as error:
+        self.abort(connection)
+        raise StoreUncertain(f"PostgreSQL did not answer within {settings.timeout:g} s") from error
+
+
 class Asyncpg:
     """Connections of asyncpg."""
+
+    send = _send
 
     async def connect(self, settings: PostgresSettings) -> AsyncConnection:
         import asyncpg
@@ -263,11 +232,14 @@ class Asyncpg:
             raise connect_error("PostgreSQL", error) from error
         return AsyncpgConnection(raw)
 
-    def is_closed(self, connection: Any) -> bool:
-        return bool(connection.raw.is_closed())
-
     def abort(self, connection: Any) -> None:
         connection.raw.terminate()
+
+    def is_open(self, connection: Any) -> bool:
+        return not connection.raw.is_closed()
+
+    def interrupt(self, connection: Any) -> None:
+        """Nothing to do: the driver has cancelled the statement."""
 
     async def close(self, connection: Any) -> None:
         with contextlib.suppress(Exception):
@@ -284,6 +256,8 @@ class Asyncpg:
 class AsyncPsycopg:
     """Async connections of psycopg 3."""
 
+    send = _send
+
     async def connect(self, settings: PostgresSettings) -> AsyncConnection:
         import psycopg
 
@@ -296,11 +270,14 @@ class AsyncPsycopg:
             raise connect_error("PostgreSQL", error) from error
         return AsyncPsycopgConnection(raw)
 
-    def is_closed(self, connection: Any) -> bool:
-        return bool(connection.raw.closed)
-
     def abort(self, connection: Any) -> None:
         connection.raw.pgconn.finish()
+
+    def is_open(self, connection: Any) -> bool:
+        return not connection.raw.closed
+
+    def interrupt(self, connection: Any) -> None:
+        """Nothing to do: the driver has cancelled the statement."""
 
     async def close(self, connection: Any) -> None:
         with contextlib.suppress(Exception):
@@ -326,39 +303,6 @@ def driver_named(name: DriverName | None) -> AsyncDriver:
                 raise
     require("psycopg", "postgres", "asyncpg or psycopg")
     return AsyncPsycopg()
-
-
-class AsyncPostgresSender:
-    """Sends batches over one connection. It opens it when needed, again when it was lost, and for a new event loop."""
-
-    def __init__(self, settings: PostgresSettings, driver: AsyncDriver) -> None:
-        self._settings = settings
-        self._driver = driver
-        self._connection: AsyncConnection | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def is_open(self) -> bool:
-        return self._connection is not None
-
-    async def send(self, ops: Sequence[Op[Any]], answers: list[Any]) -> None:
-        loop = asyncio.get_running_loop()
-        if self._connection is None or self._loop is not loop:
-            self._connection, self._loop = await self._driver.connect(self._settings), loop
-        connection = self._connection
-        try:
-            async with asyncio.timeout(self._settings.timeout + 1.0):
-                await run_async(dialect.program(ops, answers), connection)
-        except TimeoutError as error:
-            self._driver.abort(connection)
-            raise StoreUncertain(f"PostgreSQL did not answer within {self._settings.timeout:g} s") from error
-        finally:
-            if self._driver.is_closed(connection):
-                self._connection = None
-
-    async def close(self) -> None:
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            await self._driver.close(connection)
 
 
 def open_listener_async(settings: PostgresSettings, driver: AsyncDriver) -> AsyncListener:

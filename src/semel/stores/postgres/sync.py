@@ -14,7 +14,7 @@ from semel.sql.dialects.postgres import WatchRecord
 from semel.sql.migrations import POSTGRES
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
-from semel.stores.postgres.connections import PostgresSender, PostgresSettings, Psycopg, Watchdog, open_listener
+from semel.stores.postgres.connections import PostgresSettings, Psycopg, open_listener
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")
@@ -72,14 +72,9 @@ class PostgresStore:
         settings = PostgresSettings(url, connections, timeout, connect_timeout, retry_for)
         chosen = Psycopg()
         self.wakes = listen
-        self._watchdog = Watchdog()
+        self._watchdog = chosen.watchdog
         self._listener = open_listener(settings, chosen)
-        self._combiner = combiner = Combiner(
-            [
-                RetryingConnection(PostgresSender(settings, chosen, self._watchdog), settings.retry_for)
-                for _ in range(connections)
-            ]
-        )
+        self._combiner = combiner = Combiner([RetryingConnection(chosen, settings) for _ in range(connections)])
         self.execute, self.execute_many = combiner.execute, combiner.execute_many
 
     def wait(self, id: bytes, seconds: float) -> None:
