@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import sqlite3
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import psycopg
 import pytest
 
 from semel import AsyncPostgresStore, AsyncSemel, StoreUnavailable
+from semel.sql.connections.asyncpg import _write_ahead
 from tests.transactional.kinds import AsyncTill, Till
 
 
@@ -172,6 +174,52 @@ def test_asyncpg_sends_no_begin_into_another_operation(database: str) -> None:
             await conn.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_what_is_written_ahead_arrives_with_what_follows_it(loop: str) -> None:
+    async def main() -> list[bytes]:
+        found: list[bytes] = []
+        done = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while found[-1:] != [b""]:
+                found.append(await reader.read(100))
+            writer.close()
+            done.set()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            _write_ahead(writer.transport, b"BEGIN, ")
+            writer.write(b"guard")
+            writer.close()
+            await done.wait()
+        return found
+
+    with asyncio.Runner(loop_factory=pytest.importorskip(loop).new_event_loop) as runner:
+        found = runner.run(main())
+    assert b"".join(found) == b"BEGIN, guard"
+    if sys.platform == "linux":
+        assert found == [b"BEGIN, guard", b""]
+
+
+@pytest.mark.parametrize(("encrypted", "waiting"), [(True, 0), (False, 5)])
+def test_past_a_transport_that_encrypts_or_still_has_to_write_nothing_is_sent(encrypted: bool, waiting: int) -> None:
+    class Transport:
+        written = b""
+
+        def get_write_buffer_size(self) -> int:
+            return waiting
+
+        def get_extra_info(self, name: str) -> Any:
+            return {"ssl_object": object() if encrypted else None}[name]
+
+        def write(self, data: bytes) -> None:
+            self.written += data
+
+    transport = Transport()
+    _write_ahead(transport, b"BEGIN")
+    assert transport.written == b"BEGIN"
 
 
 def test_a_codec_of_the_callers_for_numbers_is_not_asked_for_the_guard(database: str) -> None:
