@@ -161,6 +161,13 @@ def parsed() -> list[tuple[str, str, Path, ast.Module]]:
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget_the_trees() -> Iterator[None]:
+    """They are 400,000 objects: every later garbage collection of the session would look at them."""
+    yield
+    parsed.cache_clear()
+
+
 def where(path: Path, line: int) -> str:
     return f"{path.relative_to(SOURCE.parent)}:{line}"
 

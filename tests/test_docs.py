@@ -14,6 +14,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
@@ -97,6 +98,13 @@ ON_MYSQL = [page for page in WITH_CODE if MYSQL in code_of(page)]
 ON_REDIS = [page for page in WITH_CODE if REDIS in code_of(page)]
 ON_DYNAMODB = [page for page in WITH_CODE if DYNAMODB in code_of(page)]
 ALONE = [page for page in WITH_CODE if page not in (*ON_POSTGRES, *ON_MYSQL, *ON_REDIS, *ON_DYNAMODB)]
+
+
+@pytest.fixture(autouse=True)
+def temporary_files_are_the_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page leaves in a temporary folder goes with the test."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture

@@ -329,7 +329,8 @@ def decode_response(payload: bytes) -> StoredResponse:
     try:
         flags, status, count, length = _RESPONSE.unpack_from(payload)
         at = len(payload) - length
-        headers = _read_lines(payload[_RESPONSE_SIZE:at], count)
+        block = payload[_RESPONSE_SIZE:at]
+        headers = _known_lines(block, count) if len(block) <= _MAX_KNOWN_LINES else _read_lines(block, count)
     except struct.error as exc:
         raise SnapshotUnreadable("the stored response is corrupt: it ends within its header lines") from exc
     if headers is None or at < _RESPONSE_SIZE or flags & ~_BODY_OMITTED:
@@ -337,7 +338,6 @@ def decode_response(payload: bytes) -> StoredResponse:
     return make_response((status, list(headers), payload[at:], flags == _BODY_OMITTED))
 
 
-@lru_cache(maxsize=256)
 def _read_lines(block: bytes, count: int) -> tuple[tuple[bytes, bytes], ...] | None:
     """Return the header lines, which many responses have in common; None if the block goes on behind the last one."""
     lines, at = [], 0
@@ -348,3 +348,7 @@ def _read_lines(block: bytes, count: int) -> tuple[tuple[bytes, bytes], ...] | N
         at = value_at + value_length
         lines.append((block[name_at:value_at], block[value_at:at]))
     return tuple(lines) if at == len(block) else None
+
+
+_known_lines: Final = lru_cache(maxsize=256)(_read_lines)
+_MAX_KNOWN_LINES: Final = 1024  # bytes; longer blocks are rare, and would only fill the memory

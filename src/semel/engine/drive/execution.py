@@ -120,6 +120,8 @@ class Execution:
                         self.began = own.began = self.began or monotonic()
                     try:
                         answer = yield request
+                    except GeneratorExit:
+                        raise  # whoever ends the call before its answer lands the flight
                     except BaseException as failure:
                         own.error = failure if isinstance(failure, StoreError) and self.cancelled is None else None
                         flights.land(own)

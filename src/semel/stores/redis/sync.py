@@ -19,6 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep, Sweep, Swept
@@ -164,24 +165,15 @@ class RedisStore:
             raw.disconnect()
 
 
+@dataclass(slots=True, eq=False)
 class _RunningOp:
     """One Op of a batch that is under way: its program, the connection, and the command that is next."""
 
-    __slots__ = ("asking", "at", "command", "connection", "program")
-
-    def __init__(
-        self,
-        at: int,
-        connection: RedisConnection,
-        program: OpProgram,
-        asking: bool,
-        command: RedisCommand | None = None,
-    ) -> None:
-        self.at = at
-        self.connection = connection
-        self.program = program
-        self.asking = asking
-        self.command = command or next(program)
+    at: int
+    connection: RedisConnection
+    program: OpProgram
+    asking: bool
+    command: RedisCommand
 
 
 class ResumedOp(Op[Any]):
@@ -302,7 +294,7 @@ class RedisBatchConnection:
             if started is None:
                 plain = op.op if isinstance(op, ResumedOp) else op
                 program = self._programs.by_op[type(plain)](plain, key, connection.clock)
-                started = _RunningOp(at, connection, program, address is not None)
+                started = _RunningOp(at, connection, program, address is not None, next(program))
             running.append(started)
         while running:
             if not self._waits:

@@ -27,6 +27,7 @@ import contextlib
 import inspect
 import os
 import threading
+from dataclasses import dataclass
 from typing import Any, Final
 
 from semel.core.ops import Claim, Claimed, Complete, Existing, Op, Record, Release, Renew, Resolve
@@ -68,19 +69,17 @@ def naming_claim() -> Claim:
     )  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
 class TrackedAttempt:
     """An attempt that was claimed through this store, with the data for its copy."""
 
-    __slots__ = ("_lock", "at", "claim", "ends", "marked", "token")
-
-    def __init__(self, claim: Claim, token: int, at: float, lock: threading.Lock) -> None:
-        self.claim = claim
-        self.token = token
-        self.at = at
-        self.marked = False
-        self.ends = 0
-        """How often its owner has reported its end."""
-        self._lock = lock
+    claim: Claim
+    token: int
+    at: float
+    _lock: threading.Lock
+    marked: bool = False
+    ends: int = 0
+    """How often its owner has reported its end."""
 
     def mark(self) -> bool:
         """Return whether the mark may be written. Called immediately before the write."""
