@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import io
 import tempfile
 import uuid
@@ -9,11 +11,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import requests
+from requests.auth import HTTPDigestAuth
 
 from semel import ConfigurationError, KeyReused, MemoryStore, NoAnswer, OutcomeUnknown, Semel
 from semel.client import Journal, Receipt, Retry
-from tests.client.clients import CLIENTS, HANG_UP, OK, QUICK, TRUNCATED, Client, Server, http, problem
+from semel.client.flow import Answer, Settings, deliver
+from semel.client.httpx import AsyncIdempotencyTransport, IdempotencyTransport
+from semel.client.requests import IdempotencyAdapter
+from semel.client.urllib3 import IdempotencyPoolManager
+from tests.client.clients import CLIENTS, HANG_UP, OK, QUICK, TRUNCATED, Client, RequestsClient, Server, http, problem
 
 
 @pytest.fixture
@@ -249,7 +258,89 @@ def test_a_page_that_shows_the_result_gets_no_key(make: Make, server: Server, ot
     other.script = [http(404)]
     found = make().send("POST", f"{server.url}/payments", b"{}")
     assert (found.status, other.seen[0].method, other.keys) == (404, "GET", [None])
+    assert not {"content-length", "transfer-encoding"} & set(other.seen[0].headers)
     assert found.receipt == Receipt(server.keys[0] or "", "succeeded", False, 1)
+
+
+def test_a_request_without_a_body_stays_one(make: Make, server: Server) -> None:
+    make().send("GET", server.url, headers={"Idempotency-Key": "k"})
+    assert not {"content-length", "transfer-encoding"} & set(server.seen[0].headers)
+
+
+def test_the_key_follows_the_same_host_to_https_and_nowhere_else() -> None:
+    settings = Settings(retry=Retry())
+    for target, follows in (
+        ("https://pay.example/charges", True),
+        ("https://pay.example:8443/charges", False),
+        ("https://other.example/charges", False),
+    ):
+        first = settings.intent("POST", "http://pay.example/charges", None)
+        assert first is not None
+        moved = Answer(308, {"Location": target}, bytes, None)
+        flow = deliver(first, settings.retry, False)
+        assert next(flow) == "send"
+        with pytest.raises(StopIteration):
+            flow.send(moved)
+        second = settings.intent("POST", target, first.value)
+        assert second is not None
+        assert bool(second.adds) == follows
+
+
+def test_digest_authentication_goes_through_the_adapter(server: Server) -> None:
+    challenge = 'Digest realm="a", nonce="b", qop="auth"'
+    server.script = [http(401, WWW_Authenticate=challenge), HANG_UP, OK]
+    client = RequestsClient()
+    client.session.auth = HTTPDigestAuth("user", "password")
+    found = receipt(client, "POST", server.url, b"{}")
+    client.close()
+    assert (found.outcome, found.attempts) == ("succeeded", 2)
+    assert len(set(server.keys)) == 1
+
+
+@pytest.mark.parametrize("name", ["httpx", "httpx-async"])
+def test_a_form_with_a_file_is_sent_again_as_it_was(name: str, tmp_path: Path) -> None:
+    bodies = []
+
+    def service(request: httpx.Request) -> httpx.Response:
+        bodies.append(request.content)
+        if len(bodies) == 1:
+            raise httpx.ReadError("lost")
+        return httpx.Response(201)
+
+    network = httpx.MockTransport(service)
+    (tmp_path / "a.txt").write_text("a long text")
+    with (tmp_path / "a.txt").open("rb") as file:
+        if name == "httpx":
+            with httpx.Client(transport=IdempotencyTransport(network, retry=QUICK)) as client:
+                client.post("http://pay.example", files={"file": file}, data={"a": "b"})
+        else:
+
+            async def main() -> None:
+                async with httpx.AsyncClient(transport=AsyncIdempotencyTransport(network, retry=QUICK)) as client:
+                    await client.post("http://pay.example", files={"file": file}, data={"a": "b"})
+
+            asyncio.run(main())
+    assert len(bodies) == 2
+    assert bodies[0] == bodies[1]
+    assert b"a long text" in bodies[0]
+
+
+def test_the_body_of_an_answer_can_be_streamed(server: Server) -> None:
+    text = gzip.compress(b"a long text")
+    server.script = [HANG_UP, http(200, text, Content_Encoding="gzip")]
+    with httpx.Client(transport=IdempotencyTransport(retry=QUICK)) as client:
+        with client.stream("POST", server.url) as streamed:
+            assert b"".join(streamed.iter_bytes()) == b"a long text"
+        with client.stream("POST", server.url) as streamed:
+            assert b"".join(streamed.iter_raw()) == text
+        assert client.post(server.url).elapsed.total_seconds() >= 0
+    session = requests.Session()
+    session.mount("http://", IdempotencyAdapter(retry=QUICK))
+    assert b"".join(session.post(server.url, stream=True).iter_content(3)) == b"a long text"
+    session.close()
+    manager = IdempotencyPoolManager(retry=QUICK)
+    assert manager.request("POST", server.url, preload_content=False).read() == b"a long text"
+    manager.close()
 
 
 # The journal

@@ -175,6 +175,7 @@ def test_a_call_with_the_key_of_a_dead_process_takes_it_over(journal: Journal, c
     assert keys(journal, "in flight") == ["child"]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_its_own_entries(journal: Journal) -> None:
     write(journal, "parent")
     ready, go = os.pipe(), os.pipe()
@@ -199,6 +200,7 @@ def test_a_forked_child_has_its_own_entries(journal: Journal) -> None:
         os.close(end)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_closed_journal_leaves_the_files_of_a_forked_child_alone(path: Path) -> None:
     journal = Journal(path)
     number = journal._presence._file

@@ -16,6 +16,7 @@ nothing about it, and the outcome is unknown.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import time
@@ -30,6 +31,8 @@ from semel.client.retry import Retry, advice, origin_of
 from semel.core.keys import header_value, normalize_key
 from semel.engine.operation.propagation import OutgoingCall, check_hosts, outgoing_call
 from semel.errors import ConfigurationError, KeyExpired, NoAnswer
+
+log = logging.getLogger("semel.client")
 
 HEADER: Final = "Idempotency-Key"
 METHODS: Final = ("POST", "PATCH")
@@ -189,7 +192,11 @@ class Settings:
                 adds = redirect.adds
                 if method != redirect.method:
                     return Intent(method, url, redirect.value, {}, adds.keys(), settled=redirect.receipt)
-                if origin_of(url) != redirect.origin:
+                # The same host by https, at the usual ports, is no other server.
+                if origin_of(url) not in (redirect.origin, redirect.origin.replace("http://", "https://", 1)):
+                    log.warning(
+                        "%s %s: redirected to another server, so it is sent once and without its key", method, url
+                    )
                     return Intent(method, url, redirect.value, {}, adds.keys())
                 return Intent(method, url, redirect.value, adds, resumed=resuming.get())
         if given is None and method not in self.methods:

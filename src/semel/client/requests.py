@@ -101,7 +101,9 @@ class IdempotencyAdapter(BaseAdapter):
         )
         if intent is None:
             return self._adapter.send(request, stream=stream, **options)
-        request.body = intent.body = _content(request)
+        intent.body = _content(request)
+        if request.body is not None:  # an empty body is not the same as none: it would be sent in chunks
+            request.body = intent.body
         delivery.settings.join_operation(intent, headers)
         for name in intent.removes:
             headers.pop(name, None)
@@ -125,6 +127,7 @@ class IdempotencyAdapter(BaseAdapter):
             raise failure(RequestsNoAnswer, receipt, reply)
         answered: Any = reply.response
         answered.idempotency = receipt
+        answered.connection = self  # by which requests sends the answer to an authentication challenge
         found: requests.Response = answered
         return found
 

@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-from semel.client.flow import Intent, Receipt, Reply, Settings, Sleep, deliver, resuming
+from semel.client.flow import Intent, Receipt, Reply, Settings, Sleep, deliver, log, resuming
 from semel.client.journal import Entry, Journal, JournalReport, TakeEntries, open_journal
 from semel.errors import ConfigurationError, SemelError
-
-log = logging.getLogger("semel.client")
 
 
 class Delivery:

@@ -199,8 +199,7 @@ def _unread(response: urllib3.BaseHTTPResponse) -> urllib3.BaseHTTPResponse:
         headers,
         response.status,
         response.version,
-        response.version_string,
-        response.reason,
+        reason=response.reason,
         preload_content=False,
         request_url=response.url,
     )
