@@ -244,6 +244,21 @@ def test_the_key_does_not_follow_a_redirect_to_another_server(
     assert found == Receipt(server.keys[0] or "", "unknown", False, 1)
 
 
+def test_a_redirect_to_another_server_is_not_followed_after_an_unclear_attempt(
+    make: Make, server: Server, other: Server
+) -> None:
+    server.script = [HANG_UP, http(307, Location=f"{other.url}/payments")]
+    with pytest.raises(NoAnswer, match="another server") as caught:
+        make().send("POST", f"{server.url}/payments", b"{}")
+    assert caught.value.key == server.keys[0]
+    assert other.seen == []
+
+
+def test_the_doubt_about_an_unclear_attempt_follows_a_redirect(make: Make, server: Server) -> None:
+    server.script = [HANG_UP, http(307, Location="/moved"), http(401)]
+    assert receipt(make(), "POST", f"{server.url}/payments", b"{}").outcome == "unknown"
+
+
 def test_after_a_redirect_the_next_call_has_its_own_key(make: Make, server: Server) -> None:
     client = make()
     server.script = [http(307, Location="/moved"), OK]

@@ -302,6 +302,18 @@ def test_an_unexpected_error_leaves_the_call_in_doubt(path: Path) -> None:
         assert [entry.state for entry in journal.entries()] == ["in doubt"]
 
 
+def test_an_answer_is_delivered_even_if_its_entry_cannot_be_removed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal(path) as journal:
+        network = httpx.MockTransport(lambda request: httpx.Response(201))
+        with httpx.Client(transport=IdempotencyTransport(network, journal=journal)) as client:
+            with monkeypatch.context() as broken:
+                broken.setattr(journal.batches, "_settle", lambda raw, op: raw.execute("no statement"))
+                assert client.post("http://pay.example/charges", content=b"1").status_code == 201
+            assert [entry.state for entry in journal.entries()] == ["in doubt"]
+
+
 # Bounds
 
 

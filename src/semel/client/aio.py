@@ -52,7 +52,10 @@ class AsyncDelivery:
                             raise
                     else:
                         settling, entry = entry, 0
-                        await journal.execute_async(journal.settle(settling, remove=step == "clear"))
+                        try:
+                            await journal.execute_async(journal.settle(settling, remove=step == "clear"))
+                        except SemelError as error:  # the answer is in hand, and worth more than a tidy journal
+                            log.warning("the entry of the key %r stays in the journal: %s", intent.key, error)
         except BaseException:
             if entry and journal is not None:
                 journal.abandon_async(entry)

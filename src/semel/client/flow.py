@@ -2,9 +2,9 @@
 
 ``deliver`` is a generator. It yields what is to be done next, and the drivers in ``aio.py`` and ``sync.py`` do it::
 
-    WriteEntry ──▶ Send ──▶ an answer that is final ──────────────▶ ClearEntry ──▶ succeeded or rejected
-                    ▲  └──▶ no answer, or one to be retried ──┬──▶ ReleaseEntry ─▶ unknown: it stays in the journal
-                    └────── Sleep ◀──────────────────────────┘
+    write ──▶ send ──▶ an answer that is final ───────────────▶ clear ────▶ succeeded or rejected
+               ▲  └──▶ no answer, or one to be retried ──┬────▶ release ──▶ unknown: it stays in the journal
+               └────── Sleep ◀───────────────────────────┘
 
 The journal's steps are left out if there is no journal. A module for an HTTP library only translates its requests,
 responses and exceptions. Nothing here knows such a library.
@@ -85,7 +85,7 @@ Reply: TypeAlias = Answer | Lost
 
 
 class Sleep(NamedTuple):
-    """Sleep."""
+    """Wait before the next attempt."""
 
     seconds: float
 
@@ -123,6 +123,8 @@ class Intent:
     """When the key was first used, for a call that is read from the journal, which then keeps its entry itself."""
     fresh: bool = False
     """Not made by a redirect."""
+    doubt: bool = False
+    """Whether the request may have been executed before."""
     outgoing: OutgoingCall | None = None
     """The same call as the operation that makes it knows it."""
     settled: Receipt | None = None
@@ -141,6 +143,7 @@ class _Redirect(NamedTuple):
     method: str
     value: str
     adds: Mapping[str, str]
+    outgoing: OutgoingCall | None
     receipt: Receipt
 
 
@@ -189,16 +192,7 @@ class Settings:
         if redirect is not None:
             _redirect.set(None)
             if _follows(redirect, method, url, given):
-                adds = redirect.adds
-                if method != redirect.method:
-                    return Intent(method, url, redirect.value, {}, adds.keys(), settled=redirect.receipt)
-                # The same host by https, at the usual ports, is no other server.
-                if origin_of(url) not in (redirect.origin, redirect.origin.replace("http://", "https://", 1)):
-                    log.warning(
-                        "%s %s: redirected to another server, so it is sent once and without its key", method, url
-                    )
-                    return Intent(method, url, redirect.value, {}, adds.keys())
-                return Intent(method, url, redirect.value, adds, resumed=resuming.get())
+                return _redirected(redirect, method, url)
         if given is None and method not in self.methods:
             return None
         value = given or header_value(normalize_key(self.new_key()), self.quote_keys)
@@ -229,6 +223,28 @@ def _follows(redirect: _Redirect, method: str, url: str, given: str | None) -> b
     return method in (redirect.method, "GET") and _comparable(url) == _comparable(redirect.target)
 
 
+def _redirected(redirect: _Redirect, method: str, url: str) -> Intent:
+    """The intent of a request that follows a redirect."""
+    receipt, adds = redirect.receipt, redirect.adds
+    if method != redirect.method:  # it only reads the result
+        return Intent(method, url, redirect.value, {}, adds.keys(), settled=receipt)
+    doubt = receipt.outcome == "unknown"
+    # The same host by https is no other server.
+    if origin_of(url) in (redirect.origin, redirect.origin.replace("http://", "https://", 1)):
+        return Intent(
+            method, url, redirect.value, adds, resumed=resuming.get(), doubt=doubt, outgoing=redirect.outgoing
+        )
+    if doubt:
+        raise NoAnswer(
+            f"the request with the key {receipt.key!r} was redirected to another server, {origin_of(url)}, after an "
+            "attempt without an answer. It is not sent there: it may have been executed, and nobody there knows the key.",
+            key=receipt.key,
+            attempts=receipt.attempts,
+        )
+    log.warning("%s %s: redirected to another server, so it is sent once and without its key", method, url)
+    return Intent(method, url, redirect.value, {}, adds.keys())
+
+
 def _comparable(url: str) -> str:
     return unquote(url.partition("#")[0])
 
@@ -245,13 +261,13 @@ def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, An
     if intent.settled is not None:
         reply: Reply = yield "send"
         return intent.settled, reply
-    age_before, doubt = 0.0, False
+    age_before, doubt = 0.0, intent.doubt
     journaled = journaled and bool(intent.adds) and intent.resumed is None
     if intent.resumed is not None:
         age_before, doubt = max(0.0, time.time() - intent.resumed), True
     if journaled:
         written: Written = yield "write"
-        age_before, doubt = max(0.0, time.time() - written.created), written.known
+        age_before, doubt = max(0.0, time.time() - written.created), doubt or written.known
         if written.known and age_before > retry.lifetime:
             yield "release"
             raise KeyExpired(
@@ -312,7 +328,9 @@ def _remember_redirect(intent: Intent, answer: Answer, receipt: Receipt) -> None
     location = answer.headers.get("Location")
     if location:
         target = urljoin(intent.url, location)
-        _redirect.set(_Redirect(target, origin_of(intent.url), intent.method, intent.value, intent.adds, receipt))
+        _redirect.set(
+            _Redirect(target, origin_of(intent.url), intent.method, intent.value, intent.adds, intent.outgoing, receipt)
+        )
 
 
 def failure(kind: type[NoAnswer], receipt: Receipt, lost: Lost) -> Exception:

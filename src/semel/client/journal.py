@@ -271,16 +271,27 @@ class _Batches:
             except (SemelError, sqlite3.Error) as error:
                 if len(ops) > 1:  # each alone, so that the others succeed if possible
                     return [self._alone(op) for op in ops]
-                return [self._as_ours(error)]
+                return [self._refused(ops[0], error)]
 
     def _alone(self, op: Op[Any]) -> Any:
         try:
             return self._commit([op])[0]
         except (SemelError, sqlite3.Error) as error:
-            return self._as_ours(error)
+            return self._refused(op, error)
 
-    def _as_ours(self, error: Exception) -> SemelError:
+    def _refused(self, op: Op[Any], error: Exception) -> SemelError:
+        if type(op) is SettleEntry:
+            self._end_call(op.id)  # the call is over, whatever the file says
         return sqlite_error(error, self._journal.path) if isinstance(error, sqlite3.Error) else cast(SemelError, error)
+
+    def _end_call(self, id: int) -> bool:
+        """Returns whether it was the last call in flight with this entry."""
+        in_flight = self._presence.in_flight
+        in_flight[id] -= 1
+        over = in_flight[id] <= 0
+        if over:
+            del in_flight[id]
+        return over
 
     def _commit(self, ops: Sequence[Op[Any]]) -> list[Any]:
         raw = self.connection()
@@ -342,11 +353,7 @@ class _Batches:
         return Written(now, False)
 
     def _settle(self, raw: sqlite3.Connection, op: SettleEntry) -> None:
-        in_flight = self._presence.in_flight
-        in_flight[op.id] -= 1
-        over = in_flight[op.id] <= 0
-        if over:
-            del in_flight[op.id]
+        over = self._end_call(op.id)
         if op.remove:
             raw.execute("DELETE FROM semel_journal WHERE id = ?", (op.id,))
         elif over:
@@ -357,23 +364,20 @@ class _Batches:
         presence = self._presence
         owners = [owner for (owner,) in raw.execute("SELECT DISTINCT owner FROM semel_journal") if owner is not None]
         others = [owner for owner in owners if owner != presence.owner and presence.alive(owner)]
-        rows = raw.execute(
-            f"SELECT {_COLUMNS} FROM semel_journal WHERE (created, id) > (?, ?) "
+        found = raw.execute(  # without the requests, which may be large
+            "SELECT id FROM semel_journal WHERE (created, id) > (?, ?) "
             f"AND (owner IS NULL OR owner NOT IN ({','.join('?' * len(others))})) ORDER BY created, id",
             (op.created, op.id, *others),
         )
+        free = [id for (id,) in found if not presence.in_flight[id]][: op.limit]
         taken = []
-        for row in rows:
-            if row[6] == presence.owner and presence.in_flight[row[0]]:
-                continue
+        for id in free:
+            row = raw.execute(f"SELECT {_COLUMNS} FROM semel_journal WHERE id = ?", (id,)).fetchone()
             if row[7] and not self._journal.encrypted:
                 raise ConfigurationError(f"the journal {self._journal.path!r} is encrypted: open it with its cipher")
             taken.append(self._journal.entry(row))
-            if len(taken) == op.limit:
-                break
-        for entry in taken:
-            presence.in_flight[entry.id] += 1
-            raw.execute("UPDATE semel_journal SET owner = ? WHERE id = ?", (presence.owner, entry.id))
+            presence.in_flight[id] += 1
+            raw.execute("UPDATE semel_journal SET owner = ? WHERE id = ?", (presence.owner, id))
         return taken
 
     def close(self) -> None:

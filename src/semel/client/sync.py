@@ -51,7 +51,10 @@ class Delivery:
                             raise
                     else:
                         settling, entry = entry, 0
-                        journal.execute(journal.settle(settling, remove=step == "clear"))
+                        try:
+                            journal.execute(journal.settle(settling, remove=step == "clear"))
+                        except SemelError as error:  # the answer is in hand, and worth more than a tidy journal
+                            log.warning("the entry of the key %r stays in the journal: %s", intent.key, error)
         except BaseException:
             if entry and journal is not None:
                 journal.abandon(entry)
