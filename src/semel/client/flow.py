@@ -237,7 +237,7 @@ def _redirected(redirect: _Redirect, method: str, url: str) -> Intent:
     if doubt:
         raise NoAnswer(
             f"the request with the key {receipt.key!r} was redirected to another server, {origin_of(url)}, after an "
-            "attempt without an answer. It is not sent there: it may have been executed, and nobody there knows the key.",
+            "attempt without an answer. It may have been executed, and the key means nothing there, so it is not sent.",
             key=receipt.key,
             attempts=receipt.attempts,
         )
