@@ -456,3 +456,14 @@ def test_tasks_share_commits(journal: Journal, monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(main())
     asyncio.run(main())  # another loop: the entries are known
     assert batches == [[WriteEntry] * 32] * 2
+    assert len(journal._loops) == 1  # a loop that is closed is forgotten
+
+
+def test_a_closed_journal_says_so(path: Path) -> None:
+    journal = Journal(path)
+    journal.close()
+    op = journal.write(intent(), 1000)
+    with pytest.raises(StoreUnavailable, match="closed"):
+        journal.execute(op)
+    with pytest.raises(StoreUnavailable, match="closed"):
+        asyncio.run(journal.execute_async(op))

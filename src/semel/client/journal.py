@@ -28,7 +28,6 @@ from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from typing import Any, Final, Literal, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
-from weakref import WeakKeyDictionary
 
 from semel.client.flow import Intent, Written, bare_key
 from semel.core.encoding.snapshot import Cipher
@@ -36,7 +35,8 @@ from semel.core.ops import Op
 from semel.core.values import value
 from semel.engine.forking import survive_forks
 from semel.engine.operation.handle import ForkSafeLock
-from semel.errors import ConfigurationError, JournalFull, KeyReused, SemelError
+from semel.engine.ports import STORE_CLOSED
+from semel.errors import ConfigurationError, JournalFull, KeyReused, SemelError, StoreUnavailable
 from semel.sql.connections.errors import sqlite_error
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.combiner import Combiner
@@ -395,7 +395,7 @@ class _Thread:
 
     async def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
         batches = self._journal.batches
-        return await asyncio.get_running_loop().run_in_executor(self._journal.thread(), batches.run, ops)
+        return await asyncio.get_running_loop().run_in_executor(self._journal.thread, batches.run, ops)
 
     async def close(self) -> None:
         """The journal closes the connection."""
@@ -433,8 +433,8 @@ class Journal:
         self._closed = False
         self.batches = _Batches(self, self._presence)
         self._combiner = Combiner([self.batches])
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncCombiner] = WeakKeyDictionary()
-        self._threads: ThreadPoolExecutor | None = None
+        self._loops: dict[asyncio.AbstractEventLoop, AsyncCombiner] = {}
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="semel-journal")  # it starts when it is first used
         survive_forks(self._forked)
         try:
             self.batches.connection()
@@ -446,16 +446,21 @@ class Journal:
             raise
 
     def _forked(self) -> None:
-        self._threads = None
-        self._loops = WeakKeyDictionary()
+        self._loops = {}
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="semel-journal")
 
     def execute(self, op: Op[R]) -> R:
         return self._combiner.execute(op)
 
     async def execute_async(self, op: Op[R]) -> R:
+        if self._closed:
+            raise StoreUnavailable(STORE_CLOSED)
         loop = asyncio.get_running_loop()
         combiner = self._loops.get(loop)
         if combiner is None:
+            for other in list(self._loops):
+                if other.is_closed():
+                    self._loops.pop(other, None)
             combiner = self._loops[loop] = AsyncCombiner([_Thread(self)])
         return await combiner.execute(op)
 
@@ -502,8 +507,7 @@ class Journal:
         if self._closed:
             return
         self._closed = True
-        if self._threads is not None:
-            self._threads.shutdown()
+        self.thread.shutdown()
         self._combiner.close()
         self.batches.close()
         with _entering.lock:
@@ -519,11 +523,6 @@ class Journal:
         self.close()
 
     # What the batches need
-
-    def thread(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(1, thread_name_prefix="semel-journal")
-        return self._threads
 
     def _state(self, row: Sequence[Any]) -> Literal["in flight", "in doubt", "expired"]:
         presence = self._presence
