@@ -88,11 +88,7 @@ class IdempotencyClientMiddleware:
             intent.body = await request.body.as_bytes()
             if not isinstance(request.body, aiohttp.BytesPayload):
                 await request.update_body(intent.body)
-        delivery.settings.join_operation(intent, headers)
-        for name in intent.removes:
-            headers.pop(name, None)
-        headers.update(intent.adds)
-        intent.headers = headers
+        delivery.settings.complete(intent, headers)
         if request.compress:  # aiohttp compresses while it sends; the body in hand is as it was given
             intent.headers = {name: text for name, text in headers.items() if name.lower() != "content-encoding"}
 

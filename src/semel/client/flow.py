@@ -21,7 +21,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Collection, Container, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -116,7 +116,7 @@ class Intent:
     which must not learn the key."""
     removes: Collection[str] = ()
     """Headers not to send: what the HTTP library has copied from the request that was redirected."""
-    headers: Mapping[str, str] | None = None
+    headers: Mapping[str, Any] | None = None
     """The headers of the request, for the journal."""
     body: bytes = b""
     resumed: float | None = None
@@ -198,10 +198,11 @@ class Settings:
         value = given or header_value(normalize_key(self.new_key()), self.quote_keys)
         return Intent(method, url, value, {self.header: value}, resumed=resuming.get(), fresh=True)
 
-    def join_operation(self, intent: Intent, headers: Container[str]) -> None:
-        """Inside an operation, and for a named host: send the derived key and the lineage. Call it with the body known.
+    def complete(self, intent: Intent, headers: MutableMapping[str, Any]) -> None:
+        """Put the headers of the intent into the request. Call it when the intent has its body.
 
-        :param headers: what the request has already, and keeps.
+        Inside an operation, and for a named host, the key is derived from the operation, and the lineage goes along.
+        What the request has already, it keeps.
         """
         if self.hosts and intent.fresh and intent.resumed is None:
             outgoing = outgoing_call(
@@ -212,6 +213,11 @@ class Settings:
                 adds = {name: text for name, text in outgoing.headers.items() if name not in headers}
                 intent.value = adds.get(self.header, intent.value)
                 intent.adds = {**intent.adds, **adds}
+        for name in intent.removes:
+            headers.pop(name, None)
+        for name, text in intent.adds.items():
+            headers[name] = text
+        intent.headers = headers
 
 
 def _follows(redirect: _Redirect, method: str, url: str, given: str | None) -> bool:

@@ -548,7 +548,11 @@ class Journal:
 
     def seal(self, id: int, intent: Intent) -> tuple[bool, bytes]:
         # What is stored of the request: the headers that may be written, and the body.
-        allowed = {name: text for name, text in (intent.headers or {}).items() if name.lower() in self._headers}
+        allowed = {
+            name: text.decode("latin-1") if isinstance(text, bytes) else text
+            for name, text in (intent.headers or {}).items()
+            if name.lower() in self._headers
+        }
         headers = json.dumps(allowed).encode()
         request = len(headers).to_bytes(4) + headers + intent.body
         if self._cipher is None:

@@ -104,11 +104,7 @@ class IdempotencyAdapter(BaseAdapter):
         intent.body = _content(request)
         if request.body is not None:  # an empty body is not the same as none: it would be sent in chunks
             request.body = intent.body
-        delivery.settings.join_operation(intent, headers)
-        for name in intent.removes:
-            headers.pop(name, None)
-        headers.update(intent.adds)
-        intent.headers = {name: text for name, text in headers.items() if isinstance(text, str)}
+        delivery.settings.complete(intent, headers)
 
         def send() -> Reply:
             try:

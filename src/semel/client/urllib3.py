@@ -97,11 +97,7 @@ class IdempotencyPoolManager(urllib3.PoolManager):
         if intent is None:
             return super().urlopen(method, url, redirect, **options)
         body = intent.body = _content(options.get("body"))
-        delivery.settings.join_operation(intent, headers)
-        for name in intent.removes:
-            headers.pop(name, None)
-        headers.update(intent.adds)
-        intent.headers = headers
+        delivery.settings.complete(intent, headers)
         once = {**options, "headers": headers, "body": body or None, "retries": False, "preload_content": True}
         inner = super().urlopen
 

@@ -72,12 +72,8 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
             return await self._transport.handle_async_request(request)
         if not isinstance(request.stream, httpx.ByteStream) and "Content-Length" not in headers:
             raise not_replayable("a stream of unknown length")
-        intent.headers, intent.body = headers, await request.aread()
-        delivery.settings.join_operation(intent, headers)
-        for name in intent.removes:
-            headers.pop(name, None)
-        for name, text in intent.adds.items():
-            headers[name] = text
+        intent.body = await request.aread()
+        delivery.settings.complete(intent, headers)
 
         async def send() -> Reply:
             try:

@@ -70,12 +70,8 @@ class IdempotencyTransport(httpx.BaseTransport):
             return self._transport.handle_request(request)
         if not isinstance(request.stream, httpx.ByteStream) and "Content-Length" not in headers:
             raise not_replayable("a stream of unknown length")
-        intent.headers, intent.body = headers, request.read()
-        delivery.settings.join_operation(intent, headers)
-        for name in intent.removes:
-            headers.pop(name, None)
-        for name, text in intent.adds.items():
-            headers[name] = text
+        intent.body = request.read()
+        delivery.settings.complete(intent, headers)
 
         def send() -> Reply:
             try:
