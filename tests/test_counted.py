@@ -207,7 +207,7 @@ async def answer() -> dict[str, int]:
 
 CASES: dict[Callable[[Any], Case], tuple[Cost, Cost]] = {
     run_on_memory: (Cost(46, 3), Cost(21, 3)),
-    run_on_sqlite: (Cost(58, 9, commands=7, trips=2), Cost(25, 2, commands=1)),
+    run_on_sqlite: (Cost(60, 9, commands=7, trips=2), Cost(26, 2, commands=1)),
     fastapi_on_memory: (Cost(72, 4), Cost(39, 2)),
     fastapi_on_redis: (Cost(88, 3, commands=2, trips=2), Cost(49, 2, commands=1, trips=1)),
     session_on_postgres: (Cost(60, 9, commands=2, trips=2), Cost(47, 9, commands=1, trips=1)),

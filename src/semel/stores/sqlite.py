@@ -272,11 +272,13 @@ class SQLiteStore:
         :param busy_timeout: how long another process may hold the file before an Op fails.
         :param migrate: create or update the tables when the store is opened.
         """
-        self._combiner = combiner = Combiner(
-            [_Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)]
-        )
-        self.execute, self.execute_many = combiner.execute, combiner.execute_many
-        self.open, self.close = combiner.open, combiner.close
+        self._combiner = Combiner([_Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)])
+
+    def execute(self, op: Op[R]) -> R:
+        return self._combiner.execute(op)
+
+    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return self._combiner.execute_many(ops)
 
     def wait(self, id: bytes, seconds: float) -> None:
         """The engine polls and never calls this."""
@@ -285,6 +287,12 @@ class SQLiteStore:
     def adopt(self, connection: object) -> sync.SQLUnit:
         """Wrap the caller's connection, to write records in the caller's transaction."""
         return sync.adopt_unit(connection, "sqlite")
+
+    def open(self) -> None:
+        self._combiner.open()
+
+    def close(self) -> None:
+        self._combiner.close()
 
 
 class _SQLiteThread:
@@ -330,9 +338,13 @@ class AsyncSQLiteStore:
     ) -> None:
         """Same parameters as ``SQLiteStore``."""
         writer = _Writer(path, synchronous, seconds(busy_timeout, "busy_timeout"), migrate)
-        self._combiner = combiner = AsyncCombiner([_SQLiteThread(writer)])
-        self.execute, self.execute_many = combiner.execute, combiner.execute_many
-        self.open, self.close = combiner.open, combiner.close
+        self._combiner = AsyncCombiner([_SQLiteThread(writer)])
+
+    async def execute(self, op: Op[R]) -> R:
+        return await self._combiner.execute(op)
+
+    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return await self._combiner.execute_many(ops)
 
     async def wait(self, id: bytes, seconds: float) -> None:
         """The engine polls and never calls this."""
@@ -341,3 +353,9 @@ class AsyncSQLiteStore:
     def adopt(self, connection: object) -> aio.AsyncSQLUnit:
         """Wrap the caller's connection, to write records in the caller's transaction."""
         return aio.adopt_unit_async(connection, "sqlite")
+
+    def open(self) -> None:
+        self._combiner.open()
+
+    async def close(self) -> None:
+        await self._combiner.close()

@@ -10,8 +10,10 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
+from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import aio as sql
 from semel.sql.migrations import MYSQL
@@ -73,11 +75,13 @@ class AsyncMySQLStore:
         """
         settings = MySQLSettings(url, connections, timeout, connect_timeout, retry_for)
         driver = Asyncmy()
-        self._combiner = combiner = AsyncCombiner(
-            [AsyncRetryingConnection(driver, settings) for _ in range(connections)]
-        )
-        self.execute, self.execute_many = combiner.execute, combiner.execute_many
-        self.open, self.close = combiner.open, combiner.close
+        self._combiner = AsyncCombiner([AsyncRetryingConnection(driver, settings) for _ in range(connections)])
+
+    async def execute(self, op: Op[R]) -> R:
+        return await self._combiner.execute(op)
+
+    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return await self._combiner.execute_many(ops)
 
     async def wait(self, id: bytes, seconds: float) -> None:
         """The engine polls and never calls this."""
@@ -86,3 +90,9 @@ class AsyncMySQLStore:
     def adopt(self, connection: object) -> sql.AsyncSQLUnit:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""
         return sql.adopt_unit_async(connection, "mysql")
+
+    def open(self) -> None:
+        self._combiner.open()
+
+    async def close(self) -> None:
+        await self._combiner.close()

@@ -7,8 +7,10 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 from __future__ import annotations
 
 import time
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
+from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import sync as sql
 from semel.sql.migrations import MYSQL
@@ -70,9 +72,13 @@ class MySQLStore:
         """
         settings = MySQLSettings(url, connections, timeout, connect_timeout, retry_for)
         driver = PyMySQL()
-        self._combiner = combiner = Combiner([RetryingConnection(driver, settings) for _ in range(connections)])
-        self.execute, self.execute_many = combiner.execute, combiner.execute_many
-        self.open, self.close = combiner.open, combiner.close
+        self._combiner = Combiner([RetryingConnection(driver, settings) for _ in range(connections)])
+
+    def execute(self, op: Op[R]) -> R:
+        return self._combiner.execute(op)
+
+    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return self._combiner.execute_many(ops)
 
     def wait(self, id: bytes, seconds: float) -> None:
         """The engine polls and never calls this."""
@@ -81,3 +87,9 @@ class MySQLStore:
     def adopt(self, connection: object) -> sql.SQLUnit:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""
         return sql.adopt_unit(connection, "mysql")
+
+    def open(self) -> None:
+        self._combiner.open()
+
+    def close(self) -> None:
+        self._combiner.close()

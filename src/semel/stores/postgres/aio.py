@@ -11,8 +11,10 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
+from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import aio as sql
 from semel.sql.dialects.postgres import WatchRecord
@@ -82,10 +84,13 @@ class AsyncPostgresStore:
         self.wakes = listen
         # sync only: self._watchdog = chosen.watchdog
         self._listener = open_listener_async(settings, chosen)
-        self._combiner = combiner = AsyncCombiner(
-            [AsyncRetryingConnection(chosen, settings) for _ in range(connections)]
-        )
-        self.execute, self.execute_many = combiner.execute, combiner.execute_many
+        self._combiner = AsyncCombiner([AsyncRetryingConnection(chosen, settings) for _ in range(connections)])
+
+    async def execute(self, op: Op[R]) -> R:
+        return await self._combiner.execute(op)
+
+    async def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return await self._combiner.execute_many(ops)
 
     async def wait(self, id: bytes, seconds: float) -> None:
         await self._listener.wait(id.hex(), seconds, lambda: self.execute(WatchRecord(id)))

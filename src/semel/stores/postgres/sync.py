@@ -6,8 +6,10 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
+from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import sync as sql
 from semel.sql.dialects.postgres import WatchRecord
@@ -74,8 +76,13 @@ class PostgresStore:
         self.wakes = listen
         self._watchdog = chosen.watchdog
         self._listener = open_listener(settings, chosen)
-        self._combiner = combiner = Combiner([RetryingConnection(chosen, settings) for _ in range(connections)])
-        self.execute, self.execute_many = combiner.execute, combiner.execute_many
+        self._combiner = Combiner([RetryingConnection(chosen, settings) for _ in range(connections)])
+
+    def execute(self, op: Op[R]) -> R:
+        return self._combiner.execute(op)
+
+    def execute_many(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        return self._combiner.execute_many(ops)
 
     def wait(self, id: bytes, seconds: float) -> None:
         self._listener.wait(id.hex(), seconds, lambda: self.execute(WatchRecord(id)))
