@@ -257,7 +257,7 @@ def test_the_keeper_survives_a_store_that_raises_odd_things(quick_engine: Engine
         yield healed.took_effect
         return "kept"
 
-    assert engine.run(body, lease=0.3) == "kept"
+    assert engine.run(body, lease=0.6) == "kept"
 
 
 def test_the_keeper_survives_a_sweep_that_raises_odd_things(quick_engine: Engine) -> None:
