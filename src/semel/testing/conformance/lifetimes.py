@@ -226,7 +226,7 @@ def everything_else_is_left_as_it_is() -> Script:
     lost, _ = yield from unknown()
     (silent,) = yield from abandoned_many(1)
     (silent_for_good,) = yield from abandoned_many(1, takeover=Takeover.REJECT)
-    completed_late, claimed = yield from running(lease=SHORT, ttl=SHORT)
+    completed_late, claimed = yield from running(ttl=SHORT)
     assert (yield Complete(completed_late, claimed.token, b"kept", TTL)) is True
     ids = (live, live_past_its_ttl, finished, lost, silent, silent_for_good, completed_late)
     yield PAST_SHORT
