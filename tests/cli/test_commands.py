@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import shutil
@@ -447,7 +448,11 @@ def service(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(Gone):
             shop.run("pay", key="doubtful", call=go_silent, guarantee="at_most_once")
     yield name
-    sys.modules.pop(name, None)
+    module = sys.modules.pop(name, None)
+    if module is not None:
+        closing = module.guard.close()
+        if closing is not None:
+            asyncio.run(closing)
 
 
 def test_a_guard_reads_what_it_has_encrypted_under_hashed_keys(
