@@ -216,6 +216,7 @@ def test_a_resolution_whose_connection_was_lost_is_not_sent_again(database: str,
 SECRET = "hunter2"
 
 
+@pytest.mark.slow  # PyMySQL and asyncmy try to connect for a second
 @pytest.mark.parametrize("opens", [open_store, open_async_store])
 @pytest.mark.parametrize(
     "url",
