@@ -49,7 +49,7 @@ class TestDynamoDBStore(_InTheFuture, conformance.StoreSuite):
 
     @pytest.fixture
     def open_store(self, table: str, clock: conformance.ManualClock) -> Callable[[], DynamoDBStore]:
-        return lambda: DynamoDBStore(table, clock=clock)
+        return lambda: DynamoDBStore(table, clock=clock, connect_timeout="20s")
 
 
 class TestAsyncDynamoDBStore(_InTheFuture, conformance.AsyncStoreSuite):
@@ -57,7 +57,7 @@ class TestAsyncDynamoDBStore(_InTheFuture, conformance.AsyncStoreSuite):
 
     @pytest.fixture
     def open_store(self, table: str, clock: conformance.ManualClock) -> Callable[[], AsyncDynamoDBStore]:
-        return lambda: AsyncDynamoDBStore(table, clock=clock)
+        return lambda: AsyncDynamoDBStore(table, clock=clock, connect_timeout="20s")
 
 
 @pytest.fixture(scope="module")
