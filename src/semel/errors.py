@@ -33,6 +33,7 @@
     │   ├── ResultNotStored   500   done, but the result could not be stored
     │   ├── SnapshotUnreadable 500  done and stored, but the stored result cannot be read
     │   └── RememberedFailure 500   the failure of the first run, as text: its class is not rebuilt
+    ├── BrokerUnavailable     503   the message broker was not reached: nothing is lost, try again later
     └── StoreError            503   the store failed
         ├── StoreUnavailable        not stored: the store was not reached, or refused
         │   ├── RecordTooLarge 500  the record is too large for the store: a retry does not help
@@ -50,6 +51,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "BodyTooLarge",
+    "BrokerUnavailable",
     "ConditionFailed",
     "ConfigurationError",
     "DocumentError",
@@ -340,6 +342,15 @@ class RememberedFailure(OutcomeError):
         super().__init__(f"{type_name}: {message}" if message else type_name)
         self.type_name = type_name
         self.message = message
+
+
+class BrokerUnavailable(SemelError):
+    """The message broker was not reached, or did not answer. Nothing is lost: what is not acknowledged comes again."""
+
+    status = 503
+    code = "idempotency_broker_unavailable"
+    retryable = True
+    retry_after = 1.0
 
 
 class StoreError(SemelError):

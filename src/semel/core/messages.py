@@ -1,0 +1,234 @@
+"""Messages, and the Ops of the outbox, the relay, the inbox and the dead letters.
+
+A message is a CloudEvents 1.0 event in binary mode: its attributes travel as headers (``ce-id``, ``ce-type``, …), its
+data as the body. ``attributes`` and ``read_message`` are the one place that knows these names.
+
+The outbox is a table in the caller's database, and a message is added to it in the caller's transaction. Messages of
+one *stream* are sent in the order of their sequence. Every stream belongs to one of ``LANES`` lanes, by a hash of its
+name. A relay owns lanes, and only the owner of a lane sends its messages, so several relays keep the order of every
+stream without locking a message. A relay lives as long as its lease. When it dies, the others share its lanes, and
+count a start for each message that it was sending: a message that kills its relay is found that way.
+
+The rules of this module are pure. The statements are in ``semel.sql``; what drives them is in ``semel.messaging``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import field
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Final
+
+from semel.core.ops import Op
+from semel.core.values import value
+from semel.errors import ConfigurationError
+
+LANES: Final = 64
+"""How many lanes there are. At most so many relays can share the work of one database."""
+MAX_NAME: Final = 255
+"""The longest id, type, source, subject, destination and stream, in characters. The columns have this size."""
+MAX_HEADERS: Final = 32 * 1024
+"""The most that all headers of a message take together, in characters."""
+
+_PREFIX: Final = "ce-"
+_CONTENT_TYPE: Final = "content-type"
+_UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_HEADER_NAME: Final = re.compile("[a-z0-9!#$%&'*+.^_`|~-]+")
+
+
+@value
+class Message:
+    """One message: a CloudEvent, and where it goes."""
+
+    id: str
+    """Identifies the message everywhere and for ever. It is the same in every attempt, and after a redrive."""
+    type: str
+    data: bytes
+    source: str = ""
+    """Who sends it, such as ``/orders``. CloudEvents identify an event by source and id together."""
+    destination: str = ""
+    """The topic, exchange, subject, stream, queue or URL. Empty: the relay's default."""
+    stream: str = ""
+    """Messages of one stream are sent in order. Empty: this message needs no order."""
+    sequence: int = 0
+    """The place in the stream, from 1 on, without gaps in the order of the commits. 0 without a stream."""
+    subject: str = ""
+    content_type: str = "application/json"
+    time: float = 0.0
+    """When it was added, in seconds since 1970, by the clock of the database."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Further headers, with names in lower case: traceparent, idempotency-key, causation-id, and the caller's own."""
+    redrives: int = 0
+    """How often it has come back from the dead letters."""
+
+    @property
+    def broker_id(self) -> str:
+        """The id for the broker's own deduplication. A redrive must not be swallowed by it, so it has another one."""
+        return f"{self.id}:{self.redrives}" if self.redrives else self.id
+
+
+def lane_of(stream: str, id: str) -> int:
+    """Return the lane of a stream. A message without a stream has the lane of its id."""
+    digest = blake2b((stream or id).encode(), digest_size=4, person=b"semel.lane.1").digest()
+    return int.from_bytes(digest, "big") % LANES
+
+
+def check_message(message: Message) -> None:
+    """Raise ConfigurationError if a broker or a column could not hold the message."""
+    for name in ("id", "type", "source", "destination", "stream", "subject", "content_type"):
+        text: object = getattr(message, name)
+        # MySQL takes texts for equal that differ in the spaces at their ends.
+        if not isinstance(text, str) or len(text) > MAX_NAME or _UNFIT.search(text) or text != text.strip():
+            raise ConfigurationError(
+                f"the {name} of a message is text of at most {MAX_NAME} characters, without control characters, and "
+                "without spaces at its ends"
+            )
+    if not message.id or not message.type:
+        raise ConfigurationError("a message needs an id and a type")
+    texts: Mapping[str, object] = message.headers
+    for name, text in texts.items():
+        if not _HEADER_NAME.fullmatch(name) or name.startswith(_PREFIX) or name == _CONTENT_TYPE:
+            raise ConfigurationError(
+                f"{name[:80]!r} cannot be a header: names are in lower case, and ce-… and content-type are attributes"
+            )
+        if not isinstance(text, str) or _UNFIT.search(text):
+            raise ConfigurationError(f"the header {name!r} holds control characters, or is not text")
+    if sum(len(name) + len(value) for name, value in message.headers.items()) > MAX_HEADERS:
+        raise ConfigurationError(f"the headers of a message take at most {MAX_HEADERS} characters together")
+
+
+def attributes(message: Message) -> dict[str, str]:
+    """Return the headers of a message in binary mode. Its data is the body."""
+    found = {
+        "ce-specversion": "1.0",
+        "ce-id": message.id,
+        "ce-type": message.type,
+        "ce-source": message.source or "/",
+        "ce-time": datetime.fromtimestamp(message.time, UTC).isoformat().replace("+00:00", "Z") if message.time else "",
+        "ce-subject": message.subject,
+        "ce-stream": message.stream,
+        "ce-sequence": str(message.sequence) if message.stream else "",
+        _CONTENT_TYPE: message.content_type,
+        **message.headers,
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def read_message(headers: Mapping[str, str], data: bytes, destination: str = "") -> Message:
+    """Return the message that arrived with these headers.
+
+    Other producers leave out what they like: what is missing or malformed is empty. The caller decides what to do with
+    a message that has no id.
+    """
+    lower = {name.lower(): text for name, text in headers.items()}
+    sequence = lower.get("ce-sequence", "")
+    return Message(
+        id=lower.get("ce-id", ""),
+        type=lower.get("ce-type", ""),
+        data=data,
+        source=lower.get("ce-source", ""),
+        destination=destination,
+        stream=lower.get("ce-stream", ""),
+        sequence=int(sequence) if sequence.isascii() and sequence.isdigit() and len(sequence) < 19 else 0,
+        subject=lower.get("ce-subject", ""),
+        content_type=lower.get(_CONTENT_TYPE, "") or "application/octet-stream",
+        time=_timestamp(lower.get("ce-time", "")),
+        headers={name: text for name, text in lower.items() if name != _CONTENT_TYPE and not name.startswith(_PREFIX)},
+    )
+
+
+def _timestamp(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else 0.0
+    except (ValueError, OverflowError):
+        return 0.0
+
+
+# The outbox, as a relay sees it
+
+
+@value
+class Outgoing:
+    """A message in the outbox that a relay is to send."""
+
+    position: int
+    """Where it stands in the outbox. Identifies the row."""
+    message: Message
+    starts: int
+    """How many attempts to send it have begun and failed, or ended with the death of their relay."""
+
+
+@value
+class JoinRelays(Op["tuple[int, ...]"]):
+    """Register a relay, or renew its lease, and balance the lanes. The answer is the lanes that it owns now.
+
+    In one atomic step: relays whose lease has ended are removed, their lanes are freed, and each message that they were
+    sending counts one start more; this relay then takes free lanes up to its share (all lanes divided by the living
+    relays, rounded up), or gives up what it has beyond that. A relay must have no message under way when it joins.
+    """
+
+    relay: bytes
+    lease: float
+    id: bytes = b""
+
+
+@value
+class StartMessages(Op["tuple[Outgoing, ...] | None"]):
+    """Take the next messages of the relay's lanes, write down that they are being sent, and renew the lease.
+
+    The answer holds at most ``limit`` messages that are due, in the order of their positions, without those of streams
+    that are held back. It is None if the relay's lease has ended: it owns no lane any more, and must join again. A
+    repeat with a lost answer returns the same messages.
+    """
+
+    relay: bytes
+    limit: int
+    lease: float
+    after: int = 0
+    """Skip the positions up to this one: they are known to be gone."""
+    id: bytes = b""
+
+
+@value
+class Failure:
+    """A message that was not sent."""
+
+    position: int
+    reason: str
+    after: float
+    """Seconds until the next try. While it waits, the later messages of its stream wait too."""
+
+
+@value
+class DeadLetter:
+    """A message that is given up."""
+
+    position: int
+    reason: str
+    park: bool = False
+    """Park its stream as well: all later messages of the stream follow it to the dead letters, until a redrive."""
+
+
+@value
+class SettleMessages(Op[bool]):
+    """Delete the messages that were sent, put off those that failed, and move those that are given up. The answer is
+    False if the relay's lease has ended; then nothing has changed.
+
+    Each failure counts one start. Messages that are in no list (the broker was down) stay as they are.
+    """
+
+    relay: bytes
+    sent: tuple[int, ...]
+    failed: tuple[Failure, ...] = ()
+    dead: tuple[DeadLetter, ...] = ()
+    id: bytes = b""
+
+
+@value
+class LeaveRelays(Op[None]):
+    """Remove the relay and free its lanes. It must have no message under way."""
+
+    relay: bytes
+    id: bytes = b""

@@ -1,0 +1,121 @@
+"""The protocols that a broker's adapter implements: a ``Broker`` to publish to, and a ``Source`` to consume from.
+
+An adapter is async; the sync relay and the sync inbox run it in a thread of their own. It declares what the broker can
+do; nothing is found out by trying. ``semel.testing.brokers`` tests an adapter against these protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+from semel.core.messages import Message
+from semel.core.values import value
+
+
+@value
+class Sent:
+    """The broker has stored the message, and said so."""
+
+
+@value
+class TryAgain:
+    """The message was not taken, or nobody knows. Another try may succeed."""
+
+    reason: str
+    after: float | None = None
+    """Seconds, if the broker says when to try again."""
+
+
+@value
+class Refused:
+    """The broker does not want this message, and never will: it is too large, or there is no such destination."""
+
+    reason: str
+
+
+@value
+class BrokerDown:
+    """The broker cannot be reached, or accepts nothing at all. It is not the fault of the message."""
+
+    reason: str
+
+
+Result: TypeAlias = Sent | TryAgain | Refused | BrokerDown
+
+
+@value
+class Capabilities:
+    """What a broker can do, as its adapter declares it."""
+
+    name: str
+    """For people: ``Kafka``."""
+    ordered: bool
+    """Whether consumers get the messages of one stream in the order in which the broker took them."""
+    pipelines: bool
+    """Whether messages of one stream may be sent without waiting for each other's confirmation: if one of them fails,
+    all that follow it fail as well. Otherwise the relay sends the next one when the last one is confirmed."""
+    largest: int
+    """The most bytes that data and headers may have together."""
+    dedup_window: float = 0.0
+    """Seconds in which the broker itself drops a repeated ``Message.broker_id``."""
+    retention: float | None = None
+    """Seconds after which the broker no longer delivers a message again; None if that is not known."""
+    counts_starts: bool = False
+    """Whether ``Delivery.starts`` counts, so that a message that kills its consumer is found."""
+
+
+class Broker(Protocol):
+    """Publishes messages, from one event loop."""
+
+    capabilities: Capabilities
+
+    async def publish(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
+        """Send the messages and return a result for each, in their order. Raises nothing for what the broker does.
+
+        Messages of one stream are handed to the broker in their order. A message without a destination goes to the
+        default one, which the adapter knows.
+
+        :param deadline: by ``time.monotonic()``. What is not confirmed by then is ``TryAgain``, and is no longer sent.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close the connection. Safe to call twice. ``publish`` opens it again."""
+        ...
+
+
+@value
+class Delivery:
+    """A message as a broker delivered it."""
+
+    message: Message
+    starts: int
+    """How many times it was delivered, this time included; 0 if the broker does not count."""
+    handle: Any
+    """What the adapter needs to acknowledge it."""
+
+
+class Source(Protocol):
+    """Delivers messages, in one event loop. A message that is not acknowledged is delivered again."""
+
+    capabilities: Capabilities
+
+    async def receive(self, limit: int, seconds: float) -> Sequence[Delivery]:
+        """Return up to ``limit`` messages; wait at most ``seconds`` for the first. Raises BrokerUnavailable."""
+        ...
+
+    async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        """Tell the broker that these are done. It returns when the broker knows. Raises BrokerUnavailable."""
+        ...
+
+    async def postpone(self, delivery: Delivery, seconds: float) -> None:
+        """Have the message delivered again, after about ``seconds`` where the broker can wait.
+
+        On an ordered source the messages of its stream that follow are not delivered before it.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop consuming. What is not acknowledged goes back to the broker."""
+        ...
