@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Final
+from typing import Final, TypeAlias
 
 from semel.core.ops import Op
 from semel.core.values import value
@@ -237,3 +237,37 @@ class LeaveRelays(Op[None]):
 
     relay: bytes
     id: bytes = b""
+
+
+# What became of a message that a relay has handed to a broker
+
+
+@value
+class Sent:
+    """The broker has stored the message, and said so."""
+
+
+@value
+class TryAgain:
+    """The message was not taken, or nobody knows. Another try may succeed."""
+
+    reason: str
+    after: float | None = None
+    """Seconds, if the broker says when to try again."""
+
+
+@value
+class Refused:
+    """The broker does not want this message, and never will: it is too large, or there is no such destination."""
+
+    reason: str
+
+
+@value
+class BrokerDown:
+    """The broker cannot be reached, or accepts nothing at all. It is not the fault of the message."""
+
+    reason: str
+
+
+Result: TypeAlias = Sent | TryAgain | Refused | BrokerDown

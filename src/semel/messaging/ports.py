@@ -7,41 +7,22 @@ do; nothing is found out by trying. ``semel.testing.brokers`` tests an adapter a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
-from semel.core.messages import Message
+from semel.core.messages import BrokerDown, Message, Refused, Result, Sent, TryAgain
 from semel.core.values import value
 
-
-@value
-class Sent:
-    """The broker has stored the message, and said so."""
-
-
-@value
-class TryAgain:
-    """The message was not taken, or nobody knows. Another try may succeed."""
-
-    reason: str
-    after: float | None = None
-    """Seconds, if the broker says when to try again."""
-
-
-@value
-class Refused:
-    """The broker does not want this message, and never will: it is too large, or there is no such destination."""
-
-    reason: str
-
-
-@value
-class BrokerDown:
-    """The broker cannot be reached, or accepts nothing at all. It is not the fault of the message."""
-
-    reason: str
-
-
-Result: TypeAlias = Sent | TryAgain | Refused | BrokerDown
+__all__ = [
+    "Broker",
+    "BrokerDown",
+    "Capabilities",
+    "Delivery",
+    "Refused",
+    "Result",
+    "Sent",
+    "Source",
+    "TryAgain",
+]
 
 
 @value
