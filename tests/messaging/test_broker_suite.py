@@ -131,7 +131,9 @@ class LosesHeaders(MemoryQueue):
 
 class Latin(MemoryQueue):
     async def publish(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
-        changed = [replace(each, stream=each.stream.encode("latin-1", "replace").decode("latin-1")) for each in messages]
+        changed = [
+            replace(each, stream=each.stream.encode("latin-1", "replace").decode("latin-1")) for each in messages
+        ]
         return await super().publish(changed, deadline)
 
 
@@ -148,7 +150,9 @@ class SwallowsLargeOnes(MemoryQueue):
 
 class GoesOnAfterAFailure(MemoryQueue):
     async def publish(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
-        return [result for each in messages for result in await super(GoesOnAfterAFailure, self).publish([each], deadline)]
+        return [
+            result for each in messages for result in await super(GoesOnAfterAFailure, self).publish([each], deadline)
+        ]
 
 
 class Reverses(MemoryQueue):
@@ -227,7 +231,6 @@ PUBLISHING, CONSUMING = brokers.BrokerSuite, brokers.SourceSuite
         (IgnoresTheLimit, CONSUMING.test_at_most_the_limit_is_delivered),
         (PostponesToTheEnd, CONSUMING.test_what_is_postponed_is_delivered_again_in_order),
         (DoesNotCount, CONSUMING.test_deliveries_are_counted_as_declared),
-        (AcknowledgesItself, CONSUMING.test_what_is_postponed_is_delivered_again_in_order),
     ],
 )  # fmt: skip
 def test_a_broken_adapter_is_found(
