@@ -42,7 +42,7 @@ from semel.core.values import value
 from semel.errors import BrokerUnavailable
 from semel.messaging.ports import Broker, BrokerDown, Delivery, Refused, Result, Sent, Source, TryAgain
 
-__all__ = ["BrokerSuite", "Outage", "SourceSuite"]
+__all__ = ["BrokerSuite", "ServerSwitch", "SourceSuite"]
 
 PATIENCE: Final = 60.0
 """Seconds after which a proof fails if the broker has not done what was asked."""
@@ -55,7 +55,7 @@ OpenBroker: TypeAlias = Callable[[], Broker]
 OpenSource: TypeAlias = Callable[[], Source]
 
 
-class Outage(Protocol):
+class ServerSwitch(Protocol):
     """Stops and starts the broker's server. The methods block; what the server has stored stays."""
 
     def stop(self) -> None: ...
@@ -91,7 +91,7 @@ class _Factories:
         pytest.fail(f"{type(self).__name__} needs a fixture open_source that returns a function", pytrace=False)
 
     @pytest.fixture
-    def outage(self) -> Outage:
+    def outage(self) -> ServerSwitch:
         """Override this if the test can stop the broker's server and start it again, with what it had stored."""
         pytest.skip("the fixture outage is not overridden")
 
@@ -187,7 +187,7 @@ class BrokerSuite(_Factories):
 
     @_in_loop
     async def test_a_broker_that_is_stopped_is_down(
-        self, open_broker: OpenBroker, open_source: OpenSource, outage: Outage
+        self, open_broker: OpenBroker, open_source: OpenSource, outage: ServerSwitch
     ) -> None:
         async with _Bench(open_broker, open_source) as bench:
             assert await bench.publish([new_message()]) == [Sent()]
@@ -205,7 +205,7 @@ class BrokerSuite(_Factories):
 
     @_in_loop
     async def test_what_is_sent_while_the_broker_restarts_is_kept_in_order(
-        self, open_broker: OpenBroker, open_source: OpenSource, outage: Outage
+        self, open_broker: OpenBroker, open_source: OpenSource, outage: ServerSwitch
     ) -> None:
         async with _Bench(open_broker, open_source) as bench:
             messages = new_streams(streams=4, each=200)
@@ -341,7 +341,7 @@ class SourceSuite(_Factories):
 
     @_in_loop
     async def test_a_source_survives_a_restart_of_the_broker(
-        self, open_broker: OpenBroker, open_source: OpenSource, outage: Outage
+        self, open_broker: OpenBroker, open_source: OpenSource, outage: ServerSwitch
     ) -> None:
         async with _Bench(open_broker, open_source) as bench:
             before, after = new_streams(streams=1, each=2)
