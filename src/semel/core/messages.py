@@ -32,6 +32,8 @@ MAX_NAME: Final = 255
 MAX_HEADERS: Final = 32 * 1024
 """The most that all headers of a message take together, in characters."""
 
+_MOST_REDRIVES: Final = 1_000_000
+"""A column holds it."""
 _PREFIX: Final = "ce-"
 _CONTENT_TYPE: Final = "content-type"
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -110,6 +112,7 @@ def attributes(message: Message) -> dict[str, str]:
         "ce-subject": message.subject,
         "ce-stream": message.stream,
         "ce-sequence": str(message.sequence) if message.stream else "",
+        "ce-redrives": str(message.redrives) if message.redrives else "",
         _CONTENT_TYPE: message.content_type,
         **message.headers,
     }
@@ -128,7 +131,6 @@ def read_message(headers: Mapping[str, str], data: bytes, destination: str = "")
     a message that has no id.
     """
     lower = {name.lower(): text for name, text in headers.items()}
-    sequence = lower.get("ce-sequence", "")
     return Message(
         id=lower.get("ce-id", ""),
         type=lower.get("ce-type", ""),
@@ -136,12 +138,18 @@ def read_message(headers: Mapping[str, str], data: bytes, destination: str = "")
         source=lower.get("ce-source", ""),
         destination=destination,
         stream=lower.get("ce-stream", ""),
-        sequence=int(sequence) if sequence.isascii() and sequence.isdigit() and len(sequence) < 19 else 0,
+        sequence=_number(lower.get("ce-sequence", "")),
         subject=lower.get("ce-subject", ""),
         content_type=lower.get(_CONTENT_TYPE, "") or "application/octet-stream",
         time=_timestamp(lower.get("ce-time", "")),
         headers={name: text for name, text in lower.items() if name != _CONTENT_TYPE and not name.startswith(_PREFIX)},
+        # A consumer that gives the message up again must know it: the next redrive needs a broker_id that is new.
+        redrives=min(_number(lower.get("ce-redrives", "")), _MOST_REDRIVES),
     )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
 def _timestamp(text: str) -> float:
