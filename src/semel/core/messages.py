@@ -121,6 +121,11 @@ def attributes(message: Message) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
+def size_of(headers: Mapping[str, str], data: bytes) -> int:
+    """Return how many bytes headers and data have together, as ``Capabilities.largest`` counts them."""
+    return len(data) + sum(len(name.encode()) + len(text.encode()) for name, text in headers.items())
+
+
 def read_message(headers: Mapping[str, str], data: bytes, destination: str = "") -> Message:
     """Return the message that arrived with these headers.
 
