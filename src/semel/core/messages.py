@@ -27,6 +27,8 @@ from semel.errors import ConfigurationError
 
 LANES: Final = 64
 """How many lanes there are. At most so many relays can share the work of one database."""
+OUTBOX: Final = b"semel.outbox"
+"""What a relay waits for with ``store.wait``: who adds a message notifies the waiters of this id."""
 MAX_NAME: Final = 255
 """The longest id, type, source, subject, destination and stream, in characters. The columns have this size."""
 MAX_HEADERS: Final = 32 * 1024
@@ -192,15 +194,17 @@ class StartMessages(Op["tuple[Outgoing, ...] | None"]):
     """Take the next messages of the relay's lanes, write down that they are being sent, and renew the lease.
 
     The answer holds at most ``limit`` messages that are due, in the order of their positions, without those of streams
-    that are held back. It is None if the relay's lease has ended: it owns no lane any more, and must join again. A
-    repeat with a lost answer returns the same messages.
+    that are held back. A message that is not due yet holds back the later ones of its stream. The answer is None if the
+    relay's lease has ended: it owns no lane any more, and must join again. A repeat after a lost answer returns the
+    same messages, or more.
     """
 
     relay: bytes
     limit: int
     lease: float
     after: int = 0
-    """Skip the positions up to this one: they are known to be gone."""
+    """Skip the positions up to this one. A relay that reads on from its last batch does not look at rows that are
+    deleted and not yet removed. It checks by the sequence that it skips no message of a stream."""
     id: bytes = b""
 
 
@@ -229,7 +233,8 @@ class SettleMessages(Op[bool]):
     """Delete the messages that were sent, put off those that failed, and move those that are given up. The answer is
     False if the relay's lease has ended; then nothing has changed.
 
-    Each failure counts one start. Messages that are in no list (the broker was down) stay as they are.
+    Each failure counts one start. Messages that are in no list (the broker was down) stay as they are. Afterwards no
+    message is under way. Only messages under way are settled, so a repeat after a lost answer changes nothing.
     """
 
     relay: bytes
