@@ -1,4 +1,4 @@
-"""Apache Kafka: one broker that is its own controller, on Java 17. Its parts come from Maven Central: see `maven.py`."""
+"""Apache Kafka: one broker that is its own controller, on Java 17. Maven brings its parts: see `maven.py`."""
 
 from __future__ import annotations
 
