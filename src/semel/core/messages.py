@@ -27,11 +27,15 @@ from semel.errors import ConfigurationError
 
 LANES: Final = 64
 """How many lanes there are. At most so many relays can share the work of one database."""
+OUTBOX: Final = b"semel.outbox"
+"""What a relay waits for with ``store.wait``: who adds a message notifies the waiters of this id."""
 MAX_NAME: Final = 255
 """The longest id, type, source, subject, destination and stream, in characters. The columns have this size."""
 MAX_HEADERS: Final = 32 * 1024
 """The most that all headers of a message take together, in characters."""
 
+_MOST_REDRIVES: Final = 1_000_000
+"""A column holds it."""
 _PREFIX: Final = "ce-"
 _CONTENT_TYPE: Final = "content-type"
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -110,10 +114,16 @@ def attributes(message: Message) -> dict[str, str]:
         "ce-subject": message.subject,
         "ce-stream": message.stream,
         "ce-sequence": str(message.sequence) if message.stream else "",
+        "ce-redrives": str(message.redrives) if message.redrives else "",
         _CONTENT_TYPE: message.content_type,
         **message.headers,
     }
     return {name: text for name, text in found.items() if text}
+
+
+def size_of(headers: Mapping[str, str], data: bytes) -> int:
+    """Return how many bytes headers and data have together, as ``Capabilities.largest`` counts them."""
+    return len(data) + sum(len(name.encode()) + len(text.encode()) for name, text in headers.items())
 
 
 def read_message(headers: Mapping[str, str], data: bytes, destination: str = "") -> Message:
@@ -123,7 +133,6 @@ def read_message(headers: Mapping[str, str], data: bytes, destination: str = "")
     a message that has no id.
     """
     lower = {name.lower(): text for name, text in headers.items()}
-    sequence = lower.get("ce-sequence", "")
     return Message(
         id=lower.get("ce-id", ""),
         type=lower.get("ce-type", ""),
@@ -131,12 +140,18 @@ def read_message(headers: Mapping[str, str], data: bytes, destination: str = "")
         source=lower.get("ce-source", ""),
         destination=destination,
         stream=lower.get("ce-stream", ""),
-        sequence=int(sequence) if sequence.isascii() and sequence.isdigit() and len(sequence) < 19 else 0,
+        sequence=_number(lower.get("ce-sequence", "")),
         subject=lower.get("ce-subject", ""),
         content_type=lower.get(_CONTENT_TYPE, "") or "application/octet-stream",
         time=_timestamp(lower.get("ce-time", "")),
         headers={name: text for name, text in lower.items() if name != _CONTENT_TYPE and not name.startswith(_PREFIX)},
+        # A consumer that gives the message up again must know it: the next redrive needs a broker_id that is new.
+        redrives=min(_number(lower.get("ce-redrives", "")), _MOST_REDRIVES),
     )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
 def _timestamp(text: str) -> float:
@@ -179,15 +194,17 @@ class StartMessages(Op["tuple[Outgoing, ...] | None"]):
     """Take the next messages of the relay's lanes, write down that they are being sent, and renew the lease.
 
     The answer holds at most ``limit`` messages that are due, in the order of their positions, without those of streams
-    that are held back. It is None if the relay's lease has ended: it owns no lane any more, and must join again. A
-    repeat with a lost answer returns the same messages.
+    that are held back. A message that is not due yet holds back the later ones of its stream. The answer is None if the
+    relay's lease has ended: it owns no lane any more, and must join again. A repeat after a lost answer returns the
+    same messages, or more.
     """
 
     relay: bytes
     limit: int
     lease: float
     after: int = 0
-    """Skip the positions up to this one: they are known to be gone."""
+    """Skip the positions up to this one. A relay that reads on from its last batch does not look at rows that are
+    deleted and not yet removed. It checks by the sequence that it skips no message of a stream."""
     id: bytes = b""
 
 
@@ -216,7 +233,8 @@ class SettleMessages(Op[bool]):
     """Delete the messages that were sent, put off those that failed, and move those that are given up. The answer is
     False if the relay's lease has ended; then nothing has changed.
 
-    Each failure counts one start. Messages that are in no list (the broker was down) stay as they are.
+    Each failure counts one start. Messages that are in no list (the broker was down) stay as they are. Afterwards no
+    message is under way. Only messages under way are settled, so a repeat after a lost answer changes nothing.
     """
 
     relay: bytes
