@@ -17,7 +17,7 @@ import contextlib
 import os
 import socket
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
 from secrets import token_hex
@@ -238,7 +238,9 @@ class RedisStreamsSource:
         """Open ``redis://host:6379/0?stream=orders&group=billing``; further options: ``consumer``, ``ordered``,
         ``takeover``, ``delete``.
         """
-        known = {"stream": str, "group": str, "consumer": str, "ordered": flag, "takeover": seconds, "delete": flag}
+        known: dict[str, Callable[[str], Any]] = {
+            "stream": str, "group": str, "consumer": str, "ordered": flag, "takeover": seconds, "delete": flag,
+        }  # fmt: skip
         url, options = split_options(url, known)
         return cls(url, **{"stream": "", "group": "", **options})
 
@@ -372,7 +374,8 @@ class RedisStreamsSource:
 
     async def _due_again(self, limit: int) -> list[Delivery]:
         """Deliver postponed messages whose time has come, and those that waited behind them."""
-        now, found = monotonic(), []
+        now = monotonic()
+        found: list[Delivery] = []
         for key in [key for key, due in self._due.items() if due <= now]:
             room = limit - len(found)
             due, line = self._due.pop(key), self._lines.pop(key)
