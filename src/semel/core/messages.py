@@ -185,6 +185,7 @@ class JoinRelays(Op["tuple[int, ...]"]):
     """
 
     relay: bytes
+    """16 random bytes that identify the relay."""
     lease: float
     id: bytes = b""
 
@@ -194,9 +195,9 @@ class StartMessages(Op["tuple[Outgoing, ...] | None"]):
     """Take the next messages of the relay's lanes, write down that they are being sent, and renew the lease.
 
     The answer holds at most ``limit`` messages that are due, in the order of their positions, without those of streams
-    that are held back. A message that is not due yet holds back the later ones of its stream. The answer is None if the
-    relay's lease has ended: it owns no lane any more, and must join again. A repeat after a lost answer returns the
-    same messages, or more.
+    that are held back. Only a message without a stream has a time when it is due; a stream waits as a whole. The answer
+    is None if the relay's lease has ended: it owns no lane any more, and must join again. A repeat after a lost answer
+    returns the same messages, or more.
     """
 
     relay: bytes

@@ -39,6 +39,7 @@ from semel.sql.dialects.results import (
     resolve_record,
     resumable_page,
 )
+from semel.sql.outbox import POSTGRES_PROGRAMS
 from semel.sql.program import Program, Query, Statement, batch, load_queries
 
 CHANNEL: Final = "semel"
@@ -259,6 +260,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Count: one_by_one(_count),
     Resumable: one_by_one(_inputs),
     WatchRecord: _watches,
+    **{kind: one_by_one(program) for kind, program in POSTGRES_PROGRAMS.items()},
 }
 
 

@@ -34,6 +34,7 @@ from semel.core.states import State, Takeover
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
 from semel.sql.dialects.results import TRIES, has_forgettable, resolve_record, resumable_page
+from semel.sql.outbox import RELAY_OPS, sqlite_program
 from semel.sql.program import Program, Statement, load_queries
 
 _Q: Final = load_queries("semel.sql.dialects", "sqlite.sql")
@@ -192,6 +193,7 @@ PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
     Sweep: sweep,
     Count: count,
     Resumable: resumable,
+    **dict.fromkeys(RELAY_OPS, sqlite_program),
 }
 """The program of each Op. The clock returns microseconds since 1970."""
 
