@@ -27,6 +27,8 @@ from semel.errors import ConfigurationError
 
 LANES: Final = 64
 """How many lanes there are. At most so many relays can share the work of one database."""
+OUTBOX: Final = b"semel.outbox"
+"""What a relay waits for with ``store.wait``: who adds a message notifies the waiters of this id."""
 MAX_NAME: Final = 255
 """The longest id, type, source, subject, destination and stream, in characters. The columns have this size."""
 MAX_HEADERS: Final = 32 * 1024
@@ -123,6 +125,11 @@ def attributes(message: Message) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
+def size_of(headers: Mapping[str, str], data: bytes) -> int:
+    """Return how many bytes headers and data have together, as ``Capabilities.largest`` counts them."""
+    return len(data) + sum(len(name.encode()) + len(text.encode()) for name, text in headers.items())
+
+
 def read_message(headers: Mapping[str, str], data: bytes, destination: str = "") -> Message:
     """Return the message that arrived with these headers.
 
@@ -182,6 +189,7 @@ class JoinRelays(Op["tuple[int, ...]"]):
     """
 
     relay: bytes
+    """16 random bytes that identify the relay."""
     lease: float
     id: bytes = b""
 
@@ -191,15 +199,17 @@ class StartMessages(Op["tuple[Outgoing, ...] | None"]):
     """Take the next messages of the relay's lanes, write down that they are being sent, and renew the lease.
 
     The answer holds at most ``limit`` messages that are due, in the order of their positions, without those of streams
-    that are held back. It is None if the relay's lease has ended: it owns no lane any more, and must join again. A
-    repeat with a lost answer returns the same messages.
+    that are held back. Only a message without a stream has a time when it is due; a stream waits as a whole. The answer
+    is None if the relay's lease has ended: it owns no lane any more, and must join again. A repeat after a lost answer
+    returns the same messages, or more.
     """
 
     relay: bytes
     limit: int
     lease: float
     after: int = 0
-    """Skip the positions up to this one: they are known to be gone."""
+    """Skip the positions up to this one. A relay that reads on from its last batch does not look at rows that are
+    deleted and not yet removed. It checks by the sequence that it skips no message of a stream."""
     id: bytes = b""
 
 
@@ -228,7 +238,8 @@ class SettleMessages(Op[bool]):
     """Delete the messages that were sent, put off those that failed, and move those that are given up. The answer is
     False if the relay's lease has ended; then nothing has changed.
 
-    Each failure counts one start. Messages that are in no list (the broker was down) stay as they are.
+    Each failure counts one start. Messages that are in no list (the broker was down) stay as they are. Afterwards no
+    message is under way. Only messages under way are settled, so a repeat after a lost answer changes nothing.
     """
 
     relay: bytes

@@ -35,7 +35,8 @@ class Capabilities:
     """Whether consumers get the messages of one stream in the order in which the broker took them."""
     pipelines: bool
     """Whether messages of one stream may be sent without waiting for each other's confirmation: if one of them fails,
-    all that follow it fail as well. Otherwise the relay sends the next one when the last one is confirmed."""
+    all that follow it fail as well. Otherwise the relay sends the next one when the last one is confirmed.
+    One that follows a refused one of its stream is ``TryAgain``."""
     largest: int
     """The most bytes that data and headers may have together."""
     dedup_window: float = 0.0
@@ -93,7 +94,8 @@ class Source(Protocol):
     async def postpone(self, delivery: Delivery, seconds: float) -> None:
         """Have the message delivered again, after about ``seconds`` where the broker can wait.
 
-        On an ordered source the messages of its stream that follow are not delivered before it.
+        On an ordered source the messages of its stream that follow are not delivered before it. A caller that holds
+        such messages postpones them as well, in their order.
         """
         ...
 
