@@ -51,11 +51,8 @@ class AsyncDelivery:
                             entry = 0
                             raise
                     else:
-                        settling, entry = entry, 0
-                        try:
-                            await journal.execute_async(journal.settle(settling, remove=step == "clear"))
-                        except SemelError as error:  # the answer is in hand, and worth more than a tidy journal
-                            log.warning("the entry of the key %r stays in the journal: %s", intent.key, error)
+                        journal.settle_async(entry, remove=step == "clear", key=intent.key)
+                        entry = 0
         except BaseException:
             if entry and journal is not None:
                 journal.abandon_async(entry)
@@ -104,7 +101,7 @@ class AsyncDelivery:
                 finally:
                     resuming.reset(marked)
         finally:
-            await journal.execute_async(journal.settle(entry.id, remove=outcome != "unknown"))
+            journal.settle_async(entry.id, remove=outcome != "unknown", key=entry.key)
         return outcome
 
     async def close(self) -> None:

@@ -50,11 +50,8 @@ class Delivery:
                             entry = 0
                             raise
                     else:
-                        settling, entry = entry, 0
-                        try:
-                            journal.execute(journal.settle(settling, remove=step == "clear"))
-                        except SemelError as error:  # the answer is in hand, and worth more than a tidy journal
-                            log.warning("the entry of the key %r stays in the journal: %s", intent.key, error)
+                        journal.settle(entry, remove=step == "clear", key=intent.key)
+                        entry = 0
         except BaseException:
             if entry and journal is not None:
                 journal.abandon(entry)
@@ -103,7 +100,7 @@ class Delivery:
                 finally:
                     resuming.reset(marked)
         finally:
-            journal.execute(journal.settle(entry.id, remove=outcome != "unknown"))
+            journal.settle(entry.id, remove=outcome != "unknown", key=entry.key)
         return outcome
 
     def close(self) -> None:
