@@ -1,6 +1,9 @@
 """Messages around a broker: the outbox, the relay, the inbox, and the dead letters."""
 
+from semel.core.messages import Letter, LetterFilter, Message
+from semel.messaging.aio_deadletters import AsyncDeadLetters
 from semel.messaging.aio_inbox import AsyncInbox
+from semel.messaging.deadletters import DeadLetters
 from semel.messaging.inbox import Inbox
 
-__all__ = ["AsyncInbox", "Inbox"]
+__all__ = ["AsyncDeadLetters", "AsyncInbox", "DeadLetters", "Inbox", "Letter", "LetterFilter", "Message"]
