@@ -12,6 +12,7 @@ from tests.servers.dynamodb import DynamoDBServer
 from tests.servers.dynamodb_moto import MotoServer
 from tests.servers.kinds import KINDS
 from tests.servers.mariadb import MariaDBServer
+from tests.servers.nats import NATSServer
 from tests.servers.pool import ServerPool
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisClusterServers, RedisSentinelServers, RedisServer
@@ -23,6 +24,7 @@ __all__ = [
     "DynamoDBServer",
     "MariaDBServer",
     "MotoServer",
+    "NATSServer",
     "PostgresServer",
     "RedisClusterServers",
     "RedisSentinelServers",

@@ -5,6 +5,7 @@ from tests.servers.chromium import ChromiumServer
 from tests.servers.dynamodb import DynamoDBServer
 from tests.servers.dynamodb_moto import MotoServer
 from tests.servers.mariadb import MariaDBServer
+from tests.servers.nats import NATSServer
 from tests.servers.pgbouncer import PgBouncerServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisClusterServers, RedisSentinelServers, RedisServer
@@ -20,6 +21,7 @@ KINDS: dict[str, type[Server]] = {
         RedisServer,
         RedisSentinelServers,
         RedisClusterServers,
+        NATSServer,
         ChromiumServer,
     )
 }
