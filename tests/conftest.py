@@ -16,9 +16,11 @@ from hypothesis import settings
 from tests.servers import (
     ChromiumServer,
     DynamoDBServer,
+    KafkaServer,
     MariaDBServer,
     MotoServer,
     PostgresServer,
+    RabbitMQServer,
     RedisClusterServers,
     RedisSentinelServers,
     RedisServer,
@@ -176,6 +178,30 @@ def private_dynamodb(private_server: Callable[[str], Server]) -> DynamoDBServer:
 def moto(shared_server: Callable[[str], Server]) -> MotoServer:
     """The session's second implementation of DynamoDB's API."""
     return cast(MotoServer, shared_server("moto"))
+
+
+@pytest.fixture(scope="session")
+def kafka(shared_server: Callable[[str], Server]) -> KafkaServer:
+    """The session's Kafka broker. Never restart it: take `private_kafka`."""
+    return cast(KafkaServer, shared_server("kafka"))
+
+
+@pytest.fixture
+def private_kafka(private_server: Callable[[str], Server]) -> KafkaServer:
+    """A Kafka broker for this test alone."""
+    return cast(KafkaServer, private_server("kafka"))
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(shared_server: Callable[[str], Server]) -> RabbitMQServer:
+    """The session's RabbitMQ node. Never restart it: take `private_rabbitmq`."""
+    return cast(RabbitMQServer, shared_server("rabbitmq"))
+
+
+@pytest.fixture
+def private_rabbitmq(private_server: Callable[[str], Server]) -> RabbitMQServer:
+    """A RabbitMQ node for this test alone."""
+    return cast(RabbitMQServer, private_server("rabbitmq"))
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,11 @@ from tests.servers.base import Server
 from tests.servers.chromium import ChromiumServer
 from tests.servers.dynamodb import DynamoDBServer
 from tests.servers.dynamodb_moto import MotoServer
+from tests.servers.kafka import KafkaServer
 from tests.servers.mariadb import MariaDBServer
 from tests.servers.pgbouncer import PgBouncerServer
 from tests.servers.postgres import PostgresServer
+from tests.servers.rabbitmq import RabbitMQServer
 from tests.servers.redis import RedisClusterServers, RedisSentinelServers, RedisServer
 
 KINDS: dict[str, type[Server]] = {
@@ -20,6 +22,8 @@ KINDS: dict[str, type[Server]] = {
         RedisServer,
         RedisSentinelServers,
         RedisClusterServers,
+        KafkaServer,
+        RabbitMQServer,
         ChromiumServer,
     )
 }

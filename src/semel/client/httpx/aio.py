@@ -106,15 +106,16 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
         """Send again what the journal holds and no living process waits for. Returns what became of it.
 
         :param client: the client with this transport. Its headers, cookies and ``auth`` are sent: secrets are not in
-            the journal.
-        :param progress: called with the report after each request.
+            the journal. A redirect on the same server is followed, whatever the client's own setting.
+        :param progress: called with the report after each request, and before its entry is removed: write it down there
+            if your program must not lose it in a crash.
         """
         through = client or httpx.AsyncClient(transport=self)
 
         async def send(entry: Entry) -> Receipt:
             headers = {**entry.headers, self._header: entry.value}
             request = through.build_request(entry.method, entry.url, headers=headers, content=entry.body)
-            response = await through.send(request)
+            response = await through.send(request, follow_redirects=True)
             receipt = response.extensions.get("idempotency")
             if not isinstance(receipt, Receipt):
                 raise ConfigurationError(f"the client sends {entry.url} through another transport: resume with its own")

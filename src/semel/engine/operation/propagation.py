@@ -27,7 +27,7 @@ from typing import Final, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from semel.core.keys import check_name, derive, header_value
-from semel.core.lineage import write_lineage
+from semel.core.lineage import lineage_metadata, write_lineage
 from semel.engine.operation.handle import ForkSafeLock, OperationHandle, outgoing_scope, running
 from semel.errors import PolicyError
 
@@ -219,9 +219,18 @@ def outgoing_headers(target: str = "", *, header: str = HEADER, quote: bool = Fa
 
 
 def outgoing_metadata(target: str = "") -> dict[str, str]:
-    """Return the same for a message: ``{"idempotency-key": …}`` for its headers or attributes."""
+    """Return the headers or attributes to send with a message, or an empty dict outside a scope.
+
+    They are ``idempotency-key`` and the lineage of the operation: ``idempotency-root``, ``idempotency-parent``, and
+    ``traceparent`` if the operation came with one.
+
+    :param target: as for ``outgoing_key``.
+    """
+    scope = outgoing_scope.get()
     key = outgoing_key(target)
-    return {} if key is None else {METADATA: key}
+    if scope is None or key is None:
+        return {}
+    return {METADATA: key, **lineage_metadata(scope.operation._next_lineage)}
 
 
 def in_context(function: Callable[P, T]) -> Callable[P, T]:
