@@ -6,11 +6,13 @@ import asyncio
 import gzip
 import io
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 import requests
@@ -18,8 +20,10 @@ from requests.auth import HTTPDigestAuth
 
 from semel import ConfigurationError, KeyReused, MemoryStore, NoAnswer, OutcomeUnknown, Semel
 from semel.client import Journal, Receipt, Retry
+from semel.client.aiohttp import IdempotencyClientMiddleware
 from semel.client.flow import Answer, Settings, deliver
 from semel.client.httpx import AsyncIdempotencyTransport, IdempotencyTransport
+from semel.client.journal import TakeEntries
 from semel.client.requests import IdempotencyAdapter
 from semel.client.urllib3 import IdempotencyPoolManager
 from tests.client.clients import CLIENTS, HANG_UP, OK, QUICK, TRUNCATED, Client, RequestsClient, Server, http, problem
@@ -171,8 +175,6 @@ def test_a_server_that_is_not_there_is_tried_again(make: Make, server: Server) -
 
 
 def test_a_slow_answer_is_tried_again(make: Make, server: Server) -> None:
-    import threading
-
     late = threading.Event()
 
     def slow(_: object) -> bytes:
@@ -184,6 +186,64 @@ def test_a_slow_answer_is_tried_again(make: Make, server: Server) -> None:
     late.set()
     assert found.attempts >= 2
     assert len(set(server.keys)) == 1
+
+
+@pytest.mark.parametrize("moment", ["in a pause", "while it connects", "before the answer"])
+def test_the_end_of_the_total_timeout_of_aiohttp_is_an_unknown_outcome(
+    server: Server, tmp_path: Path, moment: str
+) -> None:
+    late = threading.Event()
+
+    class Connector(aiohttp.TCPConnector):
+        async def connect(self, *args: Any, **kwargs: Any) -> Any:
+            if moment == "while it connects" and server.seen:
+                await asyncio.Event().wait()
+            return await super().connect(*args, **kwargs)
+
+    def answer(_: object) -> bytes:
+        if moment == "before the answer":
+            late.wait(10)
+        return http(503, Retry_After="60") if moment == "in a pause" else HANG_UP
+
+    async def main() -> None:
+        with Journal(tmp_path / "calls.db") as journal:
+            middleware = IdempotencyClientMiddleware(retry=QUICK, journal=journal)
+            limit = aiohttp.ClientTimeout(total=0.3)
+            async with aiohttp.ClientSession(
+                middlewares=[middleware], timeout=limit, connector=Connector(force_close=True)
+            ) as session:
+                with pytest.raises(NoAnswer, match="may have been executed") as caught:
+                    await session.post(server.url, data=b"{}")
+                assert isinstance(caught.value, TimeoutError)
+                assert isinstance(caught.value, aiohttp.ClientConnectionError)
+                assert (caught.value.key, caught.value.attempts >= 1) == (server.keys[0], True)
+                await journal.execute_async(TakeEntries(0, float("inf"), 1))  # all before it is done
+                assert [(entry.key, entry.state) for entry in journal.entries()] == [(server.keys[0], "in doubt")]
+                task = asyncio.current_task()
+                assert task is not None
+                assert task.cancelling() == 0
+
+    server.script = [answer]
+    asyncio.run(main())
+    late.set()
+
+
+def test_a_cancelled_call_of_aiohttp_is_cancelled(server: Server) -> None:
+    """Not taken for the end of its timeout."""
+
+    async def main() -> None:
+        middleware = IdempotencyClientMiddleware(retry=QUICK)
+        limit = aiohttp.ClientTimeout(total=60)
+        async with aiohttp.ClientSession(middlewares=[middleware], timeout=limit) as session:
+            call = asyncio.create_task(session.post(server.url, data=b"{}"))
+            while not server.seen:  # noqa: ASYNC110 a thread fills it
+                await asyncio.sleep(0.001)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    server.script = [http(503, Retry_After="60")]
+    asyncio.run(main())
 
 
 def test_the_mistake_of_the_caller_is_the_error_of_the_library(make: Make) -> None:
@@ -441,6 +501,22 @@ def test_a_resume_follows_a_redirect(make: Make, server: Server, tmp_path: Path)
     server.script = [OK]
     assert len(client.resume().finished) == 1
     assert len(set(server.keys)) == 1
+
+
+def test_a_redirect_leaves_only_an_unclear_attempt_before_it_in_the_journal(
+    make: Make, server: Server, tmp_path: Path
+) -> None:
+    """The other URL may be another operation to the server, so its answer says nothing about the first attempt."""
+    with Journal(tmp_path / "calls.db") as journal:
+        client = make(journal=journal)
+        server.script = [http(307, Location="/moved"), OK]
+        assert receipt(client, "POST", f"{server.url}/payments", b"{}").outcome == "succeeded"
+        assert journal.entries() == []
+        server.script = [HANG_UP, http(307, Location="/moved"), OK, http(307, Location="/moved"), OK]
+        key = receipt(client, "POST", f"{server.url}/payments", b"{}").key
+        assert [(entry.key, entry.url) for entry in journal.entries()] == [(key, f"{server.url}/payments")]
+        assert [entry.key for entry in client.resume().finished] == [key]
+        assert journal.entries() == []
 
 
 def test_a_key_in_doubt_with_another_body_is_not_sent(make: Make, server: Server, tmp_path: Path) -> None:

@@ -43,8 +43,8 @@ __all__ = ["IdempotencyClientMiddleware"]
 NOT_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientProxyConnectionError)
 
 
-class AiohttpNoAnswer(NoAnswer, aiohttp.ClientConnectionError):
-    """A NoAnswer that ``except aiohttp.ClientConnectionError`` catches too."""
+class AiohttpNoAnswer(NoAnswer, aiohttp.ServerTimeoutError):
+    """A NoAnswer that ``except aiohttp.ClientConnectionError`` and ``except TimeoutError`` catch too."""
 
 
 class IdempotencyClientMiddleware:
@@ -92,7 +92,11 @@ class IdempotencyClientMiddleware:
         if request.compress:  # aiohttp compresses while it sends; the body in hand is as it was given
             intent.headers = {name: text for name, text in headers.items() if name.lower() != "content-encoding"}
 
+        attempts = 0
+
         async def send() -> Reply:
+            nonlocal attempts
+            attempts += 1
             try:
                 response = await handler(request)
                 content = await response.read()
@@ -103,7 +107,15 @@ class IdempotencyClientMiddleware:
                 return Lost(error, sent=not mistake and not isinstance(error, NOT_SENT), mistake=mistake, over=over)
             return Answer(response.status, response.headers, lambda: content, response)
 
-        receipt, reply = await delivery.call(intent, send)
+        try:
+            # aiohttp cancels the task at the end of the total timeout, and tells that apart from another cancellation
+            # at the end of this block.
+            with request._timer:
+                receipt, reply = await delivery.call(intent, send)
+        except TimeoutError as error:  # in a pause, or in an attempt that was about to begin
+            if not attempts:
+                raise
+            receipt, reply = Receipt(intent.key, "unknown", False, attempts), Lost(error, sent=True)
         if isinstance(reply, Lost):
             raise failure(AiohttpNoAnswer, receipt, reply)
         answered: Any = reply.response

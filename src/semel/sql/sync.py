@@ -93,8 +93,9 @@ def _run_or_roll_back(program: Program[R], connection: Connection) -> R:
 
 _PROGRAMS: Final[dict[Dialect, TransactionPrograms]] = {"postgresql": postgres, "sqlite": sqlite, "mysql": mysql}
 _PRODUCTS: Final = {"postgresql": "PostgreSQL", "sqlite": "SQLite", "mysql": "MySQL"}
-_NOTHING: Final = Query("nothing", "SELECT NULL", False)
-"""Does nothing, where a connection wants a statement together with a BEGIN or a COMMIT."""
+_NOTHING: Final = Query("nothing", "SELECT :nothing", False)
+"""Does nothing, where a connection wants a statement together with a BEGIN or a COMMIT. It has a parameter because
+asyncpg sends the BEGIN with the parameters."""
 _ADVICE: Final = "nothing is stored; roll back and run the unit of work again"
 
 
@@ -272,14 +273,14 @@ class SQLUnit:
 
     def begin(self) -> None:
         """Open a transaction of our own. End it with ``commit`` or ``undo``."""
-        self.connection.begin_with(_NOTHING())
+        self.connection.begin_with(_NOTHING(nothing=None))
 
     def commit(self) -> None:
         """Send what the caller's session still holds back, and commit what ``begin`` opened."""
         self.connection.finish()
         self._require_open()
         try:
-            self.connection.commit_with(_NOTHING())
+            self.connection.commit_with(_NOTHING(nothing=None))
         except SemelError as error:
             raise self._conflict(error, "the transaction", committing=True) from error.__cause__
 

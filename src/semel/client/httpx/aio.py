@@ -106,7 +106,7 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
         """Send again what the journal holds and no living process waits for. Returns what became of it.
 
         :param client: the client with this transport. Its headers, cookies and ``auth`` are sent: secrets are not in
-            the journal.
+            the journal. A redirect on the same server is followed, whatever the client's own setting.
         :param progress: called with the report after each request.
         """
         through = client or httpx.AsyncClient(transport=self)
@@ -114,7 +114,7 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
         async def send(entry: Entry) -> Receipt:
             headers = {**entry.headers, self._header: entry.value}
             request = through.build_request(entry.method, entry.url, headers=headers, content=entry.body)
-            response = await through.send(request)
+            response = await through.send(request, follow_redirects=True)
             receipt = response.extensions.get("idempotency")
             if not isinstance(receipt, Receipt):
                 raise ConfigurationError(f"the client sends {entry.url} through another transport: resume with its own")
