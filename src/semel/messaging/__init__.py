@@ -1,8 +1,21 @@
 """Messages around a broker: the outbox, the relay, the inbox, and the dead letters."""
 
+from semel.core.messages import Letter, LetterFilter, Message
+from semel.messaging.aio_deadletters import AsyncDeadLetters
 from semel.messaging.aio_inbox import AsyncInbox
 from semel.messaging.aio_outbox import AsyncOutbox
+from semel.messaging.deadletters import DeadLetters
 from semel.messaging.inbox import Inbox
 from semel.messaging.outbox import Outbox
 
-__all__ = ["AsyncInbox", "AsyncOutbox", "Inbox", "Outbox"]
+__all__ = [
+    "AsyncDeadLetters",
+    "AsyncInbox",
+    "AsyncOutbox",
+    "DeadLetters",
+    "Inbox",
+    "Letter",
+    "LetterFilter",
+    "Message",
+    "Outbox",
+]
