@@ -102,7 +102,7 @@ class Run:
         migrate(self.url)
         with psycopg.connect(self.url) as connection:
             connection.execute(TABLES)
-        broker.prepare_destination()
+        broker.prepare()
         rate = options.events / PRODUCERS / (0.8 * options.seconds)
         self.producers = [
             Worker(f"producer {at}", self._python("producer", at, PRODUCERS, options.events, options.streams, rate))
@@ -113,7 +113,7 @@ class Run:
         ]  # fmt: skip
         self.relays = [Worker(f"relay {at}", relay) for at in range(RELAYS)]
         self.consumers = [
-            Worker(f"consumer {at}", self._python("consumer", broker.consume_url(at))) for at in range(CONSUMERS)
+            Worker(f"consumer {at}", self._python("consumer", broker.consume_url)) for at in range(CONSUMERS)
         ]
 
     def _python(self, module: str, *words: object) -> list[str]:
