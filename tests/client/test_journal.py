@@ -20,7 +20,7 @@ import pytest
 
 import semel.client.journal as journal_module
 from semel import ConfigurationError, JournalFull, KeyExpired, KeyReused, KeyRing, NoAnswer, StoreUnavailable
-from semel.client import Journal, Retry
+from semel.client import Journal, JournalReport, Retry
 from semel.client.flow import Intent
 from semel.client.httpx import AsyncIdempotencyTransport, IdempotencyTransport
 from semel.client.journal import Entry, TakeEntries, WriteEntry
@@ -376,6 +376,48 @@ def test_a_key_that_is_too_old_is_not_sent_again(path: Path) -> None:
         for kind in (NoAnswer, KeyExpired):
             with pytest.raises(kind):
                 client.post("http://pay.example/charges", headers={"Idempotency-Key": "k"})
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_a_client_with_a_longer_window_keeps_to_the_time_of_the_entry(path: Path, resumed: bool) -> None:
+    """Another program may resume the journal, `semel client resume` for example, and not know the server's window."""
+    sent = []
+
+    def service(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return httpx.Response(503, headers={"Retry-After": "2"})
+
+    with Journal(path) as journal:
+        journal.settle(write(journal, "k", lifetime=2), remove=False)
+        longer = Retry(attempts=2, base=0, quota=None)
+        transport = IdempotencyTransport(httpx.MockTransport(service), journal=journal, retry=longer)
+        with httpx.Client(transport=transport) as client:
+            if resumed:
+                assert [entry.key for entry in transport.resume(client).unknown] == ["k"]
+            else:
+                client.post("http://pay.example/charges", content=b"{}", headers={"Idempotency-Key": "k"})
+    assert len(sent) == 1
+
+
+def test_an_outcome_is_reported_before_its_entry_is_removed(path: Path) -> None:
+    """A program that is killed in between must find it again."""
+    with Journal(path) as journal:
+        journal.settle(write(journal, "old", lifetime=0), remove=False)
+        journal.settle(write(journal, "new"), remove=False)
+        transport = IdempotencyTransport(httpx.MockTransport(lambda _: httpx.Response(200)), journal=journal)
+        left = []
+
+        def store(report: JournalReport) -> None:
+            left.append(rows(path))
+            if len(left) == 2:
+                raise OSError("the disk is full")
+
+        with pytest.raises(OSError, match="full"):
+            transport.resume(progress=store)
+        assert left == [2, 1]
+        assert keys(journal, "in doubt") == ["new"]
+        assert len(transport.resume().finished) == 1
+        assert keys(journal) == []
 
 
 def test_a_cipher_hides_bodies_and_headers(path: Path) -> None:

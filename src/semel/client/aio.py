@@ -78,31 +78,33 @@ class AsyncDelivery:
                 return report
             for entry in entries:
                 created, last = entry.created, entry.id
-                outcome = await self._finish(journal, entry, send)
-                report.add(entry, outcome)
-                if progress is not None:
-                    progress(report)
-
-    async def _finish(self, journal: Journal, entry: Entry, send: Callable[[Entry], Awaitable[Receipt]]) -> str:
-        outcome = "unknown"
-        try:
-            if entry.expires <= time.time():
-                outcome = "expired"
-                log.warning("%s %s with the key %r is unknown and too old to be sent again: ask the server what "
-                            "happened", entry.method, entry.url, entry.key)  # fmt: skip
-            else:
-                marked = resuming.set(entry.created)
+                outcome = "unknown"
                 try:
-                    outcome = (await send(entry)).outcome
-                except ConfigurationError:
+                    outcome = await self._finish(entry, send)
+                    report.add(entry, outcome)
+                    if progress is not None:
+                        progress(report)
+                except Exception:  # what the caller could not take note of stays
+                    outcome = "unknown"
                     raise
-                except Exception as error:  # one that cannot be sent must not hinder the others
-                    log.warning("%s %s with the key %r is still unknown: %r", entry.method, entry.url, entry.key, error)
                 finally:
-                    resuming.reset(marked)
+                    journal.settle_async(entry.id, remove=outcome != "unknown", key=entry.key)
+
+    async def _finish(self, entry: Entry, send: Callable[[Entry], Awaitable[Receipt]]) -> str:
+        if entry.expires <= time.time():
+            log.warning("%s %s with the key %r is unknown and too old to be sent again: ask the server what happened",
+                        entry.method, entry.url, entry.key)  # fmt: skip
+            return "expired"
+        marked = resuming.set(entry.first_use(self.settings.retry.lifetime))
+        try:
+            return (await send(entry)).outcome
+        except ConfigurationError:
+            raise
+        except Exception as error:  # one that cannot be sent must not hinder the others
+            log.warning("%s %s with the key %r is still unknown: %r", entry.method, entry.url, entry.key, error)
+            return "unknown"
         finally:
-            journal.settle_async(entry.id, remove=outcome != "unknown", key=entry.key)
-        return outcome
+            resuming.reset(marked)
 
     async def close(self) -> None:
         if self._owns_journal and self.journal is not None:

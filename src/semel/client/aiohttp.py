@@ -133,7 +133,8 @@ class IdempotencyClientMiddleware:
 
         :param session: the session with this middleware. Its headers, cookies and ``auth`` are sent: secrets are not
             in the journal.
-        :param progress: called with the report after each request.
+        :param progress: called with the report after each request, and before its entry is removed: write it down there
+            if your program must not lose it in a crash.
         """
         through = session or aiohttp.ClientSession(middlewares=[self])
 

@@ -108,6 +108,11 @@ class Entry:
     def key(self) -> str:
         return bare_key(self.value)
 
+    def first_use(self, lifetime: float) -> float:
+        # When the key was first used, for a client that uses keys for so long. It is earlier than that if the client
+        # that wrote the entry knew of a shorter window: then no more time is left than the entry has.
+        return min(self.created, self.expires - lifetime)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, without the body and the headers."""
         names = ("key", "method", "url", "created", "expires", "state", "size")
@@ -394,7 +399,7 @@ class _Batches:
             )
         if row[6] is None or not presence.alive(row[6]):
             raw.execute("UPDATE semel_journal SET owner = ? WHERE id = ?", (presence.owner, op.id))
-        return Written(entry.created, True)
+        return Written(entry.first_use(op.lifetime), True)
 
     def _settle(self, raw: sqlite3.Connection, op: SettleEntry) -> None:
         over = self._end_call(op.id)

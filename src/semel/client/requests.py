@@ -137,7 +137,8 @@ class IdempotencyAdapter(BaseAdapter):
 
         :param session: the session with this adapter. Its headers, cookies and ``auth`` are sent: secrets are not in
             the journal.
-        :param progress: called with the report after each request.
+        :param progress: called with the report after each request, and before its entry is removed: write it down there
+            if your program must not lose it in a crash.
         """
         if session is None:
             session = requests.Session()

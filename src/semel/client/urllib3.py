@@ -154,7 +154,8 @@ class IdempotencyPoolManager(urllib3.PoolManager):
         """Send again what the journal holds and no living process waits for. Returns what became of it.
 
         :param headers: to be sent with each request, besides those of this manager: secrets are not in the journal.
-        :param progress: called with the report after each request.
+        :param progress: called with the report after each request, and before its entry is removed: write it down there
+            if your program must not lose it in a crash.
         """
 
         def send(entry: Entry) -> Receipt:

@@ -79,12 +79,16 @@ def lane_of(stream: str, id: str) -> int:
     return int.from_bytes(digest, "big") % LANES
 
 
+def fits_column(text: object) -> bool:
+    """Whether this can be an id or another attribute of a message."""
+    # MySQL takes texts for equal that differ in the spaces at their ends.
+    return isinstance(text, str) and len(text) <= MAX_NAME and not _UNFIT.search(text) and text == text.strip()
+
+
 def check_message(message: Message) -> None:
     """Raise ConfigurationError if a broker or a column could not hold the message."""
     for name in ("id", "type", "source", "destination", "stream", "subject", "content_type"):
-        text: object = getattr(message, name)
-        # MySQL takes texts for equal that differ in the spaces at their ends.
-        if not isinstance(text, str) or len(text) > MAX_NAME or _UNFIT.search(text) or text != text.strip():
+        if not fits_column(getattr(message, name)):
             raise ConfigurationError(
                 f"the {name} of a message is text of at most {MAX_NAME} characters, without control characters, and "
                 "without spaces at its ends"
@@ -285,3 +289,138 @@ class BrokerDown:
 
 
 Result: TypeAlias = Sent | TryAgain | Refused | BrokerDown
+
+
+# The inbox, as a consumer uses it
+
+
+@value
+class SeeMessages(Op["frozenset[str]"]):
+    """Write down that a consumer has received these messages. The answer holds those that it had received before.
+
+    Only for brokers that do not count: that way a message that killed its consumer is recognised when it comes again.
+    """
+
+    consumer: str
+    ids: tuple[str, ...]
+    id: bytes = b""
+
+
+@value
+class CountStart(Op[int]):
+    """Count one start of a message. The answer is how many are counted, this one included."""
+
+    consumer: str
+    message: str
+    id: bytes = b""
+
+
+@value
+class ForgetStarts(Op[None]):
+    """The messages are done: forget what ``SeeMessages`` and ``CountStart`` wrote down."""
+
+    consumer: str
+    ids: tuple[str, ...]
+    id: bytes = b""
+
+
+@value
+class PurgeInbox(Op[int]):
+    """Forget at most ``limit`` messages that were applied more than ``keep`` seconds ago. The answer is how many."""
+
+    keep: float
+    limit: int
+    id: bytes = b""
+
+
+# The dead letters
+
+
+@value
+class BuryMessage(Op[None]):
+    """Write a message that a consumer has given up to the dead letters. A repeat writes it once."""
+
+    consumer: str
+    message: Message
+    reason: str
+    starts: int
+    park: bool = False
+    """Park its stream for this consumer: the later messages of the stream follow it, until it is applied or purged."""
+    id: bytes = b""
+
+
+@value
+class Letter:
+    """A message in the dead letters."""
+
+    position: int
+    """Where it stands in the dead letters. Identifies the row."""
+    origin: str
+    """The consumer that has given it up; empty if it was the relay."""
+    died: float
+    """When, in seconds since 1970."""
+    reason: str
+    starts: int
+    message: Message
+
+
+@value
+class LetterFilter:
+    """Which dead letters are meant: those that fit all of these."""
+
+    origin: str | None = None
+    """The consumer's name; ``""`` for the relay."""
+    type: str | None = None
+    destination: str | None = None
+    stream: str | None = None
+    message: str | None = None
+    """The id of one message."""
+    reason: str = ""
+    """A part of the reason."""
+    older: float = 0.0
+    """Dead for at least so many seconds."""
+
+
+@value
+class ListLetters(Op["tuple[Letter, ...]"]):
+    """Return at most ``limit`` dead letters after the position ``after``, in the order of their positions."""
+
+    filter: LetterFilter
+    after: int
+    limit: int
+    id: bytes = b""
+
+
+@value
+class CountLetters(Op["tuple[int, int]"]):
+    """Return how many dead letters there are, and the position of the last one."""
+
+    filter: LetterFilter
+    id: bytes = b""
+
+
+@value
+class RedriveLetters(Op[int]):
+    """Move at most ``limit`` dead letters up to the position ``last`` back into the outbox. The answer is how many.
+
+    Messages of a stream come back in the order of their sequences, and before those of the stream that are in the
+    outbox. A stream that the relay has parked is free again when none of its messages is left in the dead letters.
+    """
+
+    filter: LetterFilter
+    last: int
+    limit: int
+    id: bytes = b""
+
+
+@value
+class PurgeLetters(Op[int]):
+    """Delete at most ``limit`` dead letters up to the position ``last``. The answer is how many.
+
+    Streams that were parked because of them are free again, as after a redrive.
+    """
+
+    filter: LetterFilter
+    last: int
+    limit: int
+    id: bytes = b""

@@ -107,7 +107,8 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
 
         :param client: the client with this transport. Its headers, cookies and ``auth`` are sent: secrets are not in
             the journal. A redirect on the same server is followed, whatever the client's own setting.
-        :param progress: called with the report after each request.
+        :param progress: called with the report after each request, and before its entry is removed: write it down there
+            if your program must not lose it in a crash.
         """
         through = client or httpx.AsyncClient(transport=self)
 

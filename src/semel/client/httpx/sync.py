@@ -103,7 +103,8 @@ class IdempotencyTransport(httpx.BaseTransport):
 
         :param client: the client with this transport. Its headers, cookies and ``auth`` are sent: secrets are not in
             the journal. A redirect on the same server is followed, whatever the client's own setting.
-        :param progress: called with the report after each request.
+        :param progress: called with the report after each request, and before its entry is removed: write it down there
+            if your program must not lose it in a crash.
         """
         through = client or httpx.Client(transport=self)
 
