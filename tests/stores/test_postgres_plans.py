@@ -30,5 +30,7 @@ def test_no_statement_reads_a_whole_table(postgres_url: str, name: str) -> None:
         raw.execute(f"PREPARE asked ({types}) AS {text}".encode(), prepare=False)
         plan = [line for (line,) in raw.execute(f"EXPLAIN EXECUTE asked ({nothing})".encode(), prepare=False)]
     assert any("semel_" in line for line in plan)
-    read = [line for line in plan if "Seq Scan" in line and not re.search("semel_(lane|relay)", line)]  # these are small
+    read = [
+        line for line in plan if "Seq Scan" in line and not re.search("semel_(lane|relay)", line)
+    ]  # these are small
     assert read == [], "\n".join(plan)
