@@ -20,7 +20,7 @@ from semel.core.messages import (
 from semel.errors import ConfigurationError, PolicyError
 from semel.messaging import AsyncDeadLetters, DeadLetters
 from semel.stores.memory import MemoryStore
-from tests.messaging.desks import DIALECTS, KINDS, NOW, Desk
+from tests.messaging.desks import DIALECTS, KINDS, Desk
 
 RELAY = bytes(range(16))
 SERVERS = {"sqlite": (), "postgres": ("postgres", "server"), "mysql": ("mariadb", "server")}
@@ -146,7 +146,7 @@ def test_a_redrive_of_the_last_letter_frees_a_stream_that_the_relay_has_parked(d
 
 def test_a_purge_deletes_and_frees_what_was_parked(desk: Desk) -> None:
     letters = Letters(desk)
-    now = NOW[desk.dialect]
+    now = desk.now
     bury(desk, letter("m-4", "o-7", 4), park=True)
     bury(desk, letter("m-5", "o-7", 5), park=True)
     assert desk.sql("SELECT sequence FROM semel_inbox_stream") == [(-4,)]
