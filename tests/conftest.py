@@ -19,6 +19,7 @@ from tests.servers import (
     KafkaServer,
     MariaDBServer,
     MotoServer,
+    NATSServer,
     PostgresServer,
     RabbitMQServer,
     RedisClusterServers,
@@ -178,6 +179,18 @@ def private_dynamodb(private_server: Callable[[str], Server]) -> DynamoDBServer:
 def moto(shared_server: Callable[[str], Server]) -> MotoServer:
     """The session's second implementation of DynamoDB's API."""
     return cast(MotoServer, shared_server("moto"))
+
+
+@pytest.fixture(scope="session")
+def nats(shared_server: Callable[[str], Server]) -> NATSServer:
+    """The session's NATS server, with JetStream. Never restart it: take `private_nats`."""
+    return cast(NATSServer, shared_server("nats"))
+
+
+@pytest.fixture
+def private_nats(private_server: Callable[[str], Server]) -> NATSServer:
+    """A NATS server for this test alone."""
+    return cast(NATSServer, private_server("nats"))
 
 
 @pytest.fixture(scope="session")

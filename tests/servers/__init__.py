@@ -13,6 +13,7 @@ from tests.servers.dynamodb_moto import MotoServer
 from tests.servers.kafka import KafkaServer
 from tests.servers.kinds import KINDS
 from tests.servers.mariadb import MariaDBServer
+from tests.servers.nats import NATSServer
 from tests.servers.pool import ServerPool
 from tests.servers.postgres import PostgresServer
 from tests.servers.rabbitmq import RabbitMQServer
@@ -26,6 +27,7 @@ __all__ = [
     "KafkaServer",
     "MariaDBServer",
     "MotoServer",
+    "NATSServer",
     "PostgresServer",
     "RabbitMQServer",
     "RedisClusterServers",

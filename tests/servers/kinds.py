@@ -6,6 +6,7 @@ from tests.servers.dynamodb import DynamoDBServer
 from tests.servers.dynamodb_moto import MotoServer
 from tests.servers.kafka import KafkaServer
 from tests.servers.mariadb import MariaDBServer
+from tests.servers.nats import NATSServer
 from tests.servers.pgbouncer import PgBouncerServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.rabbitmq import RabbitMQServer
@@ -22,6 +23,7 @@ KINDS: dict[str, type[Server]] = {
         RedisServer,
         RedisSentinelServers,
         RedisClusterServers,
+        NATSServer,
         KafkaServer,
         RabbitMQServer,
         ChromiumServer,
