@@ -115,4 +115,4 @@ WHERE h.stream = ANY (:streams::text[]) AND h.until > {{now}} + interval '10 yea
 -- name: skip_parked (writes)
 -- The consumer goes on with the next message of the stream.
 UPDATE semel_inbox_stream SET sequence = :sequence::bigint
-WHERE consumer = :consumer::text AND stream = :stream::text AND sequence = - :sequence
+WHERE consumer = :consumer::text AND stream = :stream::text AND sequence = - :sequence::bigint
