@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
+import json
 import tempfile
 import threading
 import uuid
@@ -18,7 +19,7 @@ import pytest
 import requests
 from requests.auth import HTTPDigestAuth
 
-from semel import ConfigurationError, KeyReused, MemoryStore, NoAnswer, OutcomeUnknown, Semel
+from semel import ConfigurationError, KeyExpired, KeyReused, MemoryStore, NoAnswer, OutcomeUnknown, Semel
 from semel.client import Journal, Receipt, Retry
 from semel.client.aiohttp import IdempotencyClientMiddleware
 from semel.client.flow import Answer, Settings, deliver
@@ -153,6 +154,12 @@ def test_a_server_that_does_not_know_the_outcome_is_not_asked_again(make: Make, 
     assert (found.outcome, found.attempts) == ("unknown", 1)
 
 
+def test_a_server_that_has_forgotten_the_answer_does_not_say_that_nothing_was_done(make: Make, server: Server) -> None:
+    body = json.dumps({"code": KeyExpired.code, "retryable": False}).encode()
+    server.script = [http(422, body, Content_Type="application/problem+json")]
+    assert receipt(make(), "POST", server.url).outcome == "unknown"
+
+
 @pytest.mark.parametrize("failure", [HANG_UP, TRUNCATED])
 def test_no_answer_is_an_error_with_the_key(make: Make, server: Server, failure: bytes) -> None:
     server.script = [failure]
@@ -172,6 +179,17 @@ def test_a_server_that_is_not_there_is_tried_again(make: Make, server: Server) -
     with pytest.raises(NoAnswer) as caught:
         make(retry=Retry(attempts=3, base=0, quota=None)).send("POST", server.url)
     assert caught.value.attempts == 3
+    assert "It was not sent" in str(caught.value)
+
+
+def test_a_server_that_goes_away_may_have_executed_it(make: Make, server: Server) -> None:
+    def go(_: object) -> bytes:
+        server.close()
+        return HANG_UP
+
+    server.script = [go]
+    with pytest.raises(NoAnswer, match="It may have been executed"):
+        make(retry=Retry(attempts=3, base=0, quota=None)).send("POST", server.url)
 
 
 def test_a_slow_answer_is_tried_again(make: Make, server: Server) -> None:

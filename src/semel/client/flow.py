@@ -74,7 +74,7 @@ class Lost(NamedTuple):
 
     error: Exception
     sent: bool
-    """Whether any of it may have reached the server."""
+    """Whether any of it may have reached the server. At the end: of this attempt or an earlier one."""
     mistake: bool = False
     """The library refuses the request itself. Another attempt would fail in the same way."""
     over: bool = False
@@ -287,14 +287,14 @@ def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, An
         attempts += 1
         reply = yield "send"
         outcome: CallOutcome = "unknown"
-        replayed = retryable = False
+        replayed = retryable = expired = False
         after = 0.0
         if type(reply) is Answer:
             status = reply.status
             replayed = reply.headers.get(REPLAYED, "false").lower() != "false"
             if status >= 400:
-                retryable, after = advice(status, reply.headers, reply.body, time.time(), retry.statuses)
-            if not retryable:
+                retryable, after, expired = advice(status, reply.headers, reply.body, time.time(), retry.statuses)
+            if not (retryable or expired):
                 outcome = _outcome(status, doubt and not replayed)
         else:
             assert type(reply) is Lost
@@ -302,6 +302,7 @@ def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, An
             if reply.mistake and not doubt:
                 outcome = "rejected"
             doubt = doubt or reply.sent
+            reply = reply._replace(sent=doubt)
         if retryable and intent.adds:
             doubt = doubt or (type(reply) is Answer and reply.status not in (425, 429))
             elapsed = time.monotonic() - started
@@ -348,9 +349,14 @@ def failure(kind: type[NoAnswer], receipt: Receipt, lost: Lost) -> Exception:
     if receipt.outcome != "unknown":
         return lost.error
     times = "once" if receipt.attempts == 1 else f"{receipt.attempts} times"
+    reason = f"{type(lost.error).__name__}: {lost.error}".removesuffix(": ")
+    advice = (
+        "It may have been executed: send it again with the same key, or ask the server."
+        if lost.sent
+        else "It was not sent: no connection was made."
+    )
     error = kind(
-        f"no answer, tried {times} with the key {receipt.key!r}: {type(lost.error).__name__}: {lost.error}. It may "
-        "have been executed: send it again with the same key, or ask the server.",
+        f"no answer, tried {times} with the key {receipt.key!r}: {reason}. {advice}",
         key=receipt.key,
         attempts=receipt.attempts,
     )
