@@ -8,6 +8,7 @@ transaction and gets lists as JSON, MySQL gets the statements of a step in one p
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -19,8 +20,11 @@ from semel.core.messages import (
     Outgoing,
     SettleMessages,
     StartMessages,
+    lane_of,
 )
 from semel.core.ops import Op
+from semel.sql.connections.adopt import Dialect
+from semel.sql.connections.errors import DuplicateRow
 from semel.sql.program import Packet, Piece, Program, Rows, load_queries
 
 _LONGEST: Final = 366 * 86400.0
@@ -220,6 +224,37 @@ def sqlite_program(op: Op[Any], clock: Callable[[], int]) -> Program[Any]:
 def mysql_program(op: Op[Any]) -> Program[Any]:
     """The program of one Op, for a connection of our own to MySQL."""
     return _IN_TRANSACTION[type(op)](op, _in_mysql)
+
+
+# The caller's connection: add a message
+
+
+def add_message(dialect: Dialect, message: Message, delay: float) -> Program[None]:
+    """Add a message to the outbox. It is not added if its id is there already."""
+    params = {
+        "id": message.id, "type": message.type, "data": message.data, "source": message.source,
+        "destination": message.destination, "stream": message.stream, "subject": message.subject,
+        "content_type": message.content_type, "headers": json.dumps(dict(message.headers)),
+        "lane": lane_of(message.stream, message.id),
+    }  # fmt: skip
+    if dialect == "postgresql":
+        yield _P["add"](**params, delay=delay)
+        return
+    params["delay"] = round(delay * 1_000_000)
+    # The row of the stream is locked before the insert takes a position.
+    queries = _S if dialect == "sqlite" else _M
+    if message.stream:
+        yield queries["bump"](stream=message.stream)
+    try:
+        if dialect == "sqlite":
+            new = bool((yield _S["add"](**params, now=time.time_ns() // 1000)))
+        else:
+            yield _M["add_to_stream" if message.stream else "add"](**params)
+            new = True
+    except DuplicateRow:
+        new = False
+    if message.stream and not new:
+        yield queries["unbump"](stream=message.stream)
 
 
 RELAY_OPS: Final[tuple[type[Op[Any]], ...]] = tuple(_IN_TRANSACTION)

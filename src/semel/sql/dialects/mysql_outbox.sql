@@ -92,3 +92,30 @@ DELETE FROM semel_relay WHERE relay = :relay
 
 -- name: free_lanes_of (writes)
 UPDATE semel_lane SET relay = NULL WHERE relay = :relay
+
+-- name: bump (writes)
+-- For the caller's connection, as all that follow.
+INSERT INTO semel_stream (name, sequence) VALUES (:stream, 1) ON DUPLICATE KEY UPDATE sequence = sequence + 1
+
+-- name: add_to_stream (writes)
+-- Fails if the message is there.
+INSERT INTO semel_outbox (
+    sequence, due, created, lane, starts, redrives, id, type, source, destination, stream, subject, content_type,
+    headers, data
+)
+SELECT sequence, {{now}} + INTERVAL :delay MICROSECOND, {{now}}, :lane, 0, 0, :id, :type, :source, :destination, name,
+       :subject, :content_type, :headers, :data
+FROM semel_stream WHERE name = :stream
+
+-- name: add (writes)
+INSERT INTO semel_outbox (
+    sequence, due, created, lane, starts, redrives, id, type, source, destination, stream, subject, content_type,
+    headers, data
+)
+VALUES (
+    0, {{now}} + INTERVAL :delay MICROSECOND, {{now}}, :lane, 0, 0, :id, :type, :source, :destination, :stream,
+    :subject, :content_type, :headers, :data
+)
+
+-- name: unbump (writes)
+UPDATE semel_stream SET sequence = sequence - 1 WHERE name = :stream

@@ -131,3 +131,9 @@ SELECT 1 FROM me
 -- name: leave (writes)
 WITH gone AS (DELETE FROM semel_relay WHERE relay = :relay::bytea RETURNING relay)
 UPDATE semel_lane l SET relay = NULL FROM gone WHERE l.relay = gone.relay
+
+-- name: add (writes, as text add)
+-- For the caller's connection. The function is in schema/postgres/0006_messages.sql.
+SELECT semel_add(
+    :id, :type, :data, :source, :destination, :stream, :subject, :content_type, :headers, :lane, :delay
+)

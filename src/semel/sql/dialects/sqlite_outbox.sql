@@ -98,3 +98,21 @@ DELETE FROM semel_relay WHERE relay = :relay
 
 -- name: free_lanes_of (writes)
 UPDATE semel_lane SET relay = NULL WHERE relay = :relay
+
+-- name: bump (writes)
+-- For the caller's connection, as all that follow.
+INSERT INTO semel_stream (name, sequence) VALUES (:stream, 1) ON CONFLICT (name) DO UPDATE SET sequence = sequence + 1
+
+-- name: add (writes)
+INSERT INTO semel_outbox (
+    sequence, due, created, lane, starts, redrives, id, type, source, destination, stream, subject, content_type,
+    headers, data
+)
+SELECT coalesce((SELECT sequence FROM semel_stream WHERE name = :stream), 0), :now + :delay, :now, :lane, 0, 0, :id,
+       :type, :source, :destination, :stream, :subject, :content_type, :headers, :data
+WHERE true
+ON CONFLICT (id) DO NOTHING
+RETURNING 1
+
+-- name: unbump (writes)
+UPDATE semel_stream SET sequence = sequence - 1 WHERE name = :stream
