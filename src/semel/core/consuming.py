@@ -146,9 +146,11 @@ class ConsumerPlan:
     hook: events.EventHook
 
     def run(
-        self, stopping: Callable[[], bool], report: ConsumerReport, *, until_idle: bool = False
+        self, stopping: Callable[[], bool], report: ConsumerReport, until_idle: float | None = None
     ) -> ConsumerFlow:
-        """Apply messages until ``stopping``; with ``until_idle``, until none arrives or the broker is down."""
+        """Apply messages until ``stopping``; with ``until_idle``, until none arrives for so many seconds, or the broker
+        or the database is down.
+        """
         return _Run(self, stopping, report).flow(until_idle)
 
 
@@ -192,7 +194,7 @@ def storable(message: Message) -> Message:
         return message
     except ConfigurationError:
         names = ("type", "source", "destination", "stream", "subject", "content_type")
-        fitting = {name: _fitting(getattr(message, name)) for name in names}
+        fitting: dict[str, Any] = {name: _fitting(getattr(message, name)) for name in names}
         return replace(message, headers={}, **fitting)
 
 
@@ -220,19 +222,19 @@ class _Run:
         """The messages in hand of which the store has counted something."""
         self._acknowledge_at = 0.0
 
-    def flow(self, until_idle: bool) -> ConsumerFlow:
+    def flow(self, until_idle: float | None) -> ConsumerFlow:
         pause = OUTAGE_PAUSE_FIRST
         while not self._stopping():
             try:
-                deliveries = yield from self._ask(Receive(self._plan.batch, 0.0 if until_idle else WAIT))
+                deliveries = yield from self._ask(Receive(self._plan.batch, WAIT if until_idle is None else until_idle))
                 if deliveries:
                     yield from self._handle(deliveries)
-                elif until_idle:
+                elif until_idle is not None:
                     return
             except _Outage as outage:
                 self._done.clear()  # they are delivered again, and the inbox knows them
                 self._plan.hook(events.ConsumerInterrupted("", "", "", describe_error(outage.error)))
-                if until_idle:
+                if until_idle is not None:
                     return
                 yield Pause(pause)
                 pause = min(2 * pause, OUTAGE_PAUSE_LONGEST)
@@ -299,9 +301,7 @@ class _Run:
         self._counted.update(ids)
         return set(seen)
 
-    def _handle_one(
-        self, delivery: Delivered, repeated: set[str]
-    ) -> Generator[Request, Any, float | None]:
+    def _handle_one(self, delivery: Delivered, repeated: set[str]) -> Generator[Request, Any, float | None]:
         """Apply a message, or give it up. Returns None if it is done, or in how many seconds it is to come again."""
         plan, report = self._plan, self._report
         message, problem = identify(delivery.message)
@@ -310,6 +310,8 @@ class _Run:
             return None
         starts = 0
         if message.id in repeated:
+            # It may kill the process. What is done must not come again then, and again, until it looks like poison too.
+            yield from self._acknowledge()
             starts = yield from self._count_start(message)
             if starts > plan.tries and not self._blocks(message):
                 reason = f"its consumer has died, or was stopped, each time that it was applied ({starts - 1} starts)"
@@ -328,11 +330,13 @@ class _Run:
             yield from self._bury(message, answer.reason, starts or 1)
             return None
         assert isinstance(answer, Raised)
-        if isinstance(answer.error, TransactionConflict):  # another transaction was in the way: it does not count
+        if isinstance(answer.error, StoreError):  # it is not the fault of the message, so it does not count
+            if starts:
+                yield ForgetStarts(plan.consumer, (message.id,))
+            if not isinstance(answer.error, TransactionConflict):
+                raise _Outage(answer.error)
             report.failed += 1
             return plan.jitter() * plan.pause
-        if isinstance(answer.error, StoreError):
-            raise _Outage(answer.error)
         starts = starts or (yield from self._count_start(message))
         reason = describe_error(answer.error)
         if starts >= plan.tries and not self._blocks(message):
