@@ -172,7 +172,7 @@ WITHOUT_MEMBERS: Final = {name for _, names in GROUPS[1:2] for name in names if 
 """The stores: what they do is described at Store."""
 MADE_BY_US: Final = {"Operation", "AsyncOperation", "Entry", "JournalReport", "Receipt"}
 FOR_ADAPTERS: Final = {
-    "begin", "compensate", "declared_call", "emit", "in_this_loop",
+    "begin", "compensate", "declared_call", "Semel.emit", "AsyncSemel.emit", "in_this_loop",
     "journal", "leave", "make_call", "perform", "undoes",
 }  # fmt: skip
 """Members of guards and handles that our own adapters use, and programs have no use for."""
@@ -217,7 +217,11 @@ def _members(cls: type) -> list[tuple[str, Any]]:
                 plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
                 if not name.startswith("_") and isinstance(plain, (types.FunctionType, property)):
                     found.setdefault(name, plain)
-    return [(name, value) for name, value in found.items() if value.__doc__ and name not in FOR_ADAPTERS]
+    return [
+        (name, value)
+        for name, value in found.items()
+        if value.__doc__ and FOR_ADAPTERS.isdisjoint({name, f"{cls.__name__}.{name}"})
+    ]
 
 
 def _attributes(cls: type) -> str:
