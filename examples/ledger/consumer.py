@@ -1,0 +1,44 @@
+"""A consumer: it applies each message once, in the transaction that also remembers its id."""
+
+import asyncio
+import json
+import signal
+import sys
+
+import psycopg
+
+from semel.core.messages import Message
+from semel.messaging import AsyncInbox
+from semel.messaging.brokers.urls import open_source
+from semel.stores.postgres import AsyncPostgresStore
+
+
+async def main(url: str, source: str) -> None:
+    inbox = AsyncInbox(AsyncPostgresStore(url, listen=False))
+    connection: psycopg.AsyncConnection | None = None
+
+    class Lent:
+        """The consumer's one connection, opened again when the database was away."""
+
+        async def __aenter__(self) -> psycopg.AsyncConnection:
+            nonlocal connection
+            if connection is None or connection.closed:
+                connection = await psycopg.AsyncConnection.connect(url, autocommit=True)
+            return connection
+
+        async def __aexit__(self, *_: object) -> None:
+            """Keep it for the next message."""
+
+    @inbox.handler("ledger", connect=Lent, ordered=True)
+    async def apply(message: Message, connection: psycopg.AsyncConnection) -> None:
+        entry = json.loads(message.data)
+        await connection.execute(
+            "INSERT INTO applied (account, number) VALUES (%s, %s)", (entry["account"], entry["number"])
+        )
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, apply.stop)
+    await apply.run(open_source(source))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
