@@ -108,6 +108,15 @@ def test_an_unclear_answer_is_retried_with_the_same_key_and_bytes(make: Make, se
     assert [seen.body for seen in server.seen] == [b'{"amount": 10}'] * 3
 
 
+def test_an_answer_that_cannot_be_decompressed_is_none(make: Make, server: Server) -> None:
+    server.script = [http(201, b"cut off", Content_Encoding="gzip"), OK]
+    found = make().send("POST", server.url, b"{}")
+    assert (found.status, found.body) == (201, b'{"charged": 10}')
+    assert found.receipt is not None
+    assert (found.receipt.outcome, found.receipt.attempts) == ("succeeded", 2)
+    assert len(set(server.keys)) == 1
+
+
 def test_a_replay_is_told_apart(make: Make, server: Server) -> None:
     server.script = [HANG_UP, http(201, b"1", Idempotent_Replayed="true")]
     found = receipt(make(), "POST", server.url)
@@ -367,14 +376,14 @@ def test_the_key_follows_the_same_host_to_https_and_nowhere_else() -> None:
         ("https://pay.example:8443/charges", False),
         ("https://other.example/charges", False),
     ):
-        first = settings.intent("POST", "http://pay.example/charges", None)
+        first = settings.intent("POST", "http://pay.example/charges", {})
         assert first is not None
         moved = Answer(308, {"Location": target}, bytes, None)
         flow = deliver(first, settings.retry, False)
         assert next(flow) == "send"
         with pytest.raises(StopIteration):
             flow.send(moved)
-        second = settings.intent("POST", target, first.value)
+        second = settings.intent("POST", target, first.adds)
         assert second is not None
         assert bool(second.adds) == follows
 

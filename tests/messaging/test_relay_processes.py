@@ -17,7 +17,7 @@ import pytest
 from semel.messaging import Outbox
 from tests.messaging.desks import Desk
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.faults, pytest.mark.server, pytest.mark.postgres, pytest.mark.mariadb]
 ROOT = Path(__file__).parents[2]
 LEASE = "1s"
 Worker = subprocess.Popen[str]

@@ -24,11 +24,11 @@ def test_no_statement_reads_a_whole_table(postgres_url: str, name: str) -> None:
     migrate(postgres_url)
     text, names = QUERIES[name].rendered("numeric")
     casts = dict(re.findall(r":([a-z_]+)::(\w+(?:\[\])?)", QUERIES[name].sql))
-    types = ", ".join(casts.get(parameter, "unknown") for parameter in names)
-    nothing = ", ".join("NULL" for _ in names)
+    types = f"({', '.join(casts.get(parameter, 'unknown') for parameter in names)})" if names else ""
+    nothing = f"({', '.join('NULL' for _ in names)})" if names else ""
     with closing(Psycopg().connect(PostgresSettings(postgres_url)).raw) as raw:
-        raw.execute(f"PREPARE asked ({types}) AS {text}".encode(), prepare=False)
-        plan = [line for (line,) in raw.execute(f"EXPLAIN EXECUTE asked ({nothing})".encode(), prepare=False)]
+        raw.execute(f"PREPARE asked {types} AS {text}".encode(), prepare=False)
+        plan = [line for (line,) in raw.execute(f"EXPLAIN EXECUTE asked {nothing}".encode(), prepare=False)]
     assert any("semel_" in line for line in plan)
     read = [
         line for line in plan if "Seq Scan" in line and not re.search("semel_(lane|relay)", line)

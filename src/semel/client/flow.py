@@ -23,7 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Generator, Mapping, MutableMapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote, urljoin
 
@@ -169,11 +169,11 @@ def new_key() -> str:
     return str(uuid.UUID(bytes=number, version=4))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What all clients are told in the same words. Each of them takes these as keyword arguments."""
 
-    retry: Retry
+    retry: Retry = field(default_factory=Retry)
     methods: Collection[str] = METHODS
     header: str = HEADER
     quote_keys: bool = False
@@ -183,11 +183,14 @@ class Settings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "hosts", check_hosts(self.hosts))
 
-    def intent(self, method: str, url: str, given: str | None) -> Intent | None:
+    def intent(self, method: str, url: str, headers: Mapping[str, Any]) -> Intent | None:
         """Return the intent of a request, or None if it is sent as it is.
 
-        :param given: the field value of the key that the request has already.
+        :param headers: found by any spelling of their names. They may hold a key already.
         """
+        given = headers.get(self.header)
+        if isinstance(given, bytes):  # requests takes both
+            given = given.decode("latin-1")
         redirect = _redirect.get()
         if redirect is not None:
             _redirect.set(None)
@@ -362,6 +365,19 @@ def failure(kind: type[NoAnswer], receipt: Receipt, lost: Lost) -> Exception:
     )
     error.__cause__ = lost.error
     return error
+
+
+def whole_body(body: Any) -> bytes:
+    """Return the bytes of a body that is text, bytes or a file. Raises ConfigurationError for any other."""
+    if body is None:
+        return b""
+    if hasattr(body, "read"):
+        body = body.read()
+    if isinstance(body, str):
+        return body.encode()
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise not_replayable("an iterator")
+    return bytes(body)
 
 
 def not_replayable(what: str) -> ConfigurationError:
