@@ -16,6 +16,7 @@ from hypothesis import settings
 from tests.servers import (
     ChromiumServer,
     DynamoDBServer,
+    ElasticMQServer,
     KafkaServer,
     MariaDBServer,
     MotoServer,
@@ -177,8 +178,14 @@ def private_dynamodb(private_server: Callable[[str], Server]) -> DynamoDBServer:
 
 @pytest.fixture(scope="session")
 def moto(shared_server: Callable[[str], Server]) -> MotoServer:
-    """The session's second implementation of DynamoDB's API."""
+    """The session's second implementation of DynamoDB's API, and the first one of SQS and SNS."""
     return cast(MotoServer, shared_server("moto"))
+
+
+@pytest.fixture(scope="session")
+def elasticmq(shared_server: Callable[[str], Server]) -> ElasticMQServer:
+    """The session's second implementation of the API of SQS."""
+    return cast(ElasticMQServer, shared_server("elasticmq"))
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pymysql
+import pytest
 
 from semel import (
     AsyncMySQLStore,
@@ -28,7 +29,21 @@ from tests.transactional.kinds import mysql_parameters
 TABLES = ("outbox", "stream", "hold", "relay", "lane", "dead_letter")
 DIALECTS = ("sqlite", "postgres", "mysql")
 KINDS = (*DIALECTS, "async-sqlite", "asyncpg", "async-psycopg", "asyncmy")
+MARKS = {
+    "sqlite": (),
+    "postgres": (pytest.mark.postgres, pytest.mark.server),
+    "mysql": (pytest.mark.mariadb, pytest.mark.server),
+}
 PAST = {"sqlite": "0", "postgres": "'epoch'", "mysql": "'1970-01-02'"}
+
+
+def dialect_of(kind: str) -> str:
+    return "sqlite" if "sqlite" in kind else "mysql" if kind in ("mysql", "asyncmy") else "postgres"
+
+
+def marked(*kinds: str) -> list[Any]:
+    """The kinds as parameters of a test, marked with the server that they need."""
+    return [pytest.param(kind, marks=MARKS[dialect_of(kind)]) for kind in kinds]
 
 
 class Desk:
@@ -36,9 +51,7 @@ class Desk:
 
     def __init__(self, kind: str, url: str) -> None:
         self.kind, self.url = kind, url
-        self.dialect = (
-            "sqlite" if "sqlite" in kind else "mysql" if kind in ("mysql", "asyncmy") else "postgres"
-        )  # fmt: skip
+        self.dialect = dialect_of(kind)
         self._runner = asyncio.Runner() if kind not in DIALECTS else None
         self.store = self.open_store()
         self.conn = self.connect()

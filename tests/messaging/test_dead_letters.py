@@ -20,21 +20,12 @@ from semel.core.messages import (
 from semel.errors import ConfigurationError, PolicyError
 from semel.messaging import AsyncDeadLetters, DeadLetters
 from semel.stores.memory import MemoryStore
-from tests.messaging.desks import DIALECTS, KINDS, NOW, Desk
+from tests.messaging.desks import DIALECTS, KINDS, Desk, marked
 
 RELAY = bytes(range(16))
-SERVERS = {"sqlite": (), "postgres": ("postgres", "server"), "mysql": ("mariadb", "server")}
 
 
-def dialect_of(kind: str) -> str:
-    return "sqlite" if "sqlite" in kind else "mysql" if kind in ("mysql", "asyncmy") else "postgres"
-
-
-def marked(kind: str) -> Any:
-    return pytest.param(kind, marks=[getattr(pytest.mark, name) for name in SERVERS[dialect_of(kind)]])
-
-
-@pytest.fixture(params=[marked(kind) for kind in KINDS])
+@pytest.fixture(params=marked(*KINDS))
 def desk(request: pytest.FixtureRequest, open_desk: Callable[[str], Desk]) -> Desk:
     desk = open_desk(request.param)
     for table in ("inbox", "inbox_stream", "inbox_start"):
@@ -146,7 +137,7 @@ def test_a_redrive_of_the_last_letter_frees_a_stream_that_the_relay_has_parked(d
 
 def test_a_purge_deletes_and_frees_what_was_parked(desk: Desk) -> None:
     letters = Letters(desk)
-    now = NOW[desk.dialect]
+    now = desk.now
     bury(desk, letter("m-4", "o-7", 4), park=True)
     bury(desk, letter("m-5", "o-7", 5), park=True)
     assert desk.sql("SELECT sequence FROM semel_inbox_stream") == [(-4,)]

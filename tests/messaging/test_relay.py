@@ -13,21 +13,21 @@ import pytest
 
 from semel import MemoryStore, SQLiteStore
 from semel.core import relaying
-from semel.core.messages import OUTBOX, BrokerDown, Refused, Sent, TryAgain
+from semel.core.messages import OUTBOX, BrokerDown, HeldStream, InspectOutbox, Refused, Sent, TryAgain
 from semel.core.ops import Op
 from semel.core.relaying import RelayReport
 from semel.errors import BrokerUnavailable, ConfigurationError, PolicyError, StoreUnavailable
 from semel.messaging.relay import AsyncRelay, Relay
 from semel.observe import events
 from semel.sql.dialects.postgres import CHANNEL
-from tests.messaging.desks import DIALECTS, KINDS, Desk
+from tests.messaging.desks import DIALECTS, KINDS, Desk, marked
 from tests.messaging.recording_broker import RecordingBroker
 
 pytestmark = pytest.mark.timeout(60)
 OpenDesk = Callable[[str], Desk]
 
 
-@pytest.fixture(params=DIALECTS)
+@pytest.fixture(params=marked(*DIALECTS))
 def desk(request: pytest.FixtureRequest, open_desk: OpenDesk) -> Desk:
     return open_desk(request.param)
 
@@ -54,7 +54,7 @@ def fill(desk: Desk, count: int, streams: int = 3) -> list[str]:
     return [f"m{number}" for number in range(count)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", marked(*KINDS))
 def test_it_sends_what_is_there_and_deletes_it(kind: str, open_desk: OpenDesk) -> None:
     desk = open_desk(kind)
     ids = fill(desk, 120)
@@ -161,6 +161,8 @@ def test_async_wake_and_stop(open_desk: OpenDesk) -> None:
     assert desk.state()["relay"] == {}
 
 
+@pytest.mark.postgres
+@pytest.mark.server
 @pytest.mark.usefixtures("no_polls")
 @pytest.mark.parametrize("kind", ["sync", "asyncpg", "psycopg"])
 def test_a_notification_of_postgres_wakes_it(open_desk: OpenDesk, kind: str) -> None:
@@ -364,3 +366,28 @@ def test_problems_are_logged_once_a_minute_and_events_reach_the_hook(
     assert "m3" in texts[1]
     assert "dead letters: bad" in texts[1]
     assert seen == ["publish_failed"] * 3 + ["publish_given_up"]
+
+
+def test_an_operator_sees_what_waits_and_why(desk: Desk) -> None:
+    for number in range(6):
+        desk.add(f"m{number}", f"s{number % 3}", sequence=number // 3 + 1)
+    broker = RecordingBroker()
+    results: dict[str, Any] = {"m0": TryAgain("busy", 100.0), "m1": Refused("bad")}
+    sent = broker.answer
+    broker.answer = lambda message: results.get(message.id) or sent(message)
+    Relay(desk.store, broker, on_poison="park").drain()
+    desk.add("later", "s1")
+    state = desk.execute(InspectOutbox(10))
+    (depth,) = state.destinations
+    assert (depth.destination, depth.messages, depth.failing) == ("orders", 3, 1)
+    assert 0 <= depth.oldest < 60
+    parked, waiting = state.held
+    assert parked == HeldStream("s1", 1, None, "bad")
+    assert (waiting.stream, waiting.messages, waiting.reason) == ("s0", 2, "busy")
+    assert 40 < waiting.seconds <= 100
+    assert desk.execute(InspectOutbox(1)).held == (parked,)
+    assert (state.relays, state.lanes) == (0, 0)
+    broker.answer = sent
+    with Relay(desk.store, broker):
+        wait_until(lambda: desk.execute(InspectOutbox(1)).lanes == 64)
+        assert desk.execute(InspectOutbox(1)).relays == 1

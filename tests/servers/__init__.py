@@ -10,6 +10,7 @@ from tests.servers.base import Server, ServerError, ServerMissing
 from tests.servers.chromium import Browser, ChromiumServer
 from tests.servers.dynamodb import DynamoDBServer
 from tests.servers.dynamodb_moto import MotoServer
+from tests.servers.elasticmq import ElasticMQServer
 from tests.servers.kafka import KafkaServer
 from tests.servers.kinds import KINDS
 from tests.servers.mariadb import MariaDBServer
@@ -24,6 +25,7 @@ __all__ = [
     "Browser",
     "ChromiumServer",
     "DynamoDBServer",
+    "ElasticMQServer",
     "KafkaServer",
     "MariaDBServer",
     "MotoServer",

@@ -4,6 +4,7 @@ from tests.servers.base import Server
 from tests.servers.chromium import ChromiumServer
 from tests.servers.dynamodb import DynamoDBServer
 from tests.servers.dynamodb_moto import MotoServer
+from tests.servers.elasticmq import ElasticMQServer
 from tests.servers.kafka import KafkaServer
 from tests.servers.mariadb import MariaDBServer
 from tests.servers.nats import NATSServer
@@ -24,6 +25,7 @@ KINDS: dict[str, type[Server]] = {
         RedisSentinelServers,
         RedisClusterServers,
         NATSServer,
+        ElasticMQServer,
         KafkaServer,
         RabbitMQServer,
         ChromiumServer,

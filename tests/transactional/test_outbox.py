@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import psycopg
 import pytest
 
-from semel import ConfigurationError, NotMigrated
-from semel.core.messages import lane_of
+from semel import ConfigurationError, NotMigrated, PostgresStore
+from semel.core.messages import OUTBOX, lane_of
 from semel.messaging import AsyncOutbox, Outbox
-from tests.transactional.kinds import Till
+from tests.transactional.kinds import AsyncTill, Till
 from tests.transactional.test_savepoints import savepoint
+from tests.transactional.test_statements import Wire
 
 OpenTill = Callable[..., Any]
 COLUMNS = (
@@ -288,3 +292,87 @@ def test_a_store_outside_of_sql_has_no_outbox() -> None:
 
     with pytest.raises(ConfigurationError, match="a table in the database"):
         Outbox(MemoryStore())
+
+
+# PostgreSQL: one round trip, and a relay that is woken
+
+
+def test_a_message_is_one_statement_on_psycopg(database: str, tmp_path: Any) -> None:
+    for kind in ("psycopg", "psycopg-autocommit"):
+        till = Till(kind, database)
+        outbox = Outbox(till.guard.store)
+        with till.transaction():
+            outbox.add(till.conn, "paid", {})  # opens what is opened once
+            wire = Wire(till.conn, tmp_path / "wire")
+            for _ in range(3):
+                outbox.add(till.conn, "paid", {"a": "b"}, stream="s")
+            said = wire.said()
+            wire.close()
+        till.close()
+        assert ["semel_add(" in text for text in said] == [True] * 3
+
+
+def test_a_message_is_one_statement_on_asyncpg(database: str) -> None:
+    till = AsyncTill("asyncpg", database)
+    outbox = AsyncOutbox(till.guard.store)
+    said: list[str] = []
+
+    async def main() -> None:
+        async with till.transaction():
+            await outbox.add(till.conn, "paid", {})  # prepares the statement
+            till.conn.add_query_logger(lambda query: said.append(query.query))
+            for _ in range(3):
+                await outbox.add(till.conn, "paid", {"a": "b"}, stream="s")
+
+    till.run(main)
+    till.close()
+    assert [text.partition("(")[0] for text in said] == [*["SELECT semel_add"] * 3, "COMMIT;"]
+
+
+def test_a_message_wakes_the_relay_that_waits(database: str) -> None:
+    store = PostgresStore(database, connections=1)
+    woken = threading.Event()
+    stop = threading.Event()
+
+    def wait() -> None:
+        while not stop.is_set():
+            began = time.monotonic()
+            store.wait(OUTBOX, 0.9)
+            if time.monotonic() - began < 0.5:
+                woken.set()
+
+    store.wait(OUTBOX, 0.01)  # it listens from here on
+    relay = threading.Thread(target=wait)
+    relay.start()
+    till = Till("psycopg", database)
+    outbox = Outbox(till.guard.store)
+    try:
+        for _ in range(100):  # the first may come before the relay waits
+            with till.transaction():
+                outbox.add(till.conn, "paid", {})
+                outbox.add(till.conn, "paid", {}, stream="s")
+            if woken.wait(0.05):
+                break
+        assert woken.is_set()
+    finally:
+        stop.set()
+        relay.join()
+        till.close()
+        store.close()
+
+
+def test_only_one_transaction_at_a_time_notifies(database: str) -> None:
+    """A NOTIFY of every transaction would serialise all commits."""
+    tills = [Till("psycopg", database) for _ in range(2)]
+    listener = psycopg.connect(database, autocommit=True)
+    listener.execute("LISTEN semel")
+    outbox = Outbox(tills[0].guard.store)
+    with tills[0].transaction():
+        outbox.add(tills[0].conn, "paid", {})
+        with tills[1].transaction():
+            outbox.add(tills[1].conn, "paid", {})
+        assert list(listener.notifies(timeout=0)) == []
+    assert [one.payload for one in listener.notifies(timeout=10, stop_after=1)] == [OUTBOX.hex()]
+    listener.close()
+    for till in tills:
+        till.close()

@@ -18,6 +18,7 @@ from semel.cli.describe import DESCRIBE
 from semel.cli.dlq import DLQ
 from semel.cli.records import DIAGRAM, LOOKUP, RELEASE, RESOLVE
 from semel.cli.recover import RECOVER
+from semel.cli.relay import OUTBOX, RELAY
 from semel.cli.size import SIZE
 from semel.cli.upkeep import MIGRATE, STORES, SWEEP
 from semel.errors import SemelError
@@ -32,6 +33,8 @@ COMMANDS: Final = (
     RELEASE,
     RECOVER,
     CLIENT,
+    RELAY,
+    OUTBOX,
     DLQ,
     DESCRIBE,
     SIZE,

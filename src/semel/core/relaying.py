@@ -276,6 +276,8 @@ class _Run:
         refused: dict[int, Refused] = {}
         ended: set[str] = set()
         last: dict[str, int] = {}
+        # Those who were in the batch of a killer are innocent until they have been sent alone.
+        most = max(plan.tries, SUSPECT + 1)
         for each in found:
             message, stream = each.message, each.message.stream
             if stream:
@@ -287,7 +289,7 @@ class _Run:
                     self._read_on = 0
                     continue
                 last[stream] = message.sequence
-            if each.starts >= plan.tries and (plan.policy(stream) != "block" or (each.starts - plan.tries) % 2 == 0):
+            if each.starts >= most and (plan.policy(stream) != "block" or (each.starts - most) % 2 == 0):
                 # It has killed relays. If it blocks its stream, it rests at every other start, so that they live.
                 refused[each.position] = Refused(f"{each.starts} attempts have failed, or have killed the relay")
             elif plan.largest < len(message.data) + _LARGEST_HEADERS and plan.largest < size_of(
@@ -392,7 +394,9 @@ class _Run:
             self._blocked.add(each.position)
             event = events.StreamBlocked(*about, starts)
         # From the last try on it rests twice before each attempt: see _sort.
-        return Failure(each.position, reason, plan.longest_pause / (2 if starts >= plan.tries else 1)), event
+        return Failure(
+            each.position, reason, plan.longest_pause / (2 if starts >= max(plan.tries, SUSPECT + 1) else 1)
+        ), event
 
     def _settle(self, op: SettleMessages, lease_end: float) -> _Steps:
         """Settle, and try again while the lease lasts: what was sent and is not settled is sent twice."""

@@ -14,9 +14,13 @@ from typing import Any, Final, Protocol
 
 from semel.core.messages import (
     LANES,
+    DestinationDepth,
+    HeldStream,
+    InspectOutbox,
     JoinRelays,
     LeaveRelays,
     Message,
+    OutboxState,
     Outgoing,
     SettleMessages,
     StartMessages,
@@ -80,11 +84,27 @@ def _leave(op: LeaveRelays) -> Program[None]:
     yield _P["leave"](relay=op.relay)
 
 
+def _inspect(op: InspectOutbox) -> Program[OutboxState]:
+    return _state((yield _P["depths"]()), (yield _P["held"](most=op.limit)), (yield _P["owners"]()))
+
+
+def _state(depths: Rows, held: Rows, owners: Rows) -> OutboxState:
+    return OutboxState(
+        tuple(DestinationDepth(name, count, failing, float(age)) for name, count, failing, age in depths),
+        tuple(
+            HeldStream(stream, count, None if left is None else float(left), reason)
+            for stream, count, left, reason in held
+        ),
+        *owners[0],
+    )
+
+
 POSTGRES_PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[Any]]]] = {
     JoinRelays: _join,
     StartMessages: _start,
     SettleMessages: _settle,
     LeaveRelays: _leave,
+    InspectOutbox: _inspect,
 }
 
 
@@ -208,11 +228,18 @@ def _leave_in(op: LeaveRelays, run: _Transaction) -> Program[None]:
     yield from run(_step("free_lanes_of", relay=op.relay), _step("leave", relay=op.relay), begins=True, ends=True)
 
 
+def _inspect_in(op: InspectOutbox, run: _Transaction) -> Program[OutboxState]:
+    depths = yield from run(_step("depths"))
+    held = yield from run(_step("held", most=op.limit))
+    return _state(depths, held, (yield from run(_step("owners"))))
+
+
 _IN_TRANSACTION: Final[dict[type[Op[Any]], Callable[[Any, _Transaction], Program[Any]]]] = {
     JoinRelays: _join_in,
     StartMessages: _start_in,
     SettleMessages: _settle_in,
     LeaveRelays: _leave_in,
+    InspectOutbox: _inspect_in,
 }
 
 

@@ -137,3 +137,19 @@ UPDATE semel_lane l SET relay = NULL FROM gone WHERE l.relay = gone.relay
 SELECT semel_add(
     :id, :type, :data, :source, :destination, :stream, :subject, :content_type, :headers, :lane, :delay
 )
+
+-- name: depths (reads)
+SELECT destination, count(*), count(*) FILTER (WHERE starts > 0),
+       extract(epoch FROM {{now}} - min(created))::float8
+FROM semel_outbox GROUP BY destination ORDER BY 2 DESC, 1
+
+-- name: held (reads)
+SELECT h.stream, count(o.position),
+       CASE WHEN h.until < 'infinity' THEN extract(epoch FROM h.until - {{now}})::float8 END, h.reason
+FROM semel_hold h LEFT JOIN semel_outbox o ON o.stream = h.stream
+WHERE h.until > {{now}}
+GROUP BY h.stream ORDER BY h.until DESC, h.stream LIMIT :most::integer
+
+-- name: owners (reads)
+SELECT count(DISTINCT r.relay), count(l.lane)
+FROM semel_relay r LEFT JOIN semel_lane l ON l.relay = r.relay WHERE r.lease_end > {{now}}
