@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import sqlite3
 import time
 from collections.abc import Callable
@@ -23,6 +24,10 @@ from semel import (
     current_operation,
 )
 from tests.transactional.kinds import TABLE
+
+# What a first payment imports, so that not each of many forks does.
+for _each in ("semel.sql.connections.sqlite", "semel.sql.connections.asyncpg", "semel.sql.connections.literals"):
+    importlib.import_module(_each)
 
 LEASE = 0.06
 STEPS = {"sqlite3": ("reserve", "book"), "psycopg": ("reserve",), "asyncpg": ("reserve",)}
