@@ -12,23 +12,38 @@ from bench.contest import Match
 from bench.http_wire import WireMatch
 from bench.large import EXPIRIES, JOBS, Large
 from bench.memory import Cost
+from bench.outbox import IN_A_STREAM, WITH_A_MESSAGE
 from bench.redis import STORE_ALONE
 from bench.sqlite import ONE_COMMIT_PER_OP
 from bench.transactional import IN_THE_CALLERS, ONE_STATEMENT, OPENED_BY_SEMEL
 
 __all__ = ["Verdict", "judge", "judge_large"]
 
-OVERHEAD: Final = {"sync": 15.0, "async": 25.0}
 POSTGRES: Final = 0.8
 SQLITE: Final = 5.0
-TRANSACTIONAL: Final = {ONE_STATEMENT: 1.1, OPENED_BY_SEMEL: 0.75, IN_THE_CALLERS: 0.65}
-REPLAYED: Final = {OPENED_BY_SEMEL: 1.2}
-REDIS: Final = 4.0
+TRANSACTIONAL: Final = {
+    ("asyncpg", ONE_STATEMENT, "first"): 1.1,
+    ("asyncpg", OPENED_BY_SEMEL, "first"): 0.68,
+    ("asyncpg", OPENED_BY_SEMEL, "replay"): 1.2,
+    ("asyncpg", IN_THE_CALLERS, "first"): 0.5,
+    ("psycopg", ONE_STATEMENT, "first"): 1.1,
+    ("psycopg", OPENED_BY_SEMEL, "first"): 0.68,
+    ("psycopg", OPENED_BY_SEMEL, "replay"): 1.2,
+    ("psycopg", IN_THE_CALLERS, "first"): 0.58,
+}
+"""The unprotected transaction's rate, and what is left of it, by driver."""
+OUTBOX: Final = 0.55
+"""What is left of the unprotected transaction's rate when it adds a message."""
+REDIS: Final = 4.5
 HTTP: Final = {
-    ("Starlette", "first"): 0.5,
-    ("Starlette", "replay"): 1.1,
-    ("FastAPI", "first"): 0.7,
-    ("FastAPI", "replay"): 2.0,
+    ("Starlette", http_services.SEMEL, "first"): 0.5,
+    ("Starlette", http_services.SEMEL, "replay"): 0.7,
+    ("Starlette", http_services.EDGE, "first"): 0.55,
+    ("Starlette", http_services.EDGE, "replay"): 1.2,
+    ("FastAPI", http_services.SEMEL, "first"): 0.62,
+    ("FastAPI", http_services.SEMEL, "replay"): 0.75,
+    ("FastAPI", http_services.EDGE, "first"): 0.78,
+    ("FastAPI", http_services.EDGE, "replay"): 2.1,
 }
 """An empty route's unprotected rate, and what is left of it on Redis."""
 CLIENT: Final = 1.15
@@ -51,60 +66,84 @@ class Verdict:
 
 
 def judge(costs: Sequence[Cost], matches: Iterable[Match], callers: int) -> list[Verdict]:
-    verdicts = [
-        Verdict(
-            f"engine overhead, memory store, {cost.shell}, {cost.job}: under {OVERHEAD[cost.shell]:g} µs a call",
-            cost.microseconds,
-            "µs",
-            cost.microseconds < OVERHEAD[cost.shell],
-        )
-        for cost in costs
-        if cost.name == "Semel"
-    ]
+    """``callers``: how many at once the stores are judged by."""
+    verdicts = _in_process(costs)
     for match in matches:
         if isinstance(match, WireMatch):
             verdicts += _over_http(match)
-            continue
-        if match.store == "client":
+        elif match.store == "client":
             verdicts += _of_client(match)
-            continue
-        alone = {s.job: s.rate for s in match.standings() if s.name == ONE_COMMIT_PER_OP and s.callers == callers}
-        for standing in match.standings():
-            floors = TRANSACTIONAL if standing.job == "first" else REPLAYED
-            if match.store == "transactional" and standing.name in floors and standing.times_bare is not None:
-                floor = floors[standing.name]
-                told = f"{match.title}, {standing.name}, {standing.job}: at least {floor:g}× unprotected"
-                verdicts.append(Verdict(told, standing.times_bare, "×", standing.times_bare >= floor))
-                continue
-            judged = STORE_ALONE if match.store == "redis" else "Semel"
-            if standing.job != "first" or standing.callers != callers or standing.name != judged:
-                continue
-            ratio = standing.times_bare
-            if ratio is None or match.store not in ("sqlite", "postgres", "redis"):
-                continue
-            if match.store == "postgres":
-                aim, least = f"at least {POSTGRES:g}× two bare statements", POSTGRES
-            elif match.store == "redis":
-                aim, least = f"claim and complete, at least {REDIS:g}× the same two commands by redis.asyncio", REDIS
-            else:
-                # An Op is what the group commit shares: the same path, one commit for each. Beside it, the bare driver.
-                aim, least = f"at least {SQLITE:g}× one commit per Op", SQLITE
-                bare = f"{match.title}, {callers} callers: at least {SQLITE:g}× bare statements, one commit each"
-                verdicts.append(Verdict(bare, ratio, "×", ratio >= least))
-                ratio = standing.rate / alone["first"]
-            verdicts.append(Verdict(f"{match.title}, {callers} callers: {aim}", ratio, "×", ratio >= least))
+        elif match.store == "outbox":
+            verdicts += _with_messages(match)
+        elif match.store == "transactional":
+            verdicts += _in_transactions(match)
+        else:
+            verdicts += _of_store(match, callers)
     return verdicts
+
+
+def _in_process(costs: Sequence[Cost]) -> list[Verdict]:
+    """On the memory store a call is cheaper than with any peer."""
+    ours = {(cost.job, cost.shell): cost.microseconds for cost in costs if cost.name == "Semel"}
+    found = []
+    for peer in costs:
+        if peer.name not in ("Semel", "unprotected"):
+            times = ours[peer.job, peer.shell] / peer.microseconds
+            aim = f"engine overhead, memory store, {peer.shell}, {peer.job}: less than {peer.name}"
+            found.append(Verdict(aim, times, "×", times < 1))
+    return found
+
+
+def _of_store(match: Match, callers: int) -> list[Verdict]:
+    """The first executions of many callers, beside the driver alone. On SQLite beside one commit for each Op, since a
+    group commit shares just these, and with threads: asyncio has one connection for all."""
+    rates = {s.name: s for s in match.standings() if s.job == "first" and s.callers == callers}
+    found = []
+    if match.store == "postgres" and (times := rates["Semel"].times_bare) is not None:
+        found.append((f"at least {POSTGRES:g}× two bare statements", times, POSTGRES))
+    elif match.store == "redis" and (times := rates[STORE_ALONE].times_bare) is not None:
+        aim = f"claim and complete, at least {REDIS:g}× the same two commands by redis.asyncio"
+        found.append((aim, times, REDIS))
+    elif match.store == "sqlite" and "threads" in match.title:
+        times = rates["Semel"].rate / rates[ONE_COMMIT_PER_OP].rate
+        found.append((f"at least {SQLITE:g}× one commit per Op", times, SQLITE))
+    return [
+        Verdict(f"{match.title}, {callers} callers: {aim}", times, "×", times >= least) for aim, times, least in found
+    ]
+
+
+def _in_transactions(match: Match) -> list[Verdict]:
+    found = []
+    driver = "asyncpg" if "asyncpg" in match.title else "psycopg"
+    for standing in match.standings():
+        least = TRANSACTIONAL.get((driver, standing.name, standing.job))
+        if least is not None and standing.times_bare is not None:
+            aim = f"{match.title}, {standing.name}, {standing.job}: at least {least:g}× unprotected"
+            found.append(Verdict(aim, standing.times_bare, "×", standing.times_bare >= least))
+    return found
+
+
+def _with_messages(match: Match) -> list[Verdict]:
+    return [
+        Verdict(
+            f"{match.title}, {one.name}: at least {OUTBOX:g}× unprotected",
+            one.times_bare,
+            "×",
+            one.times_bare >= OUTBOX,
+        )
+        for one in match.standings()
+        if one.name in (WITH_A_MESSAGE, IN_A_STREAM) and one.times_bare is not None
+    ]
 
 
 def _over_http(match: WireMatch) -> list[Verdict]:
     """By the clock, for both ways to declare a route: only a claim at the edge can spare a replay the framework."""
     found = []
     for standing in match.standings():
-        least = HTTP.get((match.framework, standing.job))
-        ours = standing.name in (http_services.SEMEL, http_services.EDGE)
-        if match.judged and ours and least is not None and standing.times_bare is not None:
-            told = f"{match.framework} on Redis, {standing.name}, {standing.job}: at least {least:g}× unprotected"
-            found.append(Verdict(told, standing.times_bare, "×", standing.times_bare >= least))
+        least = HTTP.get((match.framework, standing.name, standing.job))
+        if match.judged and least is not None and standing.times_bare is not None:
+            aim = f"{match.framework} on Redis, {standing.name}, {standing.job}: at least {least:g}× unprotected"
+            found.append(Verdict(aim, standing.times_bare, "×", standing.times_bare >= least))
     return found
 
 

@@ -11,8 +11,12 @@ resumed once more. The verdict is from outside: the proxy knows every intent tha
 often each was executed. An intent that was executed twice is a duplicate. One that left a client, was not executed, and
 is not reported as unknown with its key, is lost.
 
-`--journal no` and `--new-keys` show what the journal and the stable key are good for. The seed decides about faults and
-kills; threads and sockets add their own chance.
+With `--outages` nobody starts the client again for hours now and then, up to more than the day for which the service
+remembers a key. All clocks are set forward for that. What is too old by then must not be sent again: the client reports
+it as expired.
+
+`--journal no`, `--new-keys` and `--outages --window 30d` show what the journal, the stable key and the right window are
+good for: each of them fails. The seed decides about faults and kills; threads and sockets add their own chance.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import random
 import signal
@@ -53,6 +58,9 @@ TIMEOUT = 0.25
 """Seconds that a client waits for an answer. Delays are longer."""
 DELAY = (0.3, 0.6)
 CALLERS = 8
+HOUR = 3600
+OUTAGES = (0, 0, 1, 14, 23.8, 24.2)
+"""Hours until a client is started again."""
 
 
 @dataclass
@@ -67,7 +75,9 @@ class Verdict:
     duplicates: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-    """Keys that the clients still report as unknown."""
+    """Keys that the clients still report as unknown, or have reported as expired."""
+    expired: int = 0
+    """How many of them are expired."""
     wrong: list[str] = field(default_factory=list)
     """Intents whose client was told something that is not true."""
     seconds: float = 0.0
@@ -85,6 +95,8 @@ class Service:
 
     def __init__(self) -> None:
         self.executed: Counter[str] = Counter()
+        self.ahead = 0.0
+        """Seconds by which all clocks were set forward."""
 
     def app(self) -> Any:
         from starlette.applications import Starlette
@@ -92,7 +104,7 @@ class Service:
         from starlette.responses import JSONResponse
         from starlette.routing import Route
 
-        from semel import AsyncMemoryStore, AsyncSemel
+        from semel import AsyncMemoryStore, AsyncSemel, Policy
         from semel.http.fastapi import idempotent, install
 
         @idempotent()
@@ -103,7 +115,9 @@ class Service:
             return JSONResponse({"executed": intent}, 201)
 
         app = Starlette(routes=[Route("/intents", execute, methods=["POST"])])
-        install(app, guard=AsyncSemel(AsyncMemoryStore(), sweep_every=None), tenant=lambda request: "storm")
+        store = AsyncMemoryStore(clock=lambda: time.monotonic() + self.ahead)
+        guard = AsyncSemel(store, sweep_every=None, policy=Policy(ttl="24h"))
+        install(app, guard=guard, tenant=lambda request: "storm")
         return app
 
 
@@ -121,6 +135,7 @@ class Proxy:
         self.keys: dict[str, set[str]] = {}
         """By intent: the keys that it was sent with."""
         self.requests = 0
+        self._under_way = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._serving: set[asyncio.Task[Any]] = set()  # asyncio itself holds them by a weak reference only
 
@@ -187,6 +202,13 @@ class Proxy:
         task.add_done_callback(self._tasks.discard)
 
     async def _forward(self, request: bytes, answered: bool = True) -> bytes:
+        self._under_way += 1
+        try:
+            return await self._pass_on(request, answered)
+        finally:
+            self._under_way -= 1
+
+    async def _pass_on(self, request: bytes, answered: bool) -> bytes:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self._service)
         except OSError:
@@ -201,9 +223,10 @@ class Proxy:
             writer.close()
 
     async def settle(self) -> None:
-        """Wait until all that was delayed has arrived."""
-        while self._tasks:
+        """Wait until all that is under way has arrived. No client may be alive."""
+        while self._tasks or self._under_way or self._serving:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.sleep(0.001)
 
 
 async def _read_message(reader: asyncio.StreamReader) -> bytes:
@@ -274,8 +297,11 @@ def work(options: argparse.Namespace) -> None:
     """Resume the journal. Then, unless told to stop there, send one intent after another until killed."""
     from semel.client import Retry
 
+    logging.getLogger("semel.client").setLevel(logging.ERROR)  # what is in doubt is told below
+    clock = time.time
+    time.time = lambda: clock() + options.ahead
     settings = {
-        "retry": Retry(attempts=12, time="20s", base="4ms", cap="60ms", quota=None),
+        "retry": Retry(attempts=12, time="20s", base="4ms", cap="60ms", quota=None, window=options.window),
         "journal": options.path if options.journal else None,
     }
     results = os.open(options.results, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -288,6 +314,19 @@ def work(options: argparse.Namespace) -> None:
 
 
 Tell = Callable[[str, str, str], None]
+
+
+def _tell_expired(tell: Tell) -> Callable[[Any], None]:
+    """Write down what a resume reports as expired: it leaves the journal with that."""
+    known = 0
+
+    def progress(report: Any) -> None:
+        nonlocal known
+        for entry in report.expired[known:]:
+            tell(json.loads(entry.body)["intent"], "expired", entry.key)
+        known = len(report.expired)
+
+    return progress
 
 
 def _finish(report: Any, options: argparse.Namespace) -> None:
@@ -315,7 +354,7 @@ def _run_threads(options: argparse.Namespace, settings: dict[str, Any], tell: Te
             return client.post(options.url, content=body).extensions["idempotency"]
 
         def resume() -> Any:
-            return transport.resume(client)
+            return transport.resume(client, progress=_tell_expired(tell))
     elif options.client == "requests":
         import requests
 
@@ -332,7 +371,7 @@ def _run_threads(options: argparse.Namespace, settings: dict[str, Any], tell: Te
             return found.idempotency
 
         def resume() -> Any:
-            return adapter.resume(session)
+            return adapter.resume(session, progress=_tell_expired(tell))
     else:
         from semel.client.urllib3 import IdempotencyPoolManager
 
@@ -342,7 +381,8 @@ def _run_threads(options: argparse.Namespace, settings: dict[str, Any], tell: Te
             found: Any = http.request("POST", options.url, body=body)
             return found.idempotency
 
-        resume = http.resume
+        def resume() -> Any:
+            return http.resume(progress=_tell_expired(tell))
 
     def loop() -> None:
         while True:
@@ -398,7 +438,7 @@ def _run_async(options: argparse.Namespace, settings: dict[str, Any], tell: Tell
                 return (await client.post(options.url, content=body)).extensions["idempotency"]
 
             async def resume() -> Any:
-                return await transport.resume(client)
+                return await transport.resume(client, progress=_tell_expired(tell))
         else:
             import aiohttp
 
@@ -413,7 +453,7 @@ def _run_async(options: argparse.Namespace, settings: dict[str, Any], tell: Tell
                     return vars(response)["idempotency"]
 
             async def resume() -> Any:
-                return await middleware.resume(session)
+                return await middleware.resume(session, progress=_tell_expired(tell))
 
         async def loop() -> None:
             while True:
@@ -439,10 +479,13 @@ def _run_async(options: argparse.Namespace, settings: dict[str, Any], tell: Tell
 
 def storm(
     client: str, operations: int, *, seed: int = 1, journal: bool = True, new_keys: bool = False,
-    longest_life: int = 80, progress: Callable[[str], None] = lambda text: None,
+    outages: bool = False, window: str = "24h", longest_life: int = 80,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Verdict:  # fmt: skip
     """Let clients live and die until so many intents have left them, then judge.
 
+    :param outages: set the clocks forward by some hours before some of the lives.
+    :param window: for how long the clients believe that the service remembers a key.
     :param longest_life: after so many requests, at most, a client process is killed.
     """
     began = time.monotonic()
@@ -453,11 +496,14 @@ def storm(
         command = [
             sys.executable, "-m", "bench.client_storm", "--work", "--client", client, "--url", net.url,
             "--path", f"{folder}/calls.db", "--results", str(results), "--journal", "yes" if journal else "no",
-            *(["--new-keys"] if new_keys else []),
+            "--window", window, *(["--new-keys"] if new_keys else []),
         ]  # fmt: skip
         while len(net.proxy.keys) < operations:
             end = net.proxy.requests + chance.randint(5, longest_life)
-            with subprocess.Popen(command) as process:
+            if outages and (hours := chance.choice(OUTAGES)):
+                net.settle()  # no request is under way for hours
+                net.service.ahead += hours * HOUR
+            with subprocess.Popen([*command, "--ahead", str(net.service.ahead)]) as process:
                 while net.proxy.requests < end and process.poll() is None:
                     time.sleep(0.001)
                 if process.poll() is not None:
@@ -467,13 +513,14 @@ def storm(
             progress(f"{len(net.proxy.keys)} of {operations} operations, {verdict.kills} kills")
         net.proxy.calm = True
         net.settle()
-        report: dict[str, Any] = {"unknown": [], "expired": []}
+        report: dict[str, Any] = {"unknown": []}
         if journal:
-            drained = subprocess.run([*command, "--drain"], stdout=subprocess.PIPE, check=True, text=True)
+            last = [*command, "--ahead", str(net.service.ahead), "--drain"]
+            drained = subprocess.run(last, stdout=subprocess.PIPE, check=True, text=True)
             report = json.loads(drained.stdout)
         net.settle()
         told = [line.split() for line in results.read_text().splitlines()] if results.exists() else []
-        _judge(verdict, net, told, {entry["key"] for entry in report["unknown"] + report["expired"]}, journal)
+        _judge(verdict, net, told, {entry["key"] for entry in report["unknown"]}, journal)
     verdict.seconds = time.monotonic() - began
     return verdict
 
@@ -486,6 +533,9 @@ def _judge(verdict: Verdict, net: Network, told: list[list[str]], reported: set[
     verdict.duplicates = [intent for intent, times in executed.items() if times > 1]
     if not journal:  # then only the answer of a call reports it
         reported = {key for _, outcome, key in told if outcome == "unknown"}
+    expired = {key for _, outcome, key in told if outcome == "expired"}
+    verdict.expired = len(expired)
+    reported = reported | expired
     verdict.unknown = sorted(reported)
     verdict.lost = [intent for intent, used in keys.items() if not executed[intent] and not used & reported]
     verdict.wrong = [intent for intent, outcome, _ in told if (outcome == "succeeded") > bool(executed[intent])]
@@ -499,6 +549,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--journal", type=lambda text: text != "no", default=True, metavar="yes|no")
     parser.add_argument("--new-keys", action="store_true", help="another key for each attempt (httpx only)")
+    parser.add_argument("--outages", action="store_true", help="let hours pass before some of the lives of a client")
+    parser.add_argument("--window", default="24h", help="how long the clients believe that a key is remembered")
+    parser.add_argument("--ahead", type=float, default=0.0, help=argparse.SUPPRESS)
     for name in ("--work", "--drain"):
         parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
     for name in ("--url", "--path", "--results"):
@@ -516,13 +569,13 @@ def main(arguments: list[str] | None = None) -> int:
     for client in CLIENTS if options.client == "all" else (options.client,):
         verdict = storm(
             client, options.operations, seed=options.seed, journal=options.journal, new_keys=options.new_keys,
-            progress=progress,
+            outages=options.outages, window=options.window, progress=progress,
         )  # fmt: skip
         clean = clean and verdict.clean
         print(
             f"{client}: {verdict.operations} operations, {verdict.kills} kills, {sum(verdict.faults.values())} requests"
             f"; executed {verdict.executed}, duplicates {len(verdict.duplicates)}, lost {len(verdict.lost)}, unknown "
-            f"{len(verdict.unknown)}, wrong {len(verdict.wrong)}; {verdict.seconds:.0f} s",
+            f"{len(verdict.unknown)} (expired {verdict.expired}), wrong {len(verdict.wrong)}; {verdict.seconds:.0f} s",
             flush=True,
         )
     return 0 if clean else 1

@@ -18,8 +18,6 @@ from bench.contest import Pace
 __all__ = ["BODY", "RequestCost", "costs"]
 
 BODY: Final = b'{"amount": 4200, "currency": "EUR", "to": "DE02120300000000202051"}'
-UNDER: Final = 60.0
-"""The aim: microseconds of CPU a request, over the unprotected one."""
 Batch: TypeAlias = Callable[[list[str]], float]
 """Sends a request for each key; takes so many seconds of CPU."""
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
+import json
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 import requests
 from requests.auth import HTTPDigestAuth
 
-from semel import ConfigurationError, KeyReused, MemoryStore, NoAnswer, OutcomeUnknown, Semel
+from semel import ConfigurationError, KeyExpired, KeyReused, MemoryStore, NoAnswer, OutcomeUnknown, Semel
 from semel.client import Journal, Receipt, Retry
+from semel.client.aiohttp import IdempotencyClientMiddleware
 from semel.client.flow import Answer, Settings, deliver
 from semel.client.httpx import AsyncIdempotencyTransport, IdempotencyTransport
+from semel.client.journal import TakeEntries
 from semel.client.requests import IdempotencyAdapter
 from semel.client.urllib3 import IdempotencyPoolManager
 from tests.client.clients import CLIENTS, HANG_UP, OK, QUICK, TRUNCATED, Client, RequestsClient, Server, http, problem
@@ -103,6 +108,15 @@ def test_an_unclear_answer_is_retried_with_the_same_key_and_bytes(make: Make, se
     assert [seen.body for seen in server.seen] == [b'{"amount": 10}'] * 3
 
 
+def test_an_answer_that_cannot_be_decompressed_is_none(make: Make, server: Server) -> None:
+    server.script = [http(201, b"cut off", Content_Encoding="gzip"), OK]
+    found = make().send("POST", server.url, b"{}")
+    assert (found.status, found.body) == (201, b'{"charged": 10}')
+    assert found.receipt is not None
+    assert (found.receipt.outcome, found.receipt.attempts) == ("succeeded", 2)
+    assert len(set(server.keys)) == 1
+
+
 def test_a_replay_is_told_apart(make: Make, server: Server) -> None:
     server.script = [HANG_UP, http(201, b"1", Idempotent_Replayed="true")]
     found = receipt(make(), "POST", server.url)
@@ -149,6 +163,12 @@ def test_a_server_that_does_not_know_the_outcome_is_not_asked_again(make: Make, 
     assert (found.outcome, found.attempts) == ("unknown", 1)
 
 
+def test_a_server_that_has_forgotten_the_answer_does_not_say_that_nothing_was_done(make: Make, server: Server) -> None:
+    body = json.dumps({"code": KeyExpired.code, "retryable": False}).encode()
+    server.script = [http(422, body, Content_Type="application/problem+json")]
+    assert receipt(make(), "POST", server.url).outcome == "unknown"
+
+
 @pytest.mark.parametrize("failure", [HANG_UP, TRUNCATED])
 def test_no_answer_is_an_error_with_the_key(make: Make, server: Server, failure: bytes) -> None:
     server.script = [failure]
@@ -168,11 +188,20 @@ def test_a_server_that_is_not_there_is_tried_again(make: Make, server: Server) -
     with pytest.raises(NoAnswer) as caught:
         make(retry=Retry(attempts=3, base=0, quota=None)).send("POST", server.url)
     assert caught.value.attempts == 3
+    assert "It was not sent" in str(caught.value)
+
+
+def test_a_server_that_goes_away_may_have_executed_it(make: Make, server: Server) -> None:
+    def go(_: object) -> bytes:
+        server.close()
+        return HANG_UP
+
+    server.script = [go]
+    with pytest.raises(NoAnswer, match="It may have been executed"):
+        make(retry=Retry(attempts=3, base=0, quota=None)).send("POST", server.url)
 
 
 def test_a_slow_answer_is_tried_again(make: Make, server: Server) -> None:
-    import threading
-
     late = threading.Event()
 
     def slow(_: object) -> bytes:
@@ -184,6 +213,64 @@ def test_a_slow_answer_is_tried_again(make: Make, server: Server) -> None:
     late.set()
     assert found.attempts >= 2
     assert len(set(server.keys)) == 1
+
+
+@pytest.mark.parametrize("moment", ["in a pause", "while it connects", "before the answer"])
+def test_the_end_of_the_total_timeout_of_aiohttp_is_an_unknown_outcome(
+    server: Server, tmp_path: Path, moment: str
+) -> None:
+    late = threading.Event()
+
+    class Connector(aiohttp.TCPConnector):
+        async def connect(self, *args: Any, **kwargs: Any) -> Any:
+            if moment == "while it connects" and server.seen:
+                await asyncio.Event().wait()
+            return await super().connect(*args, **kwargs)
+
+    def answer(_: object) -> bytes:
+        if moment == "before the answer":
+            late.wait(10)
+        return http(503, Retry_After="60") if moment == "in a pause" else HANG_UP
+
+    async def main() -> None:
+        with Journal(tmp_path / "calls.db") as journal:
+            middleware = IdempotencyClientMiddleware(retry=QUICK, journal=journal)
+            limit = aiohttp.ClientTimeout(total=0.3)
+            async with aiohttp.ClientSession(
+                middlewares=[middleware], timeout=limit, connector=Connector(force_close=True)
+            ) as session:
+                with pytest.raises(NoAnswer, match="may have been executed") as caught:
+                    await session.post(server.url, data=b"{}")
+                assert isinstance(caught.value, TimeoutError)
+                assert isinstance(caught.value, aiohttp.ClientConnectionError)
+                assert (caught.value.key, caught.value.attempts >= 1) == (server.keys[0], True)
+                await journal.execute_async(TakeEntries(0, float("inf"), 1))  # all before it is done
+                assert [(entry.key, entry.state) for entry in journal.entries()] == [(server.keys[0], "in doubt")]
+                task = asyncio.current_task()
+                assert task is not None
+                assert task.cancelling() == 0
+
+    server.script = [answer]
+    asyncio.run(main())
+    late.set()
+
+
+def test_a_cancelled_call_of_aiohttp_is_cancelled(server: Server) -> None:
+    """Not taken for the end of its timeout."""
+
+    async def main() -> None:
+        middleware = IdempotencyClientMiddleware(retry=QUICK)
+        limit = aiohttp.ClientTimeout(total=60)
+        async with aiohttp.ClientSession(middlewares=[middleware], timeout=limit) as session:
+            call = asyncio.create_task(session.post(server.url, data=b"{}"))
+            while not server.seen:  # noqa: ASYNC110 a thread fills it
+                await asyncio.sleep(0.001)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    server.script = [http(503, Retry_After="60")]
+    asyncio.run(main())
 
 
 def test_the_mistake_of_the_caller_is_the_error_of_the_library(make: Make) -> None:
@@ -289,14 +376,14 @@ def test_the_key_follows_the_same_host_to_https_and_nowhere_else() -> None:
         ("https://pay.example:8443/charges", False),
         ("https://other.example/charges", False),
     ):
-        first = settings.intent("POST", "http://pay.example/charges", None)
+        first = settings.intent("POST", "http://pay.example/charges", {})
         assert first is not None
         moved = Answer(308, {"Location": target}, bytes, None)
         flow = deliver(first, settings.retry, False)
         assert next(flow) == "send"
         with pytest.raises(StopIteration):
             flow.send(moved)
-        second = settings.intent("POST", target, first.value)
+        second = settings.intent("POST", target, first.adds)
         assert second is not None
         assert bool(second.adds) == follows
 
@@ -441,6 +528,22 @@ def test_a_resume_follows_a_redirect(make: Make, server: Server, tmp_path: Path)
     server.script = [OK]
     assert len(client.resume().finished) == 1
     assert len(set(server.keys)) == 1
+
+
+def test_a_redirect_leaves_only_an_unclear_attempt_before_it_in_the_journal(
+    make: Make, server: Server, tmp_path: Path
+) -> None:
+    """The other URL may be another operation to the server, so its answer says nothing about the first attempt."""
+    with Journal(tmp_path / "calls.db") as journal:
+        client = make(journal=journal)
+        server.script = [http(307, Location="/moved"), OK]
+        assert receipt(client, "POST", f"{server.url}/payments", b"{}").outcome == "succeeded"
+        assert journal.entries() == []
+        server.script = [HANG_UP, http(307, Location="/moved"), OK, http(307, Location="/moved"), OK]
+        key = receipt(client, "POST", f"{server.url}/payments", b"{}").key
+        assert [(entry.key, entry.url) for entry in journal.entries()] == [(key, f"{server.url}/payments")]
+        assert [entry.key for entry in client.resume().finished] == [key]
+        assert journal.entries() == []
 
 
 def test_a_key_in_doubt_with_another_body_is_not_sent(make: Make, server: Server, tmp_path: Path) -> None:

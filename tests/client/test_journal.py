@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 import semel.client.journal as journal_module
 from semel import ConfigurationError, JournalFull, KeyExpired, KeyReused, KeyRing, NoAnswer, StoreUnavailable
-from semel.client import Journal, Retry
+from semel.client import Journal, JournalReport, Retry
 from semel.client.flow import Intent
 from semel.client.httpx import AsyncIdempotencyTransport, IdempotencyTransport
 from semel.client.journal import Entry, TakeEntries, WriteEntry
@@ -44,6 +45,14 @@ def take(journal: Journal) -> list[Entry]:
 
 def keys(journal: Journal, state: str = "") -> list[str]:
     return [entry.key for entry in journal.entries() if state in ("", entry.state)]
+
+
+def rows(path: Path) -> int:
+    """How many entries another process would find."""
+    other = sqlite3.connect(path)
+    (count,) = other.execute("SELECT count(*) FROM semel_journal").fetchone()
+    other.close()
+    return int(count)
 
 
 @pytest.fixture
@@ -83,7 +92,7 @@ def test_an_entry_is_written_with_an_fsync_and_removed_without(
     id = write(journal)
     assert not any("synchronous" in text for text in said)
     assert journal.batches.connection().execute("PRAGMA synchronous").fetchone() == (2,)
-    journal.execute(journal.settle(id, remove=True))
+    journal.settle(id, remove=True)
     assert [text for text in said if "NORMAL" in text or "FULL" in text] == [
         "PRAGMA synchronous = NORMAL",
         "PRAGMA synchronous = FULL",
@@ -112,7 +121,7 @@ def test_further_headers_are_written_if_they_are_named(path: Path) -> None:
 def test_an_entry_in_flight_is_left_alone(journal: Journal) -> None:
     id = write(journal)
     assert take(journal) == []
-    journal.execute(journal.settle(id, remove=False))
+    journal.settle(id, remove=False)
     assert [entry.key for entry in take(journal)] == ["k"]
     assert take(journal) == []  # it is in flight again
 
@@ -124,16 +133,16 @@ def test_two_journals_of_a_process_are_one_owner(journal: Journal, path: Path) -
         assert take(other) == []
     with Journal(path) as other:  # the first one still holds its lock
         assert keys(other, "in flight") == ["k"]
-        other.execute(other.settle(id, remove=False))
+        other.settle(id, remove=False)
     assert keys(journal, "in doubt") == ["k"]
 
 
 def test_two_calls_with_one_key_end_one_by_one(journal: Journal) -> None:
     id = write(journal)
     assert journal.execute(journal.write(intent(), 1000)).known
-    journal.execute(journal.settle(id, remove=False))
+    journal.settle(id, remove=False)
     assert keys(journal, "in flight") == ["k"]
-    journal.execute(journal.settle(id, remove=False))
+    journal.settle(id, remove=False)
     assert keys(journal, "in doubt") == ["k"]
 
 
@@ -350,7 +359,7 @@ def test_an_entry_that_is_too_old_is_reported_and_not_sent(path: Path) -> None:
         raise AssertionError
 
     with Journal(path) as journal:
-        journal.execute(journal.settle(write(journal, "old", lifetime=0), remove=False))
+        journal.settle(write(journal, "old", lifetime=0), remove=False)
         assert keys(journal, "expired") == ["old"]
         with IdempotencyTransport(httpx.MockTransport(service), journal=journal) as transport:
             report = transport.resume()
@@ -369,6 +378,48 @@ def test_a_key_that_is_too_old_is_not_sent_again(path: Path) -> None:
                 client.post("http://pay.example/charges", headers={"Idempotency-Key": "k"})
 
 
+@pytest.mark.parametrize("resumed", [True, False])
+def test_a_client_with_a_longer_window_keeps_to_the_time_of_the_entry(path: Path, resumed: bool) -> None:
+    """Another program may resume the journal, `semel client resume` for example, and not know the server's window."""
+    sent = []
+
+    def service(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        return httpx.Response(503, headers={"Retry-After": "2"})
+
+    with Journal(path) as journal:
+        journal.settle(write(journal, "k", lifetime=2), remove=False)
+        longer = Retry(attempts=2, base=0, quota=None)
+        transport = IdempotencyTransport(httpx.MockTransport(service), journal=journal, retry=longer)
+        with httpx.Client(transport=transport) as client:
+            if resumed:
+                assert [entry.key for entry in transport.resume(client).unknown] == ["k"]
+            else:
+                client.post("http://pay.example/charges", content=b"{}", headers={"Idempotency-Key": "k"})
+    assert len(sent) == 1
+
+
+def test_an_outcome_is_reported_before_its_entry_is_removed(path: Path) -> None:
+    """A program that is killed in between must find it again."""
+    with Journal(path) as journal:
+        journal.settle(write(journal, "old", lifetime=0), remove=False)
+        journal.settle(write(journal, "new"), remove=False)
+        transport = IdempotencyTransport(httpx.MockTransport(lambda _: httpx.Response(200)), journal=journal)
+        left = []
+
+        def store(report: JournalReport) -> None:
+            left.append(rows(path))
+            if len(left) == 2:
+                raise OSError("the disk is full")
+
+        with pytest.raises(OSError, match="full"):
+            transport.resume(progress=store)
+        assert left == [2, 1]
+        assert keys(journal, "in doubt") == ["new"]
+        assert len(transport.resume().finished) == 1
+        assert keys(journal) == []
+
+
 def test_a_cipher_hides_bodies_and_headers(path: Path) -> None:
     ring = KeyRing({"a": KeyRing.generate_key()})
     with Journal(path, cipher=ring) as journal:
@@ -376,7 +427,7 @@ def test_a_cipher_hides_bodies_and_headers(path: Path) -> None:
         (entry,) = journal.entries()
         assert (entry.body, entry.headers) == (b"a secret body", {"Accept": "text/secret"})
         assert b"secret" not in path.read_bytes() + Path(f"{path}-wal").read_bytes()
-        journal.execute(journal.settle(id, remove=False))
+        journal.settle(id, remove=False)
     with Journal(path) as journal:
         assert keys(journal) == ["k"]
         with pytest.raises(ConfigurationError, match="cipher"):
@@ -416,28 +467,125 @@ def test_a_folder_that_does_not_exist_is_named(path: Path) -> None:
 # Many at once
 
 
-def test_threads_share_commits(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    batches = []
-    run = journal.batches.run
+class Commits:
+    """Counts the commits of a journal, and those of them that wait for the disk, which takes its time here."""
 
-    def counted(ops: Any) -> Any:
-        batches.append(len(ops))
-        return run(ops)
+    def __init__(self, journal: Journal) -> None:
+        self.all = self.durable = 0
+        self._durable = True
+        journal.batches.connection().set_trace_callback(self._count)
 
-    monkeypatch.setattr(journal.batches, "run", counted)
+    def _count(self, statement: str) -> None:
+        if statement.startswith("PRAGMA synchronous"):
+            self._durable = statement.endswith("FULL")
+        elif statement == "COMMIT":
+            self.all += 1
+            if self._durable:
+                self.durable += 1
+                time.sleep(0.002)
+
+
+def test_threads_share_commits(journal: Journal) -> None:
+    commits = Commits(journal)
     together = threading.Barrier(32)
 
     def call(number: int) -> None:
         together.wait()
-        for turn in range(5):
-            id = write(journal, f"{number}-{turn}")
-            journal.execute(journal.settle(id, remove=True))
+        for turn in range(20):
+            journal.settle(write(journal, f"{number}-{turn}"), remove=True)
 
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(call, range(32)))
-    assert sum(batches) == 320
-    assert len(batches) < 160
     assert journal.entries() == []
+    assert commits.durable < 640 / 8
+    assert commits.all < 640 / 5
+
+
+def test_calls_of_tasks_share_commits(journal: Journal) -> None:
+    commits = Commits(journal)
+    transport = AsyncIdempotencyTransport(httpx.MockTransport(lambda request: httpx.Response(200)), journal=journal)
+
+    async def call(client: httpx.AsyncClient) -> None:
+        for _ in range(5):
+            await client.post("http://pay.example/charges")
+
+    async def main() -> None:
+        async with httpx.AsyncClient(transport=transport) as client:
+            await asyncio.gather(*(call(client) for _ in range(32)))
+
+    asyncio.run(main())
+    assert journal.entries() == []
+    assert commits.durable < 160 / 8
+    assert commits.all < 160 / 5
+
+
+def test_a_call_alone_is_cleared_when_it_returns(path: Path) -> None:
+    """It needs no thread for that: a program without threads may end, or fork, right after."""
+    before = threading.active_count()
+    transport = IdempotencyTransport(httpx.MockTransport(lambda _: httpx.Response(200)), journal=path)
+    with httpx.Client(transport=transport) as client:
+        client.post("http://pay.example/charges")
+        assert rows(path) == 0
+        assert threading.active_count() == before
+
+
+def test_a_call_that_is_over_is_cleared_while_another_one_waits(path: Path) -> None:
+    """Nothing else is written that could take the removal along."""
+    arrived, answer = threading.Event(), threading.Event()
+
+    def service(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/slow":
+            arrived.set()
+            answer.wait(30)
+        return httpx.Response(200)
+
+    with (
+        httpx.Client(transport=IdempotencyTransport(httpx.MockTransport(service), journal=path)) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        slow = pool.submit(client.post, "http://pay.example/slow")
+        assert arrived.wait(30)
+        client.post("http://pay.example/charges")
+        while rows(path) > 1:
+            time.sleep(0.001)
+        answer.set()
+        slow.result(30)
+        assert rows(path) == 0
+
+
+def test_calls_that_are_over_are_cleared_when_the_interpreter_ends(path: Path) -> None:
+    code = f"""
+import threading, httpx
+from semel.client.httpx import IdempotencyTransport
+transport = IdempotencyTransport(httpx.MockTransport(lambda request: httpx.Response(200)), journal={str(path)!r})
+client = httpx.Client(transport=transport)
+for _ in range(16):
+    threading.Thread(target=client.post, args=("http://pay.example/charges",)).start()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert rows(path) == 0
+
+
+def test_a_removal_that_fails_is_logged_and_the_answer_is_returned(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "BUSY_TIMEOUT", 0.01)
+    other = sqlite3.connect(path, isolation_level=None)
+
+    def service(request: httpx.Request) -> httpx.Response:
+        if not other.in_transaction:
+            other.execute("BEGIN IMMEDIATE")
+        return httpx.Response(200)
+
+    transport = IdempotencyTransport(httpx.MockTransport(service), journal=path)
+    with httpx.Client(transport=transport) as client:
+        response = client.post("http://pay.example/charges", headers={"Idempotency-Key": "k"})
+        assert response.extensions["idempotency"].outcome == "succeeded"
+        assert "the entry of the key 'k' stays in the journal" in caplog.text
+        other.close()
+        assert rows(path) == 1
+    with IdempotencyTransport(httpx.MockTransport(lambda _: httpx.Response(200)), journal=path) as transport:
+        assert [entry.key for entry in transport.resume().finished] == ["k"]
 
 
 def test_tasks_share_commits(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

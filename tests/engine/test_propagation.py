@@ -27,6 +27,7 @@ from semel import (
     outgoing_metadata,
 )
 from semel.core.keys import derive, identity, parse_header
+from semel.core.lineage import Lineage, read_lineage
 from semel.engine.operation.propagation import check_hosts
 from tests.engine.driving import Engine
 
@@ -45,8 +46,26 @@ def test_a_named_scope_sends_the_derived_key_of_its_step(quick_engine: Engine) -
             return [outgoing_headers(), outgoing_metadata(), outgoing_key(), derive_key("charge")]
 
     key = derive(identity("", "op", "k"), "charge")
-    assert quick_engine.run(body) == [{"Idempotency-Key": key}, {"idempotency-key": key}, key, key]
+    metadata = {"idempotency-key": key, "idempotency-root": "k", "idempotency-parent": "k"}
+    assert quick_engine.run(body) == [{"Idempotency-Key": key}, metadata, key, key]
     assert UUID(key).version == 8
+
+
+def test_a_message_carries_the_root_of_the_chain_and_its_own_operation_as_the_parent(quick_engine: Engine) -> None:
+    sent: list[dict[str, str]] = []
+
+    def inner(key: str) -> None:
+        with running().propagate("publish"):
+            sent.append(outgoing_metadata())
+
+    second = quick_engine.once(inner, operation="second")
+
+    def body() -> Iterator[Any]:
+        yield second("k2")
+
+    quick_engine.run(body)
+    lines = {name.encode(): text.encode() for name, text in sent[0].items()}
+    assert read_lineage(lines) == Lineage("k", "k2"), "the receiver reads it as it reads the lineage of a request"
 
 
 def test_every_attempt_sends_the_same_key(quick_engine: Engine) -> None:

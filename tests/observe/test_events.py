@@ -276,6 +276,13 @@ ELSEWHERE: dict[str, str] = {
     "cache_back": "tests/stores",
     "recovery_failed": "tests/engine",
     "recovery_given_up": "tests/engine",
+    "published": "tests/core",
+    "publish_failed": "tests/core",
+    "publish_given_up": "tests/core",
+    "stream_blocked": "tests/core",
+    "broker_lost": "tests/core",
+    "broker_back": "tests/core",
+    "relay_late": "tests/core",
 }
 """Events that need more than an engine: the folder with the tests that see them."""
 

@@ -158,6 +158,15 @@ class Server(ABC):
             time.sleep(0.2)  # another process sits on our port; it may be a passing client's own end of a connection
         raise ServerError(f"{self.name}: port {self.port} was taken while it restarted\n{self.log_tail()}")
 
+    def crash(self) -> None:
+        """SIGKILL, and stay away."""
+        self._halt(signal.SIGKILL)
+
+    def return_(self) -> None:
+        """Start again after a crash: same port, same data."""
+        if not self._launch():
+            raise ServerError(f"{self.name}: port {self.port} was taken meanwhile")
+
     def log_tail(self, lines: int = 40) -> str:
         """The last lines of the log, also after the end."""
         if self._folder is None:

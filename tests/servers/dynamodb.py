@@ -1,18 +1,12 @@
 """DynamoDB Local: the vendor's own implementation of the API, in memory, on Java 17.
 
-Its parts come from Maven Central once, into a folder of the user's cache: `python -m tests.servers dynamodb`, or the
-first test that needs them.
+Its parts come from Maven Central: see `maven.py`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
-import re
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,18 +14,17 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import urlopen
 
-from tests.servers.base import LOOPBACK, Server, ServerMissing
+from tests.servers.base import LOOPBACK, Server
+from tests.servers.maven import JAVA, MavenParts
 
-PARTS = Path(__file__).with_name("dynamodb_local.xml")
+PARTS = MavenParts("dynamodb_local.xml", "DynamoDBLocal")
 MAIN = "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"
-COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
-FETCH_TIMEOUT = 600.0
 
 
 class DynamoDBServer(Server):
     name = "dynamodb"
     binaries = ("java",)
-    packages = ("default-jre-headless", "maven")
+    packages = MavenParts.packages
     start_timeout = 60.0
 
     def __init__(self) -> None:
@@ -43,56 +36,21 @@ class DynamoDBServer(Server):
         return f"http://{LOOPBACK}:{self.port}"
 
     @classmethod
-    def home(cls) -> Path:
-        """Where its parts are kept."""
-        found = re.search(r"<artifactId>DynamoDBLocal</artifactId>\s*<version>([\d.]+)<", PARTS.read_text("utf-8"))
-        assert found is not None
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return cache / "semel-tests" / f"dynamodb-local-{found[1]}"
-
-    @classmethod
     def find(cls) -> Path | None:
-        return super().find() if cls.home().is_dir() else None
+        return super().find() if PARTS.home.is_dir() else None
 
     @classmethod
     def fetch(cls) -> None:
-        """Have Maven copy the parts, all or none; of several processes one does it."""
-        home, maven = cls.home(), shutil.which("mvn")
-        if home.is_dir() or maven is None or super().find() is None:
-            return
-        home.parent.mkdir(parents=True, exist_ok=True)
-        with Path(home.parent, "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if home.is_dir():
-                return
-            with tempfile.TemporaryDirectory(dir=home.parent) as folder:
-                command = [maven, "-q", "-B", "-f", str(PARTS), COPY, f"-DoutputDirectory={folder}/parts"]
-                try:
-                    done = subprocess.run(
-                        command,
-                        cwd=folder,
-                        stdin=subprocess.DEVNULL,
-                        capture_output=True,
-                        timeout=FETCH_TIMEOUT,
-                        check=False,
-                    )
-                except subprocess.TimeoutExpired as error:
-                    raise ServerMissing(f"{cls.name}: mvn took more than {FETCH_TIMEOUT:g} s to fetch it") from error
-                if done.returncode != 0:
-                    lines = (done.stdout + done.stderr).decode(errors="replace").splitlines()
-                    said = next((line for line in lines if "ERROR" in line), f"mvn ended with {done.returncode}")
-                    raise ServerMissing(f"{cls.name} cannot be fetched from Maven Central: {said[:300]}")
-                Path(folder, "parts").rename(home)
+        if super().find() is not None:
+            PARTS.fetch()
 
     def start(self) -> None:
         self.fetch()
         super().start()
 
     def command(self) -> Sequence[str | Path]:
-        home = self.home()
-        quick = ("-Xshare:auto", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m")
         return [
-            self.binary("java"), *quick, f"-Djava.library.path={home}", "-cp", f"{home}/*", MAIN,
+            self.binary("java"), *JAVA, "-Xmx512m", f"-Djava.library.path={PARTS.home}", *PARTS.classes, MAIN,
             "-inMemory", "-disableTelemetry", "-port", str(self.port),
         ]  # fmt: skip
 

@@ -4,9 +4,13 @@ from tests.servers.base import Server
 from tests.servers.chromium import ChromiumServer
 from tests.servers.dynamodb import DynamoDBServer
 from tests.servers.dynamodb_moto import MotoServer
+from tests.servers.elasticmq import ElasticMQServer
+from tests.servers.kafka import KafkaServer
 from tests.servers.mariadb import MariaDBServer
+from tests.servers.nats import NATSServer
 from tests.servers.pgbouncer import PgBouncerServer
 from tests.servers.postgres import PostgresServer
+from tests.servers.rabbitmq import RabbitMQServer
 from tests.servers.redis import RedisClusterServers, RedisSentinelServers, RedisServer
 
 KINDS: dict[str, type[Server]] = {
@@ -20,6 +24,10 @@ KINDS: dict[str, type[Server]] = {
         RedisServer,
         RedisSentinelServers,
         RedisClusterServers,
+        NATSServer,
+        ElasticMQServer,
+        KafkaServer,
+        RabbitMQServer,
         ChromiumServer,
     )
 }

@@ -61,15 +61,6 @@ class RedisServer(Server):
         self.cli("-n", str(number), "FLUSHDB")
         return f"redis://{LOOPBACK}:{self.port}/{number}"
 
-    def crash(self) -> None:
-        """SIGKILL, and stay away."""
-        self._halt(signal.SIGKILL)
-
-    def return_(self) -> None:
-        """Start again after a crash: same port, same data."""
-        if not self._launch():
-            raise ServerError(f"{self.name}: port {self.port} was taken meanwhile")
-
     def restart(self) -> None:
         self.restart_with(signal.SIGTERM)
 

@@ -8,7 +8,8 @@ position of its number, and the operating system drops the lock when the process
 may be taken over. Such locks and SQLite's own work on local disks only, so a network file system is refused.
 
 Concurrent calls of a process share one commit, and so one fsync. Removing an entry needs none: if the machine loses it,
-the request is sent again, and the server replays its answer.
+the request is sent again, and the server replays its answer. So a call that has its answer does not wait for the
+removal if another thread is at work in the file: that one, or the next, takes it along.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
@@ -29,7 +30,7 @@ from hashlib import blake2b
 from typing import Any, Final, Literal, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
-from semel.client.flow import Intent, Written, bare_key
+from semel.client.flow import Intent, Written, bare_key, log
 from semel.core.encoding.snapshot import Cipher
 from semel.core.ops import Op
 from semel.core.values import value
@@ -107,6 +108,11 @@ class Entry:
     def key(self) -> str:
         return bare_key(self.value)
 
+    def first_use(self, lifetime: float) -> float:
+        # When the key was first used, for a client that uses keys for so long. It is earlier than that if the client
+        # that wrote the entry knew of a shorter window: then no more time is left than the entry has.
+        return min(self.created, self.expires - lifetime)
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, without the body and the headers."""
         names = ("key", "method", "url", "created", "expires", "state", "size")
@@ -154,6 +160,8 @@ class SettleEntry(Op[None]):
 
     id: int  # type: ignore[assignment]
     remove: bool
+    key: str = ""
+    """For the log."""
 
 
 @value
@@ -231,6 +239,10 @@ class _Batches:
         self._raw: sqlite3.Connection | None = None
         self._parents: list[sqlite3.Connection | None] = []
         self._lock = threading.Lock()
+        self._settled: deque[SettleEntry] = deque()
+        """Calls that are over and that nobody waits for. Only the holder of the lock takes them out."""
+        self._used: int | None = None
+        """Bytes that are in use, once a batch has asked."""
         survive_forks(self._forked)
 
     def _forked(self) -> None:
@@ -238,6 +250,7 @@ class _Batches:
         self._parents.append(self._raw)
         self._raw = None
         self._lock = threading.Lock()
+        self._settled.clear()
 
     def connection(self) -> sqlite3.Connection:
         if self._raw is None:
@@ -265,13 +278,44 @@ class _Batches:
         return self._raw
 
     def run(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        answers = self._run(ops)
+        if self._settled and not self._journal.waits:
+            self.flush()
+        return answers
+
+    def settle(self, op: SettleEntry) -> bool:
+        """Run the Op with the next batch. Returns whether a flush is needed: nobody is at work who would do it."""
+        self._settled.append(op)
+        return not self._lock.locked()
+
+    @property
+    def others(self) -> bool:
+        """Whether other calls of this process are in flight."""
+        return len(self._presence.in_flight) > len(self._settled)
+
+    def flush(self) -> None:
+        """Run what was settled. If another thread is at work, it does this when it is done."""
+        while self._settled and not self._lock.locked():
+            self._run(())
+
+    def _run(self, ops: Sequence[Op[Any]]) -> list[Any]:
         with self._lock, self._presence.lock:
-            try:
-                return self._commit(ops)
-            except (SemelError, sqlite3.Error) as error:
-                if len(ops) > 1:  # each alone, so that the others succeed if possible
-                    return [self._alone(op) for op in ops]
-                return [self._refused(ops[0], error)]
+            settled = list(self._settled)
+            answers = self._commit_all([*settled, *ops]) if settled or ops else []
+            for _ in settled:  # only now: an interruption must not lose them, and to settle a call twice does no harm
+                self._settled.popleft()
+        for op, answer in zip(settled, answers, strict=False):
+            if isinstance(answer, SemelError):
+                log.warning("the entry of the key %r stays in the journal: %s", op.key, answer)
+        return answers[len(settled) :]
+
+    def _commit_all(self, ops: Sequence[Op[Any]]) -> list[Any]:
+        try:
+            return self._commit(ops)
+        except (SemelError, sqlite3.Error) as error:
+            if len(ops) > 1:  # each alone, so that the others succeed if possible
+                return [self._alone(op) for op in ops]
+            return [self._refused(ops[0], error)]
 
     def _alone(self, op: Op[Any]) -> Any:
         try:
@@ -298,7 +342,7 @@ class _Batches:
         durable = any(type(op) is not SettleEntry for op in ops)
         if not durable:
             raw.execute("PRAGMA synchronous = NORMAL")  # the next commit that is durable takes these along
-        before = self._presence.in_flight.copy()
+        before, self._used = self._presence.in_flight.copy(), None
         try:
             raw.execute("BEGIN IMMEDIATE")
             try:
@@ -324,33 +368,38 @@ class _Batches:
 
     def _write(self, raw: sqlite3.Connection, op: WriteEntry) -> Written:
         intent, presence, journal = op.intent, self._presence, self._journal
-        row = raw.execute(f"SELECT {_COLUMNS} FROM semel_journal WHERE id = ?", (op.id,)).fetchone()
-        if row is not None:
-            entry = journal.entry(row)
-            if entry.body != intent.body:
-                raise KeyReused(
-                    f"the journal holds the key {intent.key!r} with another body for {entry.method} {entry.url}: "
-                    "nothing was sent. A new request needs a new key."
-                )
-            presence.in_flight[op.id] += 1
-            if row[6] is None or not presence.alive(row[6]):
-                raw.execute("UPDATE semel_journal SET owner = ? WHERE id = ?", (presence.owner, op.id))
-            return Written(entry.created, True)
         sealed, request = journal.seal(op.id, intent)
-        used = _used_bytes(raw) + len(request)
-        if used > journal.max_bytes:
-            raise JournalFull(
-                f"the journal {journal.path!r} would have {used} bytes, and max_bytes is {journal.max_bytes}. Nothing "
-                "was sent. `semel client list` shows what is in doubt, `semel client resume` finishes it."
-            )
+        used = _used_bytes(raw) if self._used is None else self._used
         now = time.time()
         url = _without_password(intent.url)
-        raw.execute(
-            f"INSERT INTO semel_journal ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        inserted = raw.execute(
+            f"INSERT INTO semel_journal ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
             (op.id, intent.value, intent.method, url, now, now + op.lifetime, presence.owner, sealed, request),
-        )
+        ).rowcount
         presence.in_flight[op.id] += 1
+        if not inserted:
+            return self._join(raw, op)
+        self._used = used + len(request)
+        if self._used > journal.max_bytes:
+            raise JournalFull(
+                f"the journal {journal.path!r} would have {self._used} bytes, and max_bytes is {journal.max_bytes}. "
+                "Nothing was sent. `semel client list` shows what is in doubt, `semel client resume` finishes it."
+            )
         return Written(now, False)
+
+    def _join(self, raw: sqlite3.Connection, op: WriteEntry) -> Written:
+        """The entry is there already: another call has the same key, or an earlier one has left it in doubt."""
+        presence = self._presence
+        row = raw.execute(f"SELECT {_COLUMNS} FROM semel_journal WHERE id = ?", (op.id,)).fetchone()
+        entry = self._journal.entry(row)
+        if entry.body != op.intent.body:
+            raise KeyReused(
+                f"the journal holds the key {op.intent.key!r} with another body for {entry.method} {entry.url}: "
+                "nothing was sent. A new request needs a new key."
+            )
+        if row[6] is None or not presence.alive(row[6]):
+            raw.execute("UPDATE semel_journal SET owner = ? WHERE id = ?", (presence.owner, op.id))
+        return Written(entry.first_use(op.lifetime), True)
 
     def _settle(self, raw: sqlite3.Connection, op: SettleEntry) -> None:
         over = self._end_call(op.id)
@@ -430,7 +479,7 @@ class Journal:
         self.encrypted = cipher is not None
         _refuse_network(self.path)
         self._presence = _enter(self.path)
-        self._closed = False
+        self._closed = self._flushing = False
         self.batches = _Batches(self, self._presence)
         self._combiner = Combiner([self.batches])
         self._loops: dict[asyncio.AbstractEventLoop, AsyncCombiner] = {}
@@ -446,7 +495,7 @@ class Journal:
             raise
 
     def _forked(self) -> None:
-        self._loops = {}
+        self._loops, self._flushing = {}, False
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="semel-journal")
 
     def execute(self, op: Op[R]) -> R:
@@ -468,9 +517,36 @@ class Journal:
         # The Op that makes a request durable.
         return WriteEntry(entry_id(intent), intent, lifetime)
 
-    def settle(self, id: int, *, remove: bool) -> SettleEntry:
-        # The Op that ends a call.
-        return SettleEntry(id, remove)
+    @property
+    def waits(self) -> bool:
+        # Whether a thread is about to run the next batch.
+        return bool(self._combiner._queue)
+
+    def settle(self, id: int, *, remove: bool, key: str = "") -> None:
+        # A call whose entry is written is over. It needs nothing more from the journal, so with other calls under way
+        # it waits for nobody. A call alone does it here, and needs no thread.
+        if self.batches.settle(SettleEntry(id, remove, key)):
+            if self.batches.others:
+                self._flush_soon()
+            else:
+                self.batches.flush()
+
+    def settle_async(self, id: int, *, remove: bool, key: str = "") -> None:
+        # The same in a loop, which never waits for the file.
+        if self.batches.settle(SettleEntry(id, remove, key)):
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            try:
+                self.thread.submit(self._flush)
+            except RuntimeError:  # the interpreter shuts down, or the journal was closed in the meantime
+                self._flush()
+
+    def _flush(self) -> None:
+        self._flushing = False  # first: what is settled from now on needs another one
+        self.batches.flush()
 
     def abandon(self, id: int) -> None:
         # A call was interrupted: leave its entry in doubt.
@@ -484,6 +560,7 @@ class Journal:
 
     def entries(self) -> list[Entry]:
         """Return all entries, the oldest first."""
+        self.batches.flush()
         with self.batches._lock:
             try:
                 rows = (
@@ -508,6 +585,7 @@ class Journal:
             return
         self._closed = True
         self.thread.shutdown()
+        self.batches.flush()
         self._combiner.close()
         self.batches.close()
         with _entering.lock:

@@ -52,9 +52,14 @@ def write_lineage(lineage: Lineage) -> dict[str, str]:
     return {name: text for name, text in headers.items() if text}
 
 
+def lineage_metadata(lineage: Lineage) -> dict[str, str]:
+    """Return the headers to send with a message. The names are in lower case: most brokers tell cases apart."""
+    return {name.lower(): text for name, text in write_lineage(lineage).items()}
+
+
 def lineage_lines(lineage: Lineage) -> dict[bytes, bytes]:
     """Return the header lines of a lineage, as ``read_lineage`` reads them."""
-    return {name.lower().encode(): text.encode() for name, text in write_lineage(lineage).items()}
+    return {name.encode(): text.encode() for name, text in lineage_metadata(lineage).items()}
 
 
 def label(key: str, lines: Mapping[bytes, bytes]) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Final
+from typing import Final, TypeAlias
 
 from semel.core.ops import Op
 from semel.core.values import value
@@ -27,11 +27,15 @@ from semel.errors import ConfigurationError
 
 LANES: Final = 64
 """How many lanes there are. At most so many relays can share the work of one database."""
+OUTBOX: Final = b"semel.outbox"
+"""What a relay waits for with ``store.wait``: who adds a message notifies the waiters of this id."""
 MAX_NAME: Final = 255
 """The longest id, type, source, subject, destination and stream, in characters. The columns have this size."""
 MAX_HEADERS: Final = 32 * 1024
 """The most that all headers of a message take together, in characters."""
 
+_MOST_REDRIVES: Final = 1_000_000
+"""A column holds it."""
 _PREFIX: Final = "ce-"
 _CONTENT_TYPE: Final = "content-type"
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -75,12 +79,16 @@ def lane_of(stream: str, id: str) -> int:
     return int.from_bytes(digest, "big") % LANES
 
 
+def fits_column(text: object) -> bool:
+    """Whether this can be an id or another attribute of a message."""
+    # MySQL takes texts for equal that differ in the spaces at their ends.
+    return isinstance(text, str) and len(text) <= MAX_NAME and not _UNFIT.search(text) and text == text.strip()
+
+
 def check_message(message: Message) -> None:
     """Raise ConfigurationError if a broker or a column could not hold the message."""
     for name in ("id", "type", "source", "destination", "stream", "subject", "content_type"):
-        text: object = getattr(message, name)
-        # MySQL takes texts for equal that differ in the spaces at their ends.
-        if not isinstance(text, str) or len(text) > MAX_NAME or _UNFIT.search(text) or text != text.strip():
+        if not fits_column(getattr(message, name)):
             raise ConfigurationError(
                 f"the {name} of a message is text of at most {MAX_NAME} characters, without control characters, and "
                 "without spaces at its ends"
@@ -110,10 +118,16 @@ def attributes(message: Message) -> dict[str, str]:
         "ce-subject": message.subject,
         "ce-stream": message.stream,
         "ce-sequence": str(message.sequence) if message.stream else "",
+        "ce-redrives": str(message.redrives) if message.redrives else "",
         _CONTENT_TYPE: message.content_type,
         **message.headers,
     }
     return {name: text for name, text in found.items() if text}
+
+
+def size_of(headers: Mapping[str, str], data: bytes) -> int:
+    """Return how many bytes headers and data have together, as ``Capabilities.largest`` counts them."""
+    return len(data) + sum(len(name.encode()) + len(text.encode()) for name, text in headers.items())
 
 
 def read_message(headers: Mapping[str, str], data: bytes, destination: str = "") -> Message:
@@ -123,7 +137,6 @@ def read_message(headers: Mapping[str, str], data: bytes, destination: str = "")
     a message that has no id.
     """
     lower = {name.lower(): text for name, text in headers.items()}
-    sequence = lower.get("ce-sequence", "")
     return Message(
         id=lower.get("ce-id", ""),
         type=lower.get("ce-type", ""),
@@ -131,12 +144,18 @@ def read_message(headers: Mapping[str, str], data: bytes, destination: str = "")
         source=lower.get("ce-source", ""),
         destination=destination,
         stream=lower.get("ce-stream", ""),
-        sequence=int(sequence) if sequence.isascii() and sequence.isdigit() and len(sequence) < 19 else 0,
+        sequence=_number(lower.get("ce-sequence", "")),
         subject=lower.get("ce-subject", ""),
         content_type=lower.get(_CONTENT_TYPE, "") or "application/octet-stream",
         time=_timestamp(lower.get("ce-time", "")),
         headers={name: text for name, text in lower.items() if name != _CONTENT_TYPE and not name.startswith(_PREFIX)},
+        # A consumer that gives the message up again must know it: the next redrive needs a broker_id that is new.
+        redrives=min(_number(lower.get("ce-redrives", "")), _MOST_REDRIVES),
     )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
 
 
 def _timestamp(text: str) -> float:
@@ -170,6 +189,7 @@ class JoinRelays(Op["tuple[int, ...]"]):
     """
 
     relay: bytes
+    """16 random bytes that identify the relay."""
     lease: float
     id: bytes = b""
 
@@ -179,15 +199,17 @@ class StartMessages(Op["tuple[Outgoing, ...] | None"]):
     """Take the next messages of the relay's lanes, write down that they are being sent, and renew the lease.
 
     The answer holds at most ``limit`` messages that are due, in the order of their positions, without those of streams
-    that are held back. It is None if the relay's lease has ended: it owns no lane any more, and must join again. A
-    repeat with a lost answer returns the same messages.
+    that are held back. Only a message without a stream has a time when it is due; a stream waits as a whole. The answer
+    is None if the relay's lease has ended: it owns no lane any more, and must join again. A repeat after a lost answer
+    returns the same messages, or more.
     """
 
     relay: bytes
     limit: int
     lease: float
     after: int = 0
-    """Skip the positions up to this one: they are known to be gone."""
+    """Skip the positions up to this one. A relay that reads on from its last batch does not look at rows that are
+    deleted and not yet removed. It checks by the sequence that it skips no message of a stream."""
     id: bytes = b""
 
 
@@ -216,7 +238,8 @@ class SettleMessages(Op[bool]):
     """Delete the messages that were sent, put off those that failed, and move those that are given up. The answer is
     False if the relay's lease has ended; then nothing has changed.
 
-    Each failure counts one start. Messages that are in no list (the broker was down) stay as they are.
+    Each failure counts one start. Messages that are in no list (the broker was down) stay as they are. Afterwards no
+    message is under way. Only messages under way are settled, so a repeat after a lost answer changes nothing.
     """
 
     relay: bytes
@@ -231,4 +254,218 @@ class LeaveRelays(Op[None]):
     """Remove the relay and free its lanes. It must have no message under way."""
 
     relay: bytes
+    id: bytes = b""
+
+
+@value
+class DestinationDepth:
+    """The messages in the outbox that go to one destination."""
+
+    destination: str
+    messages: int
+    failing: int
+    """How many of them have been started before, and not sent."""
+    oldest: float
+    """Seconds since the oldest one was added."""
+
+
+@value
+class HeldStream:
+    """A stream whose messages wait."""
+
+    stream: str
+    messages: int
+    seconds: float | None
+    """Until the next try; None if the stream is parked."""
+    reason: str
+
+
+@value
+class OutboxState:
+    """What is in the outbox, and who sends it."""
+
+    destinations: tuple[DestinationDepth, ...]
+    held: tuple[HeldStream, ...]
+    relays: int
+    """Living relays."""
+    lanes: int
+    """How many lanes they own. What is in the others is not sent until a relay joins, or the lease of a dead one ends.
+    """
+
+
+@value
+class InspectOutbox(Op[OutboxState]):
+    """Show what is in the outbox. It counts all messages, and changes nothing."""
+
+    limit: int
+    """How many streams that wait are listed, parked ones first."""
+    id: bytes = b""
+
+
+# What became of a message that a relay has handed to a broker
+
+
+@value
+class Sent:
+    """The broker has stored the message, and said so."""
+
+
+@value
+class TryAgain:
+    """The message was not taken, or nobody knows. Another try may succeed."""
+
+    reason: str
+    after: float | None = None
+    """Seconds, if the broker says when to try again."""
+
+
+@value
+class Refused:
+    """The broker does not want this message, and never will: it is too large, or there is no such destination."""
+
+    reason: str
+
+
+@value
+class BrokerDown:
+    """The broker cannot be reached, or accepts nothing at all. It is not the fault of the message."""
+
+    reason: str
+
+
+Result: TypeAlias = Sent | TryAgain | Refused | BrokerDown
+
+
+# The inbox, as a consumer uses it
+
+
+@value
+class SeeMessages(Op["frozenset[str]"]):
+    """Write down that a consumer has received these messages. The answer holds those that it had received before.
+
+    Only for brokers that do not count: that way a message that killed its consumer is recognised when it comes again.
+    """
+
+    consumer: str
+    ids: tuple[str, ...]
+    id: bytes = b""
+
+
+@value
+class CountStart(Op[int]):
+    """Count one start of a message. The answer is how many are counted, this one included."""
+
+    consumer: str
+    message: str
+    id: bytes = b""
+
+
+@value
+class ForgetStarts(Op[None]):
+    """The messages are done: forget what ``SeeMessages`` and ``CountStart`` wrote down."""
+
+    consumer: str
+    ids: tuple[str, ...]
+    id: bytes = b""
+
+
+@value
+class PurgeInbox(Op[int]):
+    """Forget at most ``limit`` messages that were applied more than ``keep`` seconds ago. The answer is how many."""
+
+    keep: float
+    limit: int
+    id: bytes = b""
+
+
+# The dead letters
+
+
+@value
+class BuryMessage(Op[None]):
+    """Write a message that a consumer has given up to the dead letters. A repeat writes it once."""
+
+    consumer: str
+    message: Message
+    reason: str
+    starts: int
+    park: bool = False
+    """Park its stream for this consumer: the later messages of the stream follow it, until it is applied or purged."""
+    id: bytes = b""
+
+
+@value
+class Letter:
+    """A message in the dead letters."""
+
+    position: int
+    """Where it stands in the dead letters. Identifies the row."""
+    origin: str
+    """The consumer that has given it up; empty if it was the relay."""
+    died: float
+    """When, in seconds since 1970."""
+    reason: str
+    starts: int
+    message: Message
+
+
+@value
+class LetterFilter:
+    """Which dead letters are meant: those that fit all of these."""
+
+    origin: str | None = None
+    """The consumer's name; ``""`` for the relay."""
+    type: str | None = None
+    destination: str | None = None
+    stream: str | None = None
+    message: str | None = None
+    """The id of one message."""
+    reason: str = ""
+    """A part of the reason."""
+    older: float = 0.0
+    """Dead for at least so many seconds."""
+
+
+@value
+class ListLetters(Op["tuple[Letter, ...]"]):
+    """Return at most ``limit`` dead letters after the position ``after``, in the order of their positions."""
+
+    filter: LetterFilter
+    after: int
+    limit: int
+    id: bytes = b""
+
+
+@value
+class CountLetters(Op["tuple[int, int]"]):
+    """Return how many dead letters there are, and the position of the last one."""
+
+    filter: LetterFilter
+    id: bytes = b""
+
+
+@value
+class RedriveLetters(Op[int]):
+    """Move at most ``limit`` dead letters up to the position ``last`` back into the outbox. The answer is how many.
+
+    Messages of a stream come back in the order of their sequences, and before those of the stream that are in the
+    outbox. A stream that the relay has parked is free again when none of its messages is left in the dead letters.
+    """
+
+    filter: LetterFilter
+    last: int
+    limit: int
+    id: bytes = b""
+
+
+@value
+class PurgeLetters(Op[int]):
+    """Delete at most ``limit`` dead letters up to the position ``last``. The answer is how many.
+
+    Streams that were parked because of them are free again, as after a redrive.
+    """
+
+    filter: LetterFilter
+    last: int
+    limit: int
     id: bytes = b""

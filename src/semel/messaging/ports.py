@@ -7,41 +7,22 @@ do; nothing is found out by trying. ``semel.testing.brokers`` tests an adapter a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
-from semel.core.messages import Message
+from semel.core.messages import BrokerDown, Message, Refused, Result, Sent, TryAgain
 from semel.core.values import value
 
-
-@value
-class Sent:
-    """The broker has stored the message, and said so."""
-
-
-@value
-class TryAgain:
-    """The message was not taken, or nobody knows. Another try may succeed."""
-
-    reason: str
-    after: float | None = None
-    """Seconds, if the broker says when to try again."""
-
-
-@value
-class Refused:
-    """The broker does not want this message, and never will: it is too large, or there is no such destination."""
-
-    reason: str
-
-
-@value
-class BrokerDown:
-    """The broker cannot be reached, or accepts nothing at all. It is not the fault of the message."""
-
-    reason: str
-
-
-Result: TypeAlias = Sent | TryAgain | Refused | BrokerDown
+__all__ = [
+    "Broker",
+    "BrokerDown",
+    "Capabilities",
+    "Delivery",
+    "Refused",
+    "Result",
+    "Sent",
+    "Source",
+    "TryAgain",
+]
 
 
 @value
@@ -54,7 +35,8 @@ class Capabilities:
     """Whether consumers get the messages of one stream in the order in which the broker took them."""
     pipelines: bool
     """Whether messages of one stream may be sent without waiting for each other's confirmation: if one of them fails,
-    all that follow it fail as well. Otherwise the relay sends the next one when the last one is confirmed."""
+    all that follow it fail as well. Otherwise the relay sends the next one when the last one is confirmed.
+    One that follows a refused one of its stream is ``TryAgain``."""
     largest: int
     """The most bytes that data and headers may have together."""
     dedup_window: float = 0.0
@@ -112,7 +94,8 @@ class Source(Protocol):
     async def postpone(self, delivery: Delivery, seconds: float) -> None:
         """Have the message delivered again, after about ``seconds`` where the broker can wait.
 
-        On an ordered source the messages of its stream that follow are not delivered before it.
+        On an ordered source the messages of its stream that follow are not delivered before it. A caller that holds
+        such messages postpones them as well, in their order.
         """
         ...
 

@@ -281,6 +281,65 @@ class RecoveryGivenUp(Event, level=ERROR):
     attempt: int
 
 
+@dataclass(frozen=True, slots=True)
+class Published(Event):
+    """A relay has sent a batch of messages, and they are gone from the outbox. ``operation``, ``tenant`` and ``key``
+    are empty."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFailed(Event, level=WARNING):
+    """A message could not be sent, and is tried again later. ``operation`` is its type, and ``key`` its id."""
+
+    stream: str
+    error: str
+    starts: int
+    """How many attempts have begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishGivenUp(Event, level=ERROR):
+    """A message could not be sent, and is in the dead letters now. ``operation`` is its type, and ``key`` its id."""
+
+    stream: str
+    error: str
+    starts: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBlocked(Event, level=ERROR):
+    """A message cannot be sent, and the later ones of its stream wait for it. The relay goes on trying. Each relay
+    reports it once."""
+
+    stream: str
+    error: str
+    starts: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLost(Event, level=ERROR):
+    """The broker cannot be reached. The relay waits, and counts no attempt. ``operation``, ``tenant`` and ``key`` are
+    empty."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerBack(Event, level=INFO):
+    """The broker takes messages again. ``operation``, ``tenant`` and ``key`` are empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLate(Event, level=WARNING):
+    """A relay was slower than its lease, so another one may have taken its lanes. What it has sent is sent again.
+    ``operation``, ``tenant`` and ``key`` are empty."""
+
+    sent: int
+    """How many messages it had sent."""
+
+
 EVENTS: Final[tuple[type[Event], ...]] = tuple(
     each for each in globals().values() if isinstance(each, type) and issubclass(each, Event) and each is not Event
 )

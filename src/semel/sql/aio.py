@@ -15,6 +15,7 @@ import time
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from semel.core.call import Raised
+from semel.core.messages import Message
 from semel.core.ops import SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import ExecuteOnce, HandlerConflict, HandlersFault, Keep, Lock, Occupied, SQLEffect
@@ -39,7 +40,8 @@ from semel.sql.connections.errors import (
 )
 from semel.sql.dialects import mysql, postgres, sqlite
 from semel.sql.effects import as_plain, bind_record, stands_in_with
-from semel.sql.program import Program, Rows, Statement, TransactionPrograms
+from semel.sql.outbox import add_message
+from semel.sql.program import Program, Query, Rows, Statement, TransactionPrograms
 
 R = TypeVar("R")
 
@@ -93,6 +95,9 @@ async def _run_or_roll_back(program: Program[R], connection: AsyncConnection) ->
 
 _PROGRAMS: Final[dict[Dialect, TransactionPrograms]] = {"postgresql": postgres, "sqlite": sqlite, "mysql": mysql}
 _PRODUCTS: Final = {"postgresql": "PostgreSQL", "sqlite": "SQLite", "mysql": "MySQL"}
+_NOTHING: Final = Query("nothing", "SELECT :nothing", False)
+"""Does nothing, where a connection wants a statement together with a BEGIN or a COMMIT. It has a parameter because
+asyncpg sends the BEGIN with the parameters."""
 _ADVICE: Final = "nothing is stored; roll back and run the unit of work again"
 
 
@@ -258,6 +263,49 @@ class AsyncSQLUnit:
             return await run_async(self._programs.step_saved(id, name), self.connection)
         except SemelError as error:
             raise self._conflict(error, "the step's mark") from error.__cause__
+
+    async def add(self, message: Message, delay: float) -> None:
+        """Add a message to the outbox, in the caller's transaction. Raises ConfigurationError if none is open."""
+        connection = self.connection
+        if not connection.in_transaction():
+            raise ConfigurationError(
+                "no transaction is open on this connection, so the message would not commit together with your rows. "
+                f"Open one: {connection.opening}"
+            )
+        await self.run(add_message(connection.dialect, message, delay), "the message")
+
+    async def begin(self) -> None:
+        """Open a transaction of our own. End it with ``commit`` or ``undo``."""
+        await self.connection.begin_with(_NOTHING(nothing=None))
+
+    async def commit(self) -> None:
+        """Send what the caller's session still holds back, and commit what ``begin`` opened."""
+        await self.connection.finish()
+        self._require_open()
+        try:
+            await self.connection.commit_with(_NOTHING(nothing=None))
+        except SemelError as error:
+            raise self._conflict(error, "the transaction", committing=True) from error.__cause__
+
+    async def run(self, program: Program[R], what: str) -> R:
+        """Run a program in the caller's transaction, after what the caller's session still holds back.
+
+        :param what: what the program writes, for the error if another transaction stands in its way.
+        """
+        connection = self.connection
+        await connection.finish()
+        try:
+            found = await run_async(program, connection)
+        except NotMigrated as error:
+            raise await run_async(not_migrated(connection, error), connection) from error.__cause__
+        except SemelError as error:
+            raise self._conflict(error, what) from error.__cause__
+        if not connection.holds():
+            raise ConfigurationError(
+                f"the driver commits each statement of this connection by itself, so {what} did not commit together "
+                f"with your rows. Open a transaction: {connection.opening}"
+            )
+        return found
 
     def watch(self) -> None:
         """Refuse ``commit()`` while the handler runs: its rows would be durable without the record."""

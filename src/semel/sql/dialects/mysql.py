@@ -44,6 +44,8 @@ from semel.sql.dialects.results import (
     resolve_record,
     resumable_page,
 )
+from semel.sql.inbox import INBOX_OPS, inbox_program
+from semel.sql.outbox import RELAY_OPS, mysql_program
 from semel.sql.program import Packet, Piece, Program, Query, Rows, batch, load_queries
 
 _LEFT: Final = (
@@ -273,6 +275,8 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Sweep: one_by_one(_sweep),
     Count: one_by_one(_count),
     Resumable: one_by_one(_inputs),
+    **dict.fromkeys(INBOX_OPS, one_by_one(partial(inbox_program, "mysql"))),
+    **dict.fromkeys(RELAY_OPS, one_by_one(mysql_program)),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from struct import Struct
 from typing import Any, Final
 
@@ -39,6 +40,8 @@ from semel.sql.dialects.results import (
     resolve_record,
     resumable_page,
 )
+from semel.sql.inbox import INBOX_OPS, inbox_program
+from semel.sql.outbox import POSTGRES_PROGRAMS
 from semel.sql.program import Program, Query, Statement, batch, load_queries
 
 CHANNEL: Final = "semel"
@@ -259,6 +262,8 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Count: one_by_one(_count),
     Resumable: one_by_one(_inputs),
     WatchRecord: _watches,
+    **dict.fromkeys(INBOX_OPS, one_by_one(partial(inbox_program, "postgresql"))),
+    **{kind: one_by_one(program) for kind, program in POSTGRES_PROGRAMS.items()},
 }
 
 

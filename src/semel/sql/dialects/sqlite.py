@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from semel.core.ops import (
@@ -34,6 +35,8 @@ from semel.core.states import State, Takeover
 from semel.core.transactional import Keep, Lock, Occupied
 from semel.errors import StoreUnavailable
 from semel.sql.dialects.results import TRIES, has_forgettable, resolve_record, resumable_page
+from semel.sql.inbox import INBOX_OPS, inbox_program
+from semel.sql.outbox import RELAY_OPS, sqlite_program
 from semel.sql.program import Program, Statement, load_queries
 
 _Q: Final = load_queries("semel.sql.dialects", "sqlite.sql")
@@ -192,6 +195,8 @@ PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, Clock], Program[Any]]]] = {
     Sweep: sweep,
     Count: count,
     Resumable: resumable,
+    **dict.fromkeys(INBOX_OPS, partial(inbox_program, "sqlite")),
+    **dict.fromkeys(RELAY_OPS, sqlite_program),
 }
 """The program of each Op. The clock returns microseconds since 1970."""
 

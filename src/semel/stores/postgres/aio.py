@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from semel.core.messages import OUTBOX
 from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import aio as sql
@@ -93,7 +94,11 @@ class AsyncPostgresStore:
         return await self._combiner.execute_many(ops)
 
     async def wait(self, id: bytes, seconds: float) -> None:
-        await self._listener.wait(id.hex(), seconds, lambda: self.execute(WatchRecord(id)))
+        async def lease_left() -> float | None:
+            # Who adds a message to the outbox always notifies, so a relay does not ask for it.
+            return seconds if id == OUTBOX else await self.execute(WatchRecord(id))
+
+        await self._listener.wait(id.hex(), seconds, lease_left)
 
     def adopt(self, connection: object) -> sql.AsyncSQLUnit:
         """The caller's connection as a unit of work: it writes records in the caller's transaction."""

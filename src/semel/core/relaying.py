@@ -1,0 +1,453 @@
+"""How a relay sends the messages of the outbox, written once for sync and async.
+
+::
+
+    join ──▶ start a batch ──▶ publish ──▶ settle ──▶ start the next …
+     ▲            │ nothing is due: rest until a wake-up, or for a while that grows
+     └────────────┴── the lease has ended, or it is time to balance the lanes
+
+The flow is a generator that knows no store, broker or thread. It yields the Ops of ``core/messages.py``, ``Publish``,
+``Rest`` and ``Pause``. The answer to an Op is that of the store, or Raised with its StoreError.
+
+What keeps the order of a stream: only the owner of a lane sends its messages; a message that was not sent ends its
+stream for this batch; a batch that reads on from the last one takes a stream up only where it left it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from semel.core.call import Pause, Raised, describe_error
+from semel.core.messages import (
+    MAX_HEADERS,
+    BrokerDown,
+    DeadLetter,
+    Failure,
+    JoinRelays,
+    LeaveRelays,
+    Message,
+    Outgoing,
+    Refused,
+    Result,
+    Sent,
+    SettleMessages,
+    StartMessages,
+    TryAgain,
+    attributes,
+    size_of,
+)
+from semel.core.ops import Op
+from semel.core.values import value
+from semel.observe import events
+
+POLL_FIRST: Final = 0.005
+POLL_LONGEST: Final = 1.0
+"""Seconds between two looks into an empty outbox. They double, until a message or a wake-up comes."""
+BALANCE_EVERY: Final = 2.0
+"""A relay joins again after so many seconds, or after a third of its lease, to take lanes that were left."""
+RESCAN_EVERY: Final = 0.25
+"""A relay that reads on from its last batch starts from the beginning again after so many seconds: a transaction may
+have committed late, with a position below."""
+SUSPECT: Final = 2
+"""A message that has been started so often is sent alone: it may be what kills the relay."""
+SUSPECTS_FOR: Final = 1.0
+"""Seconds for messages that are sent alone, before the next batch."""
+BROKER_PAUSE_FIRST: Final = 0.5
+BROKER_PAUSE_LONGEST: Final = 30.0
+"""Seconds until a broker that was down is tried again. They double."""
+STORE_PAUSE_FIRST: Final = 0.05
+STORE_PAUSE_LONGEST: Final = 1.0
+SHORTEST_PAUSE: Final = 0.1
+"""The least time until a message is tried again, also if the broker asks for less."""
+REMEMBERED: Final = 100_000
+"""How many streams a relay remembers."""
+_LARGEST_HEADERS: Final = 4 * MAX_HEADERS + 16 * 1024
+"""No message has more bytes of headers and attributes."""
+
+Poison: TypeAlias = Literal["block", "park", "skip"]
+"""What happens to a stream whose next message cannot be sent: it waits until that message is sent (``block``); the
+message and all that follow go to the dead letters (``park``); only the message does, and the stream goes on (``skip``).
+"""
+POISON: Final = ("block", "park", "skip")
+
+
+@value
+class Publish:
+    """Send these messages. The answer is a Result for each."""
+
+    messages: tuple[Message, ...]
+    deadline: float
+    """By the relay's clock."""
+
+
+@value
+class Rest:
+    """Wait until there may be messages, or until the relay is to stop, for at most so many seconds. The answer is
+    whether something ended the rest early."""
+
+    seconds: float
+
+
+RelayFlow: TypeAlias = Generator["Op[Any] | Publish | Rest | Pause", Any, None]
+_Steps: TypeAlias = Generator["Op[Any] | Publish | Rest | Pause", Any, bool]
+
+
+@dataclass
+class RelayReport:
+    """What a relay has done so far."""
+
+    sent: int = 0
+    failed: int = 0
+    """Attempts that failed. Their messages are tried again."""
+    dead: int = 0
+    """Messages that were moved to the dead letters."""
+    blocked: int = 0
+    """Attempts to send a message that blocks its stream."""
+    lanes: int = 0
+    """How many lanes the relay owns now."""
+    broker_down: str = ""
+    """Why the broker cannot be reached; empty while it can."""
+
+
+@value
+class RelayPlan:
+    """The settings of a relay, and what it is handed of the world."""
+
+    batch: int
+    lease: float
+    tries: int
+    pause: float
+    """Seconds before the second attempt; the pauses then double."""
+    longest_pause: float
+    policy: Callable[[str], Poison]
+    """What to do with a message that cannot be sent, by its stream."""
+    pipelines: bool
+    largest: int
+    clock: Callable[[], float]
+    jitter: Callable[[], float]
+    """A random number from 0 to 1."""
+    new_id: Callable[[], bytes]
+    hook: events.EventHook
+
+    def run(self, stopping: Callable[[], bool], report: RelayReport, *, until_idle: bool = False) -> RelayFlow:
+        """Send messages until ``stopping``; with ``until_idle``, until none is due or the broker is down.
+
+        With ``until_idle`` errors of the store are raised.
+
+        :param report: what is done is added to it, as it happens.
+        """
+        return _Run(self, stopping, report, until_idle).flow()
+
+
+class _StoreFailed(Exception):
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class _Run:
+    """One life of a relay, from its first join until it leaves."""
+
+    def __init__(self, plan: RelayPlan, stopping: Callable[[], bool], report: RelayReport, until_idle: bool) -> None:
+        self._plan = plan
+        self._stopping = stopping
+        self._until_idle = until_idle
+        self._report = report
+        self._relay: bytes | None = None
+        self._lanes: tuple[int, ...] = ()
+        self._join_at = 0.0
+        self._poll = POLL_FIRST
+        self._read_on = 0
+        """The last position of a full batch; 0: start from the beginning."""
+        self._scanned_at = 0.0
+        self._sequences: dict[str, int] = {}
+        """The last sequence of each stream that is done, as far as remembered."""
+        self._broker_pause = 0.0
+        """0 while the broker is up."""
+        self._probe_at = 0.0
+        self._blocked: set[int] = set()
+        """The positions that were reported."""
+
+    def flow(self) -> RelayFlow:
+        pause = STORE_PAUSE_FIRST
+        while not self._stopping():
+            try:
+                more = yield from self._round()
+            except _StoreFailed as failed:
+                if self._until_idle:
+                    raise failed.error from None
+                yield Pause(pause)
+                pause = min(2 * pause, STORE_PAUSE_LONGEST)
+                continue
+            pause = STORE_PAUSE_FIRST
+            if self._until_idle and not more:
+                break
+        if self._relay is not None:
+            yield LeaveRelays(self._relay)  # if that fails, the lease ends by itself
+        self._report.lanes = 0
+
+    def _round(self) -> _Steps:
+        """Join if it is time, and send one batch. Returns whether there may be more to do now."""
+        plan = self._plan
+        if self._relay is None or plan.clock() >= self._join_at:
+            yield from self._join()
+        if self._probe_at > plan.clock():
+            yield Rest(min(self._probe_at, self._join_at) - plan.clock())
+            return False
+        if not self._lanes:
+            yield from self._rest(BALANCE_EVERY)
+            return False
+        assert self._relay is not None
+        now = plan.clock()
+        after = self._read_on if now - self._scanned_at < RESCAN_EVERY else 0
+        if not after:
+            self._scanned_at = now
+        limit = 1 if self._broker_pause else plan.batch
+        found = yield from self._execute(StartMessages(self._relay, limit, plan.lease, after))
+        if found is None:
+            self._relay = None
+            return True
+        self._read_on = found[-1].position if len(found) == plan.batch else 0
+        if not found:
+            if not after:
+                yield from self._rest(self._poll)
+            return bool(after)
+        self._poll = POLL_FIRST
+        suspects = yield from self._send(found, now, bool(after))
+        yield from self._send_alone(suspects)
+        return not (self._until_idle and self._broker_pause)
+
+    def _join(self) -> Generator[Any, Any, None]:
+        plan = self._plan
+        relay = self._relay or plan.new_id()
+        lanes = yield from self._execute(JoinRelays(relay, plan.lease))
+        self._relay, self._lanes = relay, lanes
+        self._report.lanes = len(lanes)
+        self._join_at = plan.clock() + min(plan.lease / 3, BALANCE_EVERY)
+
+    def _rest(self, seconds: float) -> Generator[Any, Any, None]:
+        if self._until_idle:
+            return
+        woken = yield Rest(max(0.0, min(seconds, self._join_at - self._plan.clock())))
+        self._poll = POLL_FIRST if woken else min(2 * self._poll, POLL_LONGEST)
+
+    def _execute(self, op: Op[Any]) -> Generator[Any, Any, Any]:
+        answer = yield op
+        if isinstance(answer, Raised):
+            self._tell_store_failed(op, answer.error)
+            raise _StoreFailed(answer.error)
+        return answer
+
+    # One batch
+
+    def _send(self, found: tuple[Outgoing, ...], began: float, read_on: bool) -> Generator[Any, Any, list[Outgoing]]:
+        """Publish and settle what was started. Returns the messages that are to be sent alone.
+
+        :param began: when the Op that renewed the lease was sent.
+        """
+        plan = self._plan
+        ready, suspects, refused = self._sort(found, read_on)
+        # What is published after the lease has ended could overtake the relay that owns the lane by then. A third of
+        # the lease is left to settle.
+        results = yield from self._publish(ready, began + plan.lease * 2 / 3)
+        self._judge_broker(results.values())
+        op, reports = self._judge(found, {**refused, **results})
+        settled = yield from self._settle(op, began + plan.lease)
+        if not settled:
+            self._relay = None
+            plan.hook(events.RelayLate("", "", "", len(op.sent)))
+            return []
+        self._report.sent += len(op.sent)
+        self._report.dead += len(op.dead)
+        if op.sent:
+            plan.hook(events.Published("", "", "", len(op.sent)))
+        for event in reports:
+            plan.hook(event)
+        return suspects
+
+    def _sort(
+        self, found: tuple[Outgoing, ...], read_on: bool
+    ) -> tuple[list[Outgoing], list[Outgoing], dict[int, Refused]]:
+        """Return what to publish now, what to publish alone, and what not to publish at all."""
+        plan = self._plan
+        ready: list[Outgoing] = []
+        suspects: list[Outgoing] = []
+        refused: dict[int, Refused] = {}
+        ended: set[str] = set()
+        last: dict[str, int] = {}
+        # Those who were in the batch of a killer are innocent until they have been sent alone.
+        most = max(plan.tries, SUSPECT + 1)
+        for each in found:
+            message, stream = each.message, each.message.stream
+            if stream:
+                if stream in ended:
+                    continue
+                if read_on and message.sequence != last.get(stream, self._sequences.get(stream, 0)) + 1:
+                    # A message of this stream may stand below: one that was put off, or whose commit came late.
+                    ended.add(stream)
+                    self._read_on = 0
+                    continue
+                last[stream] = message.sequence
+            if each.starts >= most and (plan.policy(stream) != "block" or (each.starts - most) % 2 == 0):
+                # It has killed relays. If it blocks its stream, it rests at every other start, so that they live.
+                refused[each.position] = Refused(f"{each.starts} attempts have failed, or have killed the relay")
+            elif plan.largest < len(message.data) + _LARGEST_HEADERS and plan.largest < size_of(
+                attributes(message), message.data
+            ):
+                refused[each.position] = Refused(f"it is larger than the {plan.largest} bytes that the broker takes")
+            elif each.starts >= SUSPECT and len(found) > 1:
+                suspects.append(each)
+            else:
+                ready.append(each)
+                continue
+            if stream:
+                ended.add(stream)
+        return ready, suspects, refused
+
+    def _publish(self, ready: list[Outgoing], deadline: float) -> Generator[Any, Any, dict[int, Result]]:
+        """Publish in one go, or in waves: the first message of every stream, then the next of those that were sent.
+
+        Returns the results by position.
+        """
+        results: dict[int, Result] = {}
+        if not ready:
+            return results
+        if self._plan.pipelines:
+            lines = [ready]
+        else:
+            streams: dict[str | int, list[Outgoing]] = {}
+            for each in ready:
+                streams.setdefault(each.message.stream or each.position, []).append(each)
+            lines = list(streams.values())
+        depth = 0
+        while lines and self._plan.clock() < deadline:
+            wave = ready if self._plan.pipelines else [line[depth] for line in lines]
+            answers: list[Result] = yield Publish(tuple([each.message for each in wave]), deadline)
+            results.update(zip([each.position for each in wave], answers, strict=True))
+            depth += 1
+            if self._plan.pipelines or any(isinstance(answer, BrokerDown) for answer in answers):
+                break
+            lines = [
+                line
+                for line, answer in zip(lines, answers, strict=True)
+                if isinstance(answer, Sent) and len(line) > depth
+            ]
+        return results
+
+    def _judge(
+        self, found: tuple[Outgoing, ...], results: dict[int, Result]
+    ) -> tuple[SettleMessages, list[events.Event]]:
+        """Decide what becomes of each message. Those without a result stay as they are."""
+        sent: list[int] = []
+        failed: list[Failure] = []
+        dead: list[DeadLetter] = []
+        reports: list[events.Event] = []
+        ended: set[str] = set()
+        sequences = self._sequences
+        if len(sequences) > REMEMBERED:
+            sequences.clear()
+        for each in found:
+            message, stream = each.message, each.message.stream
+            result = results.get(each.position)
+            if isinstance(result, Sent):
+                sent.append(each.position)
+                if stream and stream not in ended:
+                    sequences[stream] = message.sequence
+                continue
+            if stream:
+                if stream in ended:
+                    continue  # it failed because of the one before, or may have: that is no attempt of its own
+                ended.add(stream)
+                sequences.pop(stream, None)
+            if result is None or isinstance(result, BrokerDown):
+                continue
+            judged, event = self._judge_failure(each, result)
+            reports.append(event)
+            if isinstance(judged, Failure):
+                failed.append(judged)
+            else:
+                dead.append(judged)
+        assert self._relay is not None
+        return SettleMessages(self._relay, tuple(sent), tuple(failed), tuple(dead)), reports
+
+    def _judge_failure(self, each: Outgoing, result: TryAgain | Refused) -> tuple[Failure | DeadLetter, events.Event]:
+        plan, message, reason = self._plan, each.message, result.reason
+        starts = each.starts + 1
+        about = (message.type, "", message.id, message.stream, reason)
+        policy = plan.policy(message.stream)
+        if isinstance(result, TryAgain) and starts < plan.tries:
+            if result.after is None:
+                after = min(plan.longest_pause, plan.pause * (1 << min(each.starts, 32))) * plan.jitter()
+            else:
+                after = result.after
+            self._report.failed += 1
+            return Failure(each.position, reason, max(after, SHORTEST_PAUSE)), events.PublishFailed(*about, starts)
+        if policy != "block":
+            park = policy == "park" and bool(message.stream)
+            return DeadLetter(each.position, reason, park), events.PublishGivenUp(*about, starts)
+        self._report.blocked += 1
+        event: events.Event = events.PublishFailed(*about, starts)
+        if each.position not in self._blocked:
+            if len(self._blocked) >= REMEMBERED:
+                self._blocked.clear()
+            self._blocked.add(each.position)
+            event = events.StreamBlocked(*about, starts)
+        # From the last try on it rests twice before each attempt: see _sort.
+        return Failure(
+            each.position, reason, plan.longest_pause / (2 if starts >= max(plan.tries, SUSPECT + 1) else 1)
+        ), event
+
+    def _settle(self, op: SettleMessages, lease_end: float) -> _Steps:
+        """Settle, and try again while the lease lasts: what was sent and is not settled is sent twice."""
+        pause = STORE_PAUSE_FIRST
+        while True:
+            answer: bool | Raised = yield op
+            if not isinstance(answer, Raised):
+                return answer
+            self._tell_store_failed(op, answer.error)
+            if self._plan.clock() + pause >= lease_end:
+                self._relay = None
+                raise _StoreFailed(answer.error)
+            yield Pause(pause)
+            pause = min(2 * pause, STORE_PAUSE_LONGEST)
+
+    def _send_alone(self, suspects: list[Outgoing]) -> Generator[Any, Any, None]:
+        """Send messages that may kill the relay, each in a batch of its own, so that its death counts for no other.
+
+        Those that were started least often come first: they are probably innocent.
+        """
+        plan = self._plan
+        end = plan.clock() + SUSPECTS_FOR
+        for each in sorted(suspects, key=lambda each: (each.starts, each.position)):
+            if self._relay is None or self._broker_pause or self._stopping():
+                return
+            now = plan.clock()
+            alone = yield from self._execute(StartMessages(self._relay, 1, plan.lease, each.position - 1))
+            if alone is None:
+                self._relay = None
+                return
+            if [one.position for one in alone] == [each.position]:
+                yield from self._send(alone, now, False)
+            else:  # somebody has taken it away
+                yield from self._settle(SettleMessages(self._relay, ()), now + plan.lease)
+            if plan.clock() >= end:
+                return
+
+    def _judge_broker(self, results: Collection[Result]) -> None:
+        """Open or close the circuit breaker."""
+        plan = self._plan
+        down = next((result for result in results if isinstance(result, BrokerDown)), None)
+        if down is not None:
+            if not self._broker_pause:
+                plan.hook(events.BrokerLost("", "", "", down.reason))
+            self._broker_pause = min(2 * self._broker_pause or BROKER_PAUSE_FIRST, BROKER_PAUSE_LONGEST)
+            self._probe_at = plan.clock() + self._broker_pause
+            self._report.broker_down = down.reason
+        elif self._broker_pause and results:
+            self._broker_pause = self._probe_at = 0.0
+            self._report.broker_down = ""
+            plan.hook(events.BrokerBack("", "", ""))
+
+    def _tell_store_failed(self, op: Op[Any], error: BaseException) -> None:
+        self._plan.hook(events.StoreFailed("", "", "", type(op).__name__, describe_error(error)))

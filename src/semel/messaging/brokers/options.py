@@ -1,0 +1,52 @@
+"""The options of a broker's URL, which stand behind its ``?``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from semel.errors import ConfigurationError, PolicyError
+
+
+def split_options(url: str, known: Mapping[str, Callable[[str], Any]]) -> tuple[str, dict[str, Any]]:
+    """Return the URL without the options that are ``known``, and their values. Errors never quote the URL.
+
+    :param known: the function that reads each option. It raises ValueError with what the value should be.
+    """
+    parts = urlsplit(url)
+    found: dict[str, Any] = {}
+    rest = []
+    for name, text in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in known:
+            rest.append((name, text))
+            continue
+        try:
+            found[name] = known[name](text)
+        except PolicyError:
+            raise
+        except ValueError as expected:
+            raise ConfigurationError(f"{name} of a broker's URL is {expected}") from None
+    return urlunsplit(parts._replace(query=urlencode(rest))), found
+
+
+def only_options(url: str, known: Mapping[str, Callable[[str], Any]]) -> tuple[str, dict[str, Any]]:
+    """Return the same as ``split_options``, but raise ConfigurationError if the URL has any other option."""
+    plain, found = split_options(url, known)
+    if urlsplit(plain).query:
+        raise ConfigurationError(f"the broker's URL has an unknown option; the options are: {', '.join(known)}")
+    return plain, found
+
+
+def number(text: str) -> int:
+    """Read a number from 1 on."""
+    if not text.isdecimal() or len(text) > 12 or not int(text):
+        raise ValueError("a number from 1 on")
+    return int(text)
+
+
+def flag(text: str) -> bool:
+    """Read yes or no."""
+    if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
+        raise ValueError("yes or no")
+    return text.lower() in ("true", "yes", "1")

@@ -1,0 +1,116 @@
+-- The inbox and the dead letters, for MySQL 8 and MariaDB. [[…]] is repeated for each row. The first statements run in the
+-- caller's transaction, the others are Ops of the store.
+
+-- name: insert (writes)
+-- A plain insert: INSERT IGNORE would also ignore an id that does not fit. If the row exists, it fails, and only the
+-- statement is undone. A rival waits here until the first transaction ends. If that one is rolled back, the rival inserts
+-- the row.
+INSERT INTO semel_inbox (consumer, id, received) VALUES [[(:consumer, :id, {{now}})]]
+
+-- name: known (reads)
+-- As it is committed now. Under REPEATABLE READ a plain read would show an older state.
+SELECT id FROM semel_inbox WHERE consumer = :consumer AND id IN ([[:id]]) LOCK IN SHARE MODE
+
+-- name: add_stream (writes)
+INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES (:consumer, :stream, 0)
+
+-- name: lock_stream (reads)
+SELECT sequence FROM semel_inbox_stream WHERE consumer = :consumer AND stream = :stream FOR UPDATE
+
+-- name: move_stream (writes)
+UPDATE semel_inbox_stream SET sequence = :sequence WHERE consumer = :consumer AND stream = :stream
+
+-- name: seen (reads)
+SELECT id FROM semel_inbox_start WHERE consumer = :consumer AND id IN ([[:id]])
+
+-- name: see (writes)
+INSERT IGNORE INTO semel_inbox_start (consumer, id, starts, last) VALUES [[(:consumer, :id, 0, {{now}})]]
+
+-- name: start (writes)
+INSERT INTO semel_inbox_start (consumer, id, starts, last) VALUES (:consumer, :id, 1, {{now}})
+ON DUPLICATE KEY UPDATE starts = starts + 1, last = {{now}}
+
+-- name: starts (reads)
+SELECT starts FROM semel_inbox_start WHERE consumer = :consumer AND id = :id
+
+-- name: forget_starts (writes)
+DELETE FROM semel_inbox_start WHERE consumer = :consumer AND id IN ([[:id]])
+
+-- name: purge (writes)
+DELETE FROM semel_inbox WHERE received < {{now}} - INTERVAL :keep MICROSECOND ORDER BY received LIMIT :most
+
+-- name: purge_starts (writes)
+DELETE FROM semel_inbox_start WHERE last < {{now}} - INTERVAL :keep MICROSECOND
+
+-- name: bury (writes)
+INSERT INTO semel_dead_letter (
+    origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
+    content_type, headers, data
+) VALUES (
+    :origin, {{now}}, :reason, :sequence,
+    CASE WHEN :created = 0 THEN {{now}} ELSE '1970-01-01' + INTERVAL :created MICROSECOND END, :starts, :redrives, :id,
+    :type, :source, :destination, :stream, :subject, :content_type, :headers, :data
+)
+ON DUPLICATE KEY UPDATE
+    died = VALUES(died), reason = VALUES(reason), starts = VALUES(starts), redrives = VALUES(redrives)
+
+-- name: park (writes)
+-- A stream that is parked has the sequence of its first dead letter, as a negative number.
+INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES (:consumer, :stream, - :sequence)
+ON DUPLICATE KEY UPDATE sequence = IF(sequence >= 0, VALUES(sequence), sequence)
+
+-- name: letters (reads)
+SELECT position, origin, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', died) / 1e6, reason, starts, id, type, data, source,
+       destination, stream, sequence, subject, content_type, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', created) / 1e6,
+       headers, redrives
+FROM semel_dead_letter WHERE position > :after AND {{chosen}} ORDER BY position LIMIT :most
+
+-- name: count (reads)
+SELECT COUNT(*), COALESCE(MAX(position), 0) FROM semel_dead_letter WHERE {{chosen}}
+
+-- name: choose (writes)
+SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE position <= :last AND {{chosen}}
+ORDER BY stream, sequence, position LIMIT :most FOR UPDATE
+
+-- name: lock_streams (writes)
+-- Whoever adds a message to these streams has committed it by now, or waits until the end of this transaction.
+SELECT name FROM semel_stream WHERE name IN ([[:stream]]) ORDER BY name FOR UPDATE
+
+-- name: stage (writes)
+-- The messages of these streams that are in the outbox are to be sent after those that come back. So they leave it for a
+-- moment, and come back with them.
+INSERT INTO semel_dead_letter (
+    origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
+    content_type, headers, data
+)
+SELECT '~', due, '', sequence, created, starts, redrives, id, type, source, destination, stream, subject, content_type,
+       headers, data
+FROM semel_outbox WHERE stream IN ([[:stream]])
+
+-- name: delete_staged (writes)
+DELETE FROM semel_outbox WHERE stream IN ([[:stream]])
+
+-- name: staged (writes)
+SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE origin = '~' FOR UPDATE
+
+-- name: return_letters (writes)
+INSERT IGNORE INTO semel_outbox (
+    sequence, due, created, lane, starts, redrives, id, type, source, destination, stream, subject, content_type,
+    headers, data
+)
+SELECT sequence, IF(origin = '~', died, {{now}}), created, CASE position [[WHEN :position THEN :lane]] END,
+       IF(origin = '~', starts, 0), redrives + (origin <> '~'), id, type, source, destination, stream, subject,
+       content_type, headers, data
+FROM semel_dead_letter WHERE position IN ([[:position]]) ORDER BY stream, sequence, position
+
+-- name: delete_letters (writes)
+DELETE FROM semel_dead_letter WHERE position IN ([[:position]])
+
+-- name: unpark (writes)
+DELETE FROM semel_hold WHERE stream IN ([[:stream]]) AND until > {{now}} + INTERVAL 10 YEAR
+  AND NOT EXISTS (SELECT 1 FROM semel_dead_letter d WHERE d.origin = '' AND d.stream = semel_hold.stream)
+
+-- name: skip_parked (writes)
+-- The consumer goes on with the next message of the stream.
+UPDATE semel_inbox_stream SET sequence = :sequence
+WHERE consumer = :consumer AND stream = :stream AND sequence = - :sequence

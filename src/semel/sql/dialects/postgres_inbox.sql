@@ -1,0 +1,118 @@
+-- The inbox and the dead letters, for PostgreSQL. The first statements run in the caller's transaction, the others are
+-- Ops of the store.
+
+-- name: insert (writes, as text insert)
+-- A rival waits here until the first transaction ends. If that one is rolled back, the rival inserts the row.
+INSERT INTO semel_inbox (consumer, id, received) VALUES (:consumer, :id, {{now}})
+ON CONFLICT (consumer, id) DO NOTHING RETURNING 1
+
+-- name: insert_many (writes)
+INSERT INTO semel_inbox (consumer, id, received) SELECT :consumer::text, id, {{now}} FROM unnest(:ids::text[]) AS g (id)
+ON CONFLICT (consumer, id) DO NOTHING RETURNING id
+
+-- name: lock_stream (writes)
+-- Lock the stream's row for the rest of the transaction, and read it. A new row has the sequence 0.
+INSERT INTO semel_inbox_stream AS s (consumer, stream, sequence) VALUES (:consumer::text, :stream::text, 0)
+ON CONFLICT (consumer, stream) DO UPDATE SET sequence = s.sequence RETURNING sequence
+
+-- name: move_stream (writes)
+UPDATE semel_inbox_stream SET sequence = :sequence::bigint WHERE consumer = :consumer::text AND stream = :stream::text
+
+-- name: seen (reads)
+SELECT id FROM semel_inbox_start WHERE consumer = :consumer::text AND id = ANY (:ids::text[])
+
+-- name: see (writes)
+INSERT INTO semel_inbox_start (consumer, id, starts, last)
+SELECT :consumer::text, id, 0, {{now}} FROM unnest(:ids::text[]) AS g (id)
+ON CONFLICT (consumer, id) DO NOTHING
+
+-- name: start (writes)
+INSERT INTO semel_inbox_start AS s (consumer, id, starts, last) VALUES (:consumer::text, :id::text, 1, {{now}})
+ON CONFLICT (consumer, id) DO UPDATE SET starts = s.starts + 1, last = {{now}} RETURNING starts
+
+-- name: forget_starts (writes)
+DELETE FROM semel_inbox_start WHERE consumer = :consumer::text AND id = ANY (:ids::text[])
+
+-- name: purge (writes)
+DELETE FROM semel_inbox WHERE (consumer, id) IN (
+    SELECT consumer, id FROM semel_inbox WHERE received < {{now}} - :keep::float8 * interval '1 second'
+    ORDER BY received LIMIT :most::integer FOR UPDATE SKIP LOCKED
+) RETURNING 1
+
+-- name: purge_starts (writes)
+DELETE FROM semel_inbox_start WHERE last < {{now}} - :keep::float8 * interval '1 second'
+
+-- name: bury (writes)
+INSERT INTO semel_dead_letter (
+    origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
+    content_type, headers, data
+) VALUES (
+    :origin::text, {{now}}, :reason::text, :sequence::bigint,
+    CASE WHEN :created::float8 = 0 THEN {{now}} ELSE to_timestamp(:created) END, :starts::integer, :redrives::integer,
+    :id::text, :type::text, :source::text, :destination::text, :stream::text, :subject::text, :content_type::text,
+    :headers::text, :data::bytea
+)
+ON CONFLICT (origin, id) DO UPDATE SET
+    died = excluded.died, reason = excluded.reason, starts = excluded.starts, redrives = excluded.redrives
+
+-- name: park (writes)
+-- A stream that is parked has the sequence of its first dead letter, as a negative number.
+INSERT INTO semel_inbox_stream AS s (consumer, stream, sequence)
+VALUES (:consumer::text, :stream::text, - :sequence::bigint)
+ON CONFLICT (consumer, stream) DO UPDATE SET sequence = excluded.sequence WHERE s.sequence >= 0
+
+-- name: letters (reads)
+SELECT position, origin, extract(epoch FROM died)::float8, reason, starts, id, type, data, source, destination, stream,
+       sequence, subject, content_type, extract(epoch FROM created)::float8, headers, redrives
+FROM semel_dead_letter WHERE position > :after::bigint AND {{chosen}} ORDER BY position LIMIT :most::integer
+
+-- name: count (reads)
+SELECT count(*)::integer, coalesce(max(position), 0)::bigint FROM semel_dead_letter WHERE {{chosen}}
+
+-- name: choose (writes)
+SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE position <= :last::bigint AND {{chosen}}
+ORDER BY stream, sequence, position LIMIT :most::integer FOR UPDATE
+
+-- name: lock_streams (writes)
+-- Whoever adds a message to these streams has committed it by now, or waits until the end of this transaction.
+SELECT name FROM semel_stream WHERE name = ANY (:streams::text[]) ORDER BY name FOR UPDATE
+
+-- name: stage (writes)
+-- The messages of these streams that are in the outbox are to be sent after those that come back. So they leave it for a
+-- moment, and come back with them.
+WITH gone AS (DELETE FROM semel_outbox WHERE stream = ANY (:streams::text[]) RETURNING *)
+INSERT INTO semel_dead_letter (
+    origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
+    content_type, headers, data
+)
+SELECT '~', due, '', sequence, created, starts, redrives, id, type, source, destination, stream, subject, content_type,
+       headers, data
+FROM gone
+
+-- name: staged (writes)
+SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE origin = '~'
+
+-- name: return_letters (writes)
+INSERT INTO semel_outbox (
+    sequence, due, created, lane, starts, redrives, id, type, source, destination, stream, subject, content_type,
+    headers, data
+)
+SELECT sequence, CASE WHEN origin = '~' THEN died ELSE {{now}} END, created, lane,
+       CASE WHEN origin = '~' THEN starts ELSE 0 END, CASE WHEN origin = '~' THEN redrives ELSE redrives + 1 END, id,
+       type, source, destination, stream, subject, content_type, headers, data
+FROM unnest(:positions::bigint[], :lanes::smallint[]) AS g (position, lane) JOIN semel_dead_letter d USING (position)
+ORDER BY stream, sequence, position
+ON CONFLICT (id) DO NOTHING
+
+-- name: delete_letters (writes)
+DELETE FROM semel_dead_letter WHERE position = ANY (:positions::bigint[])
+
+-- name: unpark (writes)
+DELETE FROM semel_hold h
+WHERE h.stream = ANY (:streams::text[]) AND h.until > {{now}} + interval '10 years'
+  AND NOT EXISTS (SELECT 1 FROM semel_dead_letter d WHERE d.origin = '' AND d.stream = h.stream)
+
+-- name: skip_parked (writes)
+-- The consumer goes on with the next message of the stream.
+UPDATE semel_inbox_stream SET sequence = :sequence::bigint
+WHERE consumer = :consumer::text AND stream = :stream::text AND sequence = - :sequence::bigint

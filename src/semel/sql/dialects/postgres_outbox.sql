@@ -1,0 +1,155 @@
+-- The relay's statements for PostgreSQL. Each is atomic under READ COMMITTED, and locks the relay's row first: either the
+-- relay lives and goes on, or another one has removed it. Lanes that a statement reads before it has that lock are right
+-- nevertheless, because lanes change hands only by their owner, or with the removal of its row.
+
+-- name: bury (writes)
+-- Remove the relays whose lease has ended, free their lanes, and count a start for what they were sending. A row that is
+-- locked is being removed by another relay, or belongs to a relay that is alive.
+WITH lanes AS (
+    INSERT INTO semel_lane (lane) SELECT lane FROM generate_series(0, {{lanes}} - 1) AS g (lane)
+    WHERE NOT EXISTS (SELECT 1 FROM semel_lane)
+    ON CONFLICT (lane) DO NOTHING
+), dead AS (
+    DELETE FROM semel_relay r
+    USING (SELECT relay FROM semel_relay WHERE lease_end <= {{now}} FOR UPDATE SKIP LOCKED) AS d
+    WHERE r.relay = d.relay
+    RETURNING r.relay, r.started
+), counted AS (
+    UPDATE semel_outbox o SET starts = o.starts + 1
+    FROM (SELECT unnest(started) AS position FROM dead) AS s
+    WHERE o.position = s.position
+)
+UPDATE semel_lane l SET relay = NULL FROM dead WHERE l.relay = dead.relay
+
+-- name: join (writes)
+INSERT INTO semel_relay (relay, lease_end, started)
+VALUES (:relay::bytea, {{now}} + :lease::float8 * interval '1 second', '{}')
+ON CONFLICT (relay) DO UPDATE SET lease_end = greatest(semel_relay.lease_end, excluded.lease_end), started = '{}'
+
+-- name: balance (writes)
+WITH me AS (
+    SELECT relay FROM semel_relay WHERE relay = :relay::bytea AND lease_end > {{now}} FOR UPDATE
+), mine AS (
+    SELECT lane, row_number() OVER (ORDER BY lane) AS place FROM semel_lane WHERE relay = :relay
+), share AS (
+    SELECT ceil({{lanes}} / greatest(count(*), 1)::numeric)::integer AS most
+    FROM semel_relay WHERE lease_end > {{now}}
+), taken AS (
+    UPDATE semel_lane l SET relay = :relay
+    FROM (
+        SELECT lane FROM semel_lane WHERE relay IS NULL ORDER BY lane
+        LIMIT (SELECT greatest(0, most - (SELECT count(*) FROM mine)) FROM share) FOR UPDATE SKIP LOCKED
+    ) AS free
+    WHERE l.lane = free.lane AND EXISTS (SELECT 1 FROM me)
+    RETURNING l.lane
+), surplus AS (
+    UPDATE semel_lane l SET relay = NULL
+    FROM mine, share, me
+    WHERE l.lane = mine.lane AND mine.place > share.most
+)
+SELECT lane FROM taken
+UNION ALL
+SELECT mine.lane FROM mine, share, me WHERE mine.place <= share.most
+ORDER BY lane
+
+-- name: start (writes)
+-- One row without a position says that there is nothing to send; no row, that the lease has ended.
+WITH found AS (
+    SELECT o.* FROM semel_outbox o
+    WHERE o.position > :after::bigint AND (o.due <= {{now}} OR o.stream <> '')
+      AND o.lane = ANY (ARRAY(SELECT lane FROM semel_lane WHERE relay = :relay::bytea))
+      AND NOT EXISTS (SELECT 1 FROM semel_hold h WHERE h.stream = o.stream AND h.until > {{now}})
+    ORDER BY o.position LIMIT :most::integer
+), me AS (
+    UPDATE semel_relay SET lease_end = greatest(lease_end, {{now}} + :lease::float8 * interval '1 second'),
+        started = ARRAY(SELECT position FROM found)
+    WHERE relay = :relay AND lease_end > {{now}}
+    RETURNING relay
+)
+SELECT f.position, f.starts, f.id, f.type, f.data, f.source, f.destination, f.stream, f.sequence, f.subject,
+       f.content_type, extract(epoch FROM f.created)::float8, f.headers, f.redrives
+FROM me LEFT JOIN found f ON true
+ORDER BY f.position
+
+-- name: settle (writes)
+-- Only what the relay has started is settled. A repeat finds nothing there, and changes nothing. The later
+-- messages of a parked stream are looked for without an index: that is rare.
+WITH me AS (
+    SELECT started FROM semel_relay WHERE relay = :relay::bytea AND lease_end > {{now}} FOR UPDATE
+), ended AS (
+    UPDATE semel_relay r SET started = '{}' FROM me WHERE r.relay = :relay
+), gone AS (
+    DELETE FROM semel_outbox o USING me
+    WHERE o.position = ANY (:sent::bigint[]) AND o.position = ANY (me.started)
+    RETURNING o.stream
+), counted AS (
+    UPDATE semel_outbox o SET starts = o.starts + 1,
+        due = CASE WHEN o.stream = '' THEN {{now}} + g.after * interval '1 second' ELSE o.due END
+    FROM unnest(:failed::bigint[], :failures::text[], :afters::float8[]) AS g (position, reason, after), me
+    WHERE o.position = g.position AND g.position = ANY (me.started)
+    RETURNING o.position, o.stream, {{now}} + g.after * interval '1 second' AS until, g.reason
+), buried AS (
+    DELETE FROM semel_outbox o
+    USING unnest(:dead::bigint[], :causes::text[], :parks::smallint[]) AS g (position, reason, park), me
+    WHERE o.position = g.position AND g.position = ANY (me.started)
+    RETURNING o.*, g.reason, g.park
+), parked AS (
+    SELECT DISTINCT ON (stream) stream, position, id, reason FROM buried WHERE park = 1 AND stream <> ''
+    ORDER BY stream, position
+), followers AS (
+    DELETE FROM semel_outbox o USING parked p
+    WHERE o.stream = p.stream AND o.position > p.position AND o.position <> ALL (:sent || :dead)
+    RETURNING o.*, 'its stream is parked since ' || p.id AS reason, 0::smallint AS park
+), held AS (
+    INSERT INTO semel_hold AS h (stream, until, reason)
+    SELECT DISTINCT ON (stream) stream, until, reason FROM (
+        SELECT stream, position, until, reason FROM counted WHERE stream <> ''
+        UNION ALL SELECT stream, position, 'infinity', reason FROM parked
+    ) AS holds
+    ORDER BY stream, until DESC, position
+    ON CONFLICT (stream) DO UPDATE SET until = excluded.until, reason = excluded.reason WHERE h.until <= excluded.until
+), released AS (
+    DELETE FROM semel_hold h
+    WHERE h.until <= {{now}} AND h.stream IN (
+        SELECT stream FROM gone WHERE stream <> ''
+        EXCEPT (SELECT stream FROM counted UNION ALL SELECT stream FROM parked)
+    )
+), letters AS (
+    INSERT INTO semel_dead_letter AS d (
+        origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
+        content_type, headers, data
+    )
+    SELECT '', {{now}}, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
+           content_type, headers, data
+    FROM (SELECT * FROM buried UNION ALL SELECT * FROM followers) AS moved
+    ORDER BY position
+    ON CONFLICT (origin, id) DO UPDATE SET died = excluded.died, reason = excluded.reason, starts = excluded.starts,
+        redrives = excluded.redrives
+)
+SELECT 1 FROM me
+
+-- name: leave (writes)
+WITH gone AS (DELETE FROM semel_relay WHERE relay = :relay::bytea RETURNING relay)
+UPDATE semel_lane l SET relay = NULL FROM gone WHERE l.relay = gone.relay
+
+-- name: add (writes, as text add)
+-- For the caller's connection. The function is in schema/postgres/0006_messages.sql.
+SELECT semel_add(
+    :id, :type, :data, :source, :destination, :stream, :subject, :content_type, :headers, :lane, :delay
+)
+
+-- name: depths (reads)
+SELECT destination, count(*), count(*) FILTER (WHERE starts > 0),
+       extract(epoch FROM {{now}} - min(created))::float8
+FROM semel_outbox GROUP BY destination ORDER BY 2 DESC, 1
+
+-- name: held (reads)
+SELECT h.stream, count(o.position),
+       CASE WHEN h.until < 'infinity' THEN extract(epoch FROM h.until - {{now}})::float8 END, h.reason
+FROM semel_hold h LEFT JOIN semel_outbox o ON o.stream = h.stream
+WHERE h.until > {{now}}
+GROUP BY h.stream ORDER BY h.until DESC, h.stream LIMIT :most::integer
+
+-- name: owners (reads)
+SELECT count(DISTINCT r.relay), count(l.lane)
+FROM semel_relay r LEFT JOIN semel_lane l ON l.relay = r.relay WHERE r.lease_end > {{now}}

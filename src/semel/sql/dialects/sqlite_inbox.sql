@@ -1,0 +1,111 @@
+-- The inbox and the dead letters, for SQLite. The first statements run in the caller's transaction, the others are Ops of
+-- the store. Times are in microseconds; :now is the clock of this machine.
+
+-- name: insert (writes)
+-- Takes the write lock of the file: a rival waits here until the first transaction ends.
+INSERT INTO semel_inbox (consumer, id, received) VALUES (:consumer, :id, :now)
+ON CONFLICT (consumer, id) DO NOTHING RETURNING 1
+
+-- name: insert_many (writes)
+INSERT INTO semel_inbox (consumer, id, received) SELECT :consumer, value, :now FROM json_each(:ids) WHERE true
+ON CONFLICT (consumer, id) DO NOTHING RETURNING id
+
+-- name: lock_stream (writes)
+INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES (:consumer, :stream, 0)
+ON CONFLICT (consumer, stream) DO UPDATE SET sequence = sequence RETURNING sequence
+
+-- name: move_stream (writes)
+UPDATE semel_inbox_stream SET sequence = :sequence WHERE consumer = :consumer AND stream = :stream
+
+-- name: seen (reads)
+SELECT id FROM semel_inbox_start WHERE consumer = :consumer AND id IN (SELECT value FROM json_each(:ids))
+
+-- name: see (writes)
+INSERT INTO semel_inbox_start (consumer, id, starts, last)
+SELECT :consumer, value, 0, :now FROM json_each(:ids) WHERE true
+ON CONFLICT (consumer, id) DO NOTHING
+
+-- name: start (writes)
+INSERT INTO semel_inbox_start (consumer, id, starts, last) VALUES (:consumer, :id, 1, :now)
+ON CONFLICT (consumer, id) DO UPDATE SET starts = starts + 1, last = :now RETURNING starts
+
+-- name: forget_starts (writes)
+DELETE FROM semel_inbox_start WHERE consumer = :consumer AND id IN (SELECT value FROM json_each(:ids))
+
+-- name: purge (writes)
+DELETE FROM semel_inbox WHERE (consumer, id) IN (
+    SELECT consumer, id FROM semel_inbox WHERE received < :now - :keep ORDER BY received LIMIT :most
+) RETURNING 1
+
+-- name: purge_starts (writes)
+DELETE FROM semel_inbox_start WHERE last < :now - :keep
+
+-- name: bury (writes)
+INSERT INTO semel_dead_letter (
+    origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
+    content_type, headers, data
+) VALUES (
+    :origin, :now, :reason, :sequence, CASE WHEN :created = 0 THEN :now ELSE :created END, :starts, :redrives, :id,
+    :type, :source, :destination, :stream, :subject, :content_type, :headers, :data
+)
+ON CONFLICT (origin, id) DO UPDATE SET
+    died = excluded.died, reason = excluded.reason, starts = excluded.starts, redrives = excluded.redrives
+
+-- name: park (writes)
+-- A stream that is parked has the sequence of its first dead letter, as a negative number.
+INSERT INTO semel_inbox_stream (consumer, stream, sequence) VALUES (:consumer, :stream, - :sequence)
+ON CONFLICT (consumer, stream) DO UPDATE SET sequence = excluded.sequence WHERE sequence >= 0
+
+-- name: letters (reads)
+SELECT position, origin, died / 1e6, reason, starts, id, type, data, source, destination, stream, sequence, subject,
+       content_type, created / 1e6, headers, redrives
+FROM semel_dead_letter WHERE position > :after AND {{chosen}} ORDER BY position LIMIT :most
+
+-- name: count (reads)
+SELECT count(*), coalesce(max(position), 0) FROM semel_dead_letter WHERE {{chosen}}
+
+-- name: choose (writes)
+SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE position <= :last AND {{chosen}}
+ORDER BY stream, sequence, position LIMIT :most
+
+-- name: stage (writes)
+-- The messages of these streams that are in the outbox are to be sent after those that come back. So they leave it for a
+-- moment, and come back with them.
+INSERT INTO semel_dead_letter (
+    origin, died, reason, sequence, created, starts, redrives, id, type, source, destination, stream, subject,
+    content_type, headers, data
+)
+SELECT '~', due, '', sequence, created, starts, redrives, id, type, source, destination, stream, subject, content_type,
+       headers, data
+FROM semel_outbox WHERE stream IN (SELECT value FROM json_each(:streams))
+
+-- name: delete_staged (writes)
+DELETE FROM semel_outbox WHERE stream IN (SELECT value FROM json_each(:streams))
+
+-- name: staged (writes)
+SELECT position, id, stream, sequence, origin FROM semel_dead_letter WHERE origin = '~'
+
+-- name: return_letters (writes)
+INSERT INTO semel_outbox (
+    sequence, due, created, lane, starts, redrives, id, type, source, destination, stream, subject, content_type,
+    headers, data
+)
+SELECT d.sequence, iif(d.origin = '~', d.died, :now), d.created, l.value, iif(d.origin = '~', d.starts, 0),
+       d.redrives + (d.origin <> '~'), d.id, d.type, d.source, d.destination, d.stream, d.subject, d.content_type,
+       d.headers, d.data
+FROM json_each(:positions) p JOIN json_each(:lanes) l ON l.key = p.key JOIN semel_dead_letter d ON d.position = p.value
+WHERE true ORDER BY d.stream, d.sequence, d.position
+ON CONFLICT (id) DO NOTHING
+
+-- name: delete_letters (writes)
+DELETE FROM semel_dead_letter WHERE position IN (SELECT value FROM json_each(:positions))
+
+-- name: unpark (writes)
+DELETE FROM semel_hold
+WHERE stream IN (SELECT value FROM json_each(:streams)) AND until > :now + 315360000000000
+  AND NOT EXISTS (SELECT 1 FROM semel_dead_letter d WHERE d.origin = '' AND d.stream = semel_hold.stream)
+
+-- name: skip_parked (writes)
+-- The consumer goes on with the next message of the stream.
+UPDATE semel_inbox_stream SET sequence = :sequence
+WHERE consumer = :consumer AND stream = :stream AND sequence = - :sequence

@@ -1,0 +1,329 @@
+"""The programs of the inbox and the dead letters. They know the tables of messages, and no driver.
+
+The programs for one message run on the caller's connection, in the caller's transaction. The others answer Ops of a
+store. Every dialect has statements of the same names, so that each program is written once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
+
+from semel.core.messages import (
+    BuryMessage,
+    CountLetters,
+    CountStart,
+    ForgetStarts,
+    Letter,
+    LetterFilter,
+    ListLetters,
+    Message,
+    PurgeInbox,
+    PurgeLetters,
+    RedriveLetters,
+    SeeMessages,
+    lane_of,
+)
+from semel.core.ops import Op
+from semel.errors import SemelError
+from semel.sql.connections.adopt import Dialect
+from semel.sql.connections.errors import Contention, DuplicateRow
+from semel.sql.program import Packet, Piece, Program, Query, Rows, load_queries
+
+R = TypeVar("R")
+Row: TypeAlias = Mapping[str, Any]
+_TRIES: Final = 10
+_CHOSEN: Final = (
+    "({origin} IS NULL OR origin = :origin) AND ({type} IS NULL OR type = :type) AND ({destination} IS NULL OR "
+    "destination = :destination) AND ({stream} IS NULL OR stream = :stream) AND ({message} IS NULL OR id = :message)"
+)
+_NAMES: Final = ("origin", "type", "destination", "stream", "message")
+
+
+class _Tables:
+    """The statements of one dialect, and how it takes lists, times and transactions."""
+
+    def __init__(self, dialect: Dialect, file: str, now: str, chosen: str, second: int) -> None:
+        """
+        :param chosen: how the rest of a ``LetterFilter`` is written.
+        :param second: how durations count one.
+        """
+        cast = "::text" if dialect == "postgresql" else ""
+        names = _CHOSEN.format(**{name: f":{name}{cast}" for name in _NAMES})
+        self.dialect = dialect
+        self._queries = load_queries("semel.sql.dialects", f"{file}_inbox.sql", chosen=f"{names} AND {chosen}", now=now)
+        self._second = second
+
+    def span(self, seconds: float) -> float:
+        return seconds if self._second == 1 else round(seconds * self._second)
+
+    def ask(self, name: str, rows: Sequence[Row] | None = None, /, **params: Any) -> Program[Rows]:
+        """Run a statement with a list of rows. In PostgreSQL and SQLite each column is a list: ``ids`` of ``id``."""
+        query = self._queries[name]
+        if self.dialect == "mysql":
+            return (yield Packet(Piece(query, rows or (), **params)))
+        if rows:
+            for column in rows[0]:
+                values: Any = [row[column] for row in rows]
+                params[f"{column}s"] = values if self.dialect == "postgresql" else json.dumps(values)
+        if self.dialect == "sqlite":
+            params["now"] = _now()
+        return (yield query(**params))
+
+    def transaction(self, program: Program[R]) -> Program[R]:
+        """Run a program of several statements in a transaction of its own. SQLite's writer has one already."""
+        if self.dialect == "sqlite":
+            return (yield from program)
+        if self.dialect == "mysql":
+            yield Packet(begins=True)  # its connection rolls back when a packet fails
+            result = yield from program
+            yield Packet(ends=True)
+            return result
+        yield _BEGIN()
+        try:
+            result = yield from program
+            yield _COMMIT()
+        except SemelError:
+            yield _ROLLBACK()
+            raise
+        return result
+
+    def count(self, rows: Rows) -> int:
+        """How many rows a statement with ``RETURNING 1`` has changed; MySQL says it without."""
+        return int(rows[0][0]) if self.dialect == "mysql" else len(rows)
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+_BEGIN: Final = Query("begin", "BEGIN", True)
+_COMMIT: Final = Query("commit", "COMMIT", True)
+_ROLLBACK: Final = Query("rollback", "ROLLBACK", True)
+_TABLES: Final[dict[Dialect, _Tables]] = {
+    "postgresql": _Tables(
+        "postgresql", "postgres", "statement_timestamp()",
+        "strpos(reason, :reason::text) > 0 AND died <= statement_timestamp() - :older::float8 * interval '1 second'", 1,
+    ),
+    "sqlite": _Tables("sqlite", "sqlite", "", "instr(reason, :reason) > 0 AND died <= :now - :older", 1_000_000),
+    "mysql": _Tables(
+        "mysql", "mysql", "UTC_TIMESTAMP(6)",
+        "LOCATE(:reason, reason) > 0 AND died <= UTC_TIMESTAMP(6) - INTERVAL :older MICROSECOND", 1_000_000,
+    ),
+}  # fmt: skip
+
+
+# In the caller's transaction
+
+
+def apply_message(dialect: Dialect, consumer: str, id: str) -> Program[bool]:
+    """Write down that the consumer applies the message. Returns False if it has applied it already.
+
+    Waits for a transaction that applies it now, because only a committed row is a proof.
+    """
+    row = {"consumer": consumer, "id": id}
+    tables = _TABLES[dialect]
+    if dialect != "mysql":
+        return bool((yield from tables.ask("insert", **row)))
+    try:
+        yield from tables.ask("insert", [row])
+    except DuplicateRow:
+        return False
+    return True
+
+
+def apply_messages(dialect: Dialect, consumer: str, ids: Sequence[str]) -> Program[set[str]]:
+    """The same for many messages, with one statement. Returns the ids of those that were not applied yet."""
+    # Rows are locked in this order. It is the same for all, so that two batches cannot deadlock.
+    rows = [{"consumer": consumer, "id": id} for id in sorted(set(ids))]
+    tables = _TABLES[dialect]
+    if not rows:
+        return set()
+    if dialect != "mysql":
+        new = yield from tables.ask("insert_many", [{"id": row["id"]} for row in rows], consumer=consumer)
+        return {row[0] for row in new}
+    for _ in range(_TRIES):
+        try:
+            yield from tables.ask("insert", rows)
+            return {row["id"] for row in rows}
+        except DuplicateRow:
+            known = {_text(row[0]) for row in (yield from tables.ask("known", rows, consumer=consumer))}
+            rows = [row for row in rows if row["id"] not in known]
+            if not rows:
+                return set()
+    raise Contention("other transactions have applied messages of this batch")
+
+
+def lock_stream(dialect: Dialect, consumer: str, stream: str) -> Program[int]:
+    """Lock a stream for the rest of the transaction. Returns the sequence that the consumer has applied last, or 0.
+
+    A negative number means that the stream is parked: its message of this sequence is in the dead letters.
+    """
+    tables = _TABLES[dialect]
+    names = {"consumer": consumer, "stream": stream}
+    if dialect == "mysql":
+        try:
+            yield from tables.ask("add_stream", **names)
+            return 0
+        except DuplicateRow:
+            pass
+    return int((yield from tables.ask("lock_stream", **names))[0][0])
+
+
+def move_stream(dialect: Dialect, consumer: str, stream: str, sequence: int) -> Program[None]:
+    """Write down the sequence that the consumer has applied last. ``lock_stream`` comes first."""
+    yield from _TABLES[dialect].ask("move_stream", consumer=consumer, stream=stream, sequence=sequence)
+
+
+# Ops
+
+
+def _see(op: SeeMessages, tables: _Tables) -> Program[frozenset[str]]:
+    rows = [{"consumer": op.consumer, "id": id} for id in sorted(set(op.ids))]
+    if not rows:
+        return frozenset()
+    ids = rows if tables.dialect == "mysql" else [{"id": row["id"]} for row in rows]
+    seen = yield from tables.ask("seen", ids, consumer=op.consumer)
+    if len(seen) < len(rows):
+        yield from tables.ask("see", ids, consumer=op.consumer)
+    return frozenset(row[0] for row in seen)
+
+
+def _count_start(op: CountStart, tables: _Tables) -> Program[int]:
+    rows = yield from tables.ask("start", consumer=op.consumer, id=op.message)
+    if tables.dialect == "mysql":
+        rows = yield from tables.ask("starts", consumer=op.consumer, id=op.message)
+    return int(rows[0][0])
+
+
+def _forget_starts(op: ForgetStarts, tables: _Tables) -> Program[None]:
+    if op.ids:
+        yield from tables.ask("forget_starts", [{"id": id} for id in sorted(set(op.ids))], consumer=op.consumer)
+
+
+def _purge_inbox(op: PurgeInbox, tables: _Tables) -> Program[int]:
+    keep = tables.span(op.keep)
+    gone = tables.count((yield from tables.ask("purge", keep=keep, most=op.limit)))
+    yield from tables.ask("purge_starts", keep=keep)
+    return gone
+
+
+def _bury(op: BuryMessage, tables: _Tables) -> Program[None]:
+    message = op.message
+
+    def write() -> Program[None]:
+        yield from tables.ask(
+            "bury", origin=op.consumer, reason=op.reason, sequence=message.sequence, created=tables.span(message.time),
+            starts=op.starts, redrives=message.redrives, id=message.id, type=message.type, source=message.source,
+            destination=message.destination, stream=message.stream, subject=message.subject,
+            content_type=message.content_type, headers=json.dumps(dict(message.headers), ensure_ascii=False),
+            data=message.data,
+        )  # fmt: skip
+        if op.park:
+            names = {"consumer": op.consumer, "stream": message.stream}
+            yield from tables.ask("park", **names, sequence=message.sequence)
+
+    return (yield from tables.transaction(write()) if op.park else write())
+
+
+def _letters(op: ListLetters, tables: _Tables) -> Program[tuple[Letter, ...]]:
+    rows = yield from tables.ask("letters", after=op.after, most=op.limit, **_chosen(op.filter, tables))
+    return tuple(map(_letter, rows))
+
+
+def _letter(row: Sequence[Any]) -> Letter:
+    position, origin, died, reason, starts, *rest = row
+    (
+        id, type, data, source, destination, stream, sequence, subject, content_type, created, headers, redrives,
+    ) = rest  # fmt: skip
+    message = Message(
+        id, type, bytes(data), source, destination, stream, sequence, subject, content_type, float(created),
+        json.loads(headers), redrives,
+    )  # fmt: skip
+    return Letter(position, origin, float(died), reason, starts, message)
+
+
+def _chosen(filter: LetterFilter, tables: _Tables) -> dict[str, Any]:
+    names = {name: getattr(filter, name) for name in (*_NAMES, "reason")}
+    return {**names, "older": tables.span(filter.older)}
+
+
+def _count(op: CountLetters, tables: _Tables) -> Program[tuple[int, int]]:
+    found = (yield from tables.ask("count", **_chosen(op.filter, tables)))[0]
+    return int(found[0]), int(found[1])
+
+
+def _redrive(op: RedriveLetters, tables: _Tables) -> Program[int]:
+    def move() -> Program[int]:
+        letters = list((yield from _choose(op, tables)))
+        if not letters:
+            return 0
+        streams = [{"stream": stream} for stream in sorted({row[2] for row in letters} - {""})]
+        back = letters
+        if streams:
+            if tables.dialect != "sqlite":  # it has one writer
+                yield from tables.ask("lock_streams", streams)
+            yield from tables.ask("stage", streams)
+            if tables.dialect != "postgresql":
+                yield from tables.ask("delete_staged", streams)
+            back = [*letters, *(yield from tables.ask("staged"))]
+        lanes = [{"position": row[0], "lane": lane_of(row[2], row[1])} for row in back]
+        yield from tables.ask("return_letters", lanes)
+        yield from tables.ask("delete_letters", [{"position": row[0]} for row in back])
+        if streams:
+            yield from tables.ask("unpark", streams)
+        return len(letters)
+
+    return (yield from tables.transaction(move()))
+
+
+def _purge(op: PurgeLetters, tables: _Tables) -> Program[int]:
+    def remove() -> Program[int]:
+        letters = yield from _choose(op, tables)
+        if not letters:
+            return 0
+        yield from tables.ask("delete_letters", [{"position": row[0]} for row in letters])
+        streams = [{"stream": stream} for stream in sorted({row[2] for row in letters} - {""})]
+        if streams:
+            yield from tables.ask("unpark", streams)
+        for _, _, stream, sequence, origin in letters:
+            if stream and origin:
+                yield from tables.ask("skip_parked", consumer=origin, stream=stream, sequence=sequence)
+        return len(letters)
+
+    return (yield from tables.transaction(remove()))
+
+
+def _choose(op: RedriveLetters | PurgeLetters, tables: _Tables) -> Program[Rows]:
+    return (yield from tables.ask("choose", last=op.last, most=op.limit, **_chosen(op.filter, tables)))
+
+
+def _text(value: Any) -> str:
+    """The caller's converters may have left text as bytes."""
+    return value if isinstance(value, str) else bytes(value).decode()
+
+
+_PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any, _Tables], Program[Any]]]] = {
+    SeeMessages: _see,
+    CountStart: _count_start,
+    ForgetStarts: _forget_starts,
+    PurgeInbox: _purge_inbox,
+    BuryMessage: _bury,
+    ListLetters: _letters,
+    CountLetters: _count,
+    RedriveLetters: _redrive,
+    PurgeLetters: _purge,
+}
+
+
+INBOX_OPS: Final = tuple(_PROGRAMS)
+
+
+def inbox_program(dialect: Dialect, op: Op[Any], clock: object = None) -> Program[Any]:
+    """The program of one Op of the inbox or the dead letters, for a store of this dialect.
+
+    :param clock: the clock of SQLite's writer, which it gives to every program.
+    """
+    return _PROGRAMS[type(op)](op, _TABLES[dialect])

@@ -1,0 +1,287 @@
+"""The programs of the outbox and its relays. They know the tables of messages, and no driver.
+
+PostgreSQL does each Op in one statement, or in a few that are right one by one. SQLite and MySQL have no such
+statements; there an Op is a transaction of small ones, and both share its program: SQLite runs it in the writer's
+transaction and gets lists as JSON, MySQL gets the statements of a step in one packet.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from semel.core.messages import (
+    LANES,
+    DestinationDepth,
+    HeldStream,
+    InspectOutbox,
+    JoinRelays,
+    LeaveRelays,
+    Message,
+    OutboxState,
+    Outgoing,
+    SettleMessages,
+    StartMessages,
+    lane_of,
+)
+from semel.core.ops import Op
+from semel.sql.connections.adopt import Dialect
+from semel.sql.connections.errors import DuplicateRow
+from semel.sql.program import Packet, Piece, Program, Rows, load_queries
+
+_LONGEST: Final = 366 * 86400.0
+"""The longest time that a message is put off, in seconds."""
+
+
+def _outgoing(row: Sequence[Any]) -> Outgoing:
+    (
+        position, starts, id, type, data, source, destination, stream, sequence, subject, content_type, time, headers,
+        redrives,
+    ) = row  # fmt: skip
+    message = Message(
+        id, type, bytes(data), source, destination, stream, sequence, subject, content_type, float(time),
+        json.loads(headers), redrives,
+    )  # fmt: skip
+    return Outgoing(position, message, starts)
+
+
+# PostgreSQL
+
+_P: Final = load_queries("semel.sql.dialects", "postgres_outbox.sql", now="statement_timestamp()", lanes=str(LANES))
+
+
+def _join(op: JoinRelays) -> Program[tuple[int, ...]]:
+    # Three statements, because each has to see what the one before it has done. A crash between them does no harm.
+    yield _P["bury"]()
+    yield _P["join"](relay=op.relay, lease=op.lease)
+    return tuple(row[0] for row in (yield _P["balance"](relay=op.relay)))
+
+
+def _start(op: StartMessages) -> Program[tuple[Outgoing, ...] | None]:
+    rows = yield _P["start"](relay=op.relay, after=op.after, most=op.limit, lease=op.lease)
+    if not rows:
+        return None
+    return () if rows[0][0] is None else tuple(map(_outgoing, rows))
+
+
+def _settle(op: SettleMessages) -> Program[bool]:
+    rows = yield _P["settle"](
+        relay=op.relay,
+        sent=op.sent,
+        failed=[failure.position for failure in op.failed],
+        failures=[failure.reason for failure in op.failed],
+        afters=[min(failure.after, _LONGEST) for failure in op.failed],
+        dead=[letter.position for letter in op.dead],
+        causes=[letter.reason for letter in op.dead],
+        parks=[int(letter.park) for letter in op.dead],
+    )
+    return bool(rows)
+
+
+def _leave(op: LeaveRelays) -> Program[None]:
+    yield _P["leave"](relay=op.relay)
+
+
+def _inspect(op: InspectOutbox) -> Program[OutboxState]:
+    return _state((yield _P["depths"]()), (yield _P["held"](most=op.limit)), (yield _P["owners"]()))
+
+
+def _state(depths: Rows, held: Rows, owners: Rows) -> OutboxState:
+    return OutboxState(
+        tuple(DestinationDepth(name, count, failing, float(age)) for name, count, failing, age in depths),
+        tuple(
+            HeldStream(stream, count, None if left is None else float(left), reason)
+            for stream, count, left, reason in held
+        ),
+        *owners[0],
+    )
+
+
+POSTGRES_PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[Any]]]] = {
+    JoinRelays: _join,
+    StartMessages: _start,
+    SettleMessages: _settle,
+    LeaveRelays: _leave,
+    InspectOutbox: _inspect,
+}
+
+
+# SQLite and MySQL: transactions of small statements
+
+_Step = tuple[str, Sequence[Mapping[str, Any]] | None, Mapping[str, Any]]
+"""A statement's name, its list of rows if it has one, and its other parameters."""
+
+
+def _step(name: str, rows: Sequence[Mapping[str, Any]] | None = None, /, **params: Any) -> _Step:
+    return name, rows, params
+
+
+class _Transaction(Protocol):
+    """Runs steps in a transaction, and returns the rows of the last one. Steps with an empty list are left out."""
+
+    def __call__(self, *steps: _Step, begins: bool = False, ends: bool = False) -> Program[Rows]: ...
+
+
+_S: Final = load_queries("semel.sql.dialects", "sqlite_outbox.sql")
+_M: Final = load_queries("semel.sql.dialects", "mysql_outbox.sql", now="UTC_TIMESTAMP(6)")
+
+
+def _in_sqlite(clock: Callable[[], int]) -> _Transaction:
+    def run(*steps: _Step, begins: bool = False, ends: bool = False) -> Program[Rows]:
+        found: Rows = ()
+        for name, rows, params in steps:
+            if rows is None:
+                found = yield _S[name](now=clock(), **params)
+            elif rows:
+                found = yield _S[name](now=clock(), rows=json.dumps(rows), **params)
+        return found
+
+    return run
+
+
+def _in_mysql(*steps: _Step, begins: bool = False, ends: bool = False) -> Program[Rows]:
+    pieces = [Piece(_M[name], rows or (), **params) for name, rows, params in steps if rows is None or rows]
+    return (yield Packet(*pieces, begins=begins, ends=ends))
+
+
+def _micros(seconds: float) -> int:
+    return round(min(seconds, _LONGEST) * 1_000_000)
+
+
+def _join_in(op: JoinRelays, run: _Transaction) -> Program[tuple[int, ...]]:
+    lanes = yield from run(_step("lock_lanes"), begins=True)
+    if len(lanes) < LANES:
+        lanes = yield from run(_step("add_lanes", [{"lane": lane} for lane in range(LANES)]), _step("lock_lanes"))
+    relays = yield from run(_step("relays"))
+    living = {bytes(relay) for relay, alive, _ in relays if alive}
+    mine = [lane for lane, relay in lanes if relay == op.relay and op.relay in living]
+    free = [lane for lane, relay in lanes if relay not in living]
+    share = -(-LANES // len(living | {op.relay}))
+    taken, surplus = free[: max(0, share - len(mine))], mine[share:]
+    yield from run(
+        _step("count_starts", [{"position": p} for _, alive, s in relays if not alive for p in json.loads(s)]),
+        _step("remove_relays", [{"relay": bytes(relay).hex().upper()} for relay, alive, _ in relays if not alive]),
+        _step("join", relay=op.relay, lease=_micros(op.lease)),
+        _step("free_lanes", [{"lane": lane} for lane in free + surplus if lane not in taken]),
+        _step("take_lanes", [{"lane": lane} for lane in taken], relay=op.relay),
+        ends=True,
+    )
+    return tuple(sorted(mine[:share] + taken))
+
+
+def _start_in(op: StartMessages, run: _Transaction) -> Program[tuple[Outgoing, ...] | None]:
+    rows = yield from run(
+        _step("renew", relay=op.relay, lease=_micros(op.lease)),
+        _step("found", relay=op.relay, after=op.after, most=op.limit),
+        begins=True,
+    )
+    found = tuple(map(_outgoing, rows))
+    if not found and not (yield from run(_step("lock", relay=op.relay))):
+        yield from run(ends=True)
+        return None
+    started = json.dumps([one.position for one in found])
+    yield from run(_step("started", relay=op.relay, started=started), ends=True)
+    return found
+
+
+def _settle_in(op: SettleMessages, run: _Transaction) -> Program[bool]:
+    rows = yield from run(_step("lock", relay=op.relay), begins=True)
+    if not rows:
+        yield from run(ends=True)
+        return False
+    # Only what the relay has started is settled. A repeat finds nothing there.
+    started = set(json.loads(rows[0][0]))
+    sent = [{"position": position} for position in op.sent if position in started]
+    failed = {failure.position: failure for failure in op.failed if failure.position in started}
+    dead = {letter.position: letter for letter in op.dead if letter.position in started}
+    steps = [_step("release_holds", sent), _step("delete", sent)]
+    if failed or dead:
+        given = [{"position": position} for position in (*failed, *dead)]
+        rows = yield from run(*steps, _step("streams", given))
+        steps, streams = [], {position: (stream, id) for position, stream, id in rows}
+        failed = {position: failure for position, failure in failed.items() if position in streams}
+        waits = {p: {"position": p, "after": _micros(f.after), "reason": f.reason} for p, f in failed.items()}
+        # In reverse, because the first message of a stream says how long and why it waits.
+        holds = {streams[p][0]: row for p, row in sorted(waits.items(), reverse=True) if streams[p][0]}
+        parked = {streams[p][0]: p for p in sorted(dead, reverse=True) if p in streams and dead[p].park}
+        parked.pop("", None)
+        letters = [{"position": position, "reason": letter.reason} for position, letter in dead.items()]
+        for stream, position in parked.items():
+            reason = f"its stream is parked since {streams[position][1]}"
+            rows = yield from run(_step("followers", stream=stream, position=position))
+            letters += [{"position": row[0], "reason": reason} for row in rows if row[0] not in dead]
+        steps = [
+            _step("count_starts", [{"position": position} for position in failed]),
+            _step("put_off", [row for position, row in waits.items() if not streams[position][0]]),
+            _step("hold", [{"stream": stream, **row} for stream, row in holds.items()]),
+            _step("park", [{"stream": stream, "reason": dead[position].reason} for stream, position in parked.items()]),
+            _step("bury", letters),
+            _step("delete", letters),
+        ]
+    yield from run(*steps, _step("started", relay=op.relay, started="[]"), ends=True)
+    return True
+
+
+def _leave_in(op: LeaveRelays, run: _Transaction) -> Program[None]:
+    yield from run(_step("free_lanes_of", relay=op.relay), _step("leave", relay=op.relay), begins=True, ends=True)
+
+
+def _inspect_in(op: InspectOutbox, run: _Transaction) -> Program[OutboxState]:
+    depths = yield from run(_step("depths"))
+    held = yield from run(_step("held", most=op.limit))
+    return _state(depths, held, (yield from run(_step("owners"))))
+
+
+_IN_TRANSACTION: Final[dict[type[Op[Any]], Callable[[Any, _Transaction], Program[Any]]]] = {
+    JoinRelays: _join_in,
+    StartMessages: _start_in,
+    SettleMessages: _settle_in,
+    LeaveRelays: _leave_in,
+    InspectOutbox: _inspect_in,
+}
+
+
+def sqlite_program(op: Op[Any], clock: Callable[[], int]) -> Program[Any]:
+    """The program of one Op, for the writer of a SQLite file."""
+    return _IN_TRANSACTION[type(op)](op, _in_sqlite(clock))
+
+
+def mysql_program(op: Op[Any]) -> Program[Any]:
+    """The program of one Op, for a connection of our own to MySQL."""
+    return _IN_TRANSACTION[type(op)](op, _in_mysql)
+
+
+# The caller's connection: add a message
+
+
+def add_message(dialect: Dialect, message: Message, delay: float) -> Program[None]:
+    """Add a message to the outbox. It is not added if its id is there already."""
+    params = {
+        "id": message.id, "type": message.type, "data": message.data, "source": message.source,
+        "destination": message.destination, "stream": message.stream, "subject": message.subject,
+        "content_type": message.content_type, "headers": json.dumps(dict(message.headers)),
+        "lane": lane_of(message.stream, message.id),
+    }  # fmt: skip
+    if dialect == "postgresql":
+        yield _P["add"](**params, delay=delay)
+        return
+    params["delay"] = round(delay * 1_000_000)
+    # The row of the stream is locked before the insert takes a position.
+    queries = _S if dialect == "sqlite" else _M
+    if message.stream:
+        yield queries["bump"](stream=message.stream)
+    try:
+        if dialect == "sqlite":
+            new = bool((yield _S["add"](**params, now=time.time_ns() // 1000)))
+        else:
+            yield _M["add_to_stream" if message.stream else "add"](**params)
+            new = True
+    except DuplicateRow:
+        new = False
+    if message.stream and not new:
+        yield queries["unbump"](stream=message.stream)
+
+
+RELAY_OPS: Final[tuple[type[Op[Any]], ...]] = tuple(_IN_TRANSACTION)

@@ -1,0 +1,140 @@
+"""``Inbox.process`` and ``process_many`` on every kind of connection: the id of a message commits with its effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semel.core.messages import Message
+from semel.errors import ConfigurationError
+from semel.messaging.aio_inbox import AsyncInbox
+from semel.messaging.inbox import Inbox
+from tests.transactional.kinds import AsyncTill, Till
+from tests.transactional.marked import marked
+
+
+class Counter:
+    """Consumes messages on one connection, whatever its kind is. The effect of a message is a payment."""
+
+    def __init__(self, till: Till | AsyncTill) -> None:
+        self.till = till
+        self.inbox: Any = (Inbox if isinstance(till, Till) else AsyncInbox)(till.guard.store)  # type: ignore[arg-type]
+
+    def process(self, id: str, consumer: str = "ledger", fail: bool = False, **how: Any) -> bool:
+        """Apply one message, in a transaction of the caller's unless ``how`` says otherwise."""
+        return bool(
+            self._transact(lambda call: self.inbox.process(self.till.conn, consumer, id, call, **how), id, fail)
+        )
+
+    def process_many(self, ids: list[str], fail: bool = False, **how: Any) -> int:
+        messages = [Message(id, "paid", b"") for id in ids]
+        return int(
+            self._transact(
+                lambda call: self.inbox.process_many(
+                    self.till.conn, "ledger", messages, lambda new: call(*[message.id for message in new]), **how
+                ),
+                None,
+                fail,
+                **how,
+            )
+        )
+
+    def _transact(self, work: Callable[[Any], Any], id: str | None, fail: bool, own_transaction: bool = False) -> Any:
+        till = self.till
+
+        def insert(*ids: str) -> str:
+            return "INSERT INTO payment (key) VALUES " + ", ".join(f"('{each[:3]}')" for each in ids or (id or "",))
+
+        if isinstance(till, Till):
+
+            def call(*ids: str) -> None:
+                till.send(insert(*ids))
+                if fail:
+                    raise ValueError("the handler failed")
+
+            if own_transaction:
+                return work(call)
+            with till.transaction():
+                return work(call)
+
+        async def call_async(*ids: str) -> None:
+            await till.send(insert(*ids))
+            if fail:
+                raise ValueError("the handler failed")
+
+        async def run() -> Any:
+            if own_transaction:
+                return await work(call_async)
+            async with till.transaction():
+                return await work(call_async)
+
+        return till.run(run)
+
+
+@pytest.fixture
+def counter(open_till: Callable[..., Till | AsyncTill]) -> Counter:
+    return Counter(open_till())
+
+
+def test_a_message_is_applied_once_by_each_consumer(counter: Counter) -> None:
+    assert counter.process("m-1") is True
+    assert counter.process("m-1") is False
+    assert counter.till.rows() == ["m-1"]
+    # The id alone would drop the message for everybody but the first.
+    assert counter.process("m-1", "mail") is True
+    assert counter.till.rows() == ["m-1", "m-1"]
+    # What was rolled back was not applied.
+    with pytest.raises(ValueError, match="failed"):
+        counter.process("m-2", fail=True)
+    assert counter.process("m-2") is True
+    assert counter.till.rows() == ["m-1", "m-1", "m-2"]
+    # Whatever an id holds, nothing of it is read as SQL.
+    strange = 'm-3 ünïcode " \\ %s :id $1'
+    assert [counter.process(strange), counter.process(strange)] == [True, False]
+
+
+def test_a_batch_is_applied_with_one_statement(counter: Counter) -> None:
+    assert counter.process("b-2") is True
+    assert counter.process_many(["b-1", "b-2", "b-3", "b-1"]) == 2
+    assert counter.till.rows() == ["b-1", "b-2", "b-3"]
+    assert counter.process_many(["b-1", "b-2"]) == 0
+    with pytest.raises(ValueError, match="failed"):
+        counter.process_many(["b-3", "b-4"], fail=True)
+    assert counter.process_many(["b-3", "b-4"]) == 1
+    assert counter.till.rows() == ["b-1", "b-2", "b-3", "b-4"]
+
+
+def test_the_inbox_opens_and_commits_a_transaction_of_its_own(counter: Counter) -> None:
+    till = counter.till
+
+    def own(id: str, fail: bool = False) -> bool:
+        return bool(
+            counter._transact(
+                lambda call: counter.inbox.process(till.conn, "own", id, call, own_transaction=True), id, fail, True
+            )
+        )
+
+    assert own("o-1") is True
+    assert own("o-1") is False
+    with pytest.raises(ValueError, match="failed"):
+        own("o-2", fail=True)
+    assert own("o-2") is True
+    assert till.rows() == ["o-1", "o-2"]
+
+
+@pytest.mark.parametrize(
+    "kind", [marked(kind) for kind in ("psycopg-autocommit", "asyncpg", "pymysql-autocommit", "asyncmy-autocommit")]
+)
+def test_without_a_transaction_nothing_runs(counter: Counter) -> None:
+    till = counter.till
+    with pytest.raises(ConfigurationError, match="Open one: "):
+        till.run(lambda: counter.inbox.process(till.conn, "ledger", "n-1", lambda: None))
+
+
+@pytest.mark.parametrize("kind", ["sqlite3"])
+@pytest.mark.parametrize("id", ["", "x" * 256, " x", "a\nb", "\ud800", None])
+def test_an_id_that_cannot_be_recognised_again_is_refused(counter: Counter, id: Any) -> None:
+    with pytest.raises(ConfigurationError, match="id of a message"):
+        counter.process(id)
