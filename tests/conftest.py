@@ -16,9 +16,11 @@ from hypothesis import settings
 from tests.servers import (
     ChromiumServer,
     DynamoDBServer,
+    ElasticMQServer,
     KafkaServer,
     MariaDBServer,
     MotoServer,
+    NATSServer,
     PostgresServer,
     RabbitMQServer,
     RedisClusterServers,
@@ -176,8 +178,26 @@ def private_dynamodb(private_server: Callable[[str], Server]) -> DynamoDBServer:
 
 @pytest.fixture(scope="session")
 def moto(shared_server: Callable[[str], Server]) -> MotoServer:
-    """The session's second implementation of DynamoDB's API."""
+    """The session's second implementation of DynamoDB's API, and the first one of SQS and SNS."""
     return cast(MotoServer, shared_server("moto"))
+
+
+@pytest.fixture(scope="session")
+def elasticmq(shared_server: Callable[[str], Server]) -> ElasticMQServer:
+    """The session's second implementation of the API of SQS."""
+    return cast(ElasticMQServer, shared_server("elasticmq"))
+
+
+@pytest.fixture(scope="session")
+def nats(shared_server: Callable[[str], Server]) -> NATSServer:
+    """The session's NATS server, with JetStream. Never restart it: take `private_nats`."""
+    return cast(NATSServer, shared_server("nats"))
+
+
+@pytest.fixture
+def private_nats(private_server: Callable[[str], Server]) -> NATSServer:
+    """A NATS server for this test alone."""
+    return cast(NATSServer, private_server("nats"))
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
+import json
 import tempfile
 import threading
 import uuid
@@ -18,7 +19,7 @@ import pytest
 import requests
 from requests.auth import HTTPDigestAuth
 
-from semel import ConfigurationError, KeyReused, MemoryStore, NoAnswer, OutcomeUnknown, Semel
+from semel import ConfigurationError, KeyExpired, KeyReused, MemoryStore, NoAnswer, OutcomeUnknown, Semel
 from semel.client import Journal, Receipt, Retry
 from semel.client.aiohttp import IdempotencyClientMiddleware
 from semel.client.flow import Answer, Settings, deliver
@@ -107,6 +108,15 @@ def test_an_unclear_answer_is_retried_with_the_same_key_and_bytes(make: Make, se
     assert [seen.body for seen in server.seen] == [b'{"amount": 10}'] * 3
 
 
+def test_an_answer_that_cannot_be_decompressed_is_none(make: Make, server: Server) -> None:
+    server.script = [http(201, b"cut off", Content_Encoding="gzip"), OK]
+    found = make().send("POST", server.url, b"{}")
+    assert (found.status, found.body) == (201, b'{"charged": 10}')
+    assert found.receipt is not None
+    assert (found.receipt.outcome, found.receipt.attempts) == ("succeeded", 2)
+    assert len(set(server.keys)) == 1
+
+
 def test_a_replay_is_told_apart(make: Make, server: Server) -> None:
     server.script = [HANG_UP, http(201, b"1", Idempotent_Replayed="true")]
     found = receipt(make(), "POST", server.url)
@@ -153,6 +163,12 @@ def test_a_server_that_does_not_know_the_outcome_is_not_asked_again(make: Make, 
     assert (found.outcome, found.attempts) == ("unknown", 1)
 
 
+def test_a_server_that_has_forgotten_the_answer_does_not_say_that_nothing_was_done(make: Make, server: Server) -> None:
+    body = json.dumps({"code": KeyExpired.code, "retryable": False}).encode()
+    server.script = [http(422, body, Content_Type="application/problem+json")]
+    assert receipt(make(), "POST", server.url).outcome == "unknown"
+
+
 @pytest.mark.parametrize("failure", [HANG_UP, TRUNCATED])
 def test_no_answer_is_an_error_with_the_key(make: Make, server: Server, failure: bytes) -> None:
     server.script = [failure]
@@ -172,6 +188,17 @@ def test_a_server_that_is_not_there_is_tried_again(make: Make, server: Server) -
     with pytest.raises(NoAnswer) as caught:
         make(retry=Retry(attempts=3, base=0, quota=None)).send("POST", server.url)
     assert caught.value.attempts == 3
+    assert "It was not sent" in str(caught.value)
+
+
+def test_a_server_that_goes_away_may_have_executed_it(make: Make, server: Server) -> None:
+    def go(_: object) -> bytes:
+        server.close()
+        return HANG_UP
+
+    server.script = [go]
+    with pytest.raises(NoAnswer, match="It may have been executed"):
+        make(retry=Retry(attempts=3, base=0, quota=None)).send("POST", server.url)
 
 
 def test_a_slow_answer_is_tried_again(make: Make, server: Server) -> None:
@@ -349,14 +376,14 @@ def test_the_key_follows_the_same_host_to_https_and_nowhere_else() -> None:
         ("https://pay.example:8443/charges", False),
         ("https://other.example/charges", False),
     ):
-        first = settings.intent("POST", "http://pay.example/charges", None)
+        first = settings.intent("POST", "http://pay.example/charges", {})
         assert first is not None
         moved = Answer(308, {"Location": target}, bytes, None)
         flow = deliver(first, settings.retry, False)
         assert next(flow) == "send"
         with pytest.raises(StopIteration):
             flow.send(moved)
-        second = settings.intent("POST", target, first.value)
+        second = settings.intent("POST", target, first.adds)
         assert second is not None
         assert bool(second.adds) == follows
 

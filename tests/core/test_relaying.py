@@ -273,6 +273,16 @@ def test_a_message_that_kills_its_relay_reaches_the_dead_letters_alone(policy: P
     assert outbox.dead["m3"][1] == 6
 
 
+def test_the_innocent_in_the_batch_of_a_killer_are_not_given_up_with_it() -> None:
+    outbox = OutboxModel()
+    broker = BrokerModel(outbox.clock)
+    for number in range(8):
+        outbox.add(f"s{number}")
+    assert killed(outbox, broker, "m3", policy="skip", tries=1) == 3
+    assert set(outbox.dead) == {"m3"}
+    assert len(set(broker.ids())) == 7
+
+
 def test_a_killer_that_blocks_its_stream_lets_the_others_pass() -> None:
     outbox = OutboxModel()
     broker = BrokerModel(outbox.clock)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from semel.stores import mysql, postgres, sqlite
-from tests.messaging.desks import Desk
+from tests.messaging.desks import Desk, dialect_of
 from tests.servers import MariaDBServer, PostgresServer
 
 
@@ -47,8 +47,7 @@ def open_desk(outbox_urls: Callable[[str], str]) -> Iterator[Callable[[str], Des
     desks: list[Desk] = []
 
     def open(kind: str) -> Desk:
-        dialect = "sqlite" if "sqlite" in kind else "mysql" if kind in ("mysql", "asyncmy") else "postgres"
-        desk = Desk(kind, outbox_urls(dialect))
+        desk = Desk(kind, outbox_urls(dialect_of(kind)))
         desks.append(desk)
         desk.clear()
         return desk

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pymysql
+import pytest
 
 from semel import (
     AsyncMySQLStore,
@@ -27,12 +29,21 @@ from tests.transactional.kinds import mysql_parameters
 TABLES = ("outbox", "stream", "hold", "relay", "lane", "dead_letter")
 DIALECTS = ("sqlite", "postgres", "mysql")
 KINDS = (*DIALECTS, "async-sqlite", "asyncpg", "async-psycopg", "asyncmy")
-PAST = {"sqlite": "0", "postgres": "'epoch'", "mysql": "'1970-01-02'"}
-NOW = {
-    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
-    "postgres": "now()",
-    "mysql": "UTC_TIMESTAMP(6)",
+MARKS = {
+    "sqlite": (),
+    "postgres": (pytest.mark.postgres, pytest.mark.server),
+    "mysql": (pytest.mark.mariadb, pytest.mark.server),
 }
+PAST = {"sqlite": "0", "postgres": "'epoch'", "mysql": "'1970-01-02'"}
+
+
+def dialect_of(kind: str) -> str:
+    return "sqlite" if "sqlite" in kind else "mysql" if kind in ("mysql", "asyncmy") else "postgres"
+
+
+def marked(*kinds: str) -> list[Any]:
+    """The kinds as parameters of a test, marked with the server that they need."""
+    return [pytest.param(kind, marks=MARKS[dialect_of(kind)]) for kind in kinds]
 
 
 class Desk:
@@ -40,9 +51,7 @@ class Desk:
 
     def __init__(self, kind: str, url: str) -> None:
         self.kind, self.url = kind, url
-        self.dialect = (
-            "sqlite" if "sqlite" in kind else "mysql" if kind in ("mysql", "asyncmy") else "postgres"
-        )  # fmt: skip
+        self.dialect = dialect_of(kind)
         self._runner = asyncio.Runner() if kind not in DIALECTS else None
         self.store = self.open_store()
         self.conn = self.connect()
@@ -90,7 +99,7 @@ class Desk:
 
     def add(self, id: str, stream: str = "", *, conn: Any = None, sequence: int = 0) -> None:
         """A message, without the care that the outbox takes."""
-        now = NOW[self.dialect]
+        now = self.now
         self.sql(
             "INSERT INTO semel_outbox (sequence, due, created, lane, starts, redrives, id, type, source, destination, "
             f"stream, subject, content_type, headers, data) VALUES (%s, {now}, {now}, %s, 0, 0, %s, 'made', '/here', "
@@ -104,9 +113,15 @@ class Desk:
 
     def end_waiting(self) -> None:
         """As if the time of all holds and delays were over; parked streams stay parked."""
-        now, past = NOW[self.dialect], PAST[self.dialect]
+        now, past = self.now, PAST[self.dialect]
         self.sql(f"UPDATE semel_outbox SET due = {past} WHERE due > {now}")
         self.sql(f"UPDATE semel_hold SET until = {past} WHERE NOT {self.parked}")
+
+    @property
+    def now(self) -> str:
+        if self.dialect == "sqlite":  # its own clock counts only milliseconds
+            return str(time.time_ns() // 1000)
+        return "now()" if self.dialect == "postgres" else "UTC_TIMESTAMP(6)"
 
     @property
     def parked(self) -> str:
@@ -116,7 +131,7 @@ class Desk:
 
     def state(self) -> dict[str, Any]:
         """What the tables hold, as plain data."""
-        now = NOW[self.dialect]
+        now = self.now
         relays = self.sql(f"SELECT relay, lease_end > {now}, started FROM semel_relay")
         return {
             "outbox": [

@@ -218,7 +218,8 @@ class RelayModel:
         self.broker = broker
         self.stopping = False
         self.events: list[events.Event] = []
-        self.report: RelayReport | None = None
+        self.report = RelayReport()
+        self.ended = False
         self.requests: list[Any] = []
         self.fail: Callable[[Op[Any]], BaseException | None] = lambda op: None
         until_idle = settings.pop("until_idle", False)
@@ -230,12 +231,12 @@ class RelayModel:
             new_id=lambda: next(_ids).to_bytes(16), hook=self.events.append,
         )  # fmt: skip
         self.plan = replace(plan, **settings)
-        self.flow: RelayFlow = self.plan.run(lambda: self.stopping, until_idle=until_idle)
+        self.flow: RelayFlow = self.plan.run(lambda: self.stopping, self.report, until_idle=until_idle)
         self.request: Any = next(self.flow)
 
     def step(self) -> bool:
         """Answer the next request. Returns False at the end."""
-        if self.report is not None:
+        if self.ended:
             return False
         request = self.request
         self.requests.append(request)
@@ -253,9 +254,9 @@ class RelayModel:
     def send(self, answer: Any) -> bool:
         try:
             self.request = self.flow.send(answer)
-        except StopIteration as stop:
-            self.report = stop.value
-        return self.report is None
+        except StopIteration:
+            self.ended = True
+        return not self.ended
 
     def run_until(self, condition: Callable[[], bool], steps: int = 2000) -> None:
         for _ in range(steps):
@@ -267,7 +268,6 @@ class RelayModel:
     def drain(self) -> RelayReport:
         while self.step():
             pass
-        assert self.report is not None
         return self.report
 
     def named(self, kind: type[events.Event]) -> list[Any]:

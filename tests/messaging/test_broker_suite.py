@@ -163,7 +163,8 @@ class Reverses(MemoryQueue):
 class SendsLate(MemoryQueue):
     async def publish(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
         results = await super().publish(messages, deadline)
-        asyncio.get_running_loop().call_later(0.0, lambda: [self.server.take(each) for each in messages if results])
+        for message in messages if results else ():
+            asyncio.get_running_loop().call_later(0.0, self.server.take, message)
         return results
 
 

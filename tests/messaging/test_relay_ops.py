@@ -20,15 +20,13 @@ from semel.core.messages import (
     StartMessages,
     lane_of,
 )
-from tests.messaging.desks import DIALECTS, KINDS, Desk
-
-pytestmark = pytest.mark.server
+from tests.messaging.desks import DIALECTS, KINDS, Desk, marked
 
 A, B, C = (letter * 16 for letter in (b"a", b"b", b"c"))
 LEASE = 1000.0
 
 
-@pytest.fixture(params=DIALECTS)
+@pytest.fixture(params=marked(*DIALECTS))
 def desk(request: pytest.FixtureRequest, open_desk: Callable[[str], Desk]) -> Desk:
     return open_desk(request.param)
 
@@ -138,7 +136,7 @@ class Model:
         }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", marked(*KINDS))
 def test_every_history_means_the_same_everywhere(kind: str, open_desk: Callable[[str], Desk]) -> None:
     desk = open_desk(kind)
     for seed in range(8 if kind in DIALECTS else 2):

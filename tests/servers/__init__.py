@@ -10,9 +10,11 @@ from tests.servers.base import Server, ServerError, ServerMissing
 from tests.servers.chromium import Browser, ChromiumServer
 from tests.servers.dynamodb import DynamoDBServer
 from tests.servers.dynamodb_moto import MotoServer
+from tests.servers.elasticmq import ElasticMQServer
 from tests.servers.kafka import KafkaServer
 from tests.servers.kinds import KINDS
 from tests.servers.mariadb import MariaDBServer
+from tests.servers.nats import NATSServer
 from tests.servers.pool import ServerPool
 from tests.servers.postgres import PostgresServer
 from tests.servers.rabbitmq import RabbitMQServer
@@ -23,9 +25,11 @@ __all__ = [
     "Browser",
     "ChromiumServer",
     "DynamoDBServer",
+    "ElasticMQServer",
     "KafkaServer",
     "MariaDBServer",
     "MotoServer",
+    "NATSServer",
     "PostgresServer",
     "RabbitMQServer",
     "RedisClusterServers",

@@ -90,6 +90,14 @@ class KafkaServer(Server):
             log.seek(self._log_before)
             return b"Kafka Server started" in log.read()
 
-    def topic(self) -> str:
-        """The URL of a topic that is not there yet. The first message makes it, with three partitions."""
-        return f"{self.url}/test-{next(self._numbers)}"
+    def topic(self, partitions: int = PARTITIONS, **settings: object) -> str:
+        """The URL of a new topic. ``settings`` as of the broker."""
+        from confluent_kafka.admin import AdminClient
+        from confluent_kafka.cimpl import NewTopic
+
+        name = f"test-{next(self._numbers)}"
+        config = {key.replace("_", "."): str(value) for key, value in settings.items()}
+        admin = AdminClient({"bootstrap.servers": f"{LOOPBACK}:{self.port}"})
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
+        admin.create_topics([topic])[name].result(30)
+        return f"{self.url}/{name}"

@@ -4,8 +4,10 @@ from tests.servers.base import Server
 from tests.servers.chromium import ChromiumServer
 from tests.servers.dynamodb import DynamoDBServer
 from tests.servers.dynamodb_moto import MotoServer
+from tests.servers.elasticmq import ElasticMQServer
 from tests.servers.kafka import KafkaServer
 from tests.servers.mariadb import MariaDBServer
+from tests.servers.nats import NATSServer
 from tests.servers.pgbouncer import PgBouncerServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.rabbitmq import RabbitMQServer
@@ -22,6 +24,8 @@ KINDS: dict[str, type[Server]] = {
         RedisServer,
         RedisSentinelServers,
         RedisClusterServers,
+        NATSServer,
+        ElasticMQServer,
         KafkaServer,
         RabbitMQServer,
         ChromiumServer,

@@ -7,22 +7,30 @@ from contextlib import closing
 
 import pytest
 
-from semel.sql.dialects.postgres import _Q
+from semel.sql import outbox
+from semel.sql.dialects import postgres
 from semel.stores.postgres import migrate
 from semel.stores.postgres.connections import PostgresSettings, Psycopg
 
 pytestmark = pytest.mark.server
+QUERIES = {
+    **postgres._Q,
+    **{f"outbox_{name}": query for name, query in outbox._P.items() if name != "add"},  # that one calls a function
+}
 
 
-@pytest.mark.parametrize("name", sorted(_Q))
-def test_no_statement_reads_the_whole_table_of_records(postgres_url: str, name: str) -> None:
+@pytest.mark.parametrize("name", sorted(QUERIES))
+def test_no_statement_reads_a_whole_table(postgres_url: str, name: str) -> None:
     migrate(postgres_url)
-    text, names = _Q[name].rendered("numeric")
-    casts = dict(re.findall(r":([a-z_]+)::(\w+(?:\[\])?)", _Q[name].sql))
-    types = ", ".join(casts.get(parameter, "unknown") for parameter in names)
-    nothing = ", ".join("NULL" for _ in names)
+    text, names = QUERIES[name].rendered("numeric")
+    casts = dict(re.findall(r":([a-z_]+)::(\w+(?:\[\])?)", QUERIES[name].sql))
+    types = f"({', '.join(casts.get(parameter, 'unknown') for parameter in names)})" if names else ""
+    nothing = f"({', '.join('NULL' for _ in names)})" if names else ""
     with closing(Psycopg().connect(PostgresSettings(postgres_url)).raw) as raw:
-        raw.execute(f"PREPARE asked ({types}) AS {text}".encode(), prepare=False)
-        plan = [line for (line,) in raw.execute(f"EXPLAIN EXECUTE asked ({nothing})".encode(), prepare=False)]
+        raw.execute(f"PREPARE asked {types} AS {text}".encode(), prepare=False)
+        plan = [line for (line,) in raw.execute(f"EXPLAIN EXECUTE asked {nothing}".encode(), prepare=False)]
     assert any("semel_" in line for line in plan)
-    assert [line for line in plan if "Seq Scan" in line] == [], "\n".join(plan)
+    read = [
+        line for line in plan if "Seq Scan" in line and not re.search("semel_(lane|relay)", line)
+    ]  # these are small
+    assert read == [], "\n".join(plan)

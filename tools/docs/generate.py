@@ -172,7 +172,7 @@ WITHOUT_MEMBERS: Final = {name for _, names in GROUPS[1:2] for name in names if 
 """The stores: what they do is described at Store."""
 MADE_BY_US: Final = {"Operation", "AsyncOperation", "Entry", "JournalReport", "Receipt"}
 FOR_ADAPTERS: Final = {
-    "begin", "compensate", "declared_call", "emit", "in_this_loop",
+    "begin", "compensate", "declared_call", "Semel.emit", "AsyncSemel.emit", "in_this_loop",
     "journal", "leave", "make_call", "perform", "undoes",
 }  # fmt: skip
 """Members of guards and handles that our own adapters use, and programs have no use for."""
@@ -217,7 +217,11 @@ def _members(cls: type) -> list[tuple[str, Any]]:
                 plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
                 if not name.startswith("_") and isinstance(plain, (types.FunctionType, property)):
                     found.setdefault(name, plain)
-    return [(name, value) for name, value in found.items() if value.__doc__ and name not in FOR_ADAPTERS]
+    return [
+        (name, value)
+        for name, value in found.items()
+        if value.__doc__ and FOR_ADAPTERS.isdisjoint({name, f"{cls.__name__}.{name}"})
+    ]
 
 
 def _attributes(cls: type) -> str:
@@ -373,6 +377,10 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.client.requests", "The client for requests.", ()),
     ("semel.client.aiohttp", "The client for aiohttp.", ()),
     ("semel.client.urllib3", "The client for urllib3.", ()),
+    ("semel.messaging", "[Messages](../how-to/publish-events.md) that commit with your rows.", ()),
+    ("semel.messaging.ports", "What the adapter of a broker implements and returns.", (
+        "Broker", "BrokerDown", "Capabilities", "Delivery", "Refused", "Sent", "Source", "TryAgain",
+    )),
     ("semel.natural", "Changes that a repeat does not make again. `semel.natural.aio`: the same, awaited.", ()),
     ("semel.stores.sqlite", "Tables in SQLite.", ("migrate",)),
     ("semel.stores.postgres", "Tables in PostgreSQL.", _STORE_SETUP),

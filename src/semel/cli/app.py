@@ -15,14 +15,32 @@ from semel.cli.client import CLIENT
 from semel.cli.commands import INTERRUPTED, STORE_VARIABLE, USAGE, exit_code, say
 from semel.cli.demo import DEMO
 from semel.cli.describe import DESCRIBE
+from semel.cli.dlq import DLQ
 from semel.cli.records import DIAGRAM, LOOKUP, RELEASE, RESOLVE
 from semel.cli.recover import RECOVER
+from semel.cli.relay import OUTBOX, RELAY
 from semel.cli.size import SIZE
 from semel.cli.upkeep import MIGRATE, STORES, SWEEP
 from semel.errors import SemelError
 from semel.stores.urls import SCHEMES
 
-COMMANDS: Final = (DEMO, MIGRATE, SWEEP, LOOKUP, RESOLVE, RELEASE, RECOVER, CLIENT, DESCRIBE, SIZE, STORES, DIAGRAM)
+COMMANDS: Final = (
+    DEMO,
+    MIGRATE,
+    SWEEP,
+    LOOKUP,
+    RESOLVE,
+    RELEASE,
+    RECOVER,
+    CLIENT,
+    RELAY,
+    OUTBOX,
+    DLQ,
+    DESCRIBE,
+    SIZE,
+    STORES,
+    DIAGRAM,
+)
 
 
 class _UsageError(Exception):
@@ -62,11 +80,13 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     except _UsageError as error:
         store = os.environ.get(STORE_VARIABLE)
         if store:
-            with suppress(_UsageError):
-                args = parser.parse_args([words[0], store, *words[1:]])
-                # The first word may be a URL, and another word be missing.
-                if "url" in args and getattr(args, "operation", "").partition(":")[0] not in SCHEMES:
-                    return args
+            for at in (1, 2):  # after the command, or after its action
+                with suppress(_UsageError):
+                    args = parser.parse_args([*words[:at], store, *words[at:]])
+                    # The first word may be a URL, and another word be missing.
+                    named = getattr(args, "operation", None) or getattr(args, "message", None) or ""
+                    if "url" in args and named.partition(":")[0] not in SCHEMES:
+                        return args
         argparse.ArgumentParser.error(error.parser, re.sub(r"(?<=://)\S*@", "…@", str(error)))  # no passwords
 
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from semel.client.flow import Intent, Receipt, Reply, Settings, Sleep, deliver, log, resuming
+from semel.client.flow import Intent, Lost, Receipt, Reply, Settings, Sleep, deliver, failure, log, resuming
 from semel.client.journal import Entry, Journal, JournalReport, TakeEntries, open_journal
-from semel.errors import ConfigurationError, SemelError
+from semel.errors import ConfigurationError, NoAnswer, SemelError
 
 
 class AsyncDelivery:
@@ -22,8 +22,10 @@ class AsyncDelivery:
         self.journal = None if journal is None else open_journal(journal)
         self._owns_journal = self.journal is not None and self.journal is not journal
 
-    async def call(self, intent: Intent, send: Callable[[], Awaitable[Reply]]) -> tuple[Receipt, Reply]:
-        """Do what the flow asks for, until it is over."""
+    async def call(
+        self, intent: Intent, send: Callable[[], Awaitable[Reply]], error: type[NoAnswer]
+    ) -> tuple[Receipt, Any]:
+        """Do what the flow asks for, until it is over. Returns the receipt and the response, or raises ``error``."""
         journal = self.journal
         flow = deliver(intent, self.settings.retry, journal is not None)
         reply: Any = None
@@ -33,8 +35,8 @@ class AsyncDelivery:
                 try:
                     step = flow.send(reply)
                 except StopIteration as stop:
-                    result: tuple[Receipt, Reply] = stop.value
-                    return result
+                    receipt, last = stop.value
+                    break
                 reply = None
                 if step == "send":
                     reply = await send()
@@ -59,13 +61,20 @@ class AsyncDelivery:
             if intent.outgoing is not None:
                 intent.outgoing.end(known=False)
             raise
+        if isinstance(last, Lost):
+            raise failure(error, receipt, last)
+        return receipt, last.response
 
     async def resume(
         self,
-        send: Callable[[Entry], Awaitable[Receipt]],
+        send: Callable[[Entry, dict[str, str]], Awaitable[Receipt | None]],
         progress: Callable[[JournalReport], object] | None = None,
     ) -> JournalReport:
-        """Send every entry again that no living process waits for, the oldest first."""
+        """Send every entry again that no living process waits for, the oldest first.
+
+        :param send: sends an entry with these headers, the key among them. Returns None if the request did not come
+            back here, where the key is known.
+        """
         journal = self.journal
         if journal is None:
             raise ConfigurationError("this client has no journal: make it with journal='calls.db'")
@@ -90,14 +99,20 @@ class AsyncDelivery:
                 finally:
                     journal.settle_async(entry.id, remove=outcome != "unknown", key=entry.key)
 
-    async def _finish(self, entry: Entry, send: Callable[[Entry], Awaitable[Receipt]]) -> str:
+    async def _finish(self, entry: Entry, send: Callable[[Entry, dict[str, str]], Awaitable[Receipt | None]]) -> str:
         if entry.expires <= time.time():
             log.warning("%s %s with the key %r is unknown and too old to be sent again: ask the server what happened",
                         entry.method, entry.url, entry.key)  # fmt: skip
             return "expired"
         marked = resuming.set(entry.first_use(self.settings.retry.lifetime))
         try:
-            return (await send(entry)).outcome
+            receipt = await send(entry, {**entry.headers, self.settings.header: entry.value})
+            if receipt is None:
+                raise ConfigurationError(
+                    f"what you passed to resume() sends {entry.url} in another way: pass the client or session that "
+                    "sends it through this transport, adapter or middleware"
+                )
+            return receipt.outcome
         except ConfigurationError:
             raise
         except Exception as error:  # one that cannot be sent must not hinder the others

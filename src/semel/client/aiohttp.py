@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from typing import Final
 
 from semel.client.aio import AsyncDelivery
 from semel.client.flow import (
@@ -29,7 +29,7 @@ from semel.client.flow import (
 )
 from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry
-from semel.errors import ConfigurationError, MissingDependency, NoAnswer
+from semel.errors import MissingDependency, NoAnswer
 
 try:
     import aiohttp
@@ -66,20 +66,12 @@ class IdempotencyClientMiddleware:
         hosts: Collection[str] = (),
     ) -> None:
         """The parameters are those of ``semel.client.httpx.AsyncIdempotencyTransport``."""
-        self._header = header
-        settings = Settings(
-            retry=retry or Retry(),
-            methods=methods,
-            header=header,
-            quote_keys=quote_keys,
-            new_key=new_key,
-            hosts=hosts,
-        )
+        settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts)
         self._delivery = AsyncDelivery(settings, journal)
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         delivery, headers = self._delivery, request.headers
-        intent = delivery.settings.intent(request.method, str(request.url), headers.get(self._header))
+        intent = delivery.settings.intent(request.method, str(request.url), headers)
         if intent is None:
             return await handler(request)
         if request.body:
@@ -111,14 +103,14 @@ class IdempotencyClientMiddleware:
             # aiohttp cancels the task at the end of the total timeout, and tells that apart from another cancellation
             # at the end of this block.
             with request._timer:
-                receipt, reply = await delivery.call(intent, send)
+                receipt, answered = await delivery.call(intent, send, AiohttpNoAnswer)
+        except NoAnswer:
+            raise
         except TimeoutError as error:  # in a pause, or in an attempt that was about to begin
             if not attempts:
                 raise
-            receipt, reply = Receipt(intent.key, "unknown", False, attempts), Lost(error, sent=True)
-        if isinstance(reply, Lost):
-            raise failure(AiohttpNoAnswer, receipt, reply)
-        answered: Any = reply.response
+            unknown = Receipt(intent.key, "unknown", False, attempts)
+            raise failure(AiohttpNoAnswer, unknown, Lost(error, sent=True)) from error
         answered.idempotency = receipt
         response: ClientResponse = answered
         return response
@@ -138,14 +130,10 @@ class IdempotencyClientMiddleware:
         """
         through = session or aiohttp.ClientSession(middlewares=[self])
 
-        async def send(entry: Entry) -> Receipt:
-            headers = {**entry.headers, self._header: entry.value}
+        async def send(entry: Entry, headers: dict[str, str]) -> Receipt | None:
             url = URL(entry.url, encoded=True)
             async with through.request(entry.method, url, headers=headers, data=entry.body or None) as response:
-                if "idempotency" not in vars(response):
-                    raise ConfigurationError(f"the session sends {entry.url} without this middleware: resume with it")
-                receipt: Receipt = vars(response)["idempotency"]
-                return receipt
+                return vars(response).get("idempotency")
 
         try:
             return await self._delivery.resume(send, progress)

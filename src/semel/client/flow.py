@@ -23,7 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Generator, Mapping, MutableMapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from urllib.parse import unquote, urljoin
 
@@ -74,7 +74,7 @@ class Lost(NamedTuple):
 
     error: Exception
     sent: bool
-    """Whether any of it may have reached the server."""
+    """Whether any of it may have reached the server. At the end: of this attempt or an earlier one."""
     mistake: bool = False
     """The library refuses the request itself. Another attempt would fail in the same way."""
     over: bool = False
@@ -169,11 +169,11 @@ def new_key() -> str:
     return str(uuid.UUID(bytes=number, version=4))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What all clients are told in the same words. Each of them takes these as keyword arguments."""
 
-    retry: Retry
+    retry: Retry = field(default_factory=Retry)
     methods: Collection[str] = METHODS
     header: str = HEADER
     quote_keys: bool = False
@@ -183,11 +183,14 @@ class Settings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "hosts", check_hosts(self.hosts))
 
-    def intent(self, method: str, url: str, given: str | None) -> Intent | None:
+    def intent(self, method: str, url: str, headers: Mapping[str, Any]) -> Intent | None:
         """Return the intent of a request, or None if it is sent as it is.
 
-        :param given: the field value of the key that the request has already.
+        :param headers: found by any spelling of their names. They may hold a key already.
         """
+        given = headers.get(self.header)
+        if isinstance(given, bytes):  # requests takes both
+            given = given.decode("latin-1")
         redirect = _redirect.get()
         if redirect is not None:
             _redirect.set(None)
@@ -287,14 +290,14 @@ def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, An
         attempts += 1
         reply = yield "send"
         outcome: CallOutcome = "unknown"
-        replayed = retryable = False
+        replayed = retryable = expired = False
         after = 0.0
         if type(reply) is Answer:
             status = reply.status
             replayed = reply.headers.get(REPLAYED, "false").lower() != "false"
             if status >= 400:
-                retryable, after = advice(status, reply.headers, reply.body, time.time(), retry.statuses)
-            if not retryable:
+                retryable, after, expired = advice(status, reply.headers, reply.body, time.time(), retry.statuses)
+            if not (retryable or expired):
                 outcome = _outcome(status, doubt and not replayed)
         else:
             assert type(reply) is Lost
@@ -302,6 +305,7 @@ def deliver(intent: Intent, retry: Retry, journaled: bool) -> Generator[Step, An
             if reply.mistake and not doubt:
                 outcome = "rejected"
             doubt = doubt or reply.sent
+            reply = reply._replace(sent=doubt)
         if retryable and intent.adds:
             doubt = doubt or (type(reply) is Answer and reply.status not in (425, 429))
             elapsed = time.monotonic() - started
@@ -348,14 +352,32 @@ def failure(kind: type[NoAnswer], receipt: Receipt, lost: Lost) -> Exception:
     if receipt.outcome != "unknown":
         return lost.error
     times = "once" if receipt.attempts == 1 else f"{receipt.attempts} times"
+    reason = f"{type(lost.error).__name__}: {lost.error}".removesuffix(": ")
+    advice = (
+        "It may have been executed: send it again with the same key, or ask the server."
+        if lost.sent
+        else "It was not sent: no connection was made."
+    )
     error = kind(
-        f"no answer, tried {times} with the key {receipt.key!r}: {type(lost.error).__name__}: {lost.error}. It may "
-        "have been executed: send it again with the same key, or ask the server.",
+        f"no answer, tried {times} with the key {receipt.key!r}: {reason}. {advice}",
         key=receipt.key,
         attempts=receipt.attempts,
     )
     error.__cause__ = lost.error
     return error
+
+
+def whole_body(body: Any) -> bytes:
+    """Return the bytes of a body that is text, bytes or a file. Raises ConfigurationError for any other."""
+    if body is None:
+        return b""
+    if hasattr(body, "read"):
+        body = body.read()
+    if isinstance(body, str):
+        return body.encode()
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise not_replayable("an iterator")
+    return bytes(body)
 
 
 def not_replayable(what: str) -> ConfigurationError:

@@ -21,15 +21,15 @@ from semel.client.flow import (
     Receipt,
     Reply,
     Settings,
-    failure,
     is_certificate_error,
     new_key,
     not_replayable,
+    whole_body,
 )
 from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry
 from semel.client.sync import Delivery
-from semel.errors import ConfigurationError, MissingDependency, NoAnswer
+from semel.errors import MissingDependency, NoAnswer
 
 try:
     import requests
@@ -40,7 +40,7 @@ except ImportError as error:
 
 __all__ = ["IdempotencyAdapter"]
 
-LOST: Final = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
+NOT_SENT: Final = (requests.ConnectTimeout, requests.exceptions.ProxyError)
 
 
 class RequestsNoAnswer(NoAnswer, requests.ConnectionError, requests.Timeout):
@@ -73,15 +73,7 @@ class IdempotencyAdapter(BaseAdapter):
         """
         super().__init__()
         self._adapter = adapter or HTTPAdapter()
-        self._header = header
-        settings = Settings(
-            retry=retry or Retry(),
-            methods=methods,
-            header=header,
-            quote_keys=quote_keys,
-            new_key=new_key,
-            hosts=hosts,
-        )
+        settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts)
         self._delivery = Delivery(settings, journal)
 
     def send(
@@ -95,10 +87,7 @@ class IdempotencyAdapter(BaseAdapter):
     ) -> requests.Response:
         delivery, headers = self._delivery, request.headers
         options: dict[str, Any] = {"timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
-        given = headers.get(self._header)
-        intent = delivery.settings.intent(
-            request.method or "", request.url or "", given.decode("latin-1") if isinstance(given, bytes) else given
-        )
+        intent = delivery.settings.intent(request.method or "", request.url or "", headers)
         if intent is None:
             return self._adapter.send(request, stream=stream, **options)
         intent.body = _content(request)
@@ -110,22 +99,15 @@ class IdempotencyAdapter(BaseAdapter):
             try:
                 response = self._adapter.send(request, stream=True, **options)
                 response.content  # noqa: B018 reads all of it, and keeps it
-            except LOST as error:
+            except requests.RequestException as error:
                 return _lost(error)
-            except ValueError as error:
-                if isinstance(error, requests.RequestException):  # a URL or a header that cannot be sent
-                    return Lost(error, sent=False, mistake=True)
-                raise
             return Answer(response.status_code, response.headers, lambda: response.content, response)
 
-        receipt, reply = delivery.call(intent, send)
-        if isinstance(reply, Lost):
-            raise failure(RequestsNoAnswer, receipt, reply)
-        answered: Any = reply.response
+        receipt, answered = delivery.call(intent, send, RequestsNoAnswer)
         answered.idempotency = receipt
         answered.connection = self  # by which requests sends the answer to an authentication challenge
-        found: requests.Response = answered
-        return found
+        response: requests.Response = answered
+        return response
 
     def resume(
         self,
@@ -146,13 +128,9 @@ class IdempotencyAdapter(BaseAdapter):
             session.mount("https://", self)
         through = session
 
-        def send(entry: Entry) -> Receipt:
-            headers = {**entry.headers, self._header: entry.value}
-            response: Any = through.request(entry.method, entry.url, headers=headers, data=entry.body)
-            if "idempotency" not in vars(response):
-                raise ConfigurationError(f"the session sends {entry.url} through another adapter: resume with its own")
-            receipt: Receipt = response.idempotency
-            return receipt
+        def send(entry: Entry, headers: dict[str, str]) -> Receipt | None:
+            response = through.request(entry.method, entry.url, headers=headers, data=entry.body)
+            return vars(response).get("idempotency")
 
         return self._delivery.resume(send, progress)
 
@@ -164,21 +142,14 @@ class IdempotencyAdapter(BaseAdapter):
 def _content(request: requests.PreparedRequest) -> bytes:
     """The whole body, which may be a file."""
     body: Any = request.body
-    if body is None:
-        return b""
-    if isinstance(body, str):
-        return body.encode()
-    if isinstance(body, (bytes, bytearray)):
-        return bytes(body)
-    if not hasattr(body, "read") or "Content-Length" not in request.headers:
+    if hasattr(body, "read") and "Content-Length" not in request.headers:
         raise not_replayable("a stream of unknown length")
-    content: bytes | str = body.read()
-    return content.encode() if isinstance(content, str) else content
+    return whole_body(body)
 
 
 def _lost(error: requests.RequestException) -> Lost:
-    mistake = is_certificate_error(error)
+    # A ValueError of requests is about a URL or a header that cannot be sent.
+    mistake = isinstance(error, ValueError) or is_certificate_error(error)
     cause: Any = error.args[0] if error.args else None
     refused = isinstance(getattr(cause, "reason", None), NewConnectionError)
-    not_sent = mistake or refused or isinstance(error, (requests.ConnectTimeout, requests.exceptions.ProxyError))
-    return Lost(error, sent=not not_sent, mistake=mistake)
+    return Lost(error, sent=not (mistake or refused or isinstance(error, NOT_SENT)), mistake=mistake)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from semel.core.policy import Duration, seconds
 from semel.engine.forking import survive_forks
-from semel.errors import PolicyError
+from semel.errors import KeyExpired, PolicyError
 
 RETRIED_STATUSES: Final = frozenset({408, 425, 429, *range(500, 600)})
 """What is retried if an answer gives no hint: 408, 425, 429 and all of 5xx."""
@@ -34,6 +34,8 @@ class Advice(NamedTuple):
     retry: bool
     after: float = 0.0
     """Seconds that the server wants to be left alone."""
+    expired: bool = False
+    """The server knows the key, but no longer what became of it."""
 
 
 def advice(
@@ -52,14 +54,15 @@ def advice(
     if status < 400:
         return Advice(False)
     after = retry_after(headers, now)
-    hint, also_after = _problem(headers.get("Content-Type") or "", body)
+    problem = _problem(headers.get("Content-Type") or "", body)
+    hint = problem.get("retryable")
     if after is None:
-        after = also_after
-    if hint is None:
+        after = _seconds(problem.get("retry_after"))
+    if not isinstance(hint, bool):
         hint = _hint_header(headers)
     if hint is None:
         hint = after is not None or status in statuses
-    return Advice(hint, after or 0.0)
+    return Advice(hint, after or 0.0, problem.get("code") == KeyExpired.code)
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
@@ -92,23 +95,23 @@ def _hint_header(headers: Mapping[str, str]) -> bool | None:
     return None
 
 
-def _problem(content_type: str, body: Callable[[], bytes]) -> tuple[bool | None, float | None]:
-    """What a JSON body says: ``retryable`` and ``retry_after``, each of them or None."""
+def _problem(content_type: str, body: Callable[[], bytes]) -> Mapping[str, Any]:
+    """The members of a JSON body; none if it is no JSON object."""
     if "json" not in content_type.lower():
-        return None, None
+        return {}
     content = body()
     if len(content) > LONGEST_PROBLEM:
-        return None, None
+        return {}
     try:
         problem = json.loads(content)
     except (ValueError, RecursionError):
-        return None, None
-    if not isinstance(problem, dict):
-        return None, None
-    hint: Any = problem.get("retryable")
-    after: Any = problem.get("retry_after")
+        return {}
+    return problem if isinstance(problem, dict) else {}
+
+
+def _seconds(after: object) -> float | None:
     known = not isinstance(after, bool) and isinstance(after, (int, float)) and 0 <= after < 1e12
-    return hint if isinstance(hint, bool) else None, float(after) if known else None
+    return float(after) if known else None  # type: ignore[arg-type]
 
 
 class RetryQuota:

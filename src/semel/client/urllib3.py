@@ -23,10 +23,9 @@ from semel.client.flow import (
     Receipt,
     Reply,
     Settings,
-    failure,
     is_certificate_error,
     new_key,
-    not_replayable,
+    whole_body,
 )
 from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry, origin_of
@@ -41,8 +40,9 @@ except ImportError as error:
 
 __all__ = ["IdempotencyPoolManager"]
 
-LOST: Final = (exceptions.ProtocolError, exceptions.TimeoutError, exceptions.SSLError, exceptions.ProxyError)
-NOT_SENT: Final = (exceptions.NewConnectionError, exceptions.ConnectTimeoutError, exceptions.ProxyError)
+NOT_SENT: Final = (
+    exceptions.ConnectTimeoutError, exceptions.ProxyError, exceptions.EmptyPoolError, exceptions.ClosedPoolError
+)  # fmt: skip
 BODY_HEADERS: Final = ("content-encoding", "content-language", "content-length", "content-type", "transfer-encoding")
 
 
@@ -77,15 +77,7 @@ class IdempotencyPoolManager(urllib3.PoolManager):
         The other parameters are those of ``semel.client.httpx.IdempotencyTransport``.
         """
         super().__init__(num_pools, headers, **connection_pool_kw)
-        self._header = header
-        settings = Settings(
-            retry=retry or Retry(),
-            methods=methods,
-            header=header,
-            quote_keys=quote_keys,
-            new_key=new_key,
-            hosts=hosts,
-        )
+        settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts)
         self._delivery = Delivery(settings, journal)
 
     def urlopen(  # type: ignore[override]
@@ -93,10 +85,10 @@ class IdempotencyPoolManager(urllib3.PoolManager):
     ) -> urllib3.BaseHTTPResponse:
         delivery = self._delivery
         headers = urllib3.HTTPHeaderDict(options.get("headers", self.headers))
-        intent = delivery.settings.intent(method, url, headers.get(self._header))
+        intent = delivery.settings.intent(method, url, headers)
         if intent is None:
             return super().urlopen(method, url, redirect, **options)
-        body = intent.body = _content(options.get("body"))
+        body = intent.body = whole_body(options.get("body"))
         delivery.settings.complete(intent, headers)
         once = {**options, "headers": headers, "body": body or None, "retries": False, "preload_content": True}
         inner = super().urlopen
@@ -107,16 +99,12 @@ class IdempotencyPoolManager(urllib3.PoolManager):
             except exceptions.LocationValueError as error:
                 return Lost(error, sent=False, mistake=True)
             except exceptions.HTTPError as error:
-                if not isinstance(error, (*LOST, *NOT_SENT)):
-                    raise
                 mistake = is_certificate_error(error)
                 return Lost(error, sent=not mistake and not isinstance(error, NOT_SENT), mistake=mistake)
             return Answer(response.status, response.headers, lambda: response.data, response)
 
-        receipt, reply = delivery.call(intent, send)
-        if isinstance(reply, Lost):
-            raise failure(Urllib3NoAnswer, receipt, reply)
-        response: urllib3.BaseHTTPResponse = reply.response
+        response: urllib3.BaseHTTPResponse
+        receipt, response = delivery.call(intent, send, Urllib3NoAnswer)
         location = redirect and response.get_redirect_location()
         if location:
             return self._follow(method, url, location, response, {**options, "headers": headers, "body": body or None})
@@ -158,8 +146,8 @@ class IdempotencyPoolManager(urllib3.PoolManager):
             if your program must not lose it in a crash.
         """
 
-        def send(entry: Entry) -> Receipt:
-            sent = {**self.headers, **(headers or {}), **entry.headers, self._header: entry.value}
+        def send(entry: Entry, stored: dict[str, str]) -> Receipt | None:
+            sent = {**self.headers, **(headers or {}), **stored}
             response: Any = self.request(entry.method, entry.url, headers=sent, body=entry.body)
             receipt: Receipt = response.idempotency
             return receipt
@@ -170,19 +158,6 @@ class IdempotencyPoolManager(urllib3.PoolManager):
         """Close the connections and the journal."""
         self.clear()
         self._delivery.close()
-
-
-def _content(body: Any) -> bytes:
-    if body is None:
-        return b""
-    if isinstance(body, str):
-        return body.encode()
-    if isinstance(body, (bytes, bytearray, memoryview)):
-        return bytes(body)
-    if not hasattr(body, "read"):
-        raise not_replayable("an iterator")
-    content: bytes | str = body.read()
-    return content.encode() if isinstance(content, str) else content
 
 
 def _unread(response: urllib3.BaseHTTPResponse) -> urllib3.BaseHTTPResponse:

@@ -257,6 +257,51 @@ class LeaveRelays(Op[None]):
     id: bytes = b""
 
 
+@value
+class DestinationDepth:
+    """The messages in the outbox that go to one destination."""
+
+    destination: str
+    messages: int
+    failing: int
+    """How many of them have been started before, and not sent."""
+    oldest: float
+    """Seconds since the oldest one was added."""
+
+
+@value
+class HeldStream:
+    """A stream whose messages wait."""
+
+    stream: str
+    messages: int
+    seconds: float | None
+    """Until the next try; None if the stream is parked."""
+    reason: str
+
+
+@value
+class OutboxState:
+    """What is in the outbox, and who sends it."""
+
+    destinations: tuple[DestinationDepth, ...]
+    held: tuple[HeldStream, ...]
+    relays: int
+    """Living relays."""
+    lanes: int
+    """How many lanes they own. What is in the others is not sent until a relay joins, or the lease of a dead one ends.
+    """
+
+
+@value
+class InspectOutbox(Op[OutboxState]):
+    """Show what is in the outbox. It counts all messages, and changes nothing."""
+
+    limit: int
+    """How many streams that wait are listed, parked ones first."""
+    id: bytes = b""
+
+
 # What became of a message that a relay has handed to a broker
 
 

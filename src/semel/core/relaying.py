@@ -36,6 +36,7 @@ from semel.core.messages import (
     StartMessages,
     TryAgain,
     attributes,
+    size_of,
 )
 from semel.core.ops import Op
 from semel.core.values import value
@@ -89,7 +90,7 @@ class Rest:
     seconds: float
 
 
-RelayFlow: TypeAlias = Generator["Op[Any] | Publish | Rest | Pause", Any, "RelayReport"]
+RelayFlow: TypeAlias = Generator["Op[Any] | Publish | Rest | Pause", Any, None]
 _Steps: TypeAlias = Generator["Op[Any] | Publish | Rest | Pause", Any, bool]
 
 
@@ -130,12 +131,14 @@ class RelayPlan:
     new_id: Callable[[], bytes]
     hook: events.EventHook
 
-    def run(self, stopping: Callable[[], bool], *, until_idle: bool = False) -> RelayFlow:
+    def run(self, stopping: Callable[[], bool], report: RelayReport, *, until_idle: bool = False) -> RelayFlow:
         """Send messages until ``stopping``; with ``until_idle``, until none is due or the broker is down.
 
         With ``until_idle`` errors of the store are raised.
+
+        :param report: what is done is added to it, as it happens.
         """
-        return _Run(self, stopping, until_idle).flow()
+        return _Run(self, stopping, report, until_idle).flow()
 
 
 class _StoreFailed(Exception):
@@ -146,11 +149,11 @@ class _StoreFailed(Exception):
 class _Run:
     """One life of a relay, from its first join until it leaves."""
 
-    def __init__(self, plan: RelayPlan, stopping: Callable[[], bool], until_idle: bool) -> None:
+    def __init__(self, plan: RelayPlan, stopping: Callable[[], bool], report: RelayReport, until_idle: bool) -> None:
         self._plan = plan
         self._stopping = stopping
         self._until_idle = until_idle
-        self._report = RelayReport()
+        self._report = report
         self._relay: bytes | None = None
         self._lanes: tuple[int, ...] = ()
         self._join_at = 0.0
@@ -183,7 +186,6 @@ class _Run:
         if self._relay is not None:
             yield LeaveRelays(self._relay)  # if that fails, the lease ends by itself
         self._report.lanes = 0
-        return self._report
 
     def _round(self) -> _Steps:
         """Join if it is time, and send one batch. Returns whether there may be more to do now."""
@@ -274,6 +276,8 @@ class _Run:
         refused: dict[int, Refused] = {}
         ended: set[str] = set()
         last: dict[str, int] = {}
+        # Those who were in the batch of a killer are innocent until they have been sent alone.
+        most = max(plan.tries, SUSPECT + 1)
         for each in found:
             message, stream = each.message, each.message.stream
             if stream:
@@ -285,10 +289,12 @@ class _Run:
                     self._read_on = 0
                     continue
                 last[stream] = message.sequence
-            if each.starts >= plan.tries and (plan.policy(stream) != "block" or (each.starts - plan.tries) % 2 == 0):
+            if each.starts >= most and (plan.policy(stream) != "block" or (each.starts - most) % 2 == 0):
                 # It has killed relays. If it blocks its stream, it rests at every other start, so that they live.
                 refused[each.position] = Refused(f"{each.starts} attempts have failed, or have killed the relay")
-            elif plan.largest < len(message.data) + _LARGEST_HEADERS and plan.largest < _size(message):
+            elif plan.largest < len(message.data) + _LARGEST_HEADERS and plan.largest < size_of(
+                attributes(message), message.data
+            ):
                 refused[each.position] = Refused(f"it is larger than the {plan.largest} bytes that the broker takes")
             elif each.starts >= SUSPECT and len(found) > 1:
                 suspects.append(each)
@@ -388,7 +394,9 @@ class _Run:
             self._blocked.add(each.position)
             event = events.StreamBlocked(*about, starts)
         # From the last try on it rests twice before each attempt: see _sort.
-        return Failure(each.position, reason, plan.longest_pause / (2 if starts >= plan.tries else 1)), event
+        return Failure(
+            each.position, reason, plan.longest_pause / (2 if starts >= max(plan.tries, SUSPECT + 1) else 1)
+        ), event
 
     def _settle(self, op: SettleMessages, lease_end: float) -> _Steps:
         """Settle, and try again while the lease lasts: what was sent and is not settled is sent twice."""
@@ -443,8 +451,3 @@ class _Run:
 
     def _tell_store_failed(self, op: Op[Any], error: BaseException) -> None:
         self._plan.hook(events.StoreFailed("", "", "", type(op).__name__, describe_error(error)))
-
-
-def _size(message: Message) -> int:
-    """Return the bytes of data and headers."""
-    return len(message.data) + sum(len(name) + len(text.encode()) for name, text in attributes(message).items())

@@ -7,13 +7,16 @@ store against these protocols.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from semel.core.call import Raised
 from semel.core.ops import Op, SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import ExecuteOnce, HandlerConflict, Keep, Lock, Occupied, SQLEffect
 from semel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from semel.core.messages import Message
 
 R = TypeVar("R")
 Accept: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
@@ -146,6 +149,10 @@ class Unit(Protocol):
         """Whether the caller's transaction sees the mark of this step."""
         ...
 
+    def add(self, message: Message, delay: float) -> None:
+        """Add a message to the outbox, in the caller's transaction. Raises ConfigurationError if none is open."""
+        ...
+
     def finish(self) -> None:
         """Flush what the caller's session has not sent yet. Its errors are raised unchanged."""
         ...
@@ -183,6 +190,8 @@ class AsyncUnit(Protocol):
     async def save(self, op: SaveStep) -> bool: ...
 
     async def saved(self, id: bytes, name: str) -> bool: ...
+
+    async def add(self, message: Message, delay: float) -> None: ...
 
     async def finish(self) -> None: ...
 

@@ -1,6 +1,27 @@
 """Messages around a broker: the outbox, the relay, the inbox, and the dead letters."""
 
+from semel.core.messages import Letter, LetterFilter, Message
+from semel.messaging.aio_deadletters import AsyncDeadLetters
 from semel.messaging.aio_inbox import AsyncInbox
+from semel.messaging.aio_outbox import AsyncOutbox
+from semel.messaging.brokers.urls import open_broker, open_source
+from semel.messaging.deadletters import DeadLetters
 from semel.messaging.inbox import Inbox
+from semel.messaging.outbox import Outbox
+from semel.messaging.relay import AsyncRelay, Relay
 
-__all__ = ["AsyncInbox", "Inbox"]
+__all__ = [
+    "AsyncDeadLetters",
+    "AsyncInbox",
+    "AsyncOutbox",
+    "AsyncRelay",
+    "DeadLetters",
+    "Inbox",
+    "Letter",
+    "LetterFilter",
+    "Message",
+    "Outbox",
+    "Relay",
+    "open_broker",
+    "open_source",
+]

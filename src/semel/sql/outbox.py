@@ -8,19 +8,27 @@ transaction and gets lists as JSON, MySQL gets the statements of a step in one p
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from semel.core.messages import (
     LANES,
+    DestinationDepth,
+    HeldStream,
+    InspectOutbox,
     JoinRelays,
     LeaveRelays,
     Message,
+    OutboxState,
     Outgoing,
     SettleMessages,
     StartMessages,
+    lane_of,
 )
 from semel.core.ops import Op
+from semel.sql.connections.adopt import Dialect
+from semel.sql.connections.errors import DuplicateRow
 from semel.sql.program import Packet, Piece, Program, Rows, load_queries
 
 _LONGEST: Final = 366 * 86400.0
@@ -76,11 +84,27 @@ def _leave(op: LeaveRelays) -> Program[None]:
     yield _P["leave"](relay=op.relay)
 
 
+def _inspect(op: InspectOutbox) -> Program[OutboxState]:
+    return _state((yield _P["depths"]()), (yield _P["held"](most=op.limit)), (yield _P["owners"]()))
+
+
+def _state(depths: Rows, held: Rows, owners: Rows) -> OutboxState:
+    return OutboxState(
+        tuple(DestinationDepth(name, count, failing, float(age)) for name, count, failing, age in depths),
+        tuple(
+            HeldStream(stream, count, None if left is None else float(left), reason)
+            for stream, count, left, reason in held
+        ),
+        *owners[0],
+    )
+
+
 POSTGRES_PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[Any]]]] = {
     JoinRelays: _join,
     StartMessages: _start,
     SettleMessages: _settle,
     LeaveRelays: _leave,
+    InspectOutbox: _inspect,
 }
 
 
@@ -204,11 +228,18 @@ def _leave_in(op: LeaveRelays, run: _Transaction) -> Program[None]:
     yield from run(_step("free_lanes_of", relay=op.relay), _step("leave", relay=op.relay), begins=True, ends=True)
 
 
+def _inspect_in(op: InspectOutbox, run: _Transaction) -> Program[OutboxState]:
+    depths = yield from run(_step("depths"))
+    held = yield from run(_step("held", most=op.limit))
+    return _state(depths, held, (yield from run(_step("owners"))))
+
+
 _IN_TRANSACTION: Final[dict[type[Op[Any]], Callable[[Any, _Transaction], Program[Any]]]] = {
     JoinRelays: _join_in,
     StartMessages: _start_in,
     SettleMessages: _settle_in,
     LeaveRelays: _leave_in,
+    InspectOutbox: _inspect_in,
 }
 
 
@@ -220,6 +251,37 @@ def sqlite_program(op: Op[Any], clock: Callable[[], int]) -> Program[Any]:
 def mysql_program(op: Op[Any]) -> Program[Any]:
     """The program of one Op, for a connection of our own to MySQL."""
     return _IN_TRANSACTION[type(op)](op, _in_mysql)
+
+
+# The caller's connection: add a message
+
+
+def add_message(dialect: Dialect, message: Message, delay: float) -> Program[None]:
+    """Add a message to the outbox. It is not added if its id is there already."""
+    params = {
+        "id": message.id, "type": message.type, "data": message.data, "source": message.source,
+        "destination": message.destination, "stream": message.stream, "subject": message.subject,
+        "content_type": message.content_type, "headers": json.dumps(dict(message.headers)),
+        "lane": lane_of(message.stream, message.id),
+    }  # fmt: skip
+    if dialect == "postgresql":
+        yield _P["add"](**params, delay=delay)
+        return
+    params["delay"] = round(delay * 1_000_000)
+    # The row of the stream is locked before the insert takes a position.
+    queries = _S if dialect == "sqlite" else _M
+    if message.stream:
+        yield queries["bump"](stream=message.stream)
+    try:
+        if dialect == "sqlite":
+            new = bool((yield _S["add"](**params, now=time.time_ns() // 1000)))
+        else:
+            yield _M["add_to_stream" if message.stream else "add"](**params)
+            new = True
+    except DuplicateRow:
+        new = False
+    if message.stream and not new:
+        yield queries["unbump"](stream=message.stream)
 
 
 RELAY_OPS: Final[tuple[type[Op[Any]], ...]] = tuple(_IN_TRANSACTION)

@@ -13,6 +13,7 @@ import time
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from semel.core.call import Raised
+from semel.core.messages import Message
 from semel.core.ops import SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import ExecuteOnce, HandlerConflict, HandlersFault, Keep, Lock, Occupied, SQLEffect
@@ -37,6 +38,7 @@ from semel.sql.connections.errors import (
 )
 from semel.sql.dialects import mysql, postgres, sqlite
 from semel.sql.effects import as_plain, bind_record, stands_in_with
+from semel.sql.outbox import add_message
 from semel.sql.program import Program, Query, Rows, Statement, TransactionPrograms
 
 R = TypeVar("R")
@@ -258,6 +260,16 @@ class SQLUnit:
             return run(self._programs.step_saved(id, name), self.connection)
         except SemelError as error:
             raise self._conflict(error, "the step's mark") from error.__cause__
+
+    def add(self, message: Message, delay: float) -> None:
+        """Add a message to the outbox, in the caller's transaction. Raises ConfigurationError if none is open."""
+        connection = self.connection
+        if not connection.in_transaction():
+            raise ConfigurationError(
+                "no transaction is open on this connection, so the message would not commit together with your rows. "
+                f"Open one: {connection.opening}"
+            )
+        self.run(add_message(connection.dialect, message, delay), "the message")
 
     def begin(self) -> None:
         """Open a transaction of our own. End it with ``commit`` or ``undo``."""

@@ -201,6 +201,11 @@ def has_tables(url: str) -> bool:
     return _kind_with_tables(url)[0].migrate is not None
 
 
+def has_outbox(url: str) -> bool:
+    """Whether the store is in a database that holds messages too: an outbox, an inbox, dead letters."""
+    return _kind_with_tables(url)[0].store().adopt is not None
+
+
 def sqlite_path(url: str) -> str:
     """Return the path of ``sqlite:///relative.db`` or ``sqlite:////absolute.db``."""
     try:

@@ -11,11 +11,11 @@ from types import TracebackType
 from typing import Self
 
 from semel.client.aio import AsyncDelivery
-from semel.client.flow import HEADER, METHODS, Lost, Receipt, Reply, Settings, failure, new_key, not_replayable
+from semel.client.flow import HEADER, METHODS, Receipt, Reply, Settings, new_key, not_replayable
 from semel.client.httpx.translate import HTTPXNoAnswer, answer, lost
 from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry
-from semel.errors import ConfigurationError, MissingDependency
+from semel.errors import MissingDependency
 
 try:
     import httpx
@@ -54,20 +54,12 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
             that makes the request; see ``outgoing_call``.
         """
         self._transport = transport or httpx.AsyncHTTPTransport()
-        self._header = header
-        settings = Settings(
-            retry=retry or Retry(),
-            methods=methods,
-            header=header,
-            quote_keys=quote_keys,
-            new_key=new_key,
-            hosts=hosts,
-        )
+        settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts)
         self._delivery = AsyncDelivery(settings, journal)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         delivery, headers = self._delivery, request.headers
-        intent = delivery.settings.intent(request.method, str(request.url), headers.get(self._header))
+        intent = delivery.settings.intent(request.method, str(request.url), headers)
         if intent is None:
             return await self._transport.handle_async_request(request)
         if not isinstance(request.stream, httpx.ByteStream) and "Content-Length" not in headers:
@@ -90,10 +82,8 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
                 return lost(error)
             return answer(response, content)
 
-        receipt, reply = await delivery.call(intent, send)
-        if isinstance(reply, Lost):
-            raise failure(HTTPXNoAnswer, receipt, reply)
-        response: httpx.Response = reply.response
+        response: httpx.Response
+        receipt, response = await delivery.call(intent, send, HTTPXNoAnswer)
         response.extensions["idempotency"] = receipt
         return response
 
@@ -112,14 +102,10 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
         """
         through = client or httpx.AsyncClient(transport=self)
 
-        async def send(entry: Entry) -> Receipt:
-            headers = {**entry.headers, self._header: entry.value}
+        async def send(entry: Entry, headers: dict[str, str]) -> Receipt | None:
             request = through.build_request(entry.method, entry.url, headers=headers, content=entry.body)
             response = await through.send(request, follow_redirects=True)
-            receipt = response.extensions.get("idempotency")
-            if not isinstance(receipt, Receipt):
-                raise ConfigurationError(f"the client sends {entry.url} through another transport: resume with its own")
-            return receipt
+            return response.extensions.get("idempotency")
 
         return await self._delivery.resume(send, progress)
 

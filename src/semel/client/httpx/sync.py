@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
 
-from semel.client.flow import HEADER, METHODS, Lost, Receipt, Reply, Settings, failure, new_key, not_replayable
+from semel.client.flow import HEADER, METHODS, Receipt, Reply, Settings, new_key, not_replayable
 from semel.client.httpx.translate import HTTPXNoAnswer, answer, lost
 from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry
 from semel.client.sync import Delivery
-from semel.errors import ConfigurationError, MissingDependency
+from semel.errors import MissingDependency
 
 try:
     import httpx
@@ -52,20 +52,12 @@ class IdempotencyTransport(httpx.BaseTransport):
             that makes the request; see ``outgoing_call``.
         """
         self._transport = transport or httpx.HTTPTransport()
-        self._header = header
-        settings = Settings(
-            retry=retry or Retry(),
-            methods=methods,
-            header=header,
-            quote_keys=quote_keys,
-            new_key=new_key,
-            hosts=hosts,
-        )
+        settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts)
         self._delivery = Delivery(settings, journal)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         delivery, headers = self._delivery, request.headers
-        intent = delivery.settings.intent(request.method, str(request.url), headers.get(self._header))
+        intent = delivery.settings.intent(request.method, str(request.url), headers)
         if intent is None:
             return self._transport.handle_request(request)
         if not isinstance(request.stream, httpx.ByteStream) and "Content-Length" not in headers:
@@ -86,10 +78,8 @@ class IdempotencyTransport(httpx.BaseTransport):
                 return lost(error)
             return answer(response, content)
 
-        receipt, reply = delivery.call(intent, send)
-        if isinstance(reply, Lost):
-            raise failure(HTTPXNoAnswer, receipt, reply)
-        response: httpx.Response = reply.response
+        response: httpx.Response
+        receipt, response = delivery.call(intent, send, HTTPXNoAnswer)
         response.extensions["idempotency"] = receipt
         return response
 
@@ -108,14 +98,10 @@ class IdempotencyTransport(httpx.BaseTransport):
         """
         through = client or httpx.Client(transport=self)
 
-        def send(entry: Entry) -> Receipt:
-            headers = {**entry.headers, self._header: entry.value}
+        def send(entry: Entry, headers: dict[str, str]) -> Receipt | None:
             request = through.build_request(entry.method, entry.url, headers=headers, content=entry.body)
             response = through.send(request, follow_redirects=True)
-            receipt = response.extensions.get("idempotency")
-            if not isinstance(receipt, Receipt):
-                raise ConfigurationError(f"the client sends {entry.url} through another transport: resume with its own")
-            return receipt
+            return response.extensions.get("idempotency")
 
         return self._delivery.resume(send, progress)
 

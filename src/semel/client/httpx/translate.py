@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from semel.client.flow import Answer, Lost, is_certificate_error
+from semel.client.flow import Answer, Lost, Reply, is_certificate_error
 from semel.errors import MissingDependency, NoAnswer
 
 try:
@@ -25,14 +25,13 @@ def lost(error: httpx.TransportError) -> Lost:
     return Lost(error, sent=not mistake and not isinstance(error, NOT_SENT), mistake=mistake)
 
 
-def answer(response: httpx.Response, content: bytes) -> Answer:
+def answer(response: httpx.Response, content: bytes) -> Reply:
     """Give the response a stream with the bytes that were read, so that httpx finds it as it came."""
-    response.stream = httpx.ByteStream(content)
-
-    def decoded() -> bytes:
+    decoded = content
+    if "Content-Encoding" in response.headers:
         try:
-            return httpx.Response(200, headers=response.headers, content=content).content
-        except httpx.DecodingError:
-            return b""
-
-    return Answer(response.status_code, response.headers, decoded, response)
+            decoded = httpx.Response(200, headers=response.headers, content=content).content
+        except httpx.DecodingError as error:  # httpx would find out when the outcome is settled
+            return Lost(error, sent=True)
+    response.stream = httpx.ByteStream(content)
+    return Answer(response.status_code, response.headers, lambda: decoded, response)

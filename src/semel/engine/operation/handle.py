@@ -42,7 +42,10 @@ class HeldLease(Protocol):
 class OperationHandle:
     """The base of ``Operation`` and ``AsyncOperation``."""
 
-    __slots__ = ("_call", "_execute", "_journal", "_lease", "_lock", "_store", "attempt", "connection", "outgoing")
+    __slots__ = (
+        "_call", "_execute", "_journal", "_lease", "_lock", "_store", "_transaction", "attempt", "connection",
+        "outgoing",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -63,6 +66,8 @@ class OperationHandle:
         self._lock: Any = None
         self._journal: StepJournal | None = None
         self._store = store
+        self._transaction: Any = None
+        """The unit of work whose transaction the handler, or the step that is running, writes in."""
         if store is not None:
             call.accept = store.accept
         self.connection: Any = None

@@ -22,12 +22,13 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from contextvars import ContextVar
 from hashlib import blake2b
 from typing import Final, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from semel.core.keys import check_name, derive, header_value
-from semel.core.lineage import lineage_metadata, write_lineage
+from semel.core.lineage import Lineage, lineage_metadata, write_lineage
 from semel.engine.operation.handle import ForkSafeLock, OperationHandle, outgoing_scope, running
 from semel.errors import PolicyError
 
@@ -37,10 +38,13 @@ T = TypeVar("T")
 HEADER: Final = "Idempotency-Key"
 METADATA: Final = "idempotency-key"
 """In lower case, as most clients write it: the headers of most brokers are case-sensitive."""
+CAUSATION: Final = "causation-id"
 _TO: Final = "~to:"
 """The prefix of targets, so that a target is never equal to the name of a step."""
 _CALL: Final = "~call:"
 """The prefix of requests, likewise."""
+_MESSAGE: Final = "~message:"
+"""The prefix of messages, likewise."""
 _HOST: Final = re.compile(r"(\*\.)?[^\s*/@?#\\]+")
 _numbering: Final = ForkSafeLock()
 
@@ -90,13 +94,60 @@ class _Equals:
 class _Outgoing:
     """What one attempt of an operation has sent."""
 
-    __slots__ = ("equals", "steps")
+    __slots__ = ("equals", "messages", "steps")
 
     def __init__(self) -> None:
+        self.messages: MessageOrigin | None = None
         self.equals: defaultdict[str, _Equals] = defaultdict(_Equals)
         """By request."""
         self.steps: dict[str, str] = {}
         """The first request of each step."""
+
+
+class MessageOrigin:
+    """Where the messages come from that are added to an outbox now: an operation, or a message that is applied.
+
+    Their ids are made of its identity and of their place among its messages, so a re-run adds the same messages.
+    """
+
+    __slots__ = ("_counts", "_identity", "headers")
+
+    def __init__(self, identity: bytes, causation: str, lineage: Lineage) -> None:
+        """
+        :param identity: 16 bytes.
+        :param causation: the key of the operation, or the id of the message.
+        """
+        self._identity = identity
+        self._counts: defaultdict[str, int] = defaultdict(int)
+        self.headers = lineage_metadata(lineage)
+        if cause := lineage_metadata(Lineage(root=causation)):  # as a header can hold it
+            (self.headers[CAUSATION],) = cause.values()
+        """The headers of every message that comes from here."""
+
+    def next_id(self, name: str) -> str:
+        """Return the id of the next message of this name."""
+        with _numbering.lock:
+            number = self._counts[name]
+            self._counts[name] += 1
+        return derive(self._identity, f"{_MESSAGE}{number} {name}")
+
+
+message_origin: ContextVar[MessageOrigin | None] = ContextVar("semel_message_origin", default=None)
+"""Set while a message is applied. A running operation comes before it."""
+
+
+def current_origin(op: OperationHandle | None = None) -> MessageOrigin | None:
+    """Return where a message comes from that is added now: the operation, by default the one that is running."""
+    op = op or running.get()
+    if op is None:
+        return message_origin.get()
+    with _numbering.lock:
+        sent: _Outgoing = op.outgoing or _Outgoing()
+        op.outgoing = sent
+        if sent.messages is None:
+            lineage = op._next_lineage
+            sent.messages = MessageOrigin(op.id, lineage.parent, lineage)
+        return sent.messages
 
 
 def outgoing_call(

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from semel.core.call import Pause, Raised, Returned
 from semel.core.ops import Op
+from semel.core.policy import Duration
 from semel.core.steps import FindMark, RunStep, RunUndo, StepFlow, WriteMark
 from semel.engine.operation.handle import ForkSafeLock, OperationHandle, stepping
 
@@ -58,6 +59,40 @@ class Operation(OperationHandle):
             flow = self._steps.step(name, function, args, kwargs, undo=undo, in_transaction=connection is not None)
             return self._end_step(self._drive(flow, unit))  # type: ignore[no-any-return]
 
+    def emit(
+        self,
+        type: str,
+        data: Any,
+        *,
+        stream: str | None = None,
+        id: str | None = None,
+        dedup: str | None = None,
+        destination: str = "",
+        subject: str = "",
+        source: str = "",
+        content_type: str | None = None,
+        delay: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> str:
+        """Add a message to the outbox, in the transaction of the operation. Returns its id.
+
+        The message is sent if the transaction commits, and only then. It works in ``guard.run_in_transaction``, in
+        routes with ``connection=``, and in a step with ``connection=``. The message is inserted at once, so a savepoint
+        that is rolled back takes it along. The parameters are those of ``Outbox.add``.
+
+        :param id: by default made of the operation and the message's place among its messages of this type and stream,
+            so that a re-run of the handler adds the same message.
+        """
+        from semel.engine.operation.emitting import make_message, unit_for_messages
+
+        unit = unit_for_messages(self)
+        message, seconds = make_message(
+            type, data, self, stream=stream, id=id, dedup=dedup, destination=destination, subject=subject,
+            source=source, content_type=content_type, delay=delay, headers=headers,
+        )  # fmt: skip
+        unit.add(message, seconds)
+        return message.id
+
     def compensate(self, error: BaseException) -> BaseException:
         """Undo the steps of a handler that raised ``error``, the last one first. Returns the error to raise."""
 
@@ -82,10 +117,11 @@ class Operation(OperationHandle):
         if isinstance(request, Op):
             return self._execute(request)
         if isinstance(request, RunStep):
-            token = stepping.set(self)
+            token, outer = stepping.set(self), self._transaction
             try:
                 if unit is not None:
                     unit.require(False)
+                    self._transaction = unit
                 result = request.function(*request.args, **request.kwargs)
                 if unit is not None:
                     unit.finish()
@@ -93,6 +129,7 @@ class Operation(OperationHandle):
             except BaseException as error:
                 return Raised(error)
             finally:
+                self._transaction = outer
                 stepping.reset(token)
         if isinstance(request, RunUndo):
             try:

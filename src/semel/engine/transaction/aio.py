@@ -94,6 +94,7 @@ class AsyncTransactionAttempt:
         self.claimed = step.claimed
         self._unit.watch()
         self.operation = AsyncOperation(self.call, None, step.claimed, self._store.execute)
+        self.operation._transaction = self._unit
         return None
 
     async def execute(self, op: Op[R]) -> R:
@@ -195,6 +196,7 @@ class AsyncTransactionAttempt:
     async def _work(self, claimed: Claimed | None, work: Handler) -> Returned | Raised | HandlerConflict:
         """Run the handler, and flush what it wrote."""
         op = AsyncOperation(self.call, None, claimed, self._store.execute)
+        op._transaction = self._unit
         outer = running.get()
         self._unit.watch()
         try:

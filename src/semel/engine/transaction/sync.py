@@ -89,6 +89,7 @@ class TransactionAttempt:
         self.claimed = step.claimed
         self._unit.watch()
         self.operation = Operation(self.call, None, step.claimed, self._store.execute)
+        self.operation._transaction = self._unit
         return None
 
     def execute(self, op: Op[R]) -> R:
@@ -190,6 +191,7 @@ class TransactionAttempt:
     def _work(self, claimed: Claimed | None, work: Handler) -> Returned | Raised | HandlerConflict:
         """Run the handler, and flush what it wrote."""
         op = Operation(self.call, None, claimed, self._store.execute)
+        op._transaction = self._unit
         outer = running.get()
         self._unit.watch()
         try:

@@ -92,3 +92,46 @@ DELETE FROM semel_relay WHERE relay = :relay
 
 -- name: free_lanes_of (writes)
 UPDATE semel_lane SET relay = NULL WHERE relay = :relay
+
+-- name: bump (writes)
+-- For the caller's connection, as all that follow.
+INSERT INTO semel_stream (name, sequence) VALUES (:stream, 1) ON DUPLICATE KEY UPDATE sequence = sequence + 1
+
+-- name: add_to_stream (writes)
+-- Fails if the message is there.
+INSERT INTO semel_outbox (
+    sequence, due, created, lane, starts, redrives, id, type, source, destination, stream, subject, content_type,
+    headers, data
+)
+SELECT sequence, {{now}} + INTERVAL :delay MICROSECOND, {{now}}, :lane, 0, 0, :id, :type, :source, :destination, name,
+       :subject, :content_type, :headers, :data
+FROM semel_stream WHERE name = :stream
+
+-- name: add (writes)
+INSERT INTO semel_outbox (
+    sequence, due, created, lane, starts, redrives, id, type, source, destination, stream, subject, content_type,
+    headers, data
+)
+VALUES (
+    0, {{now}} + INTERVAL :delay MICROSECOND, {{now}}, :lane, 0, 0, :id, :type, :source, :destination, :stream,
+    :subject, :content_type, :headers, :data
+)
+
+-- name: unbump (writes)
+UPDATE semel_stream SET sequence = sequence - 1 WHERE name = :stream
+
+-- name: depths (reads)
+SELECT destination, COUNT(*), COUNT(CASE WHEN starts > 0 THEN 1 END),
+       TIMESTAMPDIFF(MICROSECOND, MIN(created), {{now}}) / 1e6
+FROM semel_outbox GROUP BY destination ORDER BY 2 DESC, 1
+
+-- name: held (reads)
+SELECT h.stream, COUNT(o.position),
+       CASE WHEN h.until < '9999-12-31' THEN TIMESTAMPDIFF(MICROSECOND, {{now}}, h.until) / 1e6 END, h.reason
+FROM semel_hold h LEFT JOIN semel_outbox o ON o.stream = h.stream
+WHERE h.until > {{now}}
+GROUP BY h.stream, h.until, h.reason ORDER BY h.until DESC, h.stream LIMIT :most
+
+-- name: owners (reads)
+SELECT COUNT(DISTINCT r.relay), COUNT(l.lane)
+FROM semel_relay r LEFT JOIN semel_lane l ON l.relay = r.relay WHERE r.lease_end > {{now}}

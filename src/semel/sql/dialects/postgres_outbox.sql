@@ -131,3 +131,25 @@ SELECT 1 FROM me
 -- name: leave (writes)
 WITH gone AS (DELETE FROM semel_relay WHERE relay = :relay::bytea RETURNING relay)
 UPDATE semel_lane l SET relay = NULL FROM gone WHERE l.relay = gone.relay
+
+-- name: add (writes, as text add)
+-- For the caller's connection. The function is in schema/postgres/0006_messages.sql.
+SELECT semel_add(
+    :id, :type, :data, :source, :destination, :stream, :subject, :content_type, :headers, :lane, :delay
+)
+
+-- name: depths (reads)
+SELECT destination, count(*), count(*) FILTER (WHERE starts > 0),
+       extract(epoch FROM {{now}} - min(created))::float8
+FROM semel_outbox GROUP BY destination ORDER BY 2 DESC, 1
+
+-- name: held (reads)
+SELECT h.stream, count(o.position),
+       CASE WHEN h.until < 'infinity' THEN extract(epoch FROM h.until - {{now}})::float8 END, h.reason
+FROM semel_hold h LEFT JOIN semel_outbox o ON o.stream = h.stream
+WHERE h.until > {{now}}
+GROUP BY h.stream ORDER BY h.until DESC, h.stream LIMIT :most::integer
+
+-- name: owners (reads)
+SELECT count(DISTINCT r.relay), count(l.lane)
+FROM semel_relay r LEFT JOIN semel_lane l ON l.relay = r.relay WHERE r.lease_end > {{now}}

@@ -98,3 +98,35 @@ DELETE FROM semel_relay WHERE relay = :relay
 
 -- name: free_lanes_of (writes)
 UPDATE semel_lane SET relay = NULL WHERE relay = :relay
+
+-- name: bump (writes)
+-- For the caller's connection, as all that follow.
+INSERT INTO semel_stream (name, sequence) VALUES (:stream, 1) ON CONFLICT (name) DO UPDATE SET sequence = sequence + 1
+
+-- name: add (writes)
+INSERT INTO semel_outbox (
+    sequence, due, created, lane, starts, redrives, id, type, source, destination, stream, subject, content_type,
+    headers, data
+)
+SELECT coalesce((SELECT sequence FROM semel_stream WHERE name = :stream), 0), :now + :delay, :now, :lane, 0, 0, :id,
+       :type, :source, :destination, :stream, :subject, :content_type, :headers, :data
+WHERE true
+ON CONFLICT (id) DO NOTHING
+RETURNING 1
+
+-- name: unbump (writes)
+UPDATE semel_stream SET sequence = sequence - 1 WHERE name = :stream
+
+-- name: depths (reads)
+SELECT destination, count(*), count(CASE WHEN starts > 0 THEN 1 END), (:now - min(created)) / 1e6
+FROM semel_outbox GROUP BY destination ORDER BY 2 DESC, 1
+
+-- name: held (reads)
+SELECT h.stream, count(o.position), CASE WHEN h.until < 9223372036854775807 THEN (h.until - :now) / 1e6 END, h.reason
+FROM semel_hold h LEFT JOIN semel_outbox o ON o.stream = h.stream
+WHERE h.until > :now
+GROUP BY h.stream ORDER BY h.until DESC, h.stream LIMIT :most
+
+-- name: owners (reads)
+SELECT count(DISTINCT r.relay), count(l.lane)
+FROM semel_relay r LEFT JOIN semel_lane l ON l.relay = r.relay WHERE r.lease_end > :now

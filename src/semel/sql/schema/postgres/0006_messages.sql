@@ -99,3 +99,39 @@ CREATE TABLE semel_dead_letter (
 );
 
 CREATE UNIQUE INDEX semel_dead_letter_id ON semel_dead_letter (origin, id);
+
+-- Add a message in the caller's transaction, in one call. Returns whether it is new. The row of its stream is locked
+-- before the position is taken, by the insert. A notification in every transaction would serialise all commits, so only
+-- one transaction at a time sends one, and the relay looks again soon after it was woken. The payload is what a relay
+-- waits for, "semel.outbox" in hex; the number is that of the lock, "semelout".
+CREATE FUNCTION semel_add(
+    new_id text, new_type text, new_data bytea, new_source text, new_destination text, new_stream text,
+    new_subject text, new_content_type text, new_headers text, new_lane integer, delay float8
+) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    place bigint := 0;
+BEGIN
+    IF new_stream <> '' THEN
+        INSERT INTO semel_stream AS s (name, sequence) VALUES (new_stream, 1)
+        ON CONFLICT (name) DO UPDATE SET sequence = s.sequence + 1
+        RETURNING s.sequence INTO place;
+    END IF;
+    INSERT INTO semel_outbox (
+        sequence, due, created, lane, starts, redrives, id, type, source, destination, stream, subject, content_type,
+        headers, data
+    ) VALUES (
+        place, statement_timestamp() + delay * interval '1 s', statement_timestamp(), new_lane, 0, 0, new_id, new_type,
+        new_source, new_destination, new_stream, new_subject, new_content_type, new_headers, new_data
+    )
+    ON CONFLICT (id) DO NOTHING;
+    IF NOT FOUND THEN
+        UPDATE semel_stream s SET sequence = s.sequence - 1 WHERE s.name = new_stream;
+        RETURN false;
+    END IF;
+    IF pg_try_advisory_xact_lock(8315172569387857268) THEN
+        PERFORM pg_notify('semel', '73656d656c2e6f7574626f78');
+    END IF;
+    RETURN true;
+END
+$$;

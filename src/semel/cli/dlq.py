@@ -1,0 +1,237 @@
+"""``semel dlq list``, ``show``, ``redrive`` and ``purge``: what was given up, and the way back for it."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.cli.commands import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    Command,
+    add_url,
+    as_json,
+    open_guard,
+    positive,
+    say,
+    stop_on_signals,
+)
+from semel.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from semel.core.messages import Letter, LetterFilter
+    from semel.messaging import DeadLetters
+
+_PAGE: Final = 500
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="list dead letters, the oldest first", allow_abbrev=False)
+    listing.set_defaults(act=list_letters)
+    showing = actions.add_parser(
+        "show", help="show one dead letter; exit code 1 when there is none", allow_abbrev=False
+    )
+    showing.set_defaults(act=show)
+    redriving = actions.add_parser(
+        "redrive", help="move dead letters back into the outbox, for a relay to send them again", allow_abbrev=False
+    )
+    redriving.set_defaults(act=redrive)
+    redriving.add_argument("--rate", type=float, metavar="N", help="at most N messages in a second (default: no limit)")
+    purging = actions.add_parser("purge", help="delete dead letters", allow_abbrev=False)
+    purging.set_defaults(act=purge)
+    for action in (listing, showing, redriving, purging):
+        add_url(action)
+        action.add_argument("--json", action="store_true", help="print one JSON object")
+        action.add_argument("--origin", metavar="NAME", help="given up by this consumer; '' means the relay")
+        if action is showing:
+            action.add_argument("message", metavar="ID", help="the id of the message")
+            continue
+        action.add_argument("--id", dest="message", metavar="ID", help="the message with this id")
+        action.add_argument("--type", metavar="TYPE", help="messages of this type")
+        action.add_argument("--destination", metavar="NAME", help="messages for this destination")
+        action.add_argument("--stream", metavar="NAME", help="messages of this stream")
+        action.add_argument("--reason", default="", metavar="TEXT", help="given up for a reason with this text in it")
+        action.add_argument("--older-than", default="0s", metavar="TIME", help="dead for longer, such as 30s, 2h or 7d")
+        action.add_argument("--limit", type=positive, metavar="N", help="at most N messages (default: all)")
+    for action in (listing, showing):
+        action.add_argument("--show-data", action="store_true", help="print the data of messages, which may be secret")
+    for action in (redriving, purging):
+        action.add_argument("--dry-run", action="store_true", help="change nothing, and say how many there are")
+        action.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def run(args: argparse.Namespace) -> int:
+    code: int = args.act(args)
+    return code
+
+
+@contextmanager
+def _open(url: str) -> Iterator[DeadLetters]:
+    from semel.messaging import DeadLetters
+
+    with open_guard(url) as guard:
+        yield DeadLetters(guard.store)
+
+
+def _filter(args: argparse.Namespace) -> LetterFilter:
+    from semel.core.messages import LetterFilter
+    from semel.core.policy import seconds
+
+    return LetterFilter(
+        origin=args.origin,
+        type=args.type,
+        destination=args.destination,
+        stream=args.stream,
+        message=args.message,
+        reason=args.reason,
+        older=seconds(args.older_than, "--older-than"),
+    )
+
+
+def list_letters(args: argparse.Namespace) -> int:
+    found: list[Letter] = []
+    with _open(args.url) as letters, stop_on_signals() as stopping:
+        filter, after, left = _filter(args), 0, args.limit or sys.maxsize
+        shown = 0
+        while left > 0 and not stopping.is_set():
+            page = letters.list(filter, after=after, limit=min(left, _PAGE))
+            for letter in page:
+                if args.json:
+                    found.append(letter)
+                else:
+                    _print_line(letter, args.show_data)
+            shown += len(page)
+            left -= len(page)
+            if len(page) < _PAGE:
+                break
+            after = page[-1].position
+    if args.json:
+        print(as_json({"letters": [describe(letter, args.show_data) for letter in found]}))
+    else:
+        print(f"{shown} dead {'letter' if shown == 1 else 'letters'}")
+    return INTERRUPTED if stopping.is_set() else OK
+
+
+def _print_line(letter: Letter, data: bool) -> None:
+    message = letter.message
+    age = max(0.0, time.time() - letter.died)
+    stream = f" {message.stream}#{message.sequence}" if message.stream else ""
+    say(
+        f"{message.id}  {_one_line(message.type)}{stream}  {message.destination or '-'}  given up by "
+        f"{letter.origin or 'the relay'} {age:.0f} s ago after {letter.starts} starts: {_one_line(letter.reason)}"
+    )
+    if data:
+        say(f"  {_one_line(_data(message.data))}")
+
+
+def show(args: argparse.Namespace) -> int:
+    with _open(args.url) as letters:
+        letter = letters.get(args.message, origin=args.origin)
+    if letter is None:
+        say(f"there is no dead letter with the message {args.message}", sys.stderr)
+        return FAILED
+    shown = describe(letter, args.show_data)
+    if args.json:
+        print(as_json(shown))
+        return OK
+    width = max(map(len, shown))
+    for name, value in shown.items():
+        text = _one_line(value) if isinstance(value, str) else as_json(value)
+        say(f"{name.replace('_', ' '):<{width}}  {text}")
+    return OK
+
+
+def describe(letter: Letter, data: bool) -> dict[str, Any]:
+    """A dead letter as plain values."""
+    message = letter.message
+    shown: dict[str, Any] = {
+        "id": message.id,
+        "origin": letter.origin,
+        "reason": letter.reason,
+        "died": round(letter.died, 3),
+        "starts": letter.starts,
+        "redrives": message.redrives,
+        "type": message.type,
+        "source": message.source,
+        "destination": message.destination,
+        "stream": message.stream,
+        "sequence": message.sequence,
+        "subject": message.subject,
+        "content_type": message.content_type,
+        "time": round(message.time, 3),
+        "headers": dict(message.headers),
+        "bytes": len(message.data),
+    }
+    if data:
+        shown["data"] = _data(message.data)
+    return shown
+
+
+def _data(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(data).decode()
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\n", "\\n")
+
+
+def redrive(args: argparse.Namespace) -> int:
+    return _move(args, "moved back into the outbox", lambda letters, **how: letters.redrive(rate=args.rate, **how))
+
+
+def purge(args: argparse.Namespace) -> int:
+    return _move(args, "deleted", lambda letters, **how: letters.purge(**how), asks=True)
+
+
+def _move(args: argparse.Namespace, done: str, move: Callable[..., int], asks: bool = False) -> int:
+    filter = _filter(args)
+    moved = 0
+    with _open(args.url) as letters, stop_on_signals() as stopping:
+        terminal = sys.stderr.isatty()
+
+        def progress(so_far: int, wanted: int) -> None:
+            nonlocal moved
+            moved = so_far
+            if terminal:
+                print(f"\r{so_far} of {wanted} ", end="", file=sys.stderr, flush=True)
+            if stopping.is_set():
+                raise KeyboardInterrupt
+
+        if asks and not args.dry_run and not args.yes:
+            count = move(letters, filter=filter, limit=args.limit, dry_run=True)
+            if count and not _agreed(f"delete {count} dead {'letter' if count == 1 else 'letters'} for good?"):
+                return FAILED
+        try:
+            moved = move(letters, filter=filter, limit=args.limit, dry_run=args.dry_run, progress=progress)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            if terminal and moved:
+                print(file=sys.stderr)
+    if args.json:
+        print(as_json({"count": moved, "dry_run": args.dry_run}))
+    else:
+        would = "would be " if args.dry_run else ""
+        print(f"{moved} dead {'letter' if moved == 1 else 'letters'} {would}{done}")
+    return INTERRUPTED if stopping.is_set() else OK
+
+
+def _agreed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigurationError("purge deletes messages for good: pass --yes, or --dry-run to see how many there are")
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+DLQ = Command(
+    "dlq", "List, show, redrive or delete the messages that a relay or a consumer has given up.", configure, run
+)

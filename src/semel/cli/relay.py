@@ -1,0 +1,262 @@
+"""``semel relay``: send what is in the outbox. ``semel outbox``: what is in it, and why it waits. Ctrl-C and SIGTERM
+finish the batch in hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from semel.cli.commands import (
+    FAILED,
+    OK,
+    SIGNALS,
+    Command,
+    add_url,
+    as_json,
+    open_guard,
+    positive,
+    say,
+    stop_on_signals,
+)
+from semel.errors import ConfigurationError, MissingDependency
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from semel.core.messages import OutboxState
+    from semel.core.relaying import RelayReport
+    from semel.messaging import AsyncRelay, Relay
+    from semel.messaging.ports import Broker
+
+BROKER_VARIABLE: Final = "SEMEL_BROKER"
+"""The environment variable that names the broker where the command line does not."""
+BROKERS: Final = "kafka://host:9092/topic, amqp://…, nats://…, redis://…, sqs://…, sns://…, https://… (webhooks)"
+
+
+def configure_relay(parser: argparse.ArgumentParser) -> None:
+    add_url(parser)
+    parser.add_argument(
+        "--to", default=os.environ.get(BROKER_VARIABLE), metavar="BROKER",
+        help=f"the broker: {BROKERS}; may be left out if {BROKER_VARIABLE} is set",
+    )  # fmt: skip
+    parser.add_argument("--once", action="store_true", help="send what is due, then end")
+    parser.add_argument("--batch", type=positive, default=500, metavar="N", help="messages at a time (default: 500)")
+    parser.add_argument(
+        "--lease", default="30s", metavar="T", help="how long a dead relay is waited for (default: 30s)"
+    )
+    parser.add_argument("--tries", type=positive, default=10, metavar="N", help="attempts of a message (default: 10)")
+    parser.add_argument("--pause", default="1s", metavar="T", help="rest of one that failed, growing (default: 1s)")
+    parser.add_argument("--longest-pause", default="5m", metavar="T", help="the longest rest (default: 5m)")
+    parser.add_argument(
+        "--on-poison", choices=("block", "park", "skip"), default="block",
+        help="what happens to a stream whose next message cannot be sent: it waits (block), goes to the dead letters "
+        "from there on (park), or goes on without that message (skip); default: block",
+    )  # fmt: skip
+    parser.add_argument(
+        "--allow-unordered", action="store_true", help="publish to a broker that does not keep the order of streams"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON objects, one line each, in place of text")
+
+
+def relay(args: argparse.Namespace) -> int:
+    from semel.messaging import open_broker
+    from semel.stores.urls import check_store, open_async_store, open_store
+
+    if not args.to:
+        raise ConfigurationError(f"name the broker: --to URL, or set {BROKER_VARIABLE}")
+    names = ("batch", "lease", "tries", "pause", "longest_pause", "on_poison", "allow_unordered")
+    settings = {name: getattr(args, name) for name in names}
+    _check_outbox(args.url)
+    broker = open_broker(args.to)
+    check_store(args.url)
+    lines = _Lines(args.json, args.once)
+    with _problems_on_screen():
+        try:
+            store = open_store(args.url)
+        except MissingDependency as missing:
+            with suppress(MissingDependency):
+                asyncio.run(_relay_async(open_async_store, args.url, broker, settings, lines))
+                return lines.finished()
+            raise missing from None
+        try:
+            _relay(store, broker, settings, lines)
+        finally:
+            store.close()
+    return lines.finished()
+
+
+def _relay(store: Any, broker: Broker, settings: dict[str, Any], lines: _Lines) -> None:
+    from semel.messaging import Relay
+
+    running = Relay(store, broker, **settings)
+    with stop_on_signals() as stopping:
+        lines.begin(running)
+        if lines.once:
+            lines.report = running.drain()
+            return
+        with running:
+            while not stopping.wait(1.0):
+                lines.tell()
+
+
+async def _relay_async(open_store: Any, url: str, broker: Broker, settings: dict[str, Any], lines: _Lines) -> None:
+    from semel.messaging import AsyncRelay
+
+    store = open_store(url)
+    running = AsyncRelay(store, broker, **settings)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        lines.begin(running)
+        if lines.once:
+            lines.report = await running.drain()
+            return
+        async with running:
+            while not stopping.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), 1.0)
+                lines.tell()
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+        await store.close()
+
+
+class _Lines:
+    """One line for each second in which something happened, if somebody watches."""
+
+    def __init__(self, as_objects: bool, once: bool) -> None:
+        self.once = once
+        self._as_objects = as_objects
+        self._watched = sys.stdout.isatty() or as_objects
+        self._last: dict[str, Any] = {}
+
+    def begin(self, running: Relay | AsyncRelay) -> None:
+        self.report = running.report
+        self._last = asdict(self.report)
+        if not self.once and not self._as_objects:
+            print("relaying; Ctrl-C stops it", flush=True)
+
+    def tell(self) -> None:
+        now = asdict(self.report)
+        if self._watched and now != self._last:
+            if self._as_objects:
+                say(as_json(now))
+            else:
+                sent = now["sent"] - self._last["sent"]
+                say(f"{time.strftime('%H:%M:%S')}  {sent:,} sent, {_summary(self.report)}")
+        self._last = now
+
+    def finished(self) -> int:
+        report = self.report
+        if self._as_objects:
+            say(as_json(asdict(report)))
+        else:
+            say(f"in all: {_summary(report)}")
+        bad = report.failed or report.dead or report.blocked or report.broker_down
+        return FAILED if self.once and bad else OK
+
+
+def _summary(report: RelayReport) -> str:
+    parts = [f"{report.sent:,} in all" if report.lanes else f"{report.sent:,} sent"]
+    parts += [
+        f"{number:,} {word}"
+        for number, word in ((report.failed, "failed"), (report.dead, "dead"), (report.blocked, "blocked"))
+        if number
+    ]
+    if report.lanes:
+        parts.append(f"{report.lanes} of 64 lanes")
+    if report.broker_down:
+        parts.append(f"the broker is down: {report.broker_down}")
+    return ", ".join(parts)
+
+
+class _Screen(logging.Handler):
+    """Prints the problems of a relay on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage(), sys.stderr)
+
+
+@contextmanager
+def _problems_on_screen() -> Iterator[None]:
+    log, screen = logging.getLogger("semel.relay"), _Screen()
+    level = log.level
+    log.addHandler(screen)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(screen)
+        log.setLevel(level)
+
+
+# What is in the outbox
+
+
+def configure_outbox(parser: argparse.ArgumentParser) -> None:
+    add_url(parser)
+    parser.add_argument("--limit", type=positive, default=20, metavar="N", help="streams that are listed (default: 20)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _check_outbox(url: str) -> None:
+    from semel.stores.urls import has_outbox
+
+    if not has_outbox(url):
+        raise ConfigurationError("this store has no outbox: that is in SQLite, PostgreSQL, MySQL or MariaDB")
+
+
+def outbox(args: argparse.Namespace) -> int:
+    from semel.core.messages import InspectOutbox
+
+    _check_outbox(args.url)
+    with open_guard(args.url) as guard:
+        state = guard.store.execute(InspectOutbox(args.limit))
+    if args.json:
+        say(as_json(asdict(state)))
+    else:
+        _print_state(state)
+    return OK
+
+
+def _print_state(state: OutboxState) -> None:
+    waiting = sum(each.messages for each in state.destinations)
+    if waiting:
+        rows = [("destination", "messages", "failing", "oldest")]
+        for each in state.destinations:
+            rows.append(
+                (each.destination or "(the relay's)", f"{each.messages:,}", f"{each.failing:,}", _span(each.oldest))
+            )
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        for row in rows:
+            say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    else:
+        print("the outbox is empty")
+    for held in state.held:
+        until = "parked" if held.seconds is None else f"next try in {_span(held.seconds)}"
+        say(f"stream {held.stream}: {held.messages:,} wait, {until}: {held.reason}")
+    relays = "1 relay owns" if state.relays == 1 else f"{state.relays} relays own"
+    print(f"{relays} {state.lanes} of 64 lanes" if state.relays else "no relay is running")
+
+
+def _span(seconds: float) -> str:
+    """A duration for people: ``4.2s``, ``3m``, ``5h``, ``12d``."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{max(seconds, 0.0):.1f}s"
+
+
+RELAY = Command("relay", "Send the messages of the outbox to a broker, until it is stopped.", configure_relay, relay)
+OUTBOX = Command("outbox", "Show what is in the outbox, what waits and why.", configure_outbox, outbox)

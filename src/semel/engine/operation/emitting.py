@@ -1,0 +1,94 @@
+"""What a message of the outbox is made of: its data as bytes, its id, and headers that say where it comes from.
+
+This module makes messages. It knows no database: a unit of work adds them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, Final
+from uuid import UUID
+
+from semel.core.encoding.canonical import canonical_json
+from semel.core.keys import derive
+from semel.core.messages import Message, check_message
+from semel.core.policy import Duration, seconds
+from semel.engine.operation.handle import OperationHandle
+from semel.engine.operation.propagation import METADATA, current_origin
+from semel.errors import ConfigurationError, DocumentError
+
+_TEXT: Final = "text/plain; charset=utf-8"
+
+
+def make_message(
+    type: str,
+    data: Any,
+    op: OperationHandle | None = None,
+    *,
+    stream: str | None,
+    id: str | None,
+    dedup: str | None,
+    destination: str,
+    subject: str,
+    source: str,
+    content_type: str | None,
+    delay: Duration | None,
+    headers: Mapping[str, str] | None,
+) -> tuple[Message, float]:
+    """Return a message, checked, and the seconds until it is due. See ``Outbox.add`` for the parameters.
+
+    :param op: the operation that it comes from; by default the one that is running.
+    """
+    if id is not None and dedup is not None:
+        raise ConfigurationError("id= and dedup= both say which message it is: give one of them")
+    if stream and delay is not None:
+        raise ConfigurationError(
+            "a message of a stream cannot be delayed: the stream is sent in order, so all that follow would wait for it"
+        )
+    body, usual = _encode(data)
+    origin = current_origin(op)
+    if dedup is not None:
+        id = derive(blake2b(source.encode(), digest_size=16, person=b"semel.message.1").digest(), f"{type}\n{dedup}")
+    elif id is None:
+        id = _uuid7() if origin is None else origin.next_id(f"{type}\n{stream or ''}")
+    given = {name.lower(): text for name, text in (headers or {}).items()}
+    ours = {} if origin is None else {METADATA: id, **origin.headers}
+    message = Message(
+        id, type, body, source, destination, stream or "", 0, subject, content_type or usual, headers={**ours, **given}
+    )
+    check_message(message)
+    return message, 0.0 if delay is None else float(seconds(delay, "delay"))
+
+
+def unit_for_messages(op: OperationHandle) -> Any:
+    """Return the unit of work in whose transaction the operation emits."""
+    if op._transaction is None:
+        raise ConfigurationError(
+            f"{op._call}: op.emit() adds a message in the operation's transaction, and there is none. Run the "
+            "operation in one: guard.run_in_transaction, or connection= of a route or a step; or add the message in a "
+            "transaction of your own: Outbox(store).add(connection, …)"
+        )
+    return op._transaction
+
+
+def _encode(data: Any) -> tuple[bytes, str]:
+    """The data as bytes, and its usual content type."""
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return bytes(data), "application/octet-stream"
+    try:
+        if isinstance(data, str):
+            return data.encode(), _TEXT
+        return canonical_json(data), "application/json"
+    except (DocumentError, UnicodeError) as error:
+        raise ConfigurationError(
+            f"the data of a message is bytes, text, or what JSON can hold: {error}. Convert it first"
+        ) from error
+
+
+def _uuid7() -> str:
+    """A UUID of version 7: it begins with the time, so an index of such ids grows at its end."""
+    number = (time.time_ns() // 1_000_000) << 80 | int.from_bytes(os.urandom(10), "big")
+    return str(UUID(int=number & ~(0xF << 76 | 0x3 << 62) | 0x7 << 76 | 0x2 << 62))

@@ -1,0 +1,89 @@
+# Twin: outbox.py is generated from this file by make twins.
+# Twin: await outbox.add -> outbox.add
+"""The outbox: add a message in the transaction of the state that it tells of.
+
+::
+
+    outbox = AsyncOutbox(store)
+    async with connection.transaction():
+        await connection.execute("INSERT INTO orders …")
+        await outbox.add(connection, "order.placed", {"order": 7}, stream="order-7")
+
+The message commits with the rows of the transaction, or is rolled back with them. A relay sends it afterwards, at least
+once. What a message is made of is decided in ``engine/operation/emitting.py``, the statements are in ``semel.sql``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from semel.core.policy import Duration
+from semel.engine.operation.emitting import make_message
+from semel.engine.ports import AsyncStore, AsyncUnit, unit_of
+from semel.errors import ConfigurationError
+
+
+class AsyncOutbox:
+    """The messages that are to be sent, in the caller's own database."""
+
+    def __init__(self, store: AsyncStore, *, source: str = "") -> None:
+        """
+        :param store: a store in the database of your rows: SQLite, PostgreSQL or MySQL.
+        :param source: who sends the messages, such as ``/orders``. CloudEvents call it the source.
+        """
+        if store.adopt is None:
+            raise ConfigurationError(
+                f"an outbox is a table in the database of your rows, and {type(store).__name__} is in none: use "
+                "SQLiteStore, PostgresStore or MySQLStore (Async… in an event loop)"
+            )
+        self.store = store
+        self.source = source
+
+    async def add(
+        self,
+        connection: object,
+        type: str,
+        data: Any,
+        *,
+        stream: str | None = None,
+        id: str | None = None,
+        dedup: str | None = None,
+        destination: str = "",
+        subject: str = "",
+        source: str | None = None,
+        content_type: str | None = None,
+        delay: Duration | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> str:
+        """Add a message in the transaction that is open on the connection. Returns its id.
+
+        A message whose id is in the outbox already is not added again. Inside an operation the message carries its
+        lineage: the headers ``idempotency-key``, ``causation-id``, ``idempotency-root``, ``idempotency-parent`` and
+        ``traceparent``.
+
+        :param connection: any connection or session that ``guard.run_in_transaction`` accepts, with an open
+            transaction. Without one it raises ConfigurationError.
+        :param type: what happened, such as ``"order.placed"``.
+        :param data: bytes are sent as they are, text as UTF-8, everything else as JSON.
+        :param stream: messages of one stream, such as an order, are sent in the order of their commits. Transactions
+            that add to one stream wait for each other.
+        :param id: identifies the message everywhere and for ever. Inside an operation it is by default made of the
+            operation and the message's place among its messages of this type and stream, so that a re-run adds the
+            same message. Otherwise it is a UUID of version 7.
+        :param dedup: make the id of this text, the type and the source instead: another message with the same three is
+            the same message.
+        :param destination: the topic, exchange, subject, stream, queue or URL. Defaults to that of the relay.
+        :param subject: what it is about, such as the name of a file. CloudEvents call it the subject.
+        :param source: defaults to that of the outbox.
+        :param content_type: defaults to JSON, text or bytes, depending on the data.
+        :param delay: send it only after this time. Not for a message with a stream.
+        :param headers: further headers. They replace those of the operation.
+        """
+        message, seconds = make_message(
+            type, data, stream=stream, id=id, dedup=dedup, destination=destination, subject=subject,
+            source=self.source if source is None else source, content_type=content_type, delay=delay, headers=headers,
+        )  # fmt: skip
+        unit: AsyncUnit = unit_of(self.store, connection)
+        await unit.add(message, seconds)
+        return message.id

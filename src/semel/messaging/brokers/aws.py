@@ -1,0 +1,223 @@
+"""What SQS and SNS have in common: calls by boto3, in threads; their errors; and the form of a message.
+
+A message has at most ten attributes there, and its body is text that is not empty. So the attributes ``ce-…`` and
+``content-type`` are attributes, and one more, ``semel``, is a JSON object: ``headers`` has the other headers, ``data``
+says whether the body is the data as ``text``, or in ``base64``, or stands for data that is ``empty``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from semel.core.messages import Message, attributes, size_of
+from semel.errors import ConfigurationError
+from semel.messaging.brokers.options import only_options
+from semel.messaging.ports import BrokerDown, Refused, Result, Sent, TryAgain
+from semel.stores.settings import require
+
+LARGEST: Final = 190_000
+"""A message may have 256 KiB, and data that is no text grows by a third. So does a batch, which is 256 KiB, too."""
+AT_ONCE: Final = 10
+"""The most messages of a batch."""
+MOST_BYTES: Final = 256 * 1024
+CALLS: Final = 8
+"""How many calls one ``publish`` makes at the same time."""
+DEDUP_WINDOW: Final = 300.0
+"""Of FIFO queues and topics."""
+_REST: Final = "semel"
+_NO_TEXT: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+_ID: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
+_MISSING: Final = frozenset({
+    "AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist", "NotFound", "NotFoundException",
+})  # fmt: skip
+_UNFIT: Final = frozenset({
+    "InvalidMessageContents", "InvalidParameterValue", "InvalidAttributeValue", "InvalidParameter",
+    "ParameterValueInvalid", "UnsupportedOperation",
+})  # fmt: skip
+_UNKNOWN_CALLER: Final = frozenset({
+    "InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "ExpiredToken",
+    "ExpiredTokenException", "MissingAuthenticationToken", "IncompleteSignature", "InvalidAccessKeyId", "OptInRequired",
+})  # fmt: skip
+
+
+class AWSClient:
+    """A client of one service. Its calls run in threads; each takes ``timeout`` seconds at most."""
+
+    def __init__(self, service: str, region: str, endpoint: str | None, timeout: float, connect_timeout: float) -> None:
+        if not region:
+            raise ConfigurationError(
+                f"the URL of a broker at AWS names the region first: {service}://eu-central-1/name"
+            )
+        session = require("botocore.session", "sqs", "boto3").get_session()
+        config = require("botocore.config", "sqs", "boto3").Config(
+            connect_timeout=connect_timeout,
+            read_timeout=timeout,
+            max_pool_connections=2 * CALLS,
+            retries={"total_max_attempts": 1},  # the relay retries, and keeps the order
+            user_agent_extra="semel",
+        )
+        self._client = session.create_client(service, region_name=region, endpoint_url=endpoint, config=config)
+
+    async def call(self, action: str, **parameters: Any) -> dict[str, Any]:
+        """Make one call. Raises the errors of botocore: see ``result_of``."""
+        reply: dict[str, Any] = await asyncio.to_thread(getattr(self._client, action), **parameters)
+        return reply
+
+    def close(self) -> None:
+        """Close the idle connections. The client opens others when it is called again."""
+        self._client.close()
+
+
+def aws_errors() -> tuple[type[Exception], ...]:
+    """Return the classes of errors that a call raises."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    return BotoCoreError, ClientError
+
+
+def result_of(error: Exception) -> Result:
+    """Return what an error of a call means for its messages."""
+    from botocore import exceptions as known
+
+    reason = str(error)[:300]
+    if isinstance(error, known.ClientError):
+        code = error.response.get("Error", {}).get("Code", "")
+        if code in _MISSING or code in _UNFIT:
+            return Refused(reason)
+        return BrokerDown(reason) if code in _UNKNOWN_CALLER else TryAgain(reason)
+    if isinstance(error, (known.ReadTimeoutError, known.ConnectionClosedError)):
+        return TryAgain(reason)
+    return BrokerDown(reason)
+
+
+async def publish_in_batches(
+    messages: Sequence[Message],
+    deadline: float,
+    default: str,
+    check: Callable[[Message, str], Refused | None],
+    send: Callable[[str, Sequence[Message]], Any],
+) -> Sequence[Result]:
+    """Publish by calls with ten messages each, several at the same time.
+
+    :param check: returns why a message cannot be sent to its destination, if so.
+    :param send: sends a batch to one destination, and returns a result for each message.
+    """
+    results: list[Result] = [TryAgain("not sent before the deadline")] * len(messages)
+    batches: list[tuple[str, list[int]]] = []
+    last: dict[str, tuple[list[int], int]] = {}
+    for at, message in enumerate(messages):
+        where = message.destination or default
+        if (refused := check(message, where)) is not None:
+            results[at] = refused
+            continue
+        size = wire_size(message)
+        batch, bytes_before = last.get(where, ([], 0))
+        if not batch or len(batch) == AT_ONCE or bytes_before + size > MOST_BYTES:
+            batch, bytes_before = [], 0
+            batches.append((where, batch))
+        batch.append(at)
+        last[where] = (batch, bytes_before + size)
+    calls = asyncio.Semaphore(CALLS)
+
+    async def publish(where: str, batch: list[int]) -> None:
+        async with calls:
+            if monotonic() >= deadline:
+                return
+            some = [messages[at] for at in batch]
+            try:
+                async with asyncio.timeout(deadline - monotonic()):
+                    found: Sequence[Result] = await send(where, some)
+            except TimeoutError:
+                found = [TryAgain("AWS did not answer before the deadline")] * len(some)
+            except aws_errors() as error:
+                found = [result_of(error)] * len(some)
+            for at, result in zip(batch, found, strict=True):
+                results[at] = result
+
+    await asyncio.gather(*(publish(where, batch) for where, batch in batches))
+    return results
+
+
+def results_of_batch(reply: Mapping[str, Any], count: int) -> Sequence[Result]:
+    """Return the results of a call whose entries were numbered from 0 on."""
+    results: list[Result] = [TryAgain("AWS did not say what became of it")] * count
+    for entry in reply.get("Successful", ()):
+        results[int(entry["Id"])] = Sent()
+    for entry in reply.get("Failed", ()):
+        reason = f"{entry.get('Code')}: {entry.get('Message', '')}"[:300]
+        results[int(entry["Id"])] = Refused(reason) if entry.get("Code") in _UNFIT else TryAgain(reason)
+    return results
+
+
+def refuses(message: Message, where: str, largest: int, fifo: bool) -> Refused | None:
+    """Return why a message cannot be sent to a queue or topic, if so."""
+    if not where:
+        return Refused("the message has no destination, and the relay no default: put the name into its URL")
+    if where.endswith(".fifo") != fifo:
+        return Refused(f"this relay sends to {'' if fifo else 'no '}FIFO queues and topics{' only' if fifo else ''}")
+    if (size := size_of(attributes(message), message.data)) > largest or wire_size(message) > MOST_BYTES:
+        return Refused(f"the message is too large: it has {size} bytes, and the most is {largest}")
+    return None
+
+
+def fifo_fields(message: Message) -> dict[str, str]:
+    """Return the group that keeps the order, and the id by which a repeat is dropped."""
+    return {"MessageGroupId": _fit(message.stream or message.id), "MessageDeduplicationId": _fit(message.broker_id)}
+
+
+def _fit(text: str) -> str:
+    """Return the text if it is allowed as an id there, else its hash."""
+    return text if _ID.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()
+
+
+def encode(message: Message) -> tuple[str, dict[str, Any]]:
+    """Return the body and the attributes of a message."""
+    form, body = "text", ""
+    try:
+        body = message.data.decode()
+    except UnicodeDecodeError:
+        form = "base64"
+    if form == "base64" or _NO_TEXT.search(body):
+        form, body = "base64", b64encode(message.data).decode()
+    elif not body:
+        form, body = "empty", "-"
+    texts = attributes(message)
+    headers = {name: texts.pop(name) for name in message.headers if name in texts}
+    texts[_REST] = json.dumps({"headers": headers, "data": form}, ensure_ascii=False)
+    return body, {name: {"DataType": "String", "StringValue": text} for name, text in texts.items()}
+
+
+def decode(body: str, found: Mapping[str, Any]) -> tuple[dict[str, str], bytes]:
+    """Return the headers and the data of a message. Those of other producers are text, with any attributes."""
+    headers = {name: each["StringValue"] for name, each in found.items() if "StringValue" in each}
+    try:
+        rest = json.loads(headers.pop(_REST, "{}"))
+        more, form = dict(rest.get("headers", {})), rest.get("data", "text")
+        data = b64decode(body, validate=True) if form == "base64" else b"" if form == "empty" else body.encode()
+    except (ValueError, AttributeError, TypeError):
+        return headers, body.encode()
+    return {**headers, **{str(name): str(text) for name, text in more.items()}}, data
+
+
+def wire_size(message: Message) -> int:
+    """Return how many bytes AWS counts."""
+    body, found = encode(message)
+    names = sum(len(name) + len("String") + len(each["StringValue"].encode()) for name, each in found.items())
+    return len(body.encode()) + names
+
+
+def read_aws_url(url: str, known: dict[str, Callable[[str], Any]]) -> tuple[str, str, dict[str, Any]]:
+    """Return region, name and options of ``sqs://region/name?endpoint=…``."""
+    plain, options = only_options(url, {**known, "endpoint": str})
+    parts = urlsplit(plain)
+    if "@" in parts.netloc:
+        raise ConfigurationError("this URL has no user or password: the AWS credentials of the process are used")
+    return parts.netloc, unquote(parts.path[1:]), options

@@ -1,0 +1,544 @@
+"""Kafka. A message's key is its stream, its headers are the attributes of the message. Needs ``semel[kafka]``.
+
+The producer is idempotent, so a batch that is sent again by the library is stored once, and in order. It stops at the
+first message that Kafka rejects (``enable.gapless.guarantee``), because what follows in a stream must not overtake it;
+the next call opens a new producer. What is not confirmed at the deadline is purged. If that was on its way to Kafka
+already, it may still be stored, and the next try stores it twice.
+
+A source commits the offset of the first message that is not acknowledged. Kafka keeps no list of what is acknowledged
+behind it: after a crash, these messages are delivered again. A message that is postponed makes the rest of its
+partition wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, Self
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from semel.core.messages import Message, attributes, read_message, size_of
+from semel.core.policy import Duration, seconds
+from semel.core.values import value
+from semel.errors import BrokerUnavailable, ConfigurationError
+from semel.messaging.brokers.options import number, split_options
+from semel.messaging.brokers.waves import FOLLOWS, send_in_waves
+from semel.messaging.ports import BrokerDown, Capabilities, Delivery, Refused, Result, Sent, TryAgain
+from semel.stores.settings import require
+
+LARGEST: Final = 990_000
+OVERHEAD: Final = 10_000
+"""What Kafka's own limit leaves for the key, and for the frame of a message."""
+SLICE: Final = 0.1
+"""Seconds that a call of the consumer may hold up another one."""
+_log: Final = logging.getLogger("semel.kafka")
+_log.addFilter(lambda record: "CONFWARN" not in record.getMessage())  # we know that the guarantee is "experimental"
+
+
+class KafkaBroker:
+    """Publishes to Kafka."""
+
+    def __init__(
+        self, servers: str, *, topic: str = "", largest: int = LARGEST, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        """
+        :param servers: the first brokers to ask: ``host:9092,host:9092``.
+        :param topic: for messages without a destination.
+        :param largest: the most bytes that a message may have. A larger value than the default needs a larger
+            ``message.max.bytes`` of Kafka, or ``max.message.bytes`` of the topic, too.
+        :param settings: further settings of librdkafka, such as ``{"security.protocol": "SSL"}``.
+        """
+        self._library = require("confluent_kafka", "kafka", "confluent-kafka")
+        self._topic = topic
+        self._settings = {
+            **_settings(servers),
+            "linger.ms": 1,
+            "partitioner": "murmur2_random",  # as Java's clients do, so that all agree on the partition of a key
+            "topic.metadata.propagation.max.ms": 5000,
+            **(settings or {}),
+            "enable.idempotence": True,
+            "enable.gapless.guarantee": True,
+            "message.timeout.ms": 0,  # the deadline is ours: one message would time out, and the next one be sent
+            "message.max.bytes": largest + OVERHEAD,
+        }
+        self._producer: _Producer | None = None
+        self.capabilities = Capabilities(name="Kafka", ordered=True, pipelines=True, largest=largest)
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Open ``kafka://host:9092,host:9092/topic``. Options: ``largest``, and all settings of librdkafka."""
+        servers, topic, options, settings = _read_url(url, {"largest": number})
+        return cls(servers, topic=topic, settings=settings, **options)
+
+    async def publish(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
+        return await send_in_waves(messages, self._place, self._refuse, partial(self._send, deadline=deadline))
+
+    async def close(self) -> None:
+        if (producer := self._producer) is not None:
+            self._discard(producer)
+            await asyncio.to_thread(producer.join)
+
+    def _place(self, message: Message) -> str:
+        return message.destination or self._topic
+
+    def _refuse(self, message: Message) -> Refused | None:
+        if not self._place(message):
+            return Refused(
+                "the message has no destination, and the broker's URL names no topic: kafka://host:9092/topic"
+            )
+        if (size := size_of(attributes(message), message.data)) > self.capabilities.largest:
+            return Refused(f"the message has {size} bytes, and the most is {self.capabilities.largest}")
+        return None
+
+    async def _send(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
+        if time.monotonic() >= deadline:
+            return [TryAgain("the deadline has passed")] * len(messages)
+        if self._producer is None:
+            self._producer = _Producer(self._library, self._settings)
+        producer = self._producer
+        reports = _Reports(len(messages), producer)
+        try:
+            self._produce(producer, messages, reports)
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await reports.complete
+        except TimeoutError:
+            self._discard(producer)
+        except BaseException:
+            self._discard(producer)
+            raise
+        if producer.failed or any(map(self._is_fatal, reports.found)):
+            self._discard(producer)
+        results = [self._result(report, producer) for report in reports.found]
+        if _TOO_LARGE in results and len(messages) > 1:
+            return await self._send_alone(messages, results, deadline)
+        return results
+
+    async def _send_alone(
+        self, messages: Sequence[Message], results: Sequence[Result], deadline: float
+    ) -> Sequence[Result]:
+        """Send again, one by one, what Kafka called too large.
+
+        If a message is too large for its topic, Kafka refuses the whole batch of the producer, and does not say which
+        one it was.
+        """
+        failed: set[str] = set()
+        found: list[Result] = []
+        for message, result in zip(messages, results, strict=True):
+            if message.stream in failed:
+                found.append(FOLLOWS)
+            else:
+                found += await self._send([message], deadline) if result is _TOO_LARGE else [result]
+            if type(found[-1]) is not Sent:
+                failed |= {message.stream} - {""}
+        return found
+
+    def _produce(self, producer: _Producer, messages: Sequence[Message], reports: _Reports) -> None:
+        """Hand the messages to the library, which sends them in its own threads."""
+        failed: set[str] = set()
+        for at, message in enumerate(messages):
+            if message.stream in failed:
+                reports.add(at, FOLLOWS)
+                continue
+            try:
+                producer.client.produce(
+                    self._place(message),
+                    message.data,
+                    key=message.stream or None,
+                    headers=list(attributes(message).items()),
+                    on_delivery=partial(reports.add, at),
+                )
+            except BufferError:
+                reports.add(at, TryAgain("the producer's queue is full"))
+                failed |= {message.stream} - {""}
+            except self._library.KafkaException as error:
+                reports.add(at, error.args[0])
+                failed |= {message.stream} - {""}
+
+    def _discard(self, producer: _Producer) -> None:
+        """Send nothing more with this producer. The next call opens a new one."""
+        producer.stop()
+        if self._producer is producer:
+            self._producer = None
+
+    def _is_fatal(self, report: Any) -> bool:
+        """Whether the producer sends nothing more after this. It says so itself, but a moment later."""
+        kinds = self._library.KafkaError
+        return isinstance(report, kinds) and report.code() not in (kinds._UNKNOWN_TOPIC, kinds._INVALID_ARG)
+
+    def _result(self, report: Any, producer: _Producer) -> Result:
+        """What became of a message: a KafkaError, None if it was stored, or a Result if it was not handed over."""
+        kinds = self._library.KafkaError
+        if report is None:
+            return Sent()
+        if not isinstance(report, kinds):
+            return BrokerDown(producer.down) if report is _MISSING and producer.down else report
+        code, reason = report.code(), report.str()
+        if code == kinds.MSG_SIZE_TOO_LARGE:
+            return _TOO_LARGE
+        if code in (
+            *(kinds._UNKNOWN_TOPIC, kinds.UNKNOWN_TOPIC_OR_PART, kinds.TOPIC_EXCEPTION, kinds._INVALID_ARG),
+            *(kinds.INVALID_MSG, kinds.INVALID_MSG_SIZE, kinds.INVALID_RECORD, kinds.POLICY_VIOLATION),
+        ):
+            return Refused(reason)
+        return BrokerDown(producer.down) if producer.down else TryAgain(reason)
+
+
+_TOO_LARGE: Final = Refused("the message is too large for the topic")
+_MISSING: Final = TryAgain("Kafka did not confirm the message before the deadline")
+
+
+class _Reports:
+    """What became of the messages of one call. The producer's thread reports it."""
+
+    def __init__(self, count: int, producer: _Producer) -> None:
+        self.found: list[Any] = [_MISSING] * count
+        self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._producer = producer
+        self._missing = count
+        self._lock = threading.Lock()
+
+    def add(self, at: int, report: Any, _message: Any = None) -> None:
+        if report is None:
+            self._producer.down = ""
+        with self._lock:
+            self.found[at] = report
+            self._missing -= 1
+            last = not self._missing
+        loop = self.complete.get_loop()
+        if last and not loop.is_closed():
+            loop.call_soon_threadsafe(self._finish)
+
+    def _finish(self) -> None:
+        if not self.complete.done():
+            self.complete.set_result(None)
+
+
+class _Producer:
+    """A producer of the library, and the thread that hears its reports."""
+
+    def __init__(self, library: Any, settings: Mapping[str, Any]) -> None:
+        self.down = ""
+        """Why no broker can be reached."""
+        self.failed = False
+        """Whether the library uses this producer no more."""
+        self._kinds = library.KafkaError
+        self._exception = library.KafkaException
+        self._stopping = False
+        self.client = library.Producer({**settings, "error_cb": self._hear}, logger=_log)
+        self._thread = threading.Thread(target=self._serve, name="semel-kafka", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Forget what is not confirmed yet. Returns at once."""
+        if not self._stopping:
+            self._stopping = True
+            self.client.purge(blocking=False)
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _hear(self, error: Any) -> None:
+        if error.code() in (self._kinds._ALL_BROKERS_DOWN, self._kinds._AUTHENTICATION, self._kinds._SSL):
+            self.down = error.str()
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            self._report(self.client.poll, SLICE)
+        self._report(self.client.flush, 5)
+
+    def _report(self, call: Callable[..., Any], timeout: float) -> None:
+        try:
+            call(timeout)
+        except self._exception as error:
+            if not self.failed:
+                self.failed = True
+                self.client.purge(blocking=False)  # what it has not sent would wait for ever
+                _log.warning("the producer is replaced: %s", error)
+            else:
+                time.sleep(SLICE)
+
+
+class KafkaSource:
+    """Consumes topics, as a member of a consumer group."""
+
+    def __init__(
+        self,
+        servers: str,
+        *,
+        topic: str,
+        group: str,
+        retention: Duration | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        :param topic: the topic, or several with commas between them.
+        :param group: the consumer group. A new one begins with the oldest messages.
+        :param retention: how long the topic keeps messages, so that an inbox that remembers less is refused.
+        :param settings: further settings of librdkafka, such as ``{"security.protocol": "SSL"}``.
+        """
+        self._library = require("confluent_kafka", "kafka", "confluent-kafka")
+        if not topic or not group:
+            raise ConfigurationError(
+                "a source of Kafka needs a topic and a group: kafka://host:9092/topic?group=billing"
+            )
+        self._topics = topic.split(",")
+        self._settings = {
+            **_settings(servers),
+            "auto.offset.reset": "earliest",
+            "partition.assignment.strategy": "cooperative-sticky",
+            "topic.metadata.refresh.interval.ms": 10_000,
+            **(settings or {}),
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "error_cb": self._hear,
+        }
+        self._consumer: Any = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._partitions: dict[tuple[str, int], _Partition] = {}
+        self._lock = threading.Lock()
+        """Partitions come and go in the thread of the consumer."""
+        self._down = ""
+        self.capabilities = Capabilities(
+            name="Kafka",
+            ordered=True,
+            pipelines=True,
+            largest=LARGEST,
+            retention=None if retention is None else seconds(retention, "retention"),
+        )
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Open ``kafka://host:9092/topic?group=billing``. Options: ``retention``, and all settings of librdkafka."""
+        servers, topic, options, settings = _read_url(url, {"group": str, "retention": seconds})
+        return cls(servers, topic=topic, settings=settings, **{"group": "", **options})
+
+    async def receive(self, limit: int, seconds: float) -> Sequence[Delivery]:
+        until = time.monotonic() + seconds
+        found: list[Delivery] = []
+        while not found:
+            polling = asyncio.ensure_future(self._call(self._poll, limit, until))
+            try:
+                found = await asyncio.shield(polling)
+            except asyncio.CancelledError:
+                polling.add_done_callback(self._give_back)
+                raise
+            if time.monotonic() >= until:
+                break
+        if not found and self._down:
+            await self._call(self._check, 1.0)
+        return found
+
+    async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        commits: dict[tuple[str, int], int] = {}
+        with self._lock:
+            for delivery in deliveries:
+                handle: _Handle = delivery.handle
+                partition = self._partitions.get(handle.place)
+                if partition is not None and partition is handle.partition:
+                    partition.finish(handle.offset)
+                    commits[handle.place] = partition.first_open()
+            commits = {place: offset for place, offset in commits.items() if offset > self._partitions[place].committed}
+        if commits:
+            await self._call(self._commit, commits)
+
+    async def postpone(self, delivery: Delivery, seconds: float) -> None:
+        handle: _Handle = delivery.handle
+        with self._lock:
+            if self._partitions.get(handle.place) is not handle.partition:
+                return
+            handle.partition.postpone(handle.offset, time.monotonic() + seconds)
+        await self._call(self._pause, handle.place)
+
+    async def close(self) -> None:
+        if self._thread is not None:
+            await self._call(self._leave)
+            self._thread.shutdown()
+            self._thread = None
+
+    def _give_back(self, polling: asyncio.Future[list[Delivery]]) -> None:
+        """Deliver again what nobody has received, because the caller was cancelled."""
+        if not polling.cancelled() and polling.exception() is None:
+            with self._lock:
+                for delivery in polling.result():
+                    delivery.handle.partition.postpone(delivery.handle.offset, 0.0)
+
+    # -- in the consumer's thread ----------------------------------------------------------------------------------
+
+    def _call(self, call: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="semel-kafka")
+        return asyncio.get_running_loop().run_in_executor(self._thread, call, *arguments)
+
+    def _poll(self, limit: int, until: float) -> list[Delivery]:
+        if self._consumer is None:
+            self._consumer = self._library.Consumer(self._settings, logger=_log)
+            self._consumer.subscribe(
+                self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
+            )
+        pause = self._resume()
+        first = self._consumer.poll(max(0.0, min(until - time.monotonic(), SLICE, pause)))
+        if first is None:
+            return []
+        # consume() waits until it has all of them, so it is only asked for what is there.
+        rest = self._consumer.consume(limit - 1, 0) if limit > 1 else []
+        with self._lock:
+            return [found for record in (first, *rest) if (found := self._delivery(record)) is not None]
+
+    def _delivery(self, record: Any) -> Delivery | None:
+        if (error := record.error()) is not None:
+            _log.warning("Kafka: %s", error.str())
+            return None
+        place = record.topic(), record.partition()
+        partition = self._partitions.get(place)
+        if partition is None or not partition.take(record.offset()):
+            return None
+        self._down = ""
+        headers = {name: (text or b"").decode(errors="replace") for name, text in record.headers() or ()}
+        message = read_message(headers, record.value() or b"", record.topic())
+        return Delivery(message, 0, _Handle(place, record.offset(), partition))
+
+    def _resume(self) -> float:
+        """Start again the partitions whose pause is over. Returns in how many seconds the next one is."""
+        now, next_one = time.monotonic(), SLICE
+        with self._lock:
+            paused = [each for each in self._partitions.items() if each[1].postponed]
+        for place, partition in paused:
+            if partition.resume_at > now:
+                next_one = min(next_one, partition.resume_at - now)
+                continue
+            position = self._library.TopicPartition(*place, partition.rewind())
+            with suppress(self._library.KafkaException):  # the partition has just moved to another consumer
+                self._consumer.seek(position)
+                self._consumer.resume([position])
+        return next_one
+
+    def _pause(self, place: tuple[str, int]) -> None:
+        """Spare Kafka the reading of what is not delivered now."""
+        with suppress(self._library.KafkaException):
+            self._consumer.pause([self._library.TopicPartition(*place)])
+
+    def _commit(self, commits: Mapping[tuple[str, int], int]) -> None:
+        positions = [self._library.TopicPartition(*place, offset) for place, offset in commits.items()]
+        try:
+            done = self._consumer.commit(offsets=positions, asynchronous=False)
+        except self._library.KafkaException as error:
+            raise BrokerUnavailable(f"Kafka did not take the acknowledgement: {error.args[0].str()}") from error
+        with self._lock:
+            for position in done:
+                if position.error is None and (place := (position.topic, position.partition)) in self._partitions:
+                    self._partitions[place].committed = position.offset
+
+    def _check(self, timeout: float) -> None:
+        """Raise BrokerUnavailable if Kafka cannot be reached."""
+        try:
+            self._consumer.list_topics(self._topics[0], timeout=timeout)
+        except self._library.KafkaException as error:
+            raise BrokerUnavailable(f"Kafka cannot be reached: {error.args[0].str()}") from error
+        self._down = ""
+
+    def _leave(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+        with self._lock:
+            self._partitions.clear()
+
+    def _hear(self, error: Any) -> None:
+        if error.code() == self._library.KafkaError._ALL_BROKERS_DOWN:
+            self._down = error.str()
+
+    def _assigned(self, _consumer: Any, positions: Sequence[Any]) -> None:
+        with self._lock:
+            for position in positions:
+                self._partitions[position.topic, position.partition] = _Partition()
+
+    def _revoked(self, _consumer: Any, positions: Sequence[Any]) -> None:
+        """Another consumer gets these partitions. It begins with what was not acknowledged here."""
+        with self._lock:
+            for position in positions:
+                self._partitions.pop((position.topic, position.partition), None)
+
+
+class _Partition:
+    """What is known of a partition, from its assignment on. Offsets may have gaps."""
+
+    def __init__(self) -> None:
+        self.committed = -1
+        self.postponed: set[int] = set()
+        self.resume_at = 0.0
+        self._held: set[int] = set()
+        """Delivered, and neither acknowledged nor postponed."""
+        self._waiting: set[int] = set()
+        """Postponed, and to be read again."""
+        self._done: set[int] = set()
+        """Acknowledged, behind one that is not."""
+        self._next = 0
+
+    def take(self, offset: int) -> bool:
+        """Deliver a message, unless it was delivered already. The consumer reads again from a postponed one on."""
+        if self.postponed or offset in self._held or offset in self._done:
+            return False
+        self._waiting.discard(offset)
+        self._held.add(offset)
+        self._next = max(self._next, offset + 1)
+        return True
+
+    def finish(self, offset: int) -> None:
+        if offset in self._held:
+            self._held.discard(offset)
+            self._done.add(offset)
+
+    def first_open(self) -> int:
+        """The offset of the first message that is not acknowledged. All before it are."""
+        first = min(self._held | self._waiting | self.postponed, default=self._next)
+        self._done = {offset for offset in self._done if offset > first}
+        return first
+
+    def postpone(self, offset: int, until: float) -> None:
+        if offset in self._held:
+            self._held.discard(offset)
+            self.postponed.add(offset)
+            self.resume_at = max(self.resume_at, until)
+
+    def rewind(self) -> int:
+        """The pause is over. Returns where to read on."""
+        first = min(self.postponed)
+        self._waiting |= self.postponed
+        self.postponed = set()
+        self.resume_at = 0.0
+        return first
+
+
+@value
+class _Handle:
+    place: tuple[str, int]
+    offset: int
+    partition: _Partition
+
+
+def _settings(servers: str) -> dict[str, Any]:
+    """The settings of producers and consumers."""
+    if not servers:
+        raise ConfigurationError("a Kafka broker's URL names its servers: kafka://host:9092/topic")
+    return {"bootstrap.servers": servers, "client.id": "semel", "reconnect.backoff.max.ms": 1000}
+
+
+def _read_url(url: str, known: Mapping[str, Callable[[str], Any]]) -> tuple[str, str, dict[str, Any], dict[str, str]]:
+    """Return servers, topic, our options and the settings of librdkafka, whose names have a dot."""
+    plain, options = split_options(url, known)
+    parts = urlsplit(plain)
+    settings = dict(parse_qsl(parts.query))
+    if any("." not in name for name in settings):
+        raise ConfigurationError(
+            f"a Kafka URL has an unknown option: there are {', '.join(known)}, and librdkafka's, such as client.id"
+        )
+    if "@" in parts.netloc:
+        raise ConfigurationError("a Kafka URL takes user and password as ?sasl.username=…&sasl.password=…")
+    return parts.netloc, unquote(parts.path.removeprefix("/")), options, settings

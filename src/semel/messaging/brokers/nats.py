@@ -1,0 +1,463 @@
+"""NATS JetStream, by nats-py. Needs ``semel[nats]``.
+
+A message is published with ``Nats-Msg-Id``, so JetStream drops a repeat within the duplicate window of its stream. The
+streams of JetStream are not created here: how long they keep messages, and how many copies there are, is up to you.
+
+One message may fail while a later one succeeds (a stream may be full for a moment), so messages of one stream are not
+sent before the last one is confirmed. Messages of different streams are sent together.
+
+JetStream hands messages to whichever subscriber of a consumer asks next, and what was not acknowledged comes again
+after other messages. An ordered source therefore has one message under way at a time, in all processes together. To
+share work, give every part of the streams a subject and a consumer of its own, or use ``ordered=False``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import count
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import unquote, urlsplit
+
+from semel.core.messages import Message, attributes, read_message, size_of
+from semel.core.policy import Duration, seconds
+from semel.errors import BrokerUnavailable, ConfigurationError
+from semel.messaging.brokers.options import flag, number, only_options
+from semel.messaging.ports import BrokerDown, Capabilities, Delivery, Refused, Result, Sent, TryAgain
+from semel.stores.settings import require
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client as NATS
+    from nats.aio.msg import Msg
+    from nats.js import JetStreamContext
+
+LARGEST: Final = 1_000_000
+"""The default of NATS is 1 MiB, which includes what separates the headers."""
+DEDUP_WINDOW: Final = 120.0
+"""The default of a stream."""
+CONNECT_TIMEOUT: Final = 5.0
+ACK_WAIT: Final = 30.0
+ACK_TIMEOUT: Final = 10.0
+AT_ONCE: Final = 500
+"""How many messages are sent before their confirmations are awaited."""
+_REFUSED: Final = frozenset({10054, 10060})
+"""Codes of JetStream: the message is too large for the stream; the subject belongs to another stream."""
+
+
+class NATSBroker:
+    """Publishes to JetStream."""
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        subject: str = "",
+        stream: str = "",
+        largest: int = LARGEST,
+        dedup_window: Duration = DEDUP_WINDOW,
+        connect_timeout: Duration = CONNECT_TIMEOUT,
+        **options: Any,
+    ) -> None:
+        """
+        :param servers: one URL of a server, or several: ``nats://host:4222``.
+        :param subject: the subject for messages without a destination.
+        :param stream: the JetStream stream that must have the subjects. By default any stream may.
+        :param dedup_window: the duplicate window of the stream, as it was created.
+        :param options: passed on to nats-py: ``user_credentials``, ``tls``, and so on.
+        """
+        self._client = _Client(servers, seconds(connect_timeout, "connect_timeout"), options)
+        self._subject = subject
+        self._expected = {"Nats-Expected-Stream": stream} if stream else {}
+        self.capabilities = Capabilities(
+            name="NATS JetStream",
+            ordered=True,
+            pipelines=False,
+            largest=largest,
+            dedup_window=seconds(dedup_window, "dedup_window"),
+        )
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Open ``nats://host:4222/subject``; options: ``stream``, ``largest``, ``dedup_window``, ``tls``."""
+        servers, subject, options = _read_url(url, {"stream": str, "largest": number, "dedup_window": seconds})
+        return cls(servers, subject=subject, **options)
+
+    async def publish(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
+        results: list[Result] = [TryAgain("not sent before the deadline")] * len(messages)
+        for start in range(0, len(messages), AT_ONCE):
+            if monotonic() >= deadline:
+                break
+            some = messages[start : start + AT_ONCE]
+            results[start : start + len(some)] = await self._send(some, deadline)
+        return results
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _send(self, messages: Sequence[Message], deadline: float) -> list[Result]:
+        from nats import errors
+
+        try:
+            async with asyncio.timeout(max(0.0, deadline - monotonic())):
+                jetstream = await self._client.open()
+        except (BrokerUnavailable, TimeoutError) as error:
+            return [BrokerDown(str(error) or "NATS did not answer before the deadline")] * len(messages)
+        results: list[Result] = [TryAgain("the connection to NATS was lost, or it did not answer in time")] * len(
+            messages
+        )
+        waiting: dict[asyncio.Future[Any], int] = {}
+        lost = asyncio.create_task(self._client.lost.wait())
+        try:
+            for at, message in enumerate(messages):
+                subject = message.destination or self._subject
+                headers = {**attributes(message), "Nats-Msg-Id": message.broker_id, **self._expected}
+                if (refused := self._refuses(message, subject, headers)) is not None:
+                    results[at] = refused
+                    continue
+                try:
+                    waiting[await self._client.publish(subject, message.data, headers)] = at
+                except (errors.BadSubjectError, errors.BadHeaderError) as error:
+                    results[at] = Refused(f"NATS cannot send this message: {_why(error)}")
+            unanswered: set[asyncio.Future[Any]] = set(waiting)
+            while unanswered and not lost.done() and (left := deadline - monotonic()) > 0:
+                await asyncio.wait({*unanswered, lost}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                unanswered = {future for future in unanswered if not future.done()}
+        except (errors.Error, BrokerUnavailable):  # the connection broke: see ``results``
+            pass
+        finally:
+            lost.cancel()
+        if any(not future.done() for future in waiting):  # nothing may be sent any more
+            await self._client.close()
+        for future, at in waiting.items():
+            if future.done():
+                results[at] = await self._result(future.result(), messages[at], jetstream)
+        return results
+
+    def _refuses(self, message: Message, subject: str, headers: dict[str, str]) -> Refused | None:
+        if not subject:
+            return Refused("the message has no destination, and the relay no default: put the subject into its URL")
+        if subject.startswith(("$", "_INBOX.")) or set(subject) & set("*> "):
+            return Refused("this is no subject for messages")
+        lines = size_of(headers, message.data) + 4 * len(headers) + 12
+        if size_of(attributes(message), message.data) > self.capabilities.largest or lines > self._client.max_payload:
+            largest = min(self.capabilities.largest, self._client.max_payload)
+            return Refused(f"the message is too large: the most is {largest} bytes")
+        return None
+
+    async def _result(self, reply: dict[str, Any] | None, message: Message, jetstream: JetStreamContext) -> Result:
+        if reply is None:
+            return await self._explain(message.destination or self._subject, jetstream)
+        error = reply.get("error")
+        if error is None:
+            return Sent()
+        reason = f"JetStream did not take it: {error.get('description')} ({error.get('err_code')})"
+        return Refused(reason) if error.get("err_code") in _REFUSED else TryAgain(reason)
+
+    async def _explain(self, subject: str, jetstream: JetStreamContext) -> Result:
+        """Nobody took the message. Find out whether there is no stream, or whether it has no leader at the moment."""
+        from nats import errors
+        from nats.js.errors import NotFoundError
+
+        try:
+            await jetstream.find_stream_name_by_subject(subject)
+        except NotFoundError:
+            return Refused(f"no JetStream stream has the subject {subject!r}: create one, or correct the destination")
+        except (errors.Error, TimeoutError) as error:
+            return BrokerDown(f"JetStream does not answer, or is not enabled: {_why(error)}")
+        return TryAgain("the stream takes no messages at the moment")
+
+
+class NATSSource:
+    """Consumes from JetStream, by a durable pull consumer."""
+
+    def __init__(
+        self,
+        servers: str | Sequence[str],
+        *,
+        subject: str,
+        durable: str,
+        stream: str = "",
+        ordered: bool = True,
+        ack_wait: Duration = ACK_WAIT,
+        max_ack_pending: int = 1000,
+        connect_timeout: Duration = CONNECT_TIMEOUT,
+        **options: Any,
+    ) -> None:
+        """
+        :param servers: one URL of a server, or several: ``nats://host:4222``.
+        :param subject: the subject of the messages. It may have wildcards.
+        :param durable: the name of the consumer. It is created if need be, and begins with the oldest message.
+        :param stream: the JetStream stream. By default the one that has the subject.
+        :param ordered: have one message under way at a time, so that the order of every stream is kept.
+        :param ack_wait: after so many seconds without a sign of life of a process, its messages are delivered again.
+        :param max_ack_pending: the most messages that are under way, if the source is not ordered.
+        """
+        if not subject or not durable:
+            raise ConfigurationError(
+                "a source of NATS needs a subject and a durable name: nats://host/orders?durable=billing"
+            )
+        self._client = _Client(servers, seconds(connect_timeout, "connect_timeout"), options)
+        self._subject = subject
+        self._durable = durable
+        self._stream = stream or None
+        self._ordered = ordered
+        self._ack_wait = seconds(ack_wait, "ack_wait")
+        self._max_ack_pending = 1 if ordered else max_ack_pending
+        self._subscription: JetStreamContext.PullSubscription | None = None
+        self._in_hand: dict[str, None] = {}
+        """Where each message that was delivered is acknowledged."""
+        self._fetched: list[Msg] = []
+        """Messages that came beyond the limit of a call."""
+        self._keeping: asyncio.Task[None] | None = None
+        self.capabilities = Capabilities(
+            name="NATS JetStream", ordered=ordered, pipelines=False, largest=LARGEST, counts_starts=True
+        )
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """Open ``nats://host:4222/subject?durable=billing``; further options: ``stream``, ``ordered``, ``ack_wait``,
+        ``max_ack_pending``, ``tls``.
+        """
+        known: dict[str, Callable[[str], Any]] = {
+            "durable": str, "stream": str, "ordered": flag, "ack_wait": seconds, "max_ack_pending": number,
+        }  # fmt: skip
+        servers, subject, options = _read_url(url, known)
+        return cls(servers, subject=subject, **{"durable": "", **options})
+
+    async def receive(self, limit: int, seconds: float) -> Sequence[Delivery]:
+        from nats import errors
+
+        until = monotonic() + seconds
+        subscription = await self._subscribe()
+        if not self._fetched:
+            try:
+                self._fetched = await subscription.fetch(limit, timeout=max(0.02, until - monotonic()))
+            except TimeoutError:
+                if self._client.lost.is_set():
+                    raise BrokerUnavailable("the connection to NATS was lost") from None
+            except (errors.Error, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and not self._client.lost.is_set():
+                    raise
+                # nats-py cancels those who wait when a connection is lost.
+                await self._client.close()
+                raise BrokerUnavailable(f"NATS did not deliver: {_why(error)}") from error
+        some, self._fetched = self._fetched[:limit], self._fetched[limit:]
+        self._in_hand |= dict.fromkeys(msg.reply for msg in some)
+        return [_delivery(msg) for msg in some]
+
+    async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        from nats import errors
+
+        try:
+            connection = (await self._client.open())._nc
+            for delivery in deliveries:
+                self._in_hand.pop(delivery.handle, None)
+            await asyncio.gather(
+                *(connection.request(each.handle, b"+ACK", timeout=ACK_TIMEOUT) for each in deliveries)
+            )
+        except (errors.Error, TimeoutError) as error:
+            raise BrokerUnavailable(f"NATS did not confirm: {_why(error)}") from error
+
+    async def postpone(self, delivery: Delivery, seconds: float) -> None:
+        self._in_hand.pop(delivery.handle, None)
+        await self._tell([delivery.handle], b"-NAK " + json.dumps({"delay": max(1, int(seconds * 1e9))}).encode())
+
+    async def close(self) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+            self._keeping = None
+        unfinished = [*self._in_hand, *(msg.reply for msg in self._fetched)]
+        if unfinished and not self._client.lost.is_set():
+            with contextlib.suppress(BrokerUnavailable):  # then they come again after ``ack_wait``
+                await self._tell(unfinished, b"-NAK")
+        self._in_hand, self._fetched, self._subscription = {}, [], None
+        await self._client.close()
+
+    async def _subscribe(self) -> JetStreamContext.PullSubscription:
+        from nats import errors
+        from nats.js import api
+        from nats.js.errors import NotFoundError
+
+        jetstream = await self._client.open()
+        if self._subscription is not None and self._subscription._js is jetstream:
+            return self._subscription
+        self._in_hand, self._fetched = {}, []  # they come again
+        config = api.ConsumerConfig(
+            ack_policy=api.AckPolicy.EXPLICIT, ack_wait=self._ack_wait, max_ack_pending=self._max_ack_pending
+        )
+        try:
+            subscription = await jetstream.pull_subscribe(self._subject, self._durable, self._stream, config)
+            info = await subscription.consumer_info()
+        except NotFoundError as error:
+            raise ConfigurationError(f"no JetStream stream has the subject {self._subject!r}: create one") from error
+        except (errors.Error, TimeoutError) as error:
+            raise BrokerUnavailable(f"JetStream does not answer: {_why(error)}") from error
+        if self._ordered and info.config.max_ack_pending != 1:
+            raise ConfigurationError(
+                f"the consumer {self._durable!r} exists and lets {info.config.max_ack_pending} messages be under way: "
+                "it keeps no order: use another durable name, or ordered=False"
+            )
+        self._subscription = subscription
+        if self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep_alive(), name="semel-nats")
+        return subscription
+
+    async def _keep_alive(self) -> None:
+        """Tell JetStream that the messages are being worked on, so that handlers may take their time."""
+        while True:
+            await asyncio.sleep(self._ack_wait / 3)
+            if not self._client.lost.is_set():
+                with contextlib.suppress(BrokerUnavailable):
+                    await self._tell([*self._in_hand, *(msg.reply for msg in self._fetched)], b"+WPI")
+
+    async def _tell(self, handles: Iterable[str], what: bytes) -> None:
+        from nats import errors
+
+        try:
+            connection = (await self._client.open())._nc
+            for handle in handles:
+                await connection.publish(handle, what)
+            await connection.flush(1)
+        except (errors.Error, TimeoutError) as error:
+            raise BrokerUnavailable(f"NATS did not answer: {_why(error)}") from error
+
+
+def _delivery(msg: Msg) -> Delivery:
+    headers = {name: text for name, text in (msg.headers or {}).items() if not name.startswith("Nats-")}
+    return Delivery(read_message(headers, msg.data, msg.subject), msg.metadata.num_delivered, msg.reply)
+
+
+def _why(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+class _Client:
+    """One connection. It is opened when it is needed, and thrown away when it breaks.
+
+    nats-py could reconnect by itself. It would then send what was left in its buffer, at any later time.
+    """
+
+    def __init__(self, servers: str | Sequence[str], timeout: float, options: dict[str, Any]) -> None:
+        require("nats", "nats", "nats-py")
+        self._servers = [servers] if isinstance(servers, str) else list(servers)
+        self._timeout = timeout
+        self._options = options
+        self._connection: NATS | None = None
+        self._jetstream: JetStreamContext | None = None
+        self._opening = asyncio.Lock()
+        self._inbox = ""
+        self._numbers = count(1)
+        self._replies: dict[str, asyncio.Future[Any]] = {}
+        self.lost = asyncio.Event()
+        """Set when the connection is broken, or not open yet."""
+        self.lost.set()
+        self.max_payload = 0
+
+    async def open(self) -> JetStreamContext:
+        """Return the open connection. Raises BrokerUnavailable."""
+        from nats import errors
+
+        async with self._opening:
+            if self._jetstream is None or self.lost.is_set():
+                await self.close()
+                self._connection = await self._connect()
+                self.max_payload = self._connection.max_payload
+                self._inbox = self._connection.new_inbox()
+                try:
+                    await self._connection.subscribe(f"{self._inbox}.*", cb=self._replied)
+                except errors.Error as error:
+                    raise BrokerUnavailable(f"the connection to NATS was lost: {_why(error)}") from error
+                self._jetstream = self._connection.jetstream()
+            return self._jetstream
+
+    async def publish(self, subject: str, data: bytes, headers: dict[str, str]) -> asyncio.Future[Any]:
+        """Send a message. The future resolves to the answer of JetStream, or to None if nobody was there to answer.
+
+        ``JetStreamContext.publish_async`` never resolves if the answer is an error.
+        """
+        if self._connection is None:
+            raise BrokerUnavailable("the connection to NATS was closed")
+        reply = f"{self._inbox}.{next(self._numbers)}"
+        future = self._replies[reply] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda _: self._replies.pop(reply, None))
+        await self._connection.publish(subject, data, reply, headers)
+        return future
+
+    async def _replied(self, msg: Msg) -> None:
+        future = self._replies.get(msg.subject)
+        if future is not None and not future.done():
+            status = (msg.headers or {}).get("Status")
+            future.set_result(None if status == "503" else json.loads(msg.data))
+
+    async def close(self) -> None:
+        connection, self._connection, self._jetstream = self._connection, None, None
+        self._replies.clear()
+        self.lost.set()
+        if connection is not None:
+            with contextlib.suppress(Exception):  # it waits for a server that may not read any more
+                async with asyncio.timeout(1.0):
+                    await connection.close()
+            _abandon(connection)
+
+    async def _connect(self) -> NATS:
+        from nats import errors
+        from nats.aio.client import Client
+
+        reasons = []
+        for server in list(self._servers):
+            lost = asyncio.Event()
+            seen: list[Exception] = []
+            connection = Client()
+            try:
+                async with asyncio.timeout(self._timeout):
+                    await connection.connect(
+                        server,
+                        name="semel",
+                        allow_reconnect=False,
+                        max_reconnect_attempts=1,  # of the first connection: 0 would be without end
+                        reconnect_time_wait=0,
+                        connect_timeout=math.ceil(self._timeout),
+                        error_cb=_calls(seen.append),
+                        closed_cb=_calls(lost.set),
+                        **self._options,
+                    )
+            except asyncio.CancelledError:
+                _abandon(connection)
+                raise
+            except (errors.Error, OSError, TimeoutError) as error:
+                _abandon(connection)
+                reasons.append(f"{urlsplit(server).hostname}: {_why(seen[-1] if seen else error)}")
+                self._servers = [*self._servers[1:], server]  # the next one first
+            else:
+                self.lost = lost
+                return connection
+        raise BrokerUnavailable(f"NATS cannot be reached: {'; '.join(reasons)}")
+
+
+def _abandon(connection: NATS) -> None:
+    """Close the socket. ``Client.close`` does not if the server has not answered, or does not read any more."""
+    if connection._transport is not None:
+        connection._transport.close()  # type: ignore[no-untyped-call]
+
+
+def _calls(call: Callable[..., object]) -> Callable[..., Awaitable[None]]:
+    async def callback(*arguments: Any) -> None:
+        call(*arguments)
+
+    return callback
+
+
+def _read_url(url: str, known: dict[str, Callable[[str], Any]]) -> tuple[list[str], str, dict[str, Any]]:
+    """Return the servers, the subject and the options of ``nats://user:password@host,host/subject?option=…``."""
+    plain, options = only_options(url, {**known, "tls": flag})
+    parts = urlsplit(plain)
+    credentials, at, hosts = parts.netloc.rpartition("@")
+    scheme = "tls" if options.pop("tls", False) else "nats"
+    if not hosts:
+        raise ConfigurationError("the URL of NATS names no server: write nats://host:4222/subject")
+    return [f"{scheme}://{credentials}{at}{host}" for host in hosts.split(",")], unquote(parts.path[1:]), options

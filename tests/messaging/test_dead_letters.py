@@ -1,0 +1,173 @@
+"""The dead letters on every store: list, redrive, purge, and the streams that were parked because of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semel.core.messages import (
+    BuryMessage,
+    DeadLetter,
+    JoinRelays,
+    LetterFilter,
+    Message,
+    SettleMessages,
+    StartMessages,
+)
+from semel.errors import ConfigurationError, PolicyError
+from semel.messaging import AsyncDeadLetters, DeadLetters
+from semel.stores.memory import MemoryStore
+from tests.messaging.desks import DIALECTS, KINDS, Desk, marked
+
+RELAY = bytes(range(16))
+
+
+@pytest.fixture(params=marked(*KINDS))
+def desk(request: pytest.FixtureRequest, open_desk: Callable[[str], Desk]) -> Desk:
+    desk = open_desk(request.param)
+    for table in ("inbox", "inbox_stream", "inbox_start"):
+        desk.sql(f"DELETE FROM semel_{table}")
+    return desk
+
+
+class Letters:
+    """The dead letters of a desk, sync or async."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._letters: Any = (DeadLetters if desk.kind in DIALECTS else AsyncDeadLetters)(desk.store)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._letters, name)
+
+        def call(*args: Any, **how: Any) -> Any:
+            async def run() -> Any:
+                return await method(*args, **how)
+
+            return self._desk._runner.run(run()) if inspect.iscoroutinefunction(method) else method(*args, **how)  # type: ignore[union-attr]
+
+        return call
+
+
+def letter(id: str, stream: str = "", sequence: int = 0, **fields: Any) -> Message:
+    return Message(
+        id, "paid", b"\x00\xffdata", "/shop", "orders", stream, sequence, "s", "text/plain", 1700000000.25,
+        {"a": "ü"}, **fields,
+    )  # fmt: skip
+
+
+def bury(desk: Desk, message: Message, consumer: str = "ledger", reason: str = "it failed", park: bool = False) -> None:
+    desk.execute(BuryMessage(consumer, message, reason, 3, park))
+
+
+def outbox(desk: Desk) -> list[str]:
+    return [row[0] for row in desk.state()["outbox"]]
+
+
+def test_a_letter_is_listed_as_it_died(desk: Desk) -> None:
+    letters = Letters(desk)
+    bury(desk, letter("m-1", "o-7", 4))
+    bury(desk, letter("m-2"), reason="no such account")
+    bury(desk, letter("m-2"), "mail")
+    bury(desk, letter("m-1", "o-7", 4), reason="again")  # a repeat
+    found = letters.list()
+    assert [(each.origin, each.message.id, each.reason, each.starts) for each in found] == [
+        ("ledger", "m-1", "again", 3), ("ledger", "m-2", "no such account", 3), ("mail", "m-2", "it failed", 3),
+    ]  # fmt: skip
+    assert found[0].message == letter("m-1", "o-7", 4)
+    chosen = [
+        LetterFilter(origin="mail"), LetterFilter(stream="o-7"), LetterFilter(message="m-2"),
+        LetterFilter(reason="account"), LetterFilter(type="other"), LetterFilter(destination="orders"),
+        LetterFilter(older=60.0), LetterFilter(origin=""),
+    ]  # fmt: skip
+    assert [letters.count(each) for each in chosen] == [1, 1, 2, 1, 0, 3, 0, 0]
+    assert [each.message.id for each in letters.list(after=found[0].position, limit=1)] == ["m-2"]
+    assert letters.get("m-2", origin="mail").origin == "mail"
+    assert letters.get("m-9") is None
+
+
+def test_a_redrive_keeps_ids_and_order_and_a_second_one_changes_nothing(desk: Desk) -> None:
+    letters = Letters(desk)
+    desk.add("m-9", "o-7", sequence=9)  # a later message of the stream waits in the outbox
+    for sequence in (5, 4, 6):  # not in their order
+        bury(desk, letter(f"m-{sequence}", "o-7", sequence))
+    bury(desk, letter("alone"))
+    bury(desk, letter("alone"), "mail")  # two consumers have given it up
+    assert letters.redrive(dry_run=True) == 5
+    assert outbox(desk) == ["m-9"]
+    assert letters.redrive() == 5
+    assert sorted(outbox(desk)) == ["alone", "m-4", "m-5", "m-6", "m-9"]
+    assert [id for id in outbox(desk) if id != "alone"] == ["m-4", "m-5", "m-6", "m-9"]
+    before = desk.sql("SELECT * FROM semel_outbox ORDER BY position")
+    assert letters.redrive() == 0
+    assert desk.sql("SELECT * FROM semel_outbox ORDER BY position") == before
+    rows = desk.sql("SELECT id, redrives, starts, sequence, stream, data FROM semel_outbox ORDER BY id")
+    assert [(row[0], *row[1:5], bytes(row[5])) for row in rows] == [
+        ("alone", 1, 0, 0, "", b"\x00\xffdata"), ("m-4", 1, 0, 4, "o-7", b"\x00\xffdata"),
+        ("m-5", 1, 0, 5, "o-7", b"\x00\xffdata"), ("m-6", 1, 0, 6, "o-7", b"\x00\xffdata"),
+        ("m-9", 0, 0, 9, "o-7", b"m-9"),
+    ]  # fmt: skip
+    desk.execute(JoinRelays(RELAY, 60.0))
+    sent = desk.execute(StartMessages(RELAY, 10, 60.0))
+    assert [one.message.id for one in sent if one.message.stream] == ["m-4", "m-5", "m-6", "m-9"]
+    redriven = next(one.message for one in sent if one.message.id == "m-4")
+    assert redriven == letter("m-4", "o-7", 4, redrives=1)
+    assert redriven.broker_id == "m-4:1"
+
+
+def test_a_redrive_of_the_last_letter_frees_a_stream_that_the_relay_has_parked(desk: Desk) -> None:
+    letters = Letters(desk)
+    for sequence in (1, 2):
+        desk.add(f"m-{sequence}", "o-7", sequence=sequence)
+    desk.execute(JoinRelays(RELAY, 60.0))
+    first = desk.execute(StartMessages(RELAY, 10, 60.0))[0]
+    assert desk.execute(SettleMessages(RELAY, (), (), (DeadLetter(first.position, "too large", park=True),)))
+    desk.add("m-3", "o-7", sequence=3)
+    assert desk.execute(StartMessages(RELAY, 10, 60.0)) == ()
+    assert letters.count(LetterFilter(origin="")) == 2
+    assert letters.redrive(limit=1) == 1
+    assert desk.execute(StartMessages(RELAY, 10, 60.0)) == ()  # it would go out of order: m-2 is still dead
+    assert letters.redrive() == 1
+    assert [one.message.id for one in desk.execute(StartMessages(RELAY, 10, 60.0))] == ["m-1", "m-2", "m-3"]
+    assert desk.state()["hold"] == {}
+
+
+def test_a_purge_deletes_and_frees_what_was_parked(desk: Desk) -> None:
+    letters = Letters(desk)
+    now = desk.now
+    bury(desk, letter("m-4", "o-7", 4), park=True)
+    bury(desk, letter("m-5", "o-7", 5), park=True)
+    assert desk.sql("SELECT sequence FROM semel_inbox_stream") == [(-4,)]
+    forever = {"sqlite": "9223372036854775807", "postgres": "'infinity'", "mysql": "'9999-12-31'"}[desk.dialect]
+    desk.sql(f"INSERT INTO semel_hold (stream, until, reason) VALUES ('o-7', {forever}, 'parked'), ('o-8', {now}, 'x')")
+    assert letters.purge(LetterFilter(message="m-4"), dry_run=True) == 1
+    assert letters.purge(LetterFilter(message="m-4")) == 1
+    assert desk.sql("SELECT sequence FROM semel_inbox_stream") == [(4,)]  # the consumer goes on with 5
+    assert list(desk.state()["hold"]) == ["o-8"]
+    assert [each.message.id for each in letters.list()] == ["m-5"]
+    assert outbox(desk) == []
+    assert letters.purge() == 1
+    assert letters.purge() == 0
+
+
+def test_a_redrive_is_capped_and_reports(
+    open_desk: Callable[[str], Desk], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = open_desk("sqlite")
+    for at in range(25):
+        bury(desk, letter(f"m-{at}"))
+    steps: list[tuple[int, int]] = []
+    pauses: list[float] = []
+    monkeypatch.setattr("semel.messaging.deadletters.time.sleep", pauses.append)
+    letters = DeadLetters(desk.store)
+    assert letters.redrive(LetterFilter(origin="ledger"), limit=20, rate=8, progress=lambda *s: steps.append(s)) == 20
+    assert steps == [(8, 20), (16, 20), (20, 20)]
+    assert pauses == [1.0, 1.0]
+    assert "someone has moved back into the outbox 20 dead letters (origin 'ledger')" in caplog.text
+    with pytest.raises(PolicyError):
+        letters.redrive(rate=0)
+    with pytest.raises(ConfigurationError, match="no table for dead letters"):
+        DeadLetters(MemoryStore())

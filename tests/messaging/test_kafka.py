@@ -1,0 +1,258 @@
+"""Kafka: the conformance suite on a real broker, and what is Kafka's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import Consumer
+
+from semel.core.messages import Message
+from semel.messaging.brokers.kafka import KafkaBroker, KafkaSource
+from semel.messaging.ports import Delivery, Refused, Result, Sent, TryAgain
+from semel.testing import brokers
+from tests.servers import KafkaServer, ServerPool
+from tests.servers.freezing import freeze
+from tests.servers.plugin import obtain
+
+pytestmark = [pytest.mark.kafka, pytest.mark.server]
+QUICK = "session.timeout.ms=6000&heartbeat.interval.ms=500"
+
+
+@pytest.fixture(scope="module")
+def mortal_kafka(servers: ServerPool) -> Iterator[KafkaServer]:
+    """A server that the tests of this file kill."""
+    server = cast(KafkaServer, obtain(servers.private, "kafka"))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+class Switch:
+    """Kills a server, and brings it back."""
+
+    def __init__(self, server: KafkaServer) -> None:
+        self.stop = server.crash
+        self.start = server.return_
+
+
+class OnKafka:
+    @pytest.fixture
+    def url(self, request: pytest.FixtureRequest) -> str:
+        name = "mortal_kafka" if "outage" in request.fixturenames else "kafka"
+        server: KafkaServer = request.getfixturevalue(name)
+        return server.topic()
+
+    @pytest.fixture
+    def outage(self, mortal_kafka: KafkaServer) -> Switch:
+        return Switch(mortal_kafka)
+
+    @pytest.fixture
+    def open_broker(self, url: str) -> Callable[[], KafkaBroker]:
+        return lambda: KafkaBroker.from_url(url)
+
+    @pytest.fixture
+    def open_source(self, url: str) -> Callable[[], KafkaSource]:
+        return lambda: KafkaSource.from_url(f"{url}?group=tests&{QUICK}")
+
+
+class TestKafkaBroker(OnKafka, brokers.BrokerSuite):
+    """The suite, on the session's server."""
+
+
+class TestKafkaSource(OnKafka, brokers.SourceSuite):
+    """The suite, on the session's server."""
+
+
+def publish(broker: KafkaBroker, messages: list[Message], seconds: float = 15) -> Coroutine[Any, Any, Sequence[Result]]:
+    return broker.publish(messages, time.monotonic() + seconds)
+
+
+async def receive(source: KafkaSource, count: int) -> list[Delivery]:
+    found: list[Delivery] = []
+    async with asyncio.timeout(30):
+        while len(found) < count:
+            found += await source.receive(count - len(found), 1)
+    return found
+
+
+async def sequences(url: str, count: int) -> list[int]:
+    source = KafkaSource.from_url(f"{url}?group=readers&{QUICK}")
+    try:
+        return [each.message.sequence for each in await receive(source, count)]
+    finally:
+        await source.close()
+
+
+def test_stream_and_attributes_are_key_and_headers(kafka: KafkaServer) -> None:
+    """As other consumers see them."""
+    url = kafka.topic()
+    asyncio.run(_publish_one(url, brokers.new_message(id="m1", stream="order-1", sequence=4, headers={"note": "x"})))
+    servers, topic = url.removeprefix("kafka://").split("/")
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "plain", "auto.offset.reset": "earliest"})
+    try:
+        consumer.subscribe([topic])
+        record = consumer.poll(30)
+        assert record is not None
+        headers = dict(record.headers() or [])
+        assert record.key() == b"order-1"
+        assert headers["ce-id"] == b"m1"
+        assert headers["ce-sequence"] == b"4"
+        assert headers["note"] == b"x"
+    finally:
+        consumer.close()
+
+
+async def _publish_one(url: str, message: Message) -> None:
+    broker = KafkaBroker.from_url(url)
+    assert await publish(broker, [message]) == [Sent()]
+    await broker.close()
+
+
+@pytest.mark.parametrize("batch", [1, 10_000])
+def test_one_message_that_is_too_large_for_its_topic_is_refused_alone(kafka: KafkaServer, batch: int) -> None:
+    """Kafka rejects the producer's whole batch, and the library would go on with the next one."""
+    url = kafka.topic(partitions=1, max_message_bytes=20_000)
+
+    async def main() -> None:
+        broker = KafkaBroker.from_url(f"{url}?batch.num.messages={batch}")
+        sizes = [10, 10, 30_000, 10, 10]
+        messages = [brokers.new_message(stream="a", sequence=n, data=b"x" * size) for n, size in enumerate(sizes, 1)]
+        other = brokers.new_message(stream="b", sequence=9)
+        results = await publish(broker, [*messages, other])
+        kinds = [type(result) for result in results]
+        assert kinds[:5] == [Sent, Sent, Refused, TryAgain, TryAgain]
+        # Of another stream, it is sent, or fails with the producer.
+        stored = [1, 2, 9] if kinds[5] is Sent else [1, 2]
+        assert await publish(broker, messages[3:]) == [Sent(), Sent()]
+        await broker.close()
+        assert await sequences(url, len(stored) + 2) == [*stored, 4, 5]
+
+    asyncio.run(main())
+
+
+def test_a_topic_that_cannot_exist_is_refused_alone(kafka: KafkaServer) -> None:
+    async def main() -> None:
+        broker = KafkaBroker.from_url(kafka.topic())
+        wrong = brokers.new_message(destination="no such topic!", stream="a", sequence=1)
+        behind = brokers.new_message(stream="a", sequence=2)
+        results = await publish(broker, [wrong, brokers.new_message(), behind])
+        assert [type(result) for result in results] == [Refused, Sent, TryAgain]
+        await broker.close()
+        homeless = KafkaBroker.from_url(kafka.url)
+        [result] = await publish(homeless, [brokers.new_message()])
+        assert type(result) is Refused
+
+    asyncio.run(main())
+
+
+def test_a_paused_server_does_not_hold_up_publish(mortal_kafka: KafkaServer) -> None:
+    async def main() -> None:
+        url = mortal_kafka.topic()
+        broker = KafkaBroker.from_url(url)
+        messages = brokers.new_streams(streams=1, each=3)
+        assert await publish(broker, messages[:1]) == [Sent()]
+        freeze(mortal_kafka.pid)
+        try:
+            began = time.monotonic()
+            results = await publish(broker, messages[1:], seconds=1)
+            assert time.monotonic() - began < 3
+            assert [type(result) for result in results] == [TryAgain] * 2
+        finally:
+            os.kill(mortal_kafka.pid or 0, signal.SIGCONT)
+        async with asyncio.timeout(60):
+            while await publish(broker, messages[1:]) != [Sent()] * 2:
+                pass
+        await broker.close()
+        found = await sequences(url, 3)
+        assert [number for at, number in enumerate(found) if number not in found[:at]] == [1, 2, 3][: len(set(found))]
+
+    asyncio.run(main())
+
+
+def test_partitions_move_to_a_second_consumer_and_nothing_is_lost(kafka: KafkaServer) -> None:
+    url = kafka.topic()
+
+    async def main() -> None:
+        broker = KafkaBroker.from_url(url)
+        messages = brokers.new_streams(streams=12, each=3)
+        assert await publish(broker, messages) == [Sent()] * len(messages)
+        await broker.close()
+        first, second = (KafkaSource.from_url(f"{url}?group=shared&{QUICK}") for _ in range(2))
+        held = await receive(first, len(messages))
+        moved: list[Delivery] = []
+        async with asyncio.timeout(30):
+            while not moved:  # the second one has joined when it gets what the first one holds
+                assert list(await first.receive(10, 0.05)) == []
+                moved += await second.receive(100, 0.2)
+        async with asyncio.timeout(30):
+            while True:
+                moved += (some := await second.receive(100, 1))
+                assert list(await first.receive(10, 0.05)) == []
+                if not some:
+                    break
+        lost = {each.message.id for each in moved}
+        assert 0 < len(lost) < len(messages)
+        await first.acknowledge(held)  # those that moved are no longer its own
+        await first.close()
+        await second.close()
+        again = KafkaSource.from_url(f"{url}?group=shared&{QUICK}")
+        assert {each.message.id for each in await receive(again, len(lost))} == lost
+        await again.acknowledge([])
+        await again.close()
+
+    asyncio.run(main())
+
+
+def test_an_offset_is_committed_when_all_before_it_are_acknowledged(kafka: KafkaServer) -> None:
+    url = kafka.topic(partitions=1)
+
+    async def main() -> None:
+        broker = KafkaBroker.from_url(url)
+        await publish(broker, brokers.new_streams(streams=1, each=3))
+        await broker.close()
+        source = KafkaSource.from_url(f"{url}?group=g&{QUICK}")
+        one, two, three = await receive(source, 3)
+        await source.acknowledge([two, three])
+        await source.close()
+        source = KafkaSource.from_url(f"{url}?group=g&{QUICK}")
+        held = await receive(source, 3)
+        assert [each.message.sequence for each in held] == [1, 2, 3]
+        await source.acknowledge([held[1]])
+        await source.postpone(held[0], 0.0)
+        [again] = await receive(source, 1)  # two is acknowledged, and three is in the caller's hands
+        assert again.message.sequence == 1
+        await source.acknowledge([again, held[2], one])
+        await source.close()
+        source = KafkaSource.from_url(f"{url}?group=g&{QUICK}")
+        assert list(await source.receive(1, 2)) == []
+        await source.close()
+
+    asyncio.run(main())
+
+
+def test_what_a_cancelled_call_received_is_delivered_again(kafka: KafkaServer) -> None:
+    url = kafka.topic()
+
+    async def main() -> None:
+        broker = KafkaBroker.from_url(url)
+        source = KafkaSource.from_url(f"{url}?group=g&{QUICK}")
+        await publish(broker, [brokers.new_message()])
+        await source.acknowledge(await receive(source, 1))
+        waiting = asyncio.ensure_future(source.receive(10, 5))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        message = brokers.new_message()
+        assert await publish(broker, [message]) == [Sent()]
+        [delivery] = await receive(source, 1)
+        assert delivery.message.id == message.id
+        await broker.close()
+        await source.close()
+
+    asyncio.run(main())

@@ -1,0 +1,246 @@
+"""NATS JetStream, on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import nats as nats_py
+import pytest
+
+from semel.core.messages import Message
+from semel.errors import BrokerUnavailable, ConfigurationError
+from semel.messaging.brokers.nats import NATSBroker, NATSSource
+from semel.messaging.brokers.urls import open_broker, open_source
+from semel.messaging.ports import BrokerDown, Delivery, Refused, Sent, TryAgain
+from semel.testing.brokers import BrokerSuite, SourceSuite
+from tests.servers import NATSServer
+
+
+class NATSOutage:
+    def __init__(self, server: NATSServer) -> None:
+        self.stop = server.crash
+        self.start = server.return_
+
+
+async def create_stream(url: str, subject: str, **config: Any) -> None:
+    connection = await nats_py.connect(url)
+    await connection.jetstream().add_stream(name=subject.partition(".")[0], subjects=[subject], **config)
+    await connection.close()
+
+
+class OnNATS:
+    @pytest.fixture
+    def server(self, request: pytest.FixtureRequest, nats: NATSServer) -> Iterator[NATSServer]:
+        if "outage" not in request.fixturenames:
+            yield nats
+            return
+        with NATSServer() as server:
+            yield server
+
+    @pytest.fixture
+    def subject(self, server: NATSServer) -> str:
+        subject = server.subject()
+        asyncio.run(create_stream(server.url, subject))
+        return subject
+
+    @pytest.fixture
+    def outage(self, server: NATSServer) -> NATSOutage:
+        return NATSOutage(server)
+
+    @pytest.fixture
+    def open_broker(self, server: NATSServer, subject: str) -> Callable[[], NATSBroker]:
+        return lambda: NATSBroker(server.url, subject=subject)
+
+    @pytest.fixture
+    def open_source(self, server: NATSServer, subject: str) -> Callable[[], NATSSource]:
+        return lambda: NATSSource(server.url, subject=subject, durable="tests", ordered=False)
+
+
+class TestBroker(OnNATS, BrokerSuite):
+    pass
+
+
+class TestSource(OnNATS, SourceSuite):
+    pass
+
+
+def message(stream: str = "", sequence: int = 0, **fields: object) -> Message:
+    return Message(**{"id": uuid4().hex, "type": "t", "data": b"{}", "stream": stream, "sequence": sequence, **fields})  # type: ignore[arg-type]
+
+
+def soon() -> float:
+    return time.monotonic() + 10
+
+
+async def receive(source: NATSSource, count: int) -> list[Delivery]:
+    found: list[Delivery] = []
+    async with asyncio.timeout(20):
+        while len(found) < count:
+            found += await source.receive(count - len(found), 1)
+    return found
+
+
+class TestPublishing(OnNATS):
+    def test_attributes_are_headers_and_a_repeat_is_dropped_but_not_a_redrive(
+        self, server: NATSServer, subject: str
+    ) -> None:
+        async def main() -> None:
+            broker = open_broker(f"{server.url}/{subject}")
+            sent = message("a", 1, id="m1", source="/shop", headers={"traceparent": "00-1"})
+            for each in (sent, sent, replace(sent, redrives=1)):
+                assert await broker.publish([each], soon()) == [Sent()]
+            await broker.close()
+            connection = await nats_py.connect(server.url)
+            jetstream = connection.jetstream()
+            assert (await jetstream.stream_info(subject)).state.messages == 2
+            stored = [await jetstream.get_msg(subject, seq) for seq in (1, 2)]
+            assert stored[0].data == b"{}"
+            assert stored[0].headers == {
+                "ce-specversion": "1.0", "ce-id": "m1", "ce-type": "t", "ce-source": "/shop", "ce-stream": "a",
+                "ce-sequence": "1", "content-type": "application/json", "traceparent": "00-1", "Nats-Msg-Id": "m1",
+            }  # fmt: skip
+            assert (stored[1].headers or {})["Nats-Msg-Id"] == "m1:1"
+            assert (stored[1].headers or {})["ce-id"] == "m1"
+            await connection.close()
+
+        asyncio.run(main())
+
+    def test_a_subject_without_a_stream_is_refused(self, server: NATSServer, subject: str) -> None:
+        async def main() -> None:
+            broker = NATSBroker(server.url, subject=subject)
+            destinations = ("nowhere", "$JS.API.STREAM.DELETE." + subject, "a.*", "a b", "a..b", "")
+            results = await broker.publish([message(destination=each) for each in destinations], soon())
+            assert [type(result) for result in results] == [Refused] * 5 + [Sent], results
+            assert "create one" in str(results[0])
+            other = NATSBroker(server.url, subject=subject, stream="another")
+            assert [type(result) for result in await other.publish([message()], soon())] == [Refused]
+            await broker.close()
+            await other.close()
+
+        asyncio.run(main())
+
+    def test_a_stream_that_is_full_for_a_moment_is_no_reason_to_give_up(self, server: NATSServer) -> None:
+        async def main() -> None:
+            subject = server.subject()
+            await create_stream(server.url, subject, max_msgs=1, discard="new", max_msg_size=1000)
+            broker = NATSBroker(server.url, subject=subject)
+            results = await broker.publish([message(data=b"x" * 2000), message(), message()], soon())
+            assert [type(result) for result in results] == [Refused, Sent, TryAgain], results
+            await broker.close()
+
+        asyncio.run(main())
+
+    def test_a_server_without_jetstream_is_down(self) -> None:
+        class WithoutJetStream(NATSServer):
+            def command(self) -> list[Any]:
+                return [word for word in super().command() if word != "--jetstream"]
+
+        async def main(url: str) -> None:
+            broker = NATSBroker(url, subject="orders")
+            (result,) = await broker.publish([message()], soon())
+            assert isinstance(result, BrokerDown), result
+            await broker.close()
+
+        with WithoutJetStream() as server:
+            asyncio.run(main(server.url))
+
+    def test_a_server_that_does_not_answer_is_left_at_the_deadline(self, private_nats: NATSServer) -> None:
+        async def main() -> None:
+            await create_stream(private_nats.url, "orders")
+            broker = NATSBroker(private_nats.url, subject="orders")
+            assert await broker.publish([message("a", 1)], soon()) == [Sent()]
+            assert private_nats.pid is not None
+            os.kill(private_nats.pid, signal.SIGSTOP)
+            try:
+                began = time.monotonic()
+                (result,) = await broker.publish([late := message("a", 2)], began + 0.3)
+                assert isinstance(result, TryAgain)
+                assert time.monotonic() - began < 3
+                (result,) = await broker.publish([late], time.monotonic() + 0.3)
+                assert isinstance(result, BrokerDown)  # no connection any more, and no new one
+            finally:
+                os.kill(private_nats.pid, signal.SIGCONT)
+            assert await broker.publish([late], soon()) == [Sent()]
+            assert await broker.publish([message("a", 3)], soon()) == [Sent()]
+            await broker.close()
+            source = NATSSource(private_nats.url, subject="orders", durable="d", ordered=False)
+            assert [each.message.sequence for each in await receive(source, 3)] == [1, 2, 3]
+            await source.close()
+
+        asyncio.run(main())
+
+
+class TestConsuming(OnNATS):
+    def test_an_ordered_source_has_one_message_under_way_in_all_processes(
+        self, server: NATSServer, subject: str
+    ) -> None:
+        async def main() -> None:
+            broker = NATSBroker(server.url, subject=subject)
+            url = f"{server.url}/{subject}?durable=billing&ack_wait=600ms"
+            first, second = (NATSSource.from_url(url) for _ in range(2))
+            for sequence in (1, 2, 3):
+                assert await broker.publish([message("s", sequence)], soon()) == [Sent()]
+            (one,) = await receive(first, 1)
+            assert one.message.sequence == 1
+            assert list(await second.receive(10, 1.5)) == []  # longer than ack_wait: the first one is alive
+            await first.postpone(one, 0.3)
+            (again,) = await receive(second, 1)
+            assert (again.message.sequence, again.starts) == (1, 2)
+            await second.acknowledge([again])
+            (two,) = await receive(first, 1)
+            assert two.message.sequence == 2
+            assert first._keeping is not None
+            first._keeping.cancel()  # it dies
+            (again,) = await receive(second, 1)
+            assert (again.message.sequence, again.starts) == (2, 2)
+            await second.acknowledge([again])
+            (three,) = await receive(second, 1)
+            assert three.message.sequence == 3
+            await second.acknowledge([three])
+            for each in (first, second, broker):
+                await each.close()
+
+        asyncio.run(main())
+
+    def test_a_consumer_that_keeps_no_order_is_refused(self, server: NATSServer, subject: str) -> None:
+        async def main() -> None:
+            shared = NATSSource(server.url, subject=subject, durable="d", ordered=False, max_ack_pending=10)
+            assert list(await shared.receive(1, 0.05)) == []
+            ordered = NATSSource(server.url, subject=subject, durable="d")
+            with pytest.raises(ConfigurationError, match="keeps no order"):
+                await ordered.receive(1, 0.05)
+            nowhere = NATSSource(server.url, subject="nowhere", durable="d")
+            with pytest.raises(ConfigurationError, match="create one"):
+                await nowhere.receive(1, 0.05)
+            with pytest.raises(BrokerUnavailable, match="cannot be reached"):
+                await NATSSource("nats://127.0.0.1:1", subject="nowhere", durable="d").receive(1, 0.05)
+            for each in (shared, ordered, nowhere):
+                await each.close()
+
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("url", ["nats://localhost/orders", "nats://localhost?durable=d", "nats:///orders?durable=d"])
+def test_a_source_needs_a_server_a_subject_and_a_durable_name(url: str) -> None:
+    with pytest.raises(ConfigurationError):
+        open_source(url)
+
+
+def test_an_error_never_shows_the_password() -> None:
+    async def main() -> None:
+        broker = open_broker("nats://me:secret@127.0.0.1:1,127.0.0.1:2/orders")
+        (result,) = await broker.publish([message()], soon())
+        assert isinstance(result, BrokerDown)
+        assert "secret" not in repr(result)
+        with pytest.raises(ConfigurationError) as caught:
+            open_broker("nats://me:secret@127.0.0.1/orders?nonsense=1")
+        assert "secret" not in str(caught.value)
+
+    asyncio.run(main())
