@@ -142,11 +142,7 @@ def begins_plainly(call: Call, claimed: Claimed) -> bool:
     it returns. If anything else happens, the flow begins, and is given the answers that are known.
     """
     return (
-        claimed.attempt == 1
-        and call.hook is None
-        and call.input is None
-        and call.quota is None
-        and not call.resumption
+        claimed.attempt == 1 and call.hook is None and call.input is None and call.quota is None and not call.resumption
     )
 
 
