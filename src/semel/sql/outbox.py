@@ -51,7 +51,9 @@ def _outgoing(row: Sequence[Any]) -> Outgoing:
 
 # PostgreSQL
 
-_P: Final = load_queries("semel.sql.dialects", "postgres_outbox.sql", now="statement_timestamp()", lanes=str(LANES), bytes=_BYTES)
+_P: Final = load_queries(
+    "semel.sql.dialects", "postgres_outbox.sql", now="statement_timestamp()", lanes=str(LANES), bytes=_BYTES
+)
 
 
 def _join(op: JoinRelays) -> Program[tuple[int, ...]]:
