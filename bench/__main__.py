@@ -10,11 +10,24 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from bench import aims, client, environment, http_wire, large, memory, postgres, redis, report, sqlite, transactional
+from bench import (
+    aims,
+    client,
+    environment,
+    http_wire,
+    large,
+    memory,
+    outbox,
+    postgres,
+    redis,
+    report,
+    sqlite,
+    transactional,
+)
 from bench.contest import QUICK, Match, Pace
 
 CALLERS = 32
-STORES = ("memory", "sqlite", "postgres", "transactional", "redis", "http", "client")
+STORES = ("memory", "sqlite", "postgres", "transactional", "outbox", "redis", "http", "client")
 ON_REQUEST = ("large",)
 """What takes minutes, and is measured when it is asked for."""
 
@@ -101,6 +114,11 @@ def measure(
             here = url or _server(stack, found, progress)
             if here is not None:
                 _play(found, stack.enter_context(transactional.matches(here)), pace, progress)
+    if "outbox" in only:
+        with ExitStack() as stack:
+            here = url or _server(stack, found, progress)
+            if here is not None:
+                _play(found, stack.enter_context(outbox.matches(here)), pace, progress)
     if "redis" in only:
         with ExitStack() as stack:
             there = _redis(stack, found, progress)

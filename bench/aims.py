@@ -12,6 +12,7 @@ from bench.contest import Match
 from bench.http_wire import WireMatch
 from bench.large import EXPIRIES, JOBS, Large
 from bench.memory import Cost
+from bench.outbox import IN_A_STREAM, WITH_A_MESSAGE
 from bench.redis import STORE_ALONE
 from bench.sqlite import ONE_COMMIT_PER_OP
 from bench.transactional import IN_THE_CALLERS, ONE_STATEMENT, OPENED_BY_SEMEL
@@ -31,6 +32,8 @@ TRANSACTIONAL: Final = {
     ("psycopg", IN_THE_CALLERS, "first"): 0.58,
 }
 """The unprotected transaction's rate, and what is left of it, by driver."""
+OUTBOX: Final = 0.55
+"""What is left of the unprotected transaction's rate when it adds a message."""
 REDIS: Final = 4.5
 HTTP: Final = {
     ("Starlette", http_services.SEMEL, "first"): 0.5,
@@ -70,6 +73,8 @@ def judge(costs: Sequence[Cost], matches: Iterable[Match], callers: int) -> list
             verdicts += _over_http(match)
         elif match.store == "client":
             verdicts += _of_client(match)
+        elif match.store == "outbox":
+            verdicts += _with_messages(match)
         elif match.store == "transactional":
             verdicts += _in_transactions(match)
         else:
@@ -116,6 +121,19 @@ def _in_transactions(match: Match) -> list[Verdict]:
             aim = f"{match.title}, {standing.name}, {standing.job}: at least {least:g}× unprotected"
             found.append(Verdict(aim, standing.times_bare, "×", standing.times_bare >= least))
     return found
+
+
+def _with_messages(match: Match) -> list[Verdict]:
+    return [
+        Verdict(
+            f"{match.title}, {one.name}: at least {OUTBOX:g}× unprotected",
+            one.times_bare,
+            "×",
+            one.times_bare >= OUTBOX,
+        )
+        for one in match.standings()
+        if one.name in (WITH_A_MESSAGE, IN_A_STREAM) and one.times_bare is not None
+    ]
 
 
 def _over_http(match: WireMatch) -> list[Verdict]:

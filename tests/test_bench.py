@@ -217,6 +217,12 @@ def test_transactions_are_measured_beside_unprotected_ones(postgres: PostgresSer
     assert len(found["aims"]) == 4 * len(found["matches"]) == 12
 
 
+def test_messages_are_measured_beside_the_transaction_alone(postgres_url: str) -> None:
+    found = measured("outbox", postgres_url)
+    assert [len(match["standings"]) for match in found["matches"]] == [4, 4]
+    assert len(found["aims"]) == 4
+
+
 def test_a_large_store_is_measured_beside_a_small_one(
     redis: RedisServer, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -378,6 +378,9 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.client.aiohttp", "The client for aiohttp.", ()),
     ("semel.client.urllib3", "The client for urllib3.", ()),
     ("semel.messaging", "[Messages](../how-to/publish-events.md) that commit with your rows.", ()),
+    ("semel.messaging.ports", "What the adapter of a broker implements and returns.", (
+        "Broker", "BrokerDown", "Capabilities", "Delivery", "Refused", "Sent", "Source", "TryAgain",
+    )),
     ("semel.natural", "Changes that a repeat does not make again. `semel.natural.aio`: the same, awaited.", ()),
     ("semel.stores.sqlite", "Tables in SQLite.", ("migrate",)),
     ("semel.stores.postgres", "Tables in PostgreSQL.", _STORE_SETUP),
