@@ -283,6 +283,10 @@ ELSEWHERE: dict[str, str] = {
     "broker_lost": "tests/core",
     "broker_back": "tests/core",
     "relay_late": "tests/core",
+    "apply_failed": "tests/core",
+    "apply_given_up": "tests/core",
+    "stream_gap": "tests/messaging",
+    "consumer_interrupted": "tests/core",
 }
 """Events that need more than an engine: the folder with the tests that see them."""
 

@@ -10,42 +10,97 @@
 
 The message's id is written first, then the effect, and both commit together. A broker delivers a message again until it
 is acknowledged, so acknowledge it after the commit. Then a repeat finds the id and does nothing.
+
+``inbox.handler`` makes a consumer of a function: it receives from a broker, applies, acknowledges, retries and gives up
+as ``core/consuming.py`` decides.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Final
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
-from semel.core.keys import check_name
+from semel.core.call import Pause, Raised
+from semel.core.consuming import (
+    Acknowledge,
+    AppliedMessage,
+    ApplyMessage,
+    ConsumerFlow,
+    ConsumerPlan,
+    ConsumerReport,
+    MisplacedMessage,
+    Postpone,
+    Receive,
+    RepeatedMessage,
+    place_in_stream,
+)
+from semel.core.keys import check_name, identity
+from semel.core.lineage import Lineage, read_lineage
 from semel.core.messages import MAX_NAME, Message, PurgeInbox, fits_column
 from semel.core.policy import Duration, seconds
+from semel.core.relaying import POISON, Poison
+from semel.core.transactional import HandlersFault
+from semel.engine.operation import AsyncOperation
+from semel.engine.operation.propagation import MessageOrigin, message_origin
 from semel.engine.ports import AsyncStore, unit_of
-from semel.errors import ConfigurationError
+from semel.errors import (
+    BrokerUnavailable,
+    ConfigurationError,
+    InProgress,
+    PolicyError,
+    StoreError,
+    StoreUnavailable,
+    TransactionConflict,
+)
 
-# sync only: from semel.errors import PolicyError
+# sync only: from semel.messaging.loop_thread import LoopThread
+from semel.messaging.ports import Capabilities, Source
+from semel.messaging.reporting import reporter
+from semel.observe import events
 from semel.sql.aio import AsyncSQLUnit
-from semel.sql.inbox import apply_message, apply_messages
+from semel.sql.connections.errors import StatementRejected
+from semel.sql.inbox import apply_message, apply_messages, lock_stream, move_stream
+from semel.stores.aio_guard import AsyncSemel
 
-KEEP: Final = "14d"
+KEEP: Final = "15d"
+REDRIVE_WITHIN: Final = "7d"
+TRIES: Final = 10
+PAUSE: Final = "1s"
+LONGEST_PAUSE: Final = "5m"
+BATCH: Final = 100
+IDLE: Final = "1s"
+PURGE_EVERY: Final = 600.0
+"""Seconds between two purges of the inbox by a consumer."""
+_TENANT: Final = "~inbox"
+"""In place of a tenant, so that no operation has the identity of a message."""
 _ROW: Final = "the row of the inbox"
 _PURGED_AT_ONCE: Final = 1000
 """Rows that one statement removes. A longer one would hold its locks for too long."""
 
 
+R = TypeVar("R")
+_log = logging.getLogger("semel.inbox")
+
+
 class AsyncInbox:
     """The messages that consumers have applied, in the database of their effects."""
 
-    def __init__(self, store: AsyncStore, *, keep: Duration = KEEP) -> None:
+    def __init__(self, store: AsyncStore, *, keep: Duration = KEEP, redrive_within: Duration = REDRIVE_WITHIN) -> None:
         """
         :param store: a store in the database of the effects: SQLite, PostgreSQL or MySQL.
         :param keep: how long an applied message is remembered. A message that is delivered again after that is applied
-            again, so it must be longer than the broker keeps messages, and longer than dead letters wait for a redrive.
+            again, so it must be longer than the broker keeps messages and ``redrive_within`` together.
+        :param redrive_within: how long a dead letter may wait before you redrive it.
         """
         self.store = store
         self.keep = seconds(keep, "keep")
+        self.redrive_within = seconds(redrive_within, "redrive_within")
 
     async def process(
         self,
@@ -73,7 +128,7 @@ class AsyncInbox:
         async with _transaction(unit, own_transaction):
             if not await unit.run(program, _ROW):
                 return False
-            await self._call(unit, call)
+            await _call(unit, call, _origin(consumer, Message(message_id, "", b"")))
         return True
 
     async def process_many(
@@ -99,8 +154,70 @@ class AsyncInbox:
             new = await unit.run(program, _ROW)
             chosen = [message for message in messages if message.id in new and first[message.id] is message]
             if chosen:
-                await self._call(unit, lambda: call(chosen))
+                await _call(unit, lambda: call(chosen), _origin(consumer, chosen[0]))
         return len(chosen)
+
+    def handler(
+        self,
+        consumer: str,
+        *,
+        connect: Callable[[], Any] | None = None,
+        guard: AsyncSemel | None = None,
+        ordered: bool = False,
+        on_poison: Poison = "park",
+        tries: int = TRIES,
+        pause: Duration = PAUSE,
+        longest_pause: Duration = LONGEST_PAUSE,
+        batch: int = BATCH,
+        on_event: events.EventHook | None = None,
+    ) -> Callable[[Callable[[Message, Any], Any]], AsyncConsumer]:
+        """Decorate a function that applies a message, and return a consumer: its ``run(source)`` consumes.
+
+        ``async def apply(message, connection)`` writes its rows on the connection. The consumer opens a transaction,
+        commits it, and then acknowledges. If the function raises, its rows are rolled back, and the message is
+        delivered again. Messages that the function adds to an outbox have ids that are made of this message's id, so a
+        re-run adds the same messages.
+
+        :param connect: opens a connection or session for each message: a function that returns a context manager, such
+            as ``pool.connection`` or a sessionmaker.
+        :param guard: instead of ``connect``, for effects outside of the database: the function gets an operation of
+            this guard, ``async def apply(message, op)``, with the message's id as its key, and uses its steps.
+        :param ordered: the messages of a stream are applied in the order of their sequences. While one of them is
+            retried, the later ones wait.
+        :param on_poison: what happens to a stream when one of its messages is given up, with ``ordered``. ``"park"``:
+            the later messages follow it to the dead letters, until it is redriven or purged. ``"skip"``: the stream
+            goes on without it. ``"block"``: it is never given up, and the stream waits.
+        :param tries: how often a message may start before it goes to the dead letters.
+        :param pause: the longest pause after the first failure. The pauses double, and are random ...
+        :param longest_pause: ... up to this.
+        :param batch: how many messages to receive at once. Each is applied in a transaction of its own.
+        :param on_event: is called with every event. Without it, problems are logged by the logger ``semel.inbox``.
+        """
+        check_consumer(consumer)
+        if (connect is None) == (guard is None):
+            raise ConfigurationError(
+                "a handler needs connect=, which opens the connection that it writes to, or guard=, if its effects are "
+                "outside of the database"
+            )
+        for name, number in (("tries", tries), ("batch", batch)):
+            if type(number) is not int or number < 1:
+                raise PolicyError(f"{name} is a whole number from 1, not {number!r}")
+        if on_poison not in POISON:
+            raise PolicyError(f"on_poison is {', '.join(map(repr, POISON))}, not {on_poison!r}")
+        if guard is not None and ordered:
+            raise ConfigurationError("ordered=True needs connect=: the place in a stream commits with the effect")
+        first, longest = seconds(pause, "pause"), seconds(longest_pause, "longest_pause")
+        if not 0 < first <= longest:
+            raise PolicyError("pause is longer than 0 s, and not longer than longest_pause")
+        hook = reporter(_log, on_event)
+
+        def plan(known: Capabilities) -> ConsumerPlan:
+            return ConsumerPlan(
+                consumer, batch, tries, first, longest, ordered, on_poison, known.counts_starts, time.monotonic,
+                random.random, hook,
+            )  # fmt: skip
+
+        return lambda function: AsyncConsumer(self, consumer, function, plan, connect, guard, ordered)
 
     async def purge(self) -> int:
         """Forget the messages that were applied longer ago than ``keep``. Returns how many."""
@@ -116,18 +233,229 @@ class AsyncInbox:
         unit.require(own)
         return unit
 
-    async def _call(self, unit: AsyncSQLUnit, call: Callable[[], Any]) -> None:
-        # The row of the inbox is written by now. If the call committed, a crash after that would lose the rest.
-        unit.watch()
+
+class AsyncConsumer:
+    """Applies the messages of a broker with one function. ``inbox.handler`` makes it."""
+
+    def __init__(
+        self,
+        inbox: AsyncInbox,
+        name: str,
+        function: Callable[[Message, Any], Any],
+        plan: Callable[[Capabilities], ConsumerPlan],
+        connect: Callable[[], Any] | None,
+        guard: AsyncSemel | None,
+        ordered: bool,
+    ) -> None:
+        self.name = name
+        self.report = ConsumerReport()
+        """What ``run`` has done so far."""
+        self._inbox = inbox
+        self._function = function
+        self._plan = plan
+        self._connect = connect
+        self._guard = guard
+        self._ordered = ordered
+        self._stopping = False
+        # sync only: self._loop: LoopThread | None = None
+        self._purge_at = 0.0
+
+    def __call__(self, message: Message, connection: Any) -> Any:
+        """Call the function itself."""
+        return self._function(message, connection)
+
+    async def run(self, source: Source) -> None:
+        """Consume until ``stop`` is called, and close the source then. Run it in several processes for more speed.
+
+        Raises ConfigurationError if the source does not fit, or the inbox forgets sooner than the broker.
+        """
+        self._stopping = False
+        await self._consume(source, self.report, None)
+
+    async def drain(self, source: Source, *, idle: Duration = IDLE) -> ConsumerReport:
+        """Consume until no message has come for a while, close the source, and return what was done.
+
+        It also ends if the broker or the database is down. For jobs and for tests.
+        """
+        report = ConsumerReport()
+        await self._consume(source, report, seconds(idle, "idle"))
+        return report
+
+    def stop(self) -> None:
+        """End ``run`` after the message that is being applied. May be called from a signal handler."""
+        self._stopping = True
+
+    async def _consume(self, source: Source, report: ConsumerReport, until_idle: float | None) -> None:
+        self._check(source.capabilities)
+        flow = self._plan(source.capabilities).run(lambda: self._stopping, report, until_idle)
+        # sync only: self._loop = LoopThread("semel-inbox")
         try:
-            result = call()
+            await self._drive(flow, source)
+        finally:
+            # sync: try:
+            # sync:     self._loop.run(source.close())
+            # sync: finally:
+            # sync:     self._loop.close()
+            await source.close()
+
+    def _check(self, known: Capabilities) -> None:
+        inbox = self._inbox
+        if self._ordered and not known.ordered:
+            raise ConfigurationError(
+                f"{known.name} does not deliver the messages of a stream in their order: leave ordered=True out, or "
+                "consume from a source that keeps it"
+            )
+        longest = (known.retention or 0.0) + inbox.redrive_within
+        if inbox.keep <= longest:
+            raise ConfigurationError(
+                f"the inbox forgets a message after {inbox.keep / 86400:g} days, and it may come again for "
+                f"{longest / 86400:g}: {known.name} keeps messages for {(known.retention or 0.0) / 86400:g} days, and "
+                f"dead letters are redriven within {inbox.redrive_within / 86400:g}. Then it would be applied twice. "
+                "Pass a longer keep= to the inbox, or shorten redrive_within="
+            )
+
+    async def _drive(self, flow: ConsumerFlow, source: Source) -> None:
+        answer: Any = None
+        with contextlib.suppress(StopIteration):
+            while True:
+                request = flow.send(answer)
+                answer = None
+                try:
+                    if isinstance(request, ApplyMessage):
+                        answer = await self._apply(request.message)
+                    elif isinstance(request, Receive):
+                        await self._purge()
+                        answer = await self._ask(source.receive(request.limit, request.seconds))
+                    elif isinstance(request, Acknowledge):
+                        await self._ask(source.acknowledge(request.deliveries))
+                    elif isinstance(request, Postpone):
+                        await self._ask(source.postpone(request.delivery, request.seconds))
+                    elif isinstance(request, Pause):
+                        await asyncio.sleep(request.seconds)
+                    else:
+                        answer = await self._inbox.store.execute(request)
+                except (BrokerUnavailable, StoreError) as error:
+                    answer = Raised(error)
+
+    # sync: def _ask(self, coroutine: Coroutine[Any, Any, R]) -> R:
+    # sync:     assert self._loop is not None
+    # sync:     return self._loop.run(coroutine)
+    async def _ask(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Wait for the source."""
+        return await coroutine
+
+    async def _purge(self) -> None:
+        """Forget old messages now and then. Sources need no clean-up job beside the consumer."""
+        if time.monotonic() >= self._purge_at:
+            self._purge_at = time.monotonic() + PURGE_EVERY
+            with contextlib.suppress(StoreError):  # the next purge does it
+                await self._inbox.purge()
+
+    async def _apply(self, message: Message) -> AppliedMessage | RepeatedMessage | MisplacedMessage | Raised:
+        if self._guard is not None:
+            return await self._run_guarded(self._guard, message)
+        assert self._connect is not None
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                try:
+                    connection = await stack.enter_async_context(self._connect())
+                except StoreError:
+                    raise
+                except Exception as error:
+                    raise StoreUnavailable(f"no connection could be opened: {error!r}") from error
+                return await self._apply_on(connection, message)
+        except _HandlerFailed as failed:
+            return Raised(failed.error)
+        except _NotApplied as ended:
+            return ended.answer
+        except StatementRejected as error:  # such as a constraint that is checked at the commit
+            return Raised(error.__cause__ or ValueError(str(error)))
+        except StoreError as error:
+            return Raised(error)
+
+    async def _apply_on(self, connection: object, message: Message) -> AppliedMessage:
+        """Apply the message in a transaction of its own. Raises _NotApplied or _HandlerFailed."""
+        unit = self._inbox._unit(connection, own=True)
+        dialect, answer = unit.connection.dialect, AppliedMessage()
+        ordered = self._ordered and bool(message.stream) and message.sequence > 0
+        async with _transaction(unit, own=True):
+            if not await unit.run(apply_message(dialect, self.name, message.id), _ROW):
+                raise _NotApplied(RepeatedMessage())
+            last = 0
+            if ordered:
+                last = await unit.run(lock_stream(dialect, self.name, message.stream), "the place in the stream")
+                place = place_in_stream(last, message)
+                if isinstance(place, MisplacedMessage):
+                    raise _NotApplied(place)
+                answer = place
+            try:
+                await _call(unit, lambda: self._function(message, connection), _origin(self.name, message))
+                await unit.finish()
+            except Exception as error:
+                if unit.conflicts(error) and not isinstance(error, TransactionConflict):
+                    raise TransactionConflict(f"another transaction was in the handler's way: {error}") from error
+                raise _HandlerFailed(error) from error
+            if ordered:
+                await unit.run(move_stream(dialect, self.name, message, last), "the place in the stream")
+        return answer
+
+    async def _run_guarded(self, guard: AsyncSemel, message: Message) -> AppliedMessage | RepeatedMessage | Raised:
+        """Apply a message whose effects are outside of the database, with the steps of an operation."""
+
+        async def work(op: AsyncOperation) -> None:
+            result = self._function(message, op)
             # sync: if inspect.iscoroutine(result):
             # sync:     result.close()
-            # sync:     raise PolicyError("the call is async: use AsyncInbox")
+            # sync:     raise PolicyError("the handler is async: use AsyncInbox")
             if inspect.isawaitable(result):
                 await result
-        finally:
-            unit.unwatch()
+
+        try:
+            outcome = await guard.run_outcome(self.name, key=message.id, call=work, ttl=self._inbox.keep)
+        except InProgress as error:  # another consumer has it, and may fail
+            return Raised(TransactionConflict(str(error)))
+        except Exception as error:
+            return Raised(error)
+        return RepeatedMessage() if outcome.replayed else AppliedMessage()
+
+
+class _NotApplied(Exception):
+    """The handler did not run, and nothing is to be committed."""
+
+    def __init__(self, answer: RepeatedMessage | MisplacedMessage) -> None:
+        self.answer = answer
+
+
+class _HandlerFailed(Exception):
+    """The handler raised this."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+async def _call(unit: AsyncSQLUnit, call: Callable[[], Any], origin: MessageOrigin) -> None:
+    # The row of the inbox is written by now. If the call committed, a crash after that would lose the rest.
+    unit.watch()
+    outer = message_origin.set(origin)
+    try:
+        result = call()
+        # sync: if inspect.iscoroutine(result):
+        # sync:     result.close()
+        # sync:     raise PolicyError("the handler is async: use AsyncInbox")
+        if inspect.isawaitable(result):
+            await result
+    finally:
+        message_origin.reset(outer)
+        unit.unwatch()
+
+
+def _origin(consumer: str, message: Message) -> MessageOrigin:
+    """Where the messages come from that are added while this one is applied. A re-run adds the same messages."""
+    lines = {name.encode(): text.encode("latin-1", "replace") for name, text in message.headers.items()}
+    came = read_lineage(lines)
+    return MessageOrigin(
+        identity(_TENANT, consumer, message.id), message.id, Lineage(came.root or message.id, message.id, came.trace)
+    )
 
 
 @contextlib.asynccontextmanager
@@ -139,7 +467,10 @@ async def _transaction(unit: AsyncSQLUnit, own: bool) -> AsyncGenerator[None, No
     try:
         await unit.begin()
         yield
-        await unit.commit()
+        try:
+            await unit.commit()
+        except HandlersFault as fault:
+            raise StatementRejected(str(fault.__cause__)) from fault.__cause__
     except BaseException:
         with contextlib.suppress(Exception):  # the connection is gone, and the transaction with it
             await unit.undo()

@@ -340,6 +340,44 @@ class RelayLate(Event, level=WARNING):
     """How many messages it had sent."""
 
 
+@dataclass(frozen=True, slots=True)
+class ApplyFailed(Event, level=WARNING):
+    """The handler of a message failed, and the message is delivered again later. ``operation`` is its type, and ``key``
+    its id."""
+
+    stream: str
+    error: str
+    starts: int
+    """How many attempts have begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyGivenUp(Event, level=ERROR):
+    """A message could not be applied, and is in the dead letters now. ``operation`` is its type, and ``key`` its id."""
+
+    stream: str
+    error: str
+    starts: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamGap(Event, level=WARNING):
+    """A message was applied although messages of its stream that come before it were not. ``operation`` is its type,
+    and ``key`` its id."""
+
+    stream: str
+    missing: int
+    """How many messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerInterrupted(Event, level=ERROR):
+    """A consumer cannot reach its broker or its database. It tries again, and counts no attempt. ``operation``,
+    ``tenant`` and ``key`` are empty."""
+
+    error: str
+
+
 EVENTS: Final[tuple[type[Event], ...]] = tuple(
     each for each in globals().values() if isinstance(each, type) and issubclass(each, Event) and each is not Event
 )

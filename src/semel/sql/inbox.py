@@ -172,9 +172,16 @@ def lock_stream(dialect: Dialect, consumer: str, stream: str) -> Program[int]:
     return int((yield from tables.ask("lock_stream", **names))[0][0])
 
 
-def move_stream(dialect: Dialect, consumer: str, stream: str, sequence: int) -> Program[None]:
-    """Write down the sequence that the consumer has applied last. ``lock_stream`` comes first."""
-    yield from _TABLES[dialect].ask("move_stream", consumer=consumer, stream=stream, sequence=sequence)
+def move_stream(dialect: Dialect, consumer: str, message: Message, last: int) -> Program[None]:
+    """Write down that the message is the last one of its stream that was applied.
+
+    :param last: what ``lock_stream`` returned. While a stream is parked, only its first dead letter changes that.
+    """
+    names = {"consumer": consumer, "stream": message.stream, "sequence": message.sequence}
+    if last >= 0:
+        yield from _TABLES[dialect].ask("move_stream", **names)
+    elif message.sequence == -last:
+        yield from _TABLES[dialect].ask("leave_parked", **names)
 
 
 # Ops
@@ -290,7 +297,7 @@ def _purge(op: PurgeLetters, tables: _Tables) -> Program[int]:
             yield from tables.ask("unpark", streams)
         for _, _, stream, sequence, origin in letters:
             if stream and origin:
-                yield from tables.ask("skip_parked", consumer=origin, stream=stream, sequence=sequence)
+                yield from tables.ask("leave_parked", consumer=origin, stream=stream, sequence=sequence)
         return len(letters)
 
     return (yield from tables.transaction(remove()))

@@ -112,7 +112,10 @@ DELETE FROM semel_hold h
 WHERE h.stream = ANY (:streams::text[]) AND h.until > {{now}} + interval '10 years'
   AND NOT EXISTS (SELECT 1 FROM semel_dead_letter d WHERE d.origin = '' AND d.stream = h.stream)
 
--- name: skip_parked (writes)
--- The consumer goes on with the next message of the stream.
-UPDATE semel_inbox_stream SET sequence = :sequence::bigint
+-- name: leave_parked (writes)
+-- The stream's first dead letter is applied or purged. If there are more, the stream is parked at the next one.
+UPDATE semel_inbox_stream SET sequence = COALESCE((
+    SELECT - MIN(d.sequence) FROM semel_dead_letter d
+    WHERE d.origin = :consumer::text AND d.stream = :stream::text AND d.sequence > :sequence::bigint
+), :sequence::bigint)
 WHERE consumer = :consumer::text AND stream = :stream::text AND sequence = - :sequence::bigint

@@ -105,7 +105,10 @@ DELETE FROM semel_hold
 WHERE stream IN (SELECT value FROM json_each(:streams)) AND until > :now + 315360000000000
   AND NOT EXISTS (SELECT 1 FROM semel_dead_letter d WHERE d.origin = '' AND d.stream = semel_hold.stream)
 
--- name: skip_parked (writes)
--- The consumer goes on with the next message of the stream.
-UPDATE semel_inbox_stream SET sequence = :sequence
+-- name: leave_parked (writes)
+-- The stream's first dead letter is applied or purged. If there are more, the stream is parked at the next one.
+UPDATE semel_inbox_stream SET sequence = COALESCE((
+    SELECT - MIN(d.sequence) FROM semel_dead_letter d
+    WHERE d.origin = :consumer AND d.stream = :stream AND d.sequence > :sequence
+), :sequence)
 WHERE consumer = :consumer AND stream = :stream AND sequence = - :sequence

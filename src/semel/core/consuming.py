@@ -1,0 +1,367 @@
+"""How a consumer applies the messages of a broker, written once for sync and async.
+
+::
+
+    receive a batch ──▶ for each message: apply it ──▶ acknowledge ──▶ receive the next …
+                            │ the handler raised: postpone it, with a pause that grows
+                            └ it has used up its tries: to the dead letters, then acknowledge
+
+The flow is a generator that knows no store, broker or thread. It yields ``Receive``, ``ApplyMessage``, ``Acknowledge``,
+``Postpone``, ``Pause`` and Ops. The answer is what was asked for, or Raised.
+
+A message is acknowledged after its effect is committed, so a crash in between leads to a repeat, and the inbox knows
+that one. A message that kills its consumer raises nothing. It is found because starts are counted when they begin. To
+count every start would be a commit for every message, so only those are counted that may be starts after a crash: of
+messages that were delivered before. The broker knows which these are, or else one write for each batch does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, Final, Protocol, TypeAlias
+
+from semel.core.call import Pause, Raised, describe_error
+from semel.core.messages import (
+    MAX_NAME,
+    BuryMessage,
+    CountStart,
+    ForgetStarts,
+    Message,
+    SeeMessages,
+    check_message,
+    fits_column,
+)
+from semel.core.ops import Op
+from semel.core.relaying import Poison
+from semel.core.values import value
+from semel.errors import ConfigurationError, StoreError, TransactionConflict
+from semel.observe import events
+
+WAIT: Final = 1.0
+"""Seconds to wait for a message, before the consumer looks whether it is to stop."""
+ACKNOWLEDGE_EVERY: Final = 1.0
+"""Seconds after which messages are acknowledged although their batch is not finished."""
+OUTAGE_PAUSE_FIRST: Final = 0.1
+OUTAGE_PAUSE_LONGEST: Final = 30.0
+"""Seconds until a broker or a database that was down is tried again. They double."""
+LONGEST_REASON: Final = 2000
+
+
+class Delivered(Protocol):
+    """A message as a broker delivered it. See ``Delivery`` in ``messaging/ports.py``."""
+
+    @property
+    def message(self) -> Message: ...
+
+    @property
+    def starts(self) -> int: ...
+
+
+@value
+class Receive:
+    """Receive up to ``limit`` messages, and wait at most ``seconds`` for the first."""
+
+    limit: int
+    seconds: float
+
+
+@value
+class Acknowledge:
+    """Tell the broker that these are done."""
+
+    deliveries: tuple[Any, ...]
+
+
+@value
+class Postpone:
+    """Have the message delivered again later."""
+
+    delivery: Any
+    seconds: float
+
+
+@value
+class ApplyMessage:
+    """Run the handler in a transaction with the inbox's row, and commit. The answer says what became of it: Raised, or
+    one of the classes below."""
+
+    message: Message
+
+
+@value
+class AppliedMessage:
+    """The message is applied, and committed."""
+
+    missing: int = 0
+    """How many messages of its stream were never applied before it."""
+
+
+@value
+class RepeatedMessage:
+    """The message was applied before."""
+
+
+@value
+class MisplacedMessage:
+    """The message was not applied, because of its place in its stream."""
+
+    reason: str
+
+
+Request: TypeAlias = "Op[Any] | Receive | Acknowledge | Postpone | ApplyMessage | Pause"
+ConsumerFlow: TypeAlias = Generator[Request, Any, None]
+
+
+@dataclass
+class ConsumerReport:
+    """What a consumer has done so far."""
+
+    applied: int = 0
+    repeated: int = 0
+    """Messages that were delivered again after they had been applied."""
+    failed: int = 0
+    """Attempts that failed. Their messages are delivered again."""
+    dead: int = 0
+    """Messages that were moved to the dead letters."""
+
+
+@value
+class ConsumerPlan:
+    """The settings of a consumer, and what it is handed of the world."""
+
+    consumer: str
+    batch: int
+    tries: int
+    pause: float
+    """Seconds before the second attempt, at most; the pauses then double."""
+    longest_pause: float
+    ordered: bool
+    policy: Poison
+    counts_starts: bool
+    clock: Callable[[], float]
+    jitter: Callable[[], float]
+    """A random number from 0 to 1."""
+    hook: events.EventHook
+
+    def run(
+        self, stopping: Callable[[], bool], report: ConsumerReport, until_idle: float | None = None
+    ) -> ConsumerFlow:
+        """Apply messages until ``stopping``; with ``until_idle``, until none arrives for so many seconds, or the broker
+        or the database is down.
+        """
+        return _Consumption(self, stopping, report).flow(until_idle)
+
+
+def place_in_stream(last: int, message: Message) -> AppliedMessage | MisplacedMessage:
+    """Return whether the message may be applied now.
+
+    :param last: the sequence that was applied last, or 0. If the stream is parked, the sequence of its first dead
+        letter, negative.
+    """
+    sequence = message.sequence
+    if last < 0 and sequence > -last:
+        return MisplacedMessage(f"its stream is parked since its message {-last} was given up")
+    if last > 0 and sequence <= last:
+        # It was never applied: the inbox would know it. To drop it would lose it.
+        return MisplacedMessage(f"it came too late: the message {last} of its stream was applied before it")
+    return AppliedMessage(sequence - last - 1 if last > 0 else 0)
+
+
+def identify(message: Message) -> tuple[Message, str]:
+    """Return the message with an id and attributes that the tables can hold, and what was wrong with it.
+
+    A message without an id gets one that is made of its content, so that a repeat has the same.
+    """
+    if message.id and fits_column(message.id):
+        return message, ""
+    digest = blake2b(digest_size=16, person=b"semel.noid.1")
+    for part in (message.id, message.type, message.source, message.stream, str(message.sequence)):
+        digest.update(f"{len(part)}:{part}".encode("utf-8", "surrogatepass"))
+    digest.update(message.data)
+    what = "has no id" if not message.id else "has an id that is too long, or has control characters or spaces"
+    return (
+        replace(message, id=f"without-id-{digest.hexdigest()}"),
+        f"the message {what}, so nobody could tell whether it was applied. It has a new id here",
+    )
+
+
+def storable(message: Message) -> Message:
+    """Return the message as the dead letters can hold it. Other producers send what they like."""
+    try:
+        check_message(replace(message, type=message.type or "-"))
+        return message
+    except ConfigurationError:
+        names = ("type", "source", "destination", "stream", "subject", "content_type")
+        fitting: dict[str, Any] = {name: _fitting(getattr(message, name)) for name in names}
+        return replace(message, headers={}, **fitting)
+
+
+def _fitting(text: str) -> str:
+    return "".join(c for c in text if c.isprintable())[:MAX_NAME].strip()
+
+
+class _Outage(Exception):
+    """The broker or the database is down. It is not the fault of a message."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class _Consumption:
+    """One life of a consumer."""
+
+    def __init__(self, plan: ConsumerPlan, stopping: Callable[[], bool], report: ConsumerReport) -> None:
+        self._plan = plan
+        self._stopping = stopping
+        self._report = report
+        self._done: list[Delivered] = []
+        """What is applied, and not yet acknowledged."""
+        self._counted: set[str] = set()
+        """The messages in hand of which the store has counted something."""
+        self._acknowledge_at = 0.0
+
+    def flow(self, until_idle: float | None) -> ConsumerFlow:
+        pause = OUTAGE_PAUSE_FIRST
+        while not self._stopping():
+            try:
+                deliveries = yield from self._ask(Receive(self._plan.batch, WAIT if until_idle is None else until_idle))
+                if deliveries:
+                    yield from self._handle(deliveries)
+                elif until_idle is not None:
+                    return
+            except _Outage as outage:
+                self._done.clear()  # they are delivered again, and the inbox knows them
+                self._plan.hook(events.ConsumerInterrupted("", "", "", describe_error(outage.error)))
+                if until_idle is not None:
+                    return
+                yield Pause(pause)
+                pause = min(2 * pause, OUTAGE_PAUSE_LONGEST)
+                continue
+            pause = OUTAGE_PAUSE_FIRST
+
+    def _ask(self, request: Request) -> Generator[Request, Any, Any]:
+        """Ask for what only fails if the broker or the database is down."""
+        answer = yield request
+        if type(answer) is Raised:
+            raise _Outage(answer.error)
+        return answer
+
+    def _handle(self, deliveries: Sequence[Delivered]) -> ConsumerFlow:
+        plan = self._plan
+        self._acknowledge_at = plan.clock() + ACKNOWLEDGE_EVERY
+        repeated = yield from self._delivered_before(deliveries)
+        waits: dict[str, float] = {}
+        """For each stream of which a message failed: in how many seconds it is tried again."""
+        for delivery in deliveries:
+            if self._stopping():
+                break  # the others are not acknowledged, so they come again
+            stream = delivery.message.stream if plan.ordered else ""
+            if stream and stream in waits:
+                yield from self._ask(Postpone(delivery, waits[stream]))
+                continue
+            try:
+                seconds = yield from self._handle_one(delivery, repeated)
+            except _Outage as outage:
+                # Give back what is in hand, in its order, and find out in the next round whether it is over.
+                at = list(deliveries).index(delivery)
+                for each in deliveries[at:]:
+                    yield from self._ask(Postpone(each, OUTAGE_PAUSE_FIRST))
+                yield from self._acknowledge()
+                raise outage
+            if seconds is None:
+                self._done.append(delivery)
+                if plan.clock() >= self._acknowledge_at:
+                    yield from self._acknowledge()
+            else:
+                waits[stream] = seconds
+                yield from self._ask(Postpone(delivery, seconds))
+        yield from self._acknowledge()
+
+    def _acknowledge(self) -> ConsumerFlow:
+        done = tuple(self._done)
+        self._done = []
+        self._acknowledge_at = self._plan.clock() + ACKNOWLEDGE_EVERY
+        if not done:
+            return
+        yield from self._ask(Acknowledge(done))
+        # After that, so that a message that is delivered again has not got all of its tries back.
+        forgotten = self._counted.intersection(identify(each.message)[0].id for each in done)
+        if forgotten:
+            self._counted -= forgotten
+            yield ForgetStarts(self._plan.consumer, tuple(sorted(forgotten)))
+
+    def _delivered_before(self, deliveries: Sequence[Delivered]) -> Generator[Request, Any, set[str]]:
+        """Return the ids of the messages that may have killed their consumer before."""
+        if self._plan.counts_starts:
+            return {each.message.id for each in deliveries if each.starts > 1}
+        ids = tuple(sorted({identify(each.message)[0].id for each in deliveries}))
+        seen = yield from self._ask(SeeMessages(self._plan.consumer, ids))
+        self._counted.update(ids)
+        return set(seen)
+
+    def _handle_one(self, delivery: Delivered, repeated: set[str]) -> Generator[Request, Any, float | None]:
+        """Apply a message, or give it up. Returns None if it is done, or in how many seconds it is to come again."""
+        plan, report = self._plan, self._report
+        message, problem = identify(delivery.message)
+        if problem:
+            yield from self._bury(message, problem, delivery.starts)
+            return None
+        starts = 0
+        if message.id in repeated:
+            # It may kill the process. What is done must not come again then, and again, until it looks like poison too.
+            yield from self._acknowledge()
+            starts = yield from self._count_start(message)
+            if starts > plan.tries and not self._blocks(message):
+                reason = f"its consumer has died, or was stopped, each time that it was applied ({starts - 1} starts)"
+                yield from self._bury(message, reason, starts - 1, park=True)
+                return None
+        answer = yield ApplyMessage(message)
+        if isinstance(answer, AppliedMessage):
+            report.applied += 1
+            if answer.missing:
+                plan.hook(events.StreamGap(message.type, "", message.id, message.stream, answer.missing))
+            return None
+        if isinstance(answer, RepeatedMessage):
+            report.repeated += 1
+            return None
+        if isinstance(answer, MisplacedMessage):
+            yield from self._bury(message, answer.reason, starts or 1)
+            return None
+        assert isinstance(answer, Raised)
+        if isinstance(answer.error, StoreError):  # it is not the fault of the message, so it does not count
+            if starts:
+                yield ForgetStarts(plan.consumer, (message.id,))
+            if not isinstance(answer.error, TransactionConflict):
+                raise _Outage(answer.error)
+            report.failed += 1
+            return plan.jitter() * plan.pause
+        starts = starts or (yield from self._count_start(message))
+        reason = describe_error(answer.error)
+        if starts >= plan.tries and not self._blocks(message):
+            yield from self._bury(message, reason, starts, park=True)
+            return None
+        report.failed += 1
+        plan.hook(events.ApplyFailed(message.type, "", message.id, message.stream, reason, starts))
+        return plan.jitter() * min(plan.longest_pause, plan.pause * 2.0 ** min(starts - 1, 30))
+
+    def _count_start(self, message: Message) -> Generator[Request, Any, int]:
+        self._counted.add(message.id)
+        starts: int = yield from self._ask(CountStart(self._plan.consumer, message.id))
+        return starts
+
+    def _blocks(self, message: Message) -> bool:
+        plan = self._plan
+        return plan.ordered and bool(message.stream) and plan.policy == "block"
+
+    def _bury(self, message: Message, reason: str, starts: int, park: bool = False) -> ConsumerFlow:
+        """Write the message to the dead letters.
+
+        The inbox has no row of it, because its transaction was rolled back, so a redrive can apply it.
+        """
+        plan, reason = self._plan, reason[:LONGEST_REASON].replace("\x00", "")
+        parks = park and plan.ordered and plan.policy == "park" and bool(message.stream) and message.sequence > 0
+        yield from self._ask(BuryMessage(plan.consumer, storable(message), reason, starts, parks))
+        self._report.dead += 1
+        plan.hook(events.ApplyGivenUp(message.type, "", message.id, message.stream, reason, starts))

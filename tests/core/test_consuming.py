@@ -1,0 +1,263 @@
+"""The flow of a consumer, without databases and brokers: what it asks for, also when its process dies on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from semel.core.call import Pause, Raised
+from semel.core.consuming import (
+    Acknowledge,
+    AppliedMessage,
+    ApplyMessage,
+    ConsumerPlan,
+    ConsumerReport,
+    MisplacedMessage,
+    Postpone,
+    Receive,
+    RepeatedMessage,
+    identify,
+    place_in_stream,
+    storable,
+)
+from semel.core.messages import BuryMessage, CountStart, ForgetStarts, Message, SeeMessages, check_message
+from semel.errors import BrokerUnavailable, StoreUnavailable, TransactionConflict
+from semel.messaging.ports import Delivery
+from semel.observe.events import Event
+
+BUSY = BrokerUnavailable("busy")
+
+
+class Killed(BaseException):
+    """The process of the consumer was killed."""
+
+
+class World:
+    """A broker, a database and a clock that the flow of a consumer runs in. They survive the consumer."""
+
+    def __init__(self, ids: list[str], *, counts: bool = True, **settings: Any) -> None:
+        self.plan_settings = {
+            "consumer": "ledger", "batch": 100, "tries": 3, "pause": 1.0, "longest_pause": 8.0, "ordered": False,
+            "policy": "park", "counts_starts": counts, "clock": lambda: self.now, "jitter": lambda: 1.0,
+            "hook": self.hook, **settings,
+        }  # fmt: skip
+        self.queue = [Message(id, "paid", b"", stream=id[:1], sequence=int(id[1:] or 0)) for id in ids]
+        self.delivered: dict[str, int] = {}
+        self.starts: dict[str, int] = {}
+        self.applied: list[str] = []
+        self.dead: dict[str, str] = {}
+        self.parked: list[str] = []
+        self.postponed: list[tuple[str, float]] = []
+        self.pauses: list[float] = []
+        self.asked: list[str] = []
+        self.events: list[Event] = []
+        self.now = 0.0
+        self.apply: Callable[[Message], Any] = lambda message: None
+        """What the handler does: it returns an answer, or None for AppliedMessage; or it raises Killed."""
+        self.broken: Callable[[Any], BaseException | None] = lambda request: None
+        """An error of the broker or the database, for a request."""
+        self.report = ConsumerReport()
+
+    def hook(self, event: Event) -> None:
+        self.events.append(event)
+
+    def live(self, until_idle: float | None = 0.0, rounds: int = 1000) -> None:
+        """One life of a consumer, until nothing is left, or until it is killed."""
+        plan = ConsumerPlan(**self.plan_settings)  # type: ignore[arg-type]
+        flow = plan.run(lambda: False, self.report, until_idle)
+        in_hand: list[Message] = []
+        answer: Any = None
+        try:
+            for _ in range(rounds):
+                request = flow.send(answer)
+                self.asked.append(type(request).__name__)
+                error = self.broken(request)
+                answer = Raised(error) if error is not None else self.answer(request, in_hand)
+        except StopIteration:
+            pass
+        except Killed:
+            pass
+        self.queue = [*in_hand, *self.queue]  # what was not acknowledged is delivered again
+
+    def answer(self, request: Any, in_hand: list[Message]) -> Any:
+        if isinstance(request, Receive):
+            found, self.queue = self.queue[: request.limit], self.queue[request.limit :]
+            in_hand += found
+            for message in found:
+                self.delivered[message.id] = self.delivered.get(message.id, 0) + 1
+            counts = self.plan_settings["counts_starts"]
+            return [Delivery(each, self.delivered[each.id] if counts else 0, each) for each in found]
+        if isinstance(request, ApplyMessage):
+            answer = self.apply(request.message)
+            if answer is None or isinstance(answer, AppliedMessage):
+                if request.message.id in self.applied:
+                    return RepeatedMessage()
+                self.applied.append(request.message.id)
+            return answer or AppliedMessage()
+        if isinstance(request, Acknowledge):
+            for delivery in request.deliveries:
+                in_hand.remove(delivery.handle)
+        elif isinstance(request, Postpone):
+            in_hand.remove(request.delivery.handle)
+            self.queue.append(request.delivery.handle)
+            self.postponed.append((request.delivery.message.id, request.seconds))
+        elif isinstance(request, Pause):
+            self.pauses.append(request.seconds)
+        elif isinstance(request, SeeMessages):
+            seen = frozenset(id for id in request.ids if id in self.starts)
+            for id in request.ids:
+                self.starts.setdefault(id, 0)
+            return seen
+        elif isinstance(request, CountStart):
+            self.starts[request.message] = self.starts.get(request.message, 0) + 1
+            return self.starts[request.message]
+        elif isinstance(request, ForgetStarts):
+            for id in request.ids:
+                self.starts.pop(id, None)
+        elif isinstance(request, BuryMessage):
+            self.dead[request.message.id] = request.reason
+            self.parked += [request.message.stream] * request.park
+        else:
+            raise AssertionError(request)
+        return None
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_message_that_kills_its_consumer_reaches_the_dead_letters_alone(counts: bool) -> None:
+    ids = [f"a{number}" for number in range(1, 10)]
+    world = World(ids, counts=counts)
+
+    def apply(message: Message) -> None:
+        if message.id == "a5":
+            raise Killed
+
+    world.apply = apply
+    lives = 0
+    while len(world.applied) + len(world.dead) < len(ids):
+        world.live()
+        lives += 1
+        assert lives < 10
+    assert sorted(world.applied) == [id for id in ids if id != "a5"]
+    assert list(world.dead) == ["a5"]
+    assert "each time that it was applied (3 starts)" in world.dead["a5"]
+    # The first start is not counted, so that a message that kills nobody costs no write.
+    assert lives == world.plan_settings["tries"] + 2
+    assert world.starts == {}
+    assert world.queue == []
+
+
+def test_nothing_is_written_for_messages_that_are_delivered_once() -> None:
+    world = World([f"a{number}" for number in range(1, 4)])
+    world.live()
+    assert world.asked == ["Receive", "ApplyMessage", "ApplyMessage", "ApplyMessage", "Acknowledge", "Receive"]
+    unaware = World([f"a{number}" for number in range(1, 4)], counts=False)
+    unaware.live()
+    assert [name for name in unaware.asked if name not in ("Receive", "ApplyMessage")] == [
+        "SeeMessages", "Acknowledge", "ForgetStarts",
+    ]  # fmt: skip
+
+
+def test_a_consumer_that_dies_between_the_commit_and_the_acknowledgement_applies_nothing_twice() -> None:
+    world = World(["a1", "a2"])
+
+    def die(request: Any) -> BaseException | None:
+        if isinstance(request, Acknowledge):
+            raise Killed
+        return None
+
+    world.broken = die
+    world.live()
+    world.broken = lambda request: None
+    world.live()
+    assert world.applied == ["a1", "a2"]
+    assert world.report.repeated == 2
+    assert world.queue == []
+
+
+def test_pauses_grow_up_to_the_longest_and_the_last_try_gives_up() -> None:
+    world = World(["a1"], tries=6, longest_pause=5.0)
+    world.apply = lambda message: Raised(ValueError("no"))
+    world.live()
+    assert world.postponed == [("a1", 1.0), ("a1", 2.0), ("a1", 4.0), ("a1", 5.0), ("a1", 5.0)]
+    assert world.dead == {"a1": "ValueError('no')"}
+    assert [event.name for event in world.events] == ["apply_failed"] * 5 + ["apply_given_up"]
+    assert world.parked == []  # it has no order to keep
+
+
+def test_an_outage_of_the_database_burns_no_attempts() -> None:
+    world = World(["a1", "a2"], ordered=True)
+    down = iter(range(20))
+    world.apply = lambda message: Raised(StoreUnavailable("down")) if next(down, None) is not None else None
+    for _ in range(30):
+        world.live()
+    assert world.applied == ["a1", "a2"]
+    assert world.dead == world.starts == {}
+
+
+def test_a_broker_that_is_down_is_asked_again_after_growing_pauses() -> None:
+    world = World(["a1"])
+    down = iter(range(4))
+    world.broken = lambda request: BUSY if isinstance(request, Receive) and next(down, None) is not None else None
+    world.live(until_idle=None, rounds=20)
+    assert world.pauses == [0.1, 0.2, 0.4, 0.8]
+    assert [event.name for event in world.events] == ["consumer_interrupted"] * 4
+    assert world.applied == ["a1"]
+
+
+def test_a_conflict_counts_no_attempt_and_is_no_repeat() -> None:
+    world = World(["a1"], tries=1)
+    answers = iter([Raised(TransactionConflict("busy"))] * 5)
+    world.apply = lambda message: next(answers, None)
+    world.live()
+    assert world.applied == ["a1"]
+    assert world.starts == world.dead == {}
+    assert world.report.repeated == 0
+
+
+def test_what_cannot_be_buried_stays_with_the_broker() -> None:
+    world = World(["a1"], tries=1)
+    world.apply = lambda message: Raised(ValueError("no"))
+    world.broken = lambda request: StoreUnavailable("down") if isinstance(request, BuryMessage) else None
+    world.live()
+    assert world.dead == {}
+    assert [message.id for message in world.queue] == ["a1"]
+    world.broken = lambda request: None
+    world.live()
+    assert list(world.dead) == ["a1"]
+
+
+def test_slow_batches_are_acknowledged_on_the_way() -> None:
+    world = World([f"a{number}" for number in range(1, 6)])
+
+    def apply(message: Message) -> None:
+        world.now += 0.6
+
+    world.apply = apply
+    world.live()
+    assert world.asked.count("Acknowledge") == 3
+
+
+def test_the_place_in_a_stream() -> None:
+    def at(sequence: int) -> Message:
+        return Message("m", "t", b"", stream="s", sequence=sequence)
+
+    assert place_in_stream(0, at(57)) == AppliedMessage()  # a consumer may begin anywhere
+    assert place_in_stream(4, at(5)) == AppliedMessage()
+    assert place_in_stream(4, at(7)) == AppliedMessage(missing=2)
+    assert isinstance(place_in_stream(4, at(4)), MisplacedMessage)
+    assert isinstance(place_in_stream(-4, at(5)), MisplacedMessage)
+    assert place_in_stream(-4, at(4)) == place_in_stream(-4, at(3)) == AppliedMessage()
+
+
+def test_a_message_without_an_id_gets_one_of_its_content() -> None:
+    first, problem = identify(Message("", "t", b"1"))
+    assert first == identify(Message("", "t", b"1"))[0]
+    assert first.id != identify(Message("", "t", b"2"))[0].id
+    assert "has no id" in problem
+    assert identify(Message("m", "t", b"")) == (Message("m", "t", b""), "")
+    strange = Message("m", "t\x00" * 300, b"", headers={"UP": "x"}, stream=" s ", subject="\ud800")
+    check_message(storable(strange))
+    fine = Message("m", "", b"", headers={"a": "b"})
+    assert storable(fine) is fine

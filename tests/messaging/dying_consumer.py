@@ -1,0 +1,80 @@
+"""A consumer that is killed where it hurts most, and started again until it lives: see ``test_killed_consumers.py``.
+
+It consumes a Redis stream until nothing is left. It kills itself once after the effect of ``m-2`` and before its
+commit, once between a commit and its acknowledgement, and always while it applies ``poison``. A process that only forks
+starts it, because a new interpreter for each life would take most of the time. Prints how often it was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from semel.core.messages import Message
+from semel.messaging.brokers.redis_streams import RedisStreamsSource
+from semel.messaging.inbox import Inbox
+from semel.messaging.ports import Delivery
+from tests.messaging.desks import Desk
+
+
+def die_once(mark: Path) -> None:
+    if not mark.exists():
+        mark.touch()
+        die()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingSource(RedisStreamsSource):
+    folder: Path
+
+    async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        if any(delivery.message.id == "m-3" for delivery in deliveries):
+            die_once(self.folder / "acknowledge")
+        await super().acknowledge(deliveries)
+
+
+def main(dialect: str, url: str, redis: str, folder: str) -> None:
+    desk = Desk(dialect, url)
+    inbox = Inbox(desk.store)
+
+    @inbox.handler("ledger", connect=lambda: contextlib.closing(desk.connect()), tries=2, pause=0.01)
+    def apply(message: Message, connection: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"INSERT INTO applied (id) VALUES ('{message.id}')")
+        if message.id == "m-2":
+            die_once(Path(folder) / "effect")
+        if message.id == "poison":
+            die()
+
+    source = DyingSource(redis, stream="orders", group="ledger", consumer="one", ordered=False)
+    source.folder = Path(folder)
+    apply.drain(source, idle=0.1)
+    desk.close()
+
+
+def live_until_done(*arguments: str) -> int:
+    """Return how many lives it took."""
+    deaths = 0
+    while True:
+        child = os.fork()
+        if not child:
+            main(*arguments)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status != -signal.SIGKILL:
+            assert status == 0
+            return deaths
+        deaths += 1
+        assert deaths < 10
+
+
+if __name__ == "__main__":
+    print(live_until_done(*sys.argv[1:]))

@@ -1,0 +1,311 @@
+"""Consumers on every database: a message and its effect commit together, and what cannot be applied is given up."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from semel.core.messages import JoinRelays, Message, StartMessages
+from semel.errors import ConfigurationError
+from semel.messaging import AsyncDeadLetters, AsyncInbox, DeadLetters, Inbox
+from semel.messaging.aio_outbox import AsyncOutbox
+from semel.messaging.outbox import Outbox
+from semel.observe.events import Event
+from tests.messaging.desks import DIALECTS, KINDS, Desk
+from tests.messaging.sources import ListSource
+from tests.transactional.kinds import mysql_parameters
+
+SERVERS = {"sqlite": (), "postgres": ("postgres", "server"), "mysql": ("mariadb", "server")}
+RELAY = bytes(16)
+
+
+class Refused(Exception):
+    """The handler's own error."""
+
+
+def marked(kind: str) -> Any:
+    dialect = "sqlite" if "sqlite" in kind else "mysql" if kind in ("mysql", "asyncmy") else "postgres"
+    return pytest.param(kind, marks=[getattr(pytest.mark, name) for name in SERVERS[dialect]])
+
+
+class Books:
+    """A consumer called ledger. Its handler writes the message's id, adds a message to the outbox, and may fail."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.fails: dict[str, int] = {}
+        """How often the handler fails, by message."""
+        self.events: list[Event] = []
+        self.sync = desk.kind in DIALECTS
+        inbox: Any = (Inbox if self.sync else AsyncInbox)(desk.store)
+        outbox: Any = (Outbox if self.sync else AsyncOutbox)(desk.store)
+        connect = self.connect if self.sync else self.connect_async
+
+        def make(**settings: Any) -> Any:
+            decorate = inbox.handler("ledger", connect=connect, on_event=self.events.append, **settings)
+
+            def apply(message: Message, connection: Any) -> None:
+                cursor = connection.cursor()
+                cursor.execute(f"INSERT INTO applied (id) VALUES ('{message.id}')")
+                outbox.add(connection, "booked", {"of": message.id})
+                self.check(message)
+
+            async def apply_async(message: Message, connection: Any) -> None:
+                statement = f"INSERT INTO applied (id) VALUES ('{message.id}')"
+                if desk.kind == "asyncmy":
+                    async with connection.cursor() as cursor:
+                        await cursor.execute(statement)
+                else:
+                    await connection.execute(statement)
+                await outbox.add(connection, "booked", {"of": message.id})
+                self.check(message)
+
+            return decorate(apply if self.sync else apply_async)
+
+        self.make = make
+
+    def check(self, message: Message) -> None:
+        left = self.fails.get(message.id, 0)
+        if left:
+            self.fails[message.id] = left - 1
+            raise Refused(message.id)
+
+    @contextlib.contextmanager
+    def connect(self) -> Iterator[Any]:
+        if self.desk.kind == "sqlite":
+            with contextlib.closing(sqlite3.connect(self.desk.url)) as connection:
+                yield connection
+            return
+        with contextlib.closing(self.desk.connect()) as connection:
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def connect_async(self) -> AsyncIterator[Any]:
+        url, kind = self.desk.url, self.desk.kind
+        if kind == "async-sqlite":
+            import aiosqlite
+
+            async with aiosqlite.connect(url) as connection:
+                yield connection
+        elif kind == "asyncpg":
+            import asyncpg
+
+            connection = await asyncpg.connect(url)
+            try:
+                yield connection
+            finally:
+                await connection.close()
+        elif kind == "async-psycopg":
+            import psycopg
+
+            async with await psycopg.AsyncConnection.connect(url) as other:
+                yield other
+        else:
+            import asyncmy
+
+            connection = await asyncmy.connect(**mysql_parameters(url))
+            try:
+                yield connection
+            finally:
+                await connection.ensure_closed()
+
+    def consume(self, source: ListSource, **settings: Any) -> Any:
+        consumer = self.make(pause=0.001, **settings)
+        if self.sync:
+            return consumer.drain(source)
+
+        async def drain() -> Any:
+            return await consumer.drain(source)
+
+        return self.desk._runner.run(drain())  # type: ignore[union-attr]
+
+    def redrive(self) -> list[Message]:
+        """Redrive everything, and return what a relay would send now, without the messages of the handler."""
+        letters: Any = (DeadLetters if self.sync else AsyncDeadLetters)(self.desk.store)
+        if self.sync:
+            letters.redrive()
+        else:
+
+            async def redrive() -> None:
+                await letters.redrive()
+
+            self.desk._runner.run(redrive())  # type: ignore[union-attr]
+        self.desk.execute(JoinRelays(RELAY, 60.0))
+        return [
+            one.message for one in self.desk.execute(StartMessages(RELAY, 100, 60.0)) if one.message.type != "booked"
+        ]
+
+    @property
+    def applied(self) -> list[str]:
+        return [row[0] for row in self.desk.sql("SELECT id FROM applied ORDER BY place")]
+
+    @property
+    def dead(self) -> list[tuple[Any, ...]]:
+        return self.desk.sql("SELECT id, reason, starts FROM semel_dead_letter ORDER BY position")
+
+    @property
+    def known(self) -> list[str]:
+        return [row[0] for row in self.desk.sql("SELECT id FROM semel_inbox ORDER BY id")]
+
+
+def open_books(desk: Desk) -> Books:
+    for table in ("inbox", "inbox_stream", "inbox_start"):
+        desk.sql(f"DELETE FROM semel_{table}")
+    place = {
+        "sqlite": "INTEGER PRIMARY KEY", "postgres": "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+        "mysql": "bigint AUTO_INCREMENT PRIMARY KEY",
+    }[desk.dialect]  # fmt: skip
+    desk.sql(f"CREATE TABLE IF NOT EXISTS applied (place {place}, id varchar(100) NOT NULL)")
+    desk.sql("DELETE FROM applied")
+    return Books(desk)
+
+
+@pytest.fixture(params=[marked(kind) for kind in KINDS])
+def books(request: pytest.FixtureRequest, open_desk: Callable[[str], Desk]) -> Books:
+    return open_books(open_desk(request.param))
+
+
+@pytest.fixture
+def on_sqlite(open_desk: Callable[[str], Desk]) -> Books:
+    return open_books(open_desk("sqlite"))
+
+
+def message(id: str, stream: str = "", sequence: int = 0, **fields: Any) -> Message:
+    return Message(id, "paid", b"{}", "/shop", "orders", stream, sequence, **fields)
+
+
+def stream_of(first: int, last: int) -> list[Message]:
+    return [message(f"m-{number}", "o-7", number) for number in range(first, last + 1)]
+
+
+def test_each_message_is_applied_once(books: Books) -> None:
+    source = ListSource([message("m-1"), message("m-2"), message("m-1")])
+    report = books.consume(source)
+    assert books.applied == ["m-1", "m-2"]
+    assert (report.applied, report.repeated, report.failed, report.dead) == (2, 1, 0, 0)
+    assert source.acknowledged == ["m-1", "m-2", "m-1"]
+
+
+def test_a_handler_that_raises_after_it_has_written_is_rolled_back_and_retried(books: Books) -> None:
+    books.fails = {"m-1": 2, "m-2": 9}
+    source = ListSource([message("m-1"), message("m-2"), message("m-3")])
+    report = books.consume(source, tries=3)
+    assert sorted(books.applied) == ["m-1", "m-3"]
+    assert (report.applied, report.failed, report.dead) == (2, 4, 1)
+    assert books.dead == [("m-2", "Refused('m-2')", 3)]
+    assert books.known == ["m-1", "m-3"]  # a redrive can apply it
+    assert sorted(source.acknowledged) == ["m-1", "m-2", "m-3"]
+    # What the runs that failed had added to the outbox went with their transactions.
+    assert len(books.desk.sql("SELECT id FROM semel_outbox")) == 2
+    assert books.desk.sql("SELECT id FROM semel_inbox_start") == []
+    books.fails = {}
+    assert books.consume(ListSource(books.redrive())).applied == 1
+    assert sorted(books.applied) == ["m-1", "m-2", "m-3"]
+    assert books.dead == []
+
+
+def test_a_stream_is_applied_in_order_and_parked_with_its_poison(books: Books) -> None:
+    books.fails = {"m-2": 9}
+    source = ListSource([*stream_of(1, 4), message("x-1", "o-8", 1)])
+    report = books.consume(source, ordered=True, tries=2)
+    assert sorted(books.applied) == ["m-1", "x-1"]
+    assert (report.applied, report.dead) == (2, 3)
+    assert [(id, reason) for id, reason, _ in books.dead] == [
+        ("m-2", "Refused('m-2')"),
+        ("m-3", "its stream is parked since its message 2 was given up"),
+        ("m-4", "its stream is parked since its message 2 was given up"),
+    ]
+    books.consume(ListSource(stream_of(5, 5)), ordered=True)  # it is sent while the stream is parked
+    assert len(books.dead) == 4
+    books.fails = {}
+    again = books.redrive()
+    assert [one.id for one in again] == ["m-2", "m-3", "m-4", "m-5"]
+    books.consume(ListSource([*again, *stream_of(6, 6)]), ordered=True)
+    assert [id for id in books.applied if id != "x-1"] == ["m-1", "m-2", "m-3", "m-4", "m-5", "m-6"]
+    assert books.dead == []
+
+
+def test_after_a_failure_the_later_messages_of_the_stream_wait(books: Books) -> None:
+    books.fails = {"m-1": 2}
+    report = books.consume(ListSource([*stream_of(1, 3), message("x-1", "o-8", 1)]), ordered=True)
+    assert books.applied == ["x-1", "m-1", "m-2", "m-3"]
+    assert report.failed == 2
+
+
+def test_what_a_handler_emits_has_the_same_id_in_every_run(books: Books) -> None:
+    headers = {"idempotency-root": "order-1", "traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"}
+    books.consume(ListSource([message("m-1", headers=headers)]))
+    found = books.desk.sql("SELECT id, headers FROM semel_outbox")
+    books.desk.sql("DELETE FROM semel_outbox")
+    books.desk.sql("DELETE FROM semel_inbox")  # as if the first run had not committed
+    books.consume(ListSource([message("m-1", headers=headers)]))
+    assert books.desk.sql("SELECT id, headers FROM semel_outbox") == found
+    assert '"causation-id":"m-1"' in found[0][1].replace(": ", ":")
+    assert '"idempotency-root":"order-1"' in found[0][1].replace(": ", ":")
+    assert headers["traceparent"] in found[0][1]
+
+
+def test_a_message_without_an_id_is_a_dead_letter(on_sqlite: Books) -> None:
+    books = on_sqlite
+    strange = [message(""), message("x" * 300), message("a\nb", subject="c\nd", headers={"UP": "\x00"})]
+    source = ListSource([*strange, message("m-1"), message("")])
+    report = books.consume(source)
+    assert (report.applied, report.dead) == (1, 4)
+    assert len(source.acknowledged) == 5
+    assert len(books.dead) == 3  # the same message has the same id again
+    assert "the message has no id" in books.dead[0][1]
+    assert books.consume(ListSource(books.redrive())).applied == 3
+
+
+def test_a_message_that_comes_too_late_is_no_repeat_and_is_not_lost(on_sqlite: Books) -> None:
+    books = on_sqlite
+    first, second, third = stream_of(1, 3)
+    books.consume(ListSource([first, third, second, first]), ordered=True)
+    assert books.applied == ["m-1", "m-3"]
+    assert [(id, reason) for id, reason, _ in books.dead] == [
+        ("m-2", "it came too late: the message 3 of its stream was applied before it")
+    ]
+    (gap,) = [event for event in books.events if event.name == "stream_gap"]
+    assert (gap.key, gap.missing) == ("m-3", 1)  # type: ignore[attr-defined]
+
+
+def test_skip_goes_on_and_block_never_gives_up(on_sqlite: Books) -> None:
+    books = on_sqlite
+    books.fails = {"m-1": 1}
+    books.consume(ListSource(stream_of(1, 2)), ordered=True, on_poison="skip", tries=1)
+    assert books.applied == ["m-2"]
+    books.fails = {"n-1": 20}
+    books.consume(ListSource([message("n-1", "o-9", 1)]), ordered=True, on_poison="block", tries=1)
+    assert books.applied == ["m-2", "n-1"]
+
+
+def test_an_inbox_that_forgets_too_soon_is_refused(on_sqlite: Books) -> None:
+    books = on_sqlite
+    with pytest.raises(ConfigurationError, match="a list keeps messages for 8 days"):
+        books.consume(ListSource([], retention=8 * 86400.0))
+    books.consume(ListSource([], retention=7.9 * 86400.0))
+    with pytest.raises(ConfigurationError, match="does not deliver the messages of a stream in their order"):
+        books.consume(ListSource([], ordered=False), ordered=True)
+    inbox = Inbox(books.desk.store)
+    with pytest.raises(ConfigurationError, match="connect="):
+        inbox.handler("ledger")
+
+
+def test_old_messages_are_forgotten(books: Books) -> None:
+    books.consume(ListSource([message(f"m-{number}") for number in range(3)]))
+    past = {"sqlite": "1", "postgres": "'epoch'", "mysql": "'1970-01-02'"}[books.desk.dialect]
+    books.desk.sql(f"UPDATE semel_inbox SET received = {past} WHERE id <> 'm-1'")
+    inbox: Any = (Inbox if books.sync else AsyncInbox)(books.desk.store)
+    if books.sync:
+        assert inbox.purge() == 2
+    else:
+
+        async def purge() -> Any:
+            return await inbox.purge()
+
+        assert books.desk._runner.run(purge()) == 2  # type: ignore[union-attr]
+    assert books.known == ["m-1"]
