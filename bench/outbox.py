@@ -53,7 +53,7 @@ def _asyncpg(stack: ExitStack, url: str, clients: int) -> list[Contestant]:
     async def prepare() -> AsyncOutbox:
         for _ in range(clients):
             connection = await asyncpg.connect(url)
-            stack.callback(lambda connection=connection: runner.run(connection.close()))
+            stack.callback(_closing(runner, connection))
             free.put_nowait(connection)
         await connection.execute(_TABLE)
         return AsyncOutbox(AsyncPostgresStore(url, listen=False))
@@ -113,3 +113,7 @@ def _contestants(
         "by hand: a plain insert": by_hand,
     }
     return [Contestant(name, "first", clients, turn(add), yardstick=add is None) for name, add in calls.items()]
+
+
+def _closing(runner: asyncio.Runner, connection: Any) -> Callable[[], None]:
+    return lambda: runner.run(connection.close())

@@ -266,9 +266,13 @@ def test_the_reference_shows_what_programs_use_and_not_what_adapters_do() -> Non
 
 def test_the_indexes_to_make_by_hand_are_those_of_the_schema() -> None:
     text = (DOCS / "how-to" / "use-postgres.md").read_text("utf-8")
-    later = [sql for _, _, statements in POSTGRES.migrations()[1:] for sql in statements if "CREATE INDEX" in sql]
-    for sql in later:
-        assert sql.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY") + ";" in text
+    for _, _, statements in POSTGRES.migrations()[1:]:
+        # An index of a table that the same migration makes has no rows to read.
+        new = re.findall(r"CREATE TABLE (\w+)", "\n".join(statements))
+        for sql in statements:
+            if "CREATE INDEX" not in sql or re.search(r" ON (\w+)", sql)[1] in new:  # type: ignore[index]
+                continue
+            assert sql.replace("CREATE INDEX", "CREATE INDEX CONCURRENTLY") + ";" in text
 
 
 def test_every_block_says_its_language_and_python_is_spelled_so() -> None:

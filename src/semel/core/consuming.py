@@ -6,7 +6,7 @@
                             │ the handler raised: postpone it, with a pause that grows
                             └ it has used up its tries: to the dead letters, then acknowledge
 
-The flow is a generator that knows no store, broker or thread. It yields ``Receive``, ``Apply``, ``Acknowledge``,
+The flow is a generator that knows no store, broker or thread. It yields ``Receive``, ``ApplyMessage``, ``Acknowledge``,
 ``Postpone``, ``Pause`` and Ops. The answer is what was asked for, or Raised.
 
 A message is acknowledged after its effect is committed, so a crash in between leads to a repeat, and the inbox knows
@@ -83,15 +83,15 @@ class Postpone:
 
 
 @value
-class Apply:
-    """Run the handler in a transaction with the inbox's row, and commit. The answer is an Applied, a Repeated, a
-    Misplaced, or Raised."""
+class ApplyMessage:
+    """Run the handler in a transaction with the inbox's row, and commit. The answer says what became of it: Raised, or
+    one of the classes below."""
 
     message: Message
 
 
 @value
-class Applied:
+class AppliedMessage:
     """The message is applied, and committed."""
 
     missing: int = 0
@@ -99,18 +99,18 @@ class Applied:
 
 
 @value
-class Repeated:
+class RepeatedMessage:
     """The message was applied before."""
 
 
 @value
-class Misplaced:
+class MisplacedMessage:
     """The message was not applied, because of its place in its stream."""
 
     reason: str
 
 
-Request: TypeAlias = "Op[Any] | Receive | Acknowledge | Postpone | Apply | Pause"
+Request: TypeAlias = "Op[Any] | Receive | Acknowledge | Postpone | ApplyMessage | Pause"
 ConsumerFlow: TypeAlias = Generator[Request, Any, None]
 
 
@@ -151,10 +151,10 @@ class ConsumerPlan:
         """Apply messages until ``stopping``; with ``until_idle``, until none arrives for so many seconds, or the broker
         or the database is down.
         """
-        return _Run(self, stopping, report).flow(until_idle)
+        return _Consumption(self, stopping, report).flow(until_idle)
 
 
-def place_in_stream(last: int, message: Message) -> Applied | Misplaced:
+def place_in_stream(last: int, message: Message) -> AppliedMessage | MisplacedMessage:
     """Return whether the message may be applied now.
 
     :param last: the sequence that was applied last, or 0. If the stream is parked, the sequence of its first dead
@@ -162,11 +162,11 @@ def place_in_stream(last: int, message: Message) -> Applied | Misplaced:
     """
     sequence = message.sequence
     if last < 0 and sequence > -last:
-        return Misplaced(f"its stream is parked since its message {-last} was given up")
+        return MisplacedMessage(f"its stream is parked since its message {-last} was given up")
     if last > 0 and sequence <= last:
         # It was never applied: the inbox would know it. To drop it would lose it.
-        return Misplaced(f"it came too late: the message {last} of its stream was applied before it")
-    return Applied(sequence - last - 1 if last > 0 else 0)
+        return MisplacedMessage(f"it came too late: the message {last} of its stream was applied before it")
+    return AppliedMessage(sequence - last - 1 if last > 0 else 0)
 
 
 def identify(message: Message) -> tuple[Message, str]:
@@ -209,7 +209,7 @@ class _Outage(Exception):
         self.error = error
 
 
-class _Run:
+class _Consumption:
     """One life of a consumer."""
 
     def __init__(self, plan: ConsumerPlan, stopping: Callable[[], bool], report: ConsumerReport) -> None:
@@ -317,16 +317,16 @@ class _Run:
                 reason = f"its consumer has died, or was stopped, each time that it was applied ({starts - 1} starts)"
                 yield from self._bury(message, reason, starts - 1, park=True)
                 return None
-        answer = yield Apply(message)
-        if isinstance(answer, Applied):
+        answer = yield ApplyMessage(message)
+        if isinstance(answer, AppliedMessage):
             report.applied += 1
             if answer.missing:
                 plan.hook(events.StreamGap(message.type, "", message.id, message.stream, answer.missing))
             return None
-        if isinstance(answer, Repeated):
+        if isinstance(answer, RepeatedMessage):
             report.repeated += 1
             return None
-        if isinstance(answer, Misplaced):
+        if isinstance(answer, MisplacedMessage):
             yield from self._bury(message, answer.reason, starts or 1)
             return None
         assert isinstance(answer, Raised)

@@ -4,7 +4,7 @@ from semel.core.messages import Letter, LetterFilter, Message
 from semel.messaging.aio_deadletters import AsyncDeadLetters
 from semel.messaging.aio_inbox import AsyncInbox
 from semel.messaging.aio_outbox import AsyncOutbox
-from semel.messaging.brokers.urls import open_broker
+from semel.messaging.brokers.urls import open_broker, open_source
 from semel.messaging.deadletters import DeadLetters
 from semel.messaging.inbox import Inbox
 from semel.messaging.outbox import Outbox
@@ -23,4 +23,5 @@ __all__ = [
     "Outbox",
     "Relay",
     "open_broker",
+    "open_source",
 ]

@@ -29,15 +29,15 @@ from typing import Any, Final, TypeVar
 from semel.core.call import Pause, Raised
 from semel.core.consuming import (
     Acknowledge,
-    Applied,
-    Apply,
+    AppliedMessage,
+    ApplyMessage,
     ConsumerFlow,
     ConsumerPlan,
     ConsumerReport,
-    Misplaced,
+    MisplacedMessage,
     Postpone,
     Receive,
-    Repeated,
+    RepeatedMessage,
     place_in_stream,
 )
 from semel.core.keys import check_name, identity
@@ -61,8 +61,8 @@ from semel.errors import (
 
 # sync only: from semel.messaging.loop_thread import LoopThread
 from semel.messaging.ports import Capabilities, Source
+from semel.messaging.reporting import reporter
 from semel.observe import events
-from semel.observe.logs import log_events
 from semel.sql.aio import AsyncSQLUnit
 from semel.sql.connections.errors import StatementRejected
 from semel.sql.inbox import apply_message, apply_messages, lock_stream, move_stream
@@ -191,7 +191,7 @@ class AsyncInbox:
         :param pause: the longest pause after the first failure. The pauses double, and are random ...
         :param longest_pause: ... up to this.
         :param batch: how many messages to receive at once. Each is applied in a transaction of its own.
-        :param on_event: is called with every event. By default problems are logged by the logger ``semel.inbox``.
+        :param on_event: is called with every event. Without it, problems are logged by the logger ``semel.inbox``.
         """
         check_consumer(consumer)
         if (connect is None) == (guard is None):
@@ -209,7 +209,7 @@ class AsyncInbox:
         first, longest = seconds(pause, "pause"), seconds(longest_pause, "longest_pause")
         if not 0 < first <= longest:
             raise PolicyError("pause is longer than 0 s, and not longer than longest_pause")
-        hook = log_events(_log) if on_event is None else on_event
+        hook = reporter(_log, on_event)
 
         def plan(known: Capabilities) -> ConsumerPlan:
             return ConsumerPlan(
@@ -321,7 +321,7 @@ class AsyncConsumer:
                 request = flow.send(answer)
                 answer = None
                 try:
-                    if isinstance(request, Apply):
+                    if isinstance(request, ApplyMessage):
                         answer = await self._apply(request.message)
                     elif isinstance(request, Receive):
                         await self._purge()
@@ -351,7 +351,7 @@ class AsyncConsumer:
             with contextlib.suppress(StoreError):  # the next purge does it
                 await self._inbox.purge()
 
-    async def _apply(self, message: Message) -> Applied | Repeated | Misplaced | Raised:
+    async def _apply(self, message: Message) -> AppliedMessage | RepeatedMessage | MisplacedMessage | Raised:
         if self._guard is not None:
             return await self._run_guarded(self._guard, message)
         assert self._connect is not None
@@ -373,19 +373,19 @@ class AsyncConsumer:
         except StoreError as error:
             return Raised(error)
 
-    async def _apply_on(self, connection: object, message: Message) -> Applied:
+    async def _apply_on(self, connection: object, message: Message) -> AppliedMessage:
         """Apply the message in a transaction of its own. Raises _NotApplied or _HandlerFailed."""
         unit = self._inbox._unit(connection, own=True)
-        dialect, answer = unit.connection.dialect, Applied()
+        dialect, answer = unit.connection.dialect, AppliedMessage()
         ordered = self._ordered and bool(message.stream) and message.sequence > 0
         async with _transaction(unit, own=True):
             if not await unit.run(apply_message(dialect, self.name, message.id), _ROW):
-                raise _NotApplied(Repeated())
+                raise _NotApplied(RepeatedMessage())
             last = 0
             if ordered:
                 last = await unit.run(lock_stream(dialect, self.name, message.stream), "the place in the stream")
                 place = place_in_stream(last, message)
-                if isinstance(place, Misplaced):
+                if isinstance(place, MisplacedMessage):
                     raise _NotApplied(place)
                 answer = place
             try:
@@ -399,7 +399,7 @@ class AsyncConsumer:
                 await unit.run(move_stream(dialect, self.name, message, last), "the place in the stream")
         return answer
 
-    async def _run_guarded(self, guard: AsyncSemel, message: Message) -> Applied | Repeated | Raised:
+    async def _run_guarded(self, guard: AsyncSemel, message: Message) -> AppliedMessage | RepeatedMessage | Raised:
         """Apply a message whose effects are outside of the database, with the steps of an operation."""
 
         async def work(op: AsyncOperation) -> None:
@@ -416,13 +416,13 @@ class AsyncConsumer:
             return Raised(TransactionConflict(str(error)))
         except Exception as error:
             return Raised(error)
-        return Repeated() if outcome.replayed else Applied()
+        return RepeatedMessage() if outcome.replayed else AppliedMessage()
 
 
 class _NotApplied(Exception):
     """The handler did not run, and nothing is to be committed."""
 
-    def __init__(self, answer: Repeated | Misplaced) -> None:
+    def __init__(self, answer: RepeatedMessage | MisplacedMessage) -> None:
         self.answer = answer
 
 

@@ -27,15 +27,15 @@ from typing import Any, Final, TypeVar
 from semel.core.call import Pause, Raised
 from semel.core.consuming import (
     Acknowledge,
-    Applied,
-    Apply,
+    AppliedMessage,
+    ApplyMessage,
     ConsumerFlow,
     ConsumerPlan,
     ConsumerReport,
-    Misplaced,
+    MisplacedMessage,
     Postpone,
     Receive,
-    Repeated,
+    RepeatedMessage,
     place_in_stream,
 )
 from semel.core.keys import check_name, identity
@@ -58,8 +58,8 @@ from semel.errors import (
 )
 from semel.messaging.loop_thread import LoopThread
 from semel.messaging.ports import Capabilities, Source
+from semel.messaging.reporting import reporter
 from semel.observe import events
-from semel.observe.logs import log_events
 from semel.sql.connections.errors import StatementRejected
 from semel.sql.inbox import apply_message, apply_messages, lock_stream, move_stream
 from semel.sql.sync import SQLUnit
@@ -188,7 +188,7 @@ class Inbox:
         :param pause: the longest pause after the first failure. The pauses double, and are random ...
         :param longest_pause: ... up to this.
         :param batch: how many messages to receive at once. Each is applied in a transaction of its own.
-        :param on_event: is called with every event. By default problems are logged by the logger ``semel.inbox``.
+        :param on_event: is called with every event. Without it, problems are logged by the logger ``semel.inbox``.
         """
         check_consumer(consumer)
         if (connect is None) == (guard is None):
@@ -206,7 +206,7 @@ class Inbox:
         first, longest = seconds(pause, "pause"), seconds(longest_pause, "longest_pause")
         if not 0 < first <= longest:
             raise PolicyError("pause is longer than 0 s, and not longer than longest_pause")
-        hook = log_events(_log) if on_event is None else on_event
+        hook = reporter(_log, on_event)
 
         def plan(known: Capabilities) -> ConsumerPlan:
             return ConsumerPlan(
@@ -317,7 +317,7 @@ class Consumer:
                 request = flow.send(answer)
                 answer = None
                 try:
-                    if isinstance(request, Apply):
+                    if isinstance(request, ApplyMessage):
                         answer = self._apply(request.message)
                     elif isinstance(request, Receive):
                         self._purge()
@@ -344,7 +344,7 @@ class Consumer:
             with contextlib.suppress(StoreError):  # the next purge does it
                 self._inbox.purge()
 
-    def _apply(self, message: Message) -> Applied | Repeated | Misplaced | Raised:
+    def _apply(self, message: Message) -> AppliedMessage | RepeatedMessage | MisplacedMessage | Raised:
         if self._guard is not None:
             return self._run_guarded(self._guard, message)
         assert self._connect is not None
@@ -366,19 +366,19 @@ class Consumer:
         except StoreError as error:
             return Raised(error)
 
-    def _apply_on(self, connection: object, message: Message) -> Applied:
+    def _apply_on(self, connection: object, message: Message) -> AppliedMessage:
         """Apply the message in a transaction of its own. Raises _NotApplied or _HandlerFailed."""
         unit = self._inbox._unit(connection, own=True)
-        dialect, answer = unit.connection.dialect, Applied()
+        dialect, answer = unit.connection.dialect, AppliedMessage()
         ordered = self._ordered and bool(message.stream) and message.sequence > 0
         with _transaction(unit, own=True):
             if not unit.run(apply_message(dialect, self.name, message.id), _ROW):
-                raise _NotApplied(Repeated())
+                raise _NotApplied(RepeatedMessage())
             last = 0
             if ordered:
                 last = unit.run(lock_stream(dialect, self.name, message.stream), "the place in the stream")
                 place = place_in_stream(last, message)
-                if isinstance(place, Misplaced):
+                if isinstance(place, MisplacedMessage):
                     raise _NotApplied(place)
                 answer = place
             try:
@@ -392,7 +392,7 @@ class Consumer:
                 unit.run(move_stream(dialect, self.name, message, last), "the place in the stream")
         return answer
 
-    def _run_guarded(self, guard: Semel, message: Message) -> Applied | Repeated | Raised:
+    def _run_guarded(self, guard: Semel, message: Message) -> AppliedMessage | RepeatedMessage | Raised:
         """Apply a message whose effects are outside of the database, with the steps of an operation."""
 
         def work(op: Operation) -> None:
@@ -407,13 +407,13 @@ class Consumer:
             return Raised(TransactionConflict(str(error)))
         except Exception as error:
             return Raised(error)
-        return Repeated() if outcome.replayed else Applied()
+        return RepeatedMessage() if outcome.replayed else AppliedMessage()
 
 
 class _NotApplied(Exception):
     """The handler did not run, and nothing is to be committed."""
 
-    def __init__(self, answer: Repeated | Misplaced) -> None:
+    def __init__(self, answer: RepeatedMessage | MisplacedMessage) -> None:
         self.answer = answer
 
 

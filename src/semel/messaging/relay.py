@@ -32,6 +32,7 @@ from semel.engine.ports import AsyncStore, Store
 from semel.engine.threaded import ThreadedStore
 from semel.errors import BrokerUnavailable, ConfigurationError, PolicyError, StoreError
 from semel.messaging.ports import Broker, BrokerDown, Result, TryAgain
+from semel.messaging.reporting import reporter
 from semel.observe import events
 
 BATCH: Final = 500
@@ -43,9 +44,6 @@ SHORTEST_LEASE: Final = 1.0
 LISTEN_FOR: Final = 1.0
 """Seconds. The stores wait no longer at a time."""
 FAILED_PAUSE: Final = 1.0
-QUIET: Final = 60.0
-"""Seconds in which a problem that was logged is only counted."""
-MOST_PROBLEMS: Final = 1000
 R = TypeVar("R")
 _log = logging.getLogger("semel.relay")
 
@@ -88,7 +86,9 @@ class AsyncRelay:
         self._driver = _Driver(
             store,
             broker,
-            _plan(broker, batch, lease, tries, pause, longest_pause, on_poison, allow_unordered, _reporter(on_event)),
+            _plan(
+                broker, batch, lease, tries, pause, longest_pause, on_poison, allow_unordered, reporter(_log, on_event)
+            ),
             self.report,
         )
         self._task: asyncio.Task[None] | None = None
@@ -159,7 +159,7 @@ class Relay:
         self._store = store
         self._broker = broker
         self._plan = _plan(
-            broker, batch, lease, tries, pause, longest_pause, on_poison, allow_unordered, _reporter(on_event)
+            broker, batch, lease, tries, pause, longest_pause, on_poison, allow_unordered, reporter(_log, on_event)
         )
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -379,55 +379,3 @@ def _policy(on_poison: Poison | Mapping[str, Poison]) -> Callable[[str], Poison]
         return next((policy for pattern, policy in patterns.items() if fnmatchcase(stream, pattern)), "block")
 
     return decide
-
-
-def _reporter(on_event: events.EventHook | None) -> events.EventHook:
-    """Return the hook of the flow: it logs problems, unless the user's hook does, and survives errors of that hook."""
-    log = None if isinstance(on_event, events.LoggingHook) else _RelayLog()
-
-    def report(event: events.Event) -> None:
-        if log is not None:
-            log(event)
-        if on_event is not None:
-            try:
-                on_event(event)
-            except Exception:
-                _log.exception("the event hook failed at %s", event.name)
-
-    return report
-
-
-class _RelayLog:
-    """Logs what an operator must know, once a minute for each cause."""
-
-    _TEXTS: Final[dict[type[events.Event], str]] = {
-        events.PublishFailed: "{operation} {key}, stream {stream!r}: attempt {starts} failed, and is repeated: {error}",
-        events.PublishGivenUp: "{operation} {key}, stream {stream!r}: moved to the dead letters: {error}",
-        events.StreamBlocked: "{operation} {key} cannot be sent, and its stream {stream!r} waits: {error}",
-        events.BrokerLost: "the broker is down, so messages wait: {error}",
-        events.BrokerBack: "the broker is back",
-        events.RelayLate: "the relay was slower than its lease; {sent} messages that it has sent are sent again",
-        events.StoreFailed: "the store failed at {op}; the relay goes on: {error}",
-    }
-
-    def __init__(self) -> None:
-        self._problems: dict[tuple[Any, ...], tuple[float, int]] = {}
-        """When each was logged last, and how often it has come since."""
-
-    def __call__(self, event: events.Event) -> None:
-        text = self._TEXTS.get(type(event))
-        if text is None:
-            return
-        details = {name: getattr(event, name) for name in event.__dataclass_fields__}
-        one_by_one = isinstance(event, (events.PublishGivenUp, events.StreamBlocked))
-        cause = (type(event), details.get("error"), event.key if one_by_one else "")
-        now = time.monotonic()
-        logged, missed = self._problems.get(cause, (-QUIET, 0))
-        if now - logged < QUIET and not isinstance(event, events.BrokerBack):
-            self._problems[cause] = (logged, missed + 1)
-            return
-        if len(self._problems) >= MOST_PROBLEMS:
-            self._problems.clear()
-        self._problems[cause] = (now, 0)
-        more = f" ({missed} more like this in between)" if missed else ""
-        _log.log(event.level, "%s%s", text.format(**details), more)

@@ -18,7 +18,7 @@ import os
 import socket
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from secrets import token_hex
 from time import monotonic
@@ -28,6 +28,7 @@ from semel.core.messages import Message, attributes, read_message, size_of
 from semel.core.policy import Duration, seconds
 from semel.errors import BrokerUnavailable, ConfigurationError, SemelError
 from semel.messaging.brokers.options import flag, number, split_options
+from semel.messaging.brokers.waves import send_in_waves
 from semel.messaging.ports import BrokerDown, Capabilities, Delivery, Refused, Result, Sent, TryAgain
 from semel.stores.redis.aio_connection import AsyncServers
 from semel.stores.redis.commands import RedisCommand, Script
@@ -43,7 +44,6 @@ MOST_WAITING: Final = 10_000
 _DATA: Final = b"data"
 _DOWN: Final = frozenset({"OOM", "MISCONF", "NOREPLICAS", "NOAUTH", "WRONGPASS"})
 """Error replies that every message gets."""
-_FOLLOWS: Final = TryAgain("an earlier message of its stream was not sent")
 
 
 class RedisStreamsBroker:
@@ -78,43 +78,16 @@ class RedisStreamsBroker:
         return cls(url, **options)
 
     async def publish(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
-        results: list[Result] = [TryAgain("not sent before the deadline")] * len(messages)
-        failed: set[str] = set()
-        """The streams of which a message was not sent."""
-        waiting = list(range(len(messages)))
-        while waiting and monotonic() < deadline:
-            batch: dict[str, list[int]] = {}
-            keys: dict[str, str] = {}
-            later: list[int] = []
-            for at in waiting:
-                message = messages[at]
-                key = message.destination or self._stream
-                if message.stream in failed:
-                    results[at] = _FOLLOWS
-                elif (refused := self._refuses(message, key)) is not None:
-                    results[at] = refused
-                    failed |= {message.stream} - {""}
-                elif message.stream and keys.setdefault(message.stream, key) != key:
-                    # Two Redis streams share no transaction. What went to the other one is to be known first.
-                    keys[message.stream] = ""
-                    later.append(at)
-                else:
-                    batch.setdefault(key, []).append(at)
-            sent = await asyncio.gather(
-                *(self._send(key, [messages[at] for at in group], deadline) for key, group in batch.items())
-            )
-            for group, outcomes in zip(batch.values(), sent, strict=True):
-                for at, outcome in zip(group, outcomes, strict=True):
-                    results[at] = outcome
-                    failed |= {messages[at].stream} - {""} if outcome != Sent() else set()
-            waiting = later
-        return results
+        return await send_in_waves(messages, self._key, self._refuses, partial(self._send, deadline=deadline))
 
     async def close(self) -> None:
         await self._servers.close()
 
-    def _refuses(self, message: Message, key: str) -> Refused | None:
-        if not key:
+    def _key(self, message: Message) -> str:
+        return message.destination or self._stream
+
+    def _refuses(self, message: Message) -> Refused | None:
+        if not self._key(message):
             return Refused("the message has no destination, and the relay no default: put ?stream=… into its URL")
         if "data" in message.headers:
             return Refused("a header cannot be called data on Redis Streams, where that is the field of the data")
@@ -122,7 +95,20 @@ class RedisStreamsBroker:
             return Refused(f"the message has {size} bytes, and the most is {self.capabilities.largest}")
         return None
 
-    async def _send(self, key: str, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
+    async def _send(self, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
+        if monotonic() >= deadline:
+            return [TryAgain("not sent before the deadline")] * len(messages)
+        by_key: dict[str, list[int]] = {}
+        for at, message in enumerate(messages):
+            by_key.setdefault(self._key(message), []).append(at)
+        results: dict[int, Result] = {}
+        groups = ([messages[at] for at in places] for places in by_key.values())
+        stored = await asyncio.gather(*map(partial(self._store, deadline=deadline), by_key, groups))
+        for places, outcomes in zip(by_key.values(), stored, strict=True):
+            results.update(zip(places, outcomes, strict=True))
+        return [results[at] for at in range(len(messages))]
+
+    async def _store(self, key: str, messages: Sequence[Message], deadline: float) -> Sequence[Result]:
         """Store the messages in one Redis stream, all or none."""
         add = (b"XADD", key, *self._trim, b"*")
         entries = [RedisCommand((*add, *_fields(message))) for message in messages]

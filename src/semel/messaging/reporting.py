@@ -1,0 +1,72 @@
+"""What an operator must know of a relay or a consumer, in its log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Final
+
+from semel.observe import events
+
+QUIET: Final = 60.0
+"""Seconds in which a problem that was logged is only counted."""
+MOST_PROBLEMS: Final = 1000
+_ONE_BY_ONE: Final = (events.PublishGivenUp, events.StreamBlocked, events.ApplyGivenUp, events.StreamGap)
+"""Each of these is a problem of its own."""
+
+
+def reporter(logger: logging.Logger, on_event: events.EventHook | None) -> events.EventHook:
+    """Return the hook of a flow: it logs problems, unless the user's hook does, and survives errors of that hook."""
+    log = None if isinstance(on_event, events.LoggingHook) else _MessagingLog(logger)
+
+    def report(event: events.Event) -> None:
+        if log is not None:
+            log(event)
+        if on_event is not None:
+            try:
+                on_event(event)
+            except Exception:
+                logger.exception("the event hook failed at %s", event.name)
+
+    return report
+
+
+class _MessagingLog:
+    """Logs what an operator must know, once a minute for each cause."""
+
+    _TEXTS: Final[dict[type[events.Event], str]] = {
+        events.PublishFailed: "{operation} {key}, stream {stream!r}: attempt {starts} failed, and is repeated: {error}",
+        events.PublishGivenUp: "{operation} {key}, stream {stream!r}: moved to the dead letters: {error}",
+        events.StreamBlocked: "{operation} {key} cannot be sent, and its stream {stream!r} waits: {error}",
+        events.BrokerLost: "the broker is down, so messages wait: {error}",
+        events.BrokerBack: "the broker is back",
+        events.RelayLate: "the relay was slower than its lease; {sent} messages that it has sent are sent again",
+        events.ApplyFailed: "{operation} {key}, stream {stream!r}: attempt {starts} failed, and is repeated: {error}",
+        events.ApplyGivenUp: "{operation} {key}, stream {stream!r}: moved to the dead letters: {error}",
+        events.StreamGap: "{operation} {key}, stream {stream!r}: {missing} messages before it were never applied",
+        events.ConsumerInterrupted: "the broker or the database is down, so messages wait: {error}",
+        events.StoreFailed: "the store failed at {op}; the relay goes on: {error}",
+    }
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._problems: dict[tuple[Any, ...], tuple[float, int]] = {}
+        """When each was logged last, and how often it has come since."""
+
+    def __call__(self, event: events.Event) -> None:
+        text = self._TEXTS.get(type(event))
+        if text is None:
+            return
+        details = {name: getattr(event, name) for name in event.__dataclass_fields__}
+        one_by_one = isinstance(event, _ONE_BY_ONE)
+        cause = (type(event), details.get("error"), event.key if one_by_one else "")
+        now = time.monotonic()
+        logged, missed = self._problems.get(cause, (-QUIET, 0))
+        if now - logged < QUIET and not isinstance(event, events.BrokerBack):
+            self._problems[cause] = (logged, missed + 1)
+            return
+        if len(self._problems) >= MOST_PROBLEMS:
+            self._problems.clear()
+        self._problems[cause] = (now, 0)
+        more = f" ({missed} more like this in between)" if missed else ""
+        self._logger.log(event.level, "%s%s", text.format(**details), more)
