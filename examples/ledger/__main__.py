@@ -165,6 +165,12 @@ class Run:
         if not self.options.json:
             print(f"{time.monotonic() - self.began:5.0f} s  {text}", flush=True)
 
+    def tell_where(self, connection: psycopg.Connection) -> None:
+        """Say where the entries are that were not applied."""
+        for table in ("semel_outbox", "semel_hold", "semel_dead_letter"):
+            count, example = connection.execute(f"SELECT count(*), min(t::text) FROM {table} t").fetchone()
+            self.tell(f"{table}: {count} rows{f', such as {example[:300]}' if count else ''}")
+
     def count(self) -> tuple[int, int]:
         """Return how many events are posted and applied, or zeros while the database is away."""
         with contextlib.suppress(psycopg.OperationalError), psycopg.connect(self.url) as connection:
@@ -197,6 +203,8 @@ class Run:
                 worker.stop()
         with psycopg.connect(self.url) as connection:
             posted, applied, lost, duplicates, disordered = connection.execute(VERDICT).fetchone()
+            if lost:
+                self.tell_where(connection)
         return {
             "events": posted, "applied": applied, "lost": lost + self.options.events - posted,
             "duplicates": duplicates, "disordered": disordered, "kills": self.kills, "pauses": self.pauses,

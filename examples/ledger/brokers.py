@@ -44,6 +44,11 @@ class Kafka(BrokerServer):
     def __init__(self) -> None:
         super().__init__(KafkaServer())
 
+    @property
+    def consume_url(self) -> str:
+        # After so long, the partitions of a consumer that was killed are given to the other one.
+        return f"{super().consume_url}&session.timeout.ms=6000"
+
 
 class RabbitMQ(BrokerServer):
     def __init__(self) -> None:
