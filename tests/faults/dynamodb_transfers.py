@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -158,15 +156,16 @@ def paid_never(world: World) -> None:
 # A process of its own, and what happens to it
 
 
-def run(operation: Callable[[World], None], world: World, moment: Moment | None, at: int) -> None:
+def run(what: tuple[Callable[[World], None], World, Moment | None, int]) -> None:
     """In a child: the operation, killed at a call, or without its answer; with no moment, until there is an answer."""
+    operation, world, moment, at = what
     if moment is None:
         return _until_answered(operation, world)
     _meet(moment, at)
     try:
         operation(world)
     finally:
-        sys.exit(0 if _calls < at else MET)
+        os._exit(0 if _calls < at else MET)
 
 
 def _until_answered(operation: Callable[[World], None], world: World) -> None:
@@ -219,7 +218,8 @@ def _meet(moment: Moment, at: int) -> None:
     BaseClient._make_api_call, AioBaseClient._make_api_call = sent, sent_async
 
 
-if multiprocessing.parent_process() is not None:  # those that are forked need not read the service's description again
+def prepare() -> None:
+    """Read the service's description once, and not in each child."""
     credentials()
     sync._session().create_client("dynamodb", region_name="eu-central-1").close()
     aio._session().get_service_model("dynamodb")

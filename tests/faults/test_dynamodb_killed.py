@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
-from collections.abc import Callable
-from typing import Any, get_args
+from collections.abc import Callable, Iterator
+from typing import get_args
 
 import pytest
 
 from tests.faults import dynamodb_transfers as transfers
+from tests.partial_failures.nursery import Nursery
 from tests.servers import DynamoDBServer
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
@@ -24,20 +24,11 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def processes() -> Any:
+def processes() -> Iterator[Nursery]:
     """Forked from one that has read everything once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([transfers.__name__])
-    return context
-
-
-def ended(processes: Any, *what: Any) -> int | None:
-    process = processes.Process(target=transfers.run, args=what)
-    process.start()
-    process.join(2 * transfers.PATIENCE)
-    code: int | None = process.exitcode
-    process.kill()
-    return code
+    nursery = Nursery(transfers.run, transfers.prepare)
+    yield nursery
+    nursery.close()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +42,7 @@ def ended(processes: Any, *what: Any) -> int | None:
 )
 def test_the_ledger_is_exact_after_a_failure_at_any_call(
     dynamodb: DynamoDBServer,
-    processes: Any,
+    processes: Nursery,
     operation: Callable[[transfers.World], None],
     check: Callable[[transfers.World], None],
     calls: int,
@@ -60,12 +51,12 @@ def test_the_ledger_is_exact_after_a_failure_at_any_call(
     make, met = transfers.worlds(dynamodb.table()), 0
     for at in range(1, MOST_CALLS):
         world = make()
-        code = ended(processes, operation, world, moment, at)
+        code = processes.run((operation, world, moment, at))
         if code == 0:
             break  # it made fewer calls than that
         # A renewal on the side may be under way still when the operation is over.
         assert code in (transfers.MET, -signal.SIGKILL), f"{moment} call {at}"
         met += code == (transfers.MET if moment == "lost" else -signal.SIGKILL)
-        assert ended(processes, operation, world, None, 0) == 0, f"no answer after {moment} call {at}"
+        assert processes.run((operation, world, None, 0)) == 0, f"no answer after {moment} call {at}"
         check(world)
     assert met >= calls

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ import pytest
 from semel import Wait
 from semel.stores import mysql
 from semel.stores.postgres import migrate
+from tests.partial_failures.nursery import Nursery
+from tests.transactional import storm
 from tests.transactional.kinds import (
     ASYNC_MYSQL,
     ASYNC_SQLITE,
@@ -29,19 +30,28 @@ from tests.transactional.marked import marked
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
-ROOT = Path(__file__).resolve().parents[2]
-OPERATIONS = 1000
+OPERATIONS = 400
 WORKERS = 8
-KILLS = 60
+KILLS = 40
 
 
-def stormed(**asked: Any) -> Any:
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.transactional.storm", json.dumps(asked)],
-        cwd=ROOT, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    made = Nursery(storm.run, storm.prepare)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def stormed(nursery: Nursery, tmp_path: Path) -> Callable[..., Any]:
+    """What came of a storm in processes."""
+
+    def do(what: str, **asked: Any) -> Any:
+        report = tmp_path / "report.json"
+        assert nursery.run((what, asked, str(report))) == 0, "the storm failed: it has said why"
+        return json.loads(report.read_text())
+
+    return do
 
 
 def database(kind: str, folder: Path, request: pytest.FixtureRequest) -> str:
@@ -78,10 +88,14 @@ OURS = ("psycopg-autocommit", "session-asyncpg")
     ],
 )
 def test_killed_between_any_two_statements_the_effect_and_its_record_are_both_there_or_neither(
-    kind: str, own_transaction: bool, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str,
+    own_transaction: bool,
+    stormed: Callable[..., Any],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     url = database(kind, tmp_path, request)
-    deaths = stormed(do="points", kind=kind, url=url, own_transaction=own_transaction)["deaths"]
+    deaths = stormed("points", kind=kind, url=url, own_transaction=own_transaction)["deaths"]
     assert len(deaths) >= 6
     desk = till(kind, url)
     try:
@@ -108,21 +122,24 @@ RIVALS = (
 
 
 @pytest.mark.parametrize("kind", [marked(kind) for kind in RIVALS])
-def test_two_processes_at_once_pay_each_key_once(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_two_processes_at_once_pay_each_key_once(
+    kind: str, stormed: Callable[..., Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     url = database(kind, tmp_path, request)
     keys = [f"k{number:02}" for number in range(20)]
-    assert stormed(do="rivals", kind=kind, url=url, keys=keys)["codes"] == [0, 0]
+    assert stormed("rivals", kind=kind, url=url, keys=keys)["codes"] == [0, 0]
     desk = till(kind, url)
     assert desk.rows() == keys
     desk.close()
 
 
-@pytest.mark.timeout(300)
-def test_a_thousand_operations_by_eight_workers_killed_at_random_are_each_applied_once(postgres_url: str) -> None:
+def test_hundreds_of_operations_by_eight_workers_killed_at_random_are_each_applied_once(
+    postgres_url: str, stormed: Callable[..., Any]
+) -> None:
     migrate(postgres_url)
     with psycopg.connect(postgres_url) as conn:
         conn.execute("CREATE TABLE ledger (operation integer, amount bigint, slot integer)")
-    done = stormed(do="storm", url=postgres_url, operations=OPERATIONS, workers=WORKERS, kills=KILLS, seed=20261115)
+    done = stormed("storm", url=postgres_url, operations=OPERATIONS, workers=WORKERS, kills=KILLS, seed=20261115)
     assert done["killed"] == KILLS
     with psycopg.connect(postgres_url) as conn:
         total = "SELECT sum(amount), count(*), count(DISTINCT operation), count(DISTINCT slot) FROM ledger"

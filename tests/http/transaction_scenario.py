@@ -18,7 +18,10 @@ from semel import AsyncOperation, AsyncSemel, AsyncSQLiteStore, InProgress, SQLi
 from semel.http.fastapi import idempotent, install
 
 # What the first request of a process imports, so that not each of many forks does.
-for _each in ("sqlalchemy.dialects.sqlite.aiosqlite", "semel.http.describe.openapi"):
+for _each in (
+    *("sqlalchemy.dialects.sqlite.aiosqlite", "aiosqlite", "pydantic.v1", "semel.http.describe.openapi"),
+    *("semel.sql.connections.aio_sqlalchemy", "semel.sql.connections.aio_sqlite"),
+):
     importlib.import_module(_each)
 
 

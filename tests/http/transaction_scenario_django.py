@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from semel import InProgress, Operation, Semel, SQLiteStore
 from tests.http.apps_django_shop import DjangoService
+
+# What the first request of a process imports, so that not each of many forks does.
+for _each in ("django.contrib.staticfiles.storage", "django.db.backends.sqlite3.base", "semel.sql.connections.django"):
+    importlib.import_module(_each)
 
 
 def pay(folder: str) -> None:

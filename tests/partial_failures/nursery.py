@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import traceback
@@ -12,13 +13,20 @@ from typing import Any
 PATIENCE = 60.0
 
 
-class Nursery:
-    """``run`` answers how the process ended, as subprocess does: 0, or minus the signal."""
+def nothing() -> None:
+    pass
 
-    def __init__(self, work: Callable[[Any], None]) -> None:
+
+class Nursery:
+    """``run`` answers how the process ended, as subprocess does: 0, or minus the signal.
+
+    ``prepare`` runs once, in the process that the others are forked from: it imports what they would import.
+    """
+
+    def __init__(self, work: Callable[[Any], None], prepare: Callable[[], None] = nothing) -> None:
         context = multiprocessing.get_context("forkserver")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(work, theirs), daemon=True)
+        self._process = context.Process(target=_serve, args=(work, prepare, theirs), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -33,7 +41,9 @@ class Nursery:
         self._pipe.close()
 
 
-def _serve(work: Callable[[Any], None], pipe: Any) -> None:
+def _serve(work: Callable[[Any], None], prepare: Callable[[], None], pipe: Any) -> None:
+    prepare()
+    gc.freeze()  # else each child would look through all that was imported, and copy it
     with suppress(EOFError):
         while True:
             argument = pipe.recv()

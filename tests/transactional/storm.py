@@ -1,6 +1,6 @@
 """Processes with tills that are killed: between any two statements, one after the other; or at random, many at once.
 
-``python -m tests.transactional.storm`` does the forking, in a process without threads, and prints what it did as JSON.
+A child of a `Nursery` does the forking, in a process without threads, and writes what it did into a file, as JSON.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import os
 import random
 import signal
 import struct
-import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from semel import InProgress, StoreUnavailable, Wait
 from tests.transactional.kinds import Till, till
 
 PACKAGES = (
-    "psycopg", "asyncpg", "aiosqlite", "pymysql", "asyncmy", "django.db.backends.postgresql.base",
-    "sqlalchemy.ext.asyncio",
+    "psycopg", "asyncpg", "aiosqlite", "pymysql", "asyncmy", "sqlalchemy.ext.asyncio",
+    "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.sqlite.aiosqlite", "semel.sql.connections.aio_sqlalchemy",
+    "semel.sql.connections.sqlalchemy", "semel.sql.connections.sqlite", "semel.sql.connections.aio_sqlite",
+    "django.db.backends.postgresql.base", "django.core.management", "django.urls", "semel.sql.connections.django",
 )  # fmt: skip
-"""Seconds between two kills at random."""
 
 
 def points(kind: str, url: str, own_transaction: bool) -> dict[str, Any]:
     """Die before the first statement, before the second, … each time with another key, until none is left to die at."""
-    _load(kind)
     deaths: list[str] = []
     for number in itertools.count():
         key = f"k{number}"
@@ -40,13 +40,6 @@ def points(kind: str, url: str, own_transaction: bool) -> dict[str, Any]:
         assert code == -signal.SIGKILL, f"the child ended with {code}"
         deaths.append(key)
     raise AssertionError("unreachable")
-
-
-def _load(kind: str) -> None:
-    """Import what the children need: once, and not in each."""
-    for package in PACKAGES:
-        if package.split(".")[0] in kind or kind.startswith(("session", "scoped", "sqlalchemy")):
-            import_module(package)
 
 
 def _die_at(kind: str, url: str, key: str, own_transaction: bool, number: int) -> None:
@@ -85,7 +78,6 @@ def _die_at(kind: str, url: str, key: str, own_transaction: bool, number: int) -
 
 def rivals(kind: str, url: str, keys: list[str]) -> dict[str, Any]:
     """Two processes that pay the same keys at the same time, each in transactions of its own and of Semel's."""
-    _load(kind)
     children = [_fork(lambda: _pay_all(kind, url, keys)) for _ in range(2)]
     return {"codes": [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]}
 
@@ -192,6 +184,13 @@ def _in_a_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    print(json.dumps({"points": points, "rivals": rivals, "storm": storm}[asked.pop("do")](**asked)))
+def run(what: tuple[str, dict[str, Any], str]) -> None:
+    """In a child: do what is asked for, and write down what came of it."""
+    do, asked, report = what
+    Path(report).write_text(json.dumps({"points": points, "rivals": rivals, "storm": storm}[do](**asked)))
+
+
+def prepare() -> None:
+    """Import what the children need: once, and not in each."""
+    for package in PACKAGES:
+        import_module(package)

@@ -31,6 +31,8 @@ LOOK: Final = 0.5
 """Seconds between two reads of the service's tables."""
 KILL_EVERY: Final = 1.5
 """Seconds between kills, on average. Requests that ask for a crash kill workers too."""
+GATHER: Final = 10.0
+"""Seconds for the first payment to be sent."""
 ENDING: Final = 60.0
 """Seconds for clients to finish. They give up a payment after half of that."""
 CLIENTS: Final = 16
@@ -108,6 +110,9 @@ class HTTPStorm:
     def run(self, stopping: Stopping, show: Callable[[HTTPStorm], None]) -> StormVerdict:
         """Run until the time is over or ``stopping`` is set; then calm, a last round, and the verdict."""
         clients = _Loop(self._clients.storm())
+        while not self._clients.seen.begun and self.elapsed < GATHER and clients.is_alive() and not stopping.is_set():
+            stopping.wait(TICK)
+        self._start = time.monotonic()  # the clock starts with the first payment
         next_kill = self._start + min(self._kill_every, self.seconds / 4)
         while self.elapsed < self.seconds and not stopping.is_set() and clients.is_alive():
             self._service.tend()

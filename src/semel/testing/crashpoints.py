@@ -18,6 +18,7 @@ they must be importable. ``break_everywhere`` does the same with failures of the
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -194,6 +195,7 @@ class _Nursery:
 
 def _serve(operation: Callable[[Any], Any], pipe: Any) -> None:
     """Fork a child for each request, and send back its exit code and the last thing it reported."""
+    gc.freeze()  # otherwise a garbage collection in each child reads, and so copies, everything that is imported
     with contextlib.suppress(EOFError):
         while True:
             world, how, target, patience = pipe.recv()
