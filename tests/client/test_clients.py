@@ -24,7 +24,7 @@ from semel.client import Journal, Receipt, Retry
 from semel.client.aiohttp import IdempotencyClientMiddleware
 from semel.client.flow import Answer, Settings, deliver
 from semel.client.httpx import AsyncIdempotencyTransport, IdempotencyTransport
-from semel.client.journal import TakeEntries
+from semel.client.journal import FindEntries
 from semel.client.requests import IdempotencyAdapter
 from semel.client.urllib3 import IdempotencyPoolManager
 from tests.client.clients import CLIENTS, HANG_UP, OK, QUICK, TRUNCATED, Client, RequestsClient, Server, http, problem
@@ -244,7 +244,7 @@ def test_the_end_of_the_total_timeout_of_aiohttp_is_an_unknown_outcome(
                 assert isinstance(caught.value, TimeoutError)
                 assert isinstance(caught.value, aiohttp.ClientConnectionError)
                 assert (caught.value.key, caught.value.attempts >= 1) == (server.keys[0], True)
-                await journal.execute_async(TakeEntries(0, float("inf"), 1))  # all before it is done
+                await journal.execute_async(FindEntries())  # all before it is done
                 assert [(entry.key, entry.state) for entry in journal.entries()] == [(server.keys[0], "in doubt")]
                 task = asyncio.current_task()
                 assert task is not None

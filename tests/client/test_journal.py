@@ -23,7 +23,7 @@ from semel import ConfigurationError, JournalFull, KeyExpired, KeyReused, KeyRin
 from semel.client import Journal, JournalReport, Retry
 from semel.client.flow import Intent
 from semel.client.httpx import AsyncIdempotencyTransport, IdempotencyTransport
-from semel.client.journal import Entry, TakeEntries, WriteEntry
+from semel.client.journal import Entry, FindEntries, TakeEntry, WriteEntry
 from semel.errors import SnapshotUnreadable
 
 ONCE = Retry(attempts=1, quota=None)
@@ -40,7 +40,8 @@ def write(journal: Journal, *args: Any, lifetime: float = 1000, **kwargs: Any) -
 
 
 def take(journal: Journal) -> list[Entry]:
-    return journal.execute(TakeEntries(0, 0.0, 100))
+    taken = [journal.execute(TakeEntry(id)) for id in journal.execute(FindEntries())]
+    return [entry for entry in taken if entry is not None]
 
 
 def keys(journal: Journal, state: str = "") -> list[str]:
@@ -260,13 +261,32 @@ def test_a_cancelled_call_stays_in_doubt(path: Path) -> None:
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            await journal.execute_async(TakeEntries(0, float("inf"), 1))  # all before it is done
+            await journal.execute_async(FindEntries())  # all before it is done
             assert [entry.state for entry in journal.entries()] == ["in doubt"]
-            taken = await journal.execute_async(TakeEntries(0, 0.0, 9))
-            assert len(taken) == 1
+            (id,) = await journal.execute_async(FindEntries())
+            assert await journal.execute_async(TakeEntry(id)) is not None
+            assert await journal.execute_async(TakeEntry(id)) is None
         journal.close()
 
     asyncio.run(main())
+
+
+def test_the_key_of_a_cancelled_call_without_a_journal_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    keys = []
+
+    async def main() -> None:
+        async def service(request: httpx.Request) -> httpx.Response:
+            keys.append(request.headers["Idempotency-Key"])
+            await asyncio.sleep(60)
+            raise AssertionError
+
+        async with httpx.AsyncClient(transport=AsyncIdempotencyTransport(httpx.MockTransport(service))) as client:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.post("http://pay.example/charges?token=s3cret"), 0.05)
+
+    asyncio.run(main())
+    assert f"It may have been executed with the key {keys[0]!r}" in caplog.text
+    assert "s3cret" not in caplog.text
 
 
 def test_a_call_that_is_cancelled_while_it_is_written_stays_in_doubt(path: Path) -> None:
@@ -280,7 +300,7 @@ def test_a_call_that_is_cancelled_while_it_is_written_stays_in_doubt(path: Path)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            await journal.execute_async(TakeEntries(0, float("inf"), 1))  # all before it is done
+            await journal.execute_async(FindEntries())  # all before it is done
             assert [entry.state for entry in journal.entries()] == ["in doubt"]
         journal.close()
 
@@ -376,6 +396,38 @@ def test_a_key_that_is_too_old_is_not_sent_again(path: Path) -> None:
         for kind in (NoAnswer, KeyExpired):
             with pytest.raises(kind):
                 client.post("http://pay.example/charges", headers={"Idempotency-Key": "k"})
+
+
+def test_a_resume_looks_through_the_journal_once(journal: Journal) -> None:
+    """Not for each entry again: that would take hours for a large journal."""
+    for number in range(20):
+        journal.settle(write(journal, str(number)), remove=False)
+    said: list[str] = []
+    journal.batches.connection().set_trace_callback(said.append)
+    network = httpx.MockTransport(lambda request: httpx.Response(200))
+    assert len(IdempotencyTransport(network, journal=journal).resume().finished) == 20
+    assert len([text for text in said if "ORDER BY" in text]) == 1
+    assert len([text for text in said if "SELECT" in text and "WHERE id" not in text]) == 1
+
+
+def test_two_that_resume_at_once_send_each_entry_once(path: Path, journal: Journal) -> None:
+    for number in range(20):
+        journal.settle(write(journal, str(number)), remove=False)
+    sent: list[str] = []
+    both = threading.Barrier(2)
+
+    def service(request: httpx.Request) -> httpx.Response:
+        sent.append(request.headers["Idempotency-Key"])
+        return httpx.Response(200)
+
+    def resume(_: int) -> int:
+        with IdempotencyTransport(httpx.MockTransport(service), journal=path) as transport:
+            both.wait(30)
+            return len(transport.resume().finished)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sum(pool.map(resume, range(2))) == 20
+    assert sorted(sent, key=int) == [str(number) for number in range(20)]
 
 
 @pytest.mark.parametrize("resumed", [True, False])
@@ -605,6 +657,17 @@ def test_tasks_share_commits(journal: Journal, monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(main())  # another loop: the entries are known
     assert batches == [[WriteEntry] * 32] * 2
     assert len(journal._loops) == 1  # a loop that is closed is forgotten
+
+
+def test_a_call_that_ends_after_the_journal_is_closed_leaves_its_entry(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Journal(path) as journal:
+        id = write(journal)
+    journal.settle(id, remove=True, key="k")
+    assert "'k' stays in the journal, which is closed" in caplog.text
+    with Journal(path) as journal:
+        assert keys(journal, "in doubt") == ["k"]
 
 
 def test_a_closed_journal_says_so(path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from semel.core.messages import (
     LANES,
+    MAX_STARTED_BYTES,
     DeadLetter,
     Failure,
     JoinRelays,
@@ -206,6 +207,20 @@ def test_a_message_comes_back_as_it_was_added(desk: Desk) -> None:
     assert (message.id, message.stream, message.sequence, message.data) == ("m1", "s", 7, b"m1")
     assert (message.destination, message.headers, message.redrives, found.starts) == ("orders", {"a": "1"}, 0, 0)
     assert abs(message.time - time.time()) < 60
+
+
+def test_large_messages_are_taken_a_few_at_a_time(desk: Desk) -> None:
+    """A relay that is behind must not need the memory for a whole batch of them."""
+    for number in range(5):
+        desk.add(f"m{number}", "s")
+    size = MAX_STARTED_BYTES // 2
+    desk.sql("UPDATE semel_outbox SET data = %s", bytes(size))
+    desk.execute(JoinRelays(A, LEASE))
+    taken = []
+    while found := desk.execute(StartMessages(A, 100, LEASE)):
+        assert desk.execute(SettleMessages(A, tuple(one.position for one in found)))
+        taken.append([one.message.id for one in found])
+    assert taken == [["m0", "m1"], ["m2", "m3"], ["m4"]]
 
 
 def test_a_paused_relay_wakes_late_and_is_refused(desk: Desk) -> None:

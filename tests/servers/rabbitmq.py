@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import socket
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tests.servers.base import LOOPBACK, Server, free_port
 
@@ -27,7 +29,7 @@ class _Epmd(Server):
 
 class RabbitMQServer(Server):
     name = "rabbitmq"
-    binaries = ("rabbitmq-server",)
+    binaries = ("rabbitmq-server", "rabbitmqctl")
     # Debian's own in /usr/sbin changes the user first.
     search: ClassVar[tuple[str, ...]] = ("/usr/lib/rabbitmq/bin", "/opt/homebrew/opt/rabbitmq/sbin")
     packages = ("rabbitmq-server",)
@@ -92,9 +94,26 @@ class RabbitMQServer(Server):
             log.seek(self._log_before)
             return b"Server startup complete" in log.read() and _accepts(self.port)
 
-    def queue(self) -> str:
-        """The URL of a queue that is not there yet."""
-        return f"{self.url}?queue=test-{next(self._numbers)}"
+    def ctl(self, *words: str) -> None:
+        """Run a command of rabbitmqctl on this node."""
+        command = [str(self.binary("rabbitmqctl")), *words]
+        environment = {**self.environment(), "RABBITMQ_CTL_DIST_PORT_MIN": "0", "RABBITMQ_CTL_DIST_PORT_MAX": "0"}
+        subprocess.run(command, env=environment, check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+    def queue(self, type: str = "quorum", **arguments: object) -> str:
+        """The URL of a new queue; ``arguments`` as of RabbitMQ, with ``_`` for each ``-``: ``x_delivery_limit=3``."""
+        name = f"test-{next(self._numbers)}"
+        named = {key.replace("_", "-"): value for key, value in arguments.items()}
+        asyncio.run(_declare(self.url, name, {"x-queue-type": type, **named}))
+        return f"{self.url}?queue={name}"
+
+
+async def _declare(url: str, name: str, arguments: dict[str, Any]) -> None:
+    import aio_pika
+
+    async with await aio_pika.connect(url, timeout=30) as connection:
+        channel = await connection.channel()
+        await channel.declare_queue(name, durable=True, arguments=arguments)
 
 
 def _accepts(port: int) -> bool:

@@ -15,7 +15,8 @@ from semel.stores.postgres.connections import PostgresSettings, Psycopg
 pytestmark = pytest.mark.server
 QUERIES = {
     **postgres._Q,
-    **{f"outbox_{name}": query for name, query in outbox._P.items() if name != "add"},  # that one calls a function
+    # A message is added by a function, and what the outbox holds is counted row by row, for people.
+    **{f"outbox_{name}": query for name, query in outbox._P.items() if name not in ("add", "depths")},
 }
 
 

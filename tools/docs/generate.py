@@ -381,6 +381,12 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.messaging.ports", "What the adapter of a broker implements and returns.", (
         "Broker", "BrokerDown", "Capabilities", "Delivery", "Refused", "Sent", "Source", "TryAgain",
     )),
+    ("semel.messaging.brokers.nats", "NATS JetStream. All brokers: [which one](../how-to/brokers.md).",
+     ("NATSBroker", "NATSSource")),
+    ("semel.messaging.brokers.redis_streams", "Redis Streams.", ("RedisStreamsBroker", "RedisStreamsSource")),
+    ("semel.messaging.brokers.sqs", "Amazon SQS.", ("SQSBroker", "SQSSource")),
+    ("semel.messaging.brokers.sns", "Amazon SNS.", ("SNSBroker",)),
+    ("semel.messaging.brokers.webhook", "Webhooks.", ("WebhookBroker",)),
     ("semel.natural", "Changes that a repeat does not make again. `semel.natural.aio`: the same, awaited.", ()),
     ("semel.stores.sqlite", "Tables in SQLite.", ("migrate",)),
     ("semel.stores.postgres", "Tables in PostgreSQL.", _STORE_SETUP),

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from semel.client.flow import Intent, Lost, Receipt, Reply, Settings, Sleep, deliver, failure, log, resuming
-from semel.client.journal import Entry, Journal, JournalReport, TakeEntries, open_journal
+from semel.client.journal import Entry, FindEntries, Journal, JournalReport, TakeEntry, open_journal
 from semel.errors import ConfigurationError, NoAnswer, SemelError
 
 
@@ -29,7 +29,7 @@ class AsyncDelivery:
         journal = self.journal
         flow = deliver(intent, self.settings.retry, journal is not None)
         reply: Any = None
-        entry = 0
+        entry, sent = 0, False
         try:
             while True:
                 try:
@@ -39,6 +39,7 @@ class AsyncDelivery:
                     break
                 reply = None
                 if step == "send":
+                    sent = True
                     reply = await send()
                 elif type(step) is Sleep:
                     await asyncio.sleep(step.seconds)
@@ -58,6 +59,9 @@ class AsyncDelivery:
         except BaseException:
             if entry and journal is not None:
                 journal.abandon_async(entry)
+            elif sent and intent.adds and intent.resumed is None:  # nobody else knows the key
+                log.warning("%s %s was interrupted. It may have been executed with the key %r", intent.method,
+                            intent.url.partition("?")[0], intent.key)  # fmt: skip
             if intent.outgoing is not None:
                 intent.outgoing.end(known=False)
             raise
@@ -79,14 +83,9 @@ class AsyncDelivery:
         if journal is None:
             raise ConfigurationError("this client has no journal: make it with journal='calls.db'")
         report = JournalReport()
-        created, last = 0.0, 0
-        while True:
-            # One at a time, so that several processes may resume together.
-            entries = await journal.execute_async(TakeEntries(last, created, 1))
-            if not entries:
-                return report
-            for entry in entries:
-                created, last = entry.created, entry.id
+        for id in await journal.execute_async(FindEntries()):
+            entry = await journal.execute_async(TakeEntry(id))
+            if entry is not None:  # another process may resume at the same time
                 outcome = "unknown"
                 try:
                     outcome = await self._finish(entry, send)
@@ -98,6 +97,7 @@ class AsyncDelivery:
                     raise
                 finally:
                     journal.settle_async(entry.id, remove=outcome != "unknown", key=entry.key)
+        return report
 
     async def _finish(self, entry: Entry, send: Callable[[Entry, dict[str, str]], Awaitable[Receipt | None]]) -> str:
         if entry.expires <= time.time():

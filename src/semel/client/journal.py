@@ -165,12 +165,17 @@ class SettleEntry(Op[None]):
 
 
 @value
-class TakeEntries(Op[list[Entry]]):
-    """Own the oldest entries that nobody waits for, those after ``created`` and ``id`` only."""
+class FindEntries(Op[list[int]]):
+    """Return the ids of the entries that nobody waits for, the oldest first."""
+
+    id: int = 0  # type: ignore[assignment]
+
+
+@value
+class TakeEntry(Op["Entry | None"]):
+    """Own an entry. The answer is None if it is gone, or if somebody waits for it by now."""
 
     id: int  # type: ignore[assignment]
-    created: float
-    limit: int
 
 
 def entry_id(intent: Intent) -> int:
@@ -290,8 +295,8 @@ class _Batches:
 
     @property
     def others(self) -> bool:
-        """Whether other calls of this process are in flight."""
-        return len(self._presence.in_flight) > len(self._settled)
+        """Whether other calls of this process are in flight, besides the one that is about to be settled."""
+        return len(self._presence.in_flight) > len(self._settled) + 1
 
     def flush(self) -> None:
         """Run what was settled. If another thread is at work, it does this when it is done."""
@@ -339,7 +344,7 @@ class _Batches:
 
     def _commit(self, ops: Sequence[Op[Any]]) -> list[Any]:
         raw = self.connection()
-        durable = any(type(op) is not SettleEntry for op in ops)
+        durable = any(type(op) in (WriteEntry, TakeEntry) for op in ops)
         if not durable:
             raw.execute("PRAGMA synchronous = NORMAL")  # the next commit that is durable takes these along
         before, self._used = self._presence.in_flight.copy(), None
@@ -363,8 +368,11 @@ class _Batches:
             return self._write(raw, op)
         if type(op) is SettleEntry:
             return self._settle(raw, op)
-        assert type(op) is TakeEntries
-        return self._take(raw, op)
+        if type(op) is TakeEntry:
+            return self._take(raw, op.id)
+        rows = raw.execute("SELECT id, owner FROM semel_journal ORDER BY created, id").fetchall()
+        living: dict[int, bool] = {}  # the requests are not read, which may be large, nor is an owner asked for twice
+        return [id for id, owner in rows if not self.in_flight(id, owner, living)]
 
     def _write(self, raw: sqlite3.Connection, op: WriteEntry) -> Written:
         intent, presence, journal = op.intent, self._presence, self._journal
@@ -409,25 +417,24 @@ class _Batches:
             owner = self._presence.owner
             raw.execute("UPDATE semel_journal SET owner = NULL WHERE id = ? AND owner = ?", (op.id, owner))
 
-    def _take(self, raw: sqlite3.Connection, op: TakeEntries) -> list[Entry]:
-        presence = self._presence
-        owners = [owner for (owner,) in raw.execute("SELECT DISTINCT owner FROM semel_journal") if owner is not None]
-        others = [owner for owner in owners if owner != presence.owner and presence.alive(owner)]
-        found = raw.execute(  # without the requests, which may be large
-            "SELECT id FROM semel_journal WHERE (created, id) > (?, ?) "
-            f"AND (owner IS NULL OR owner NOT IN ({','.join('?' * len(others))})) ORDER BY created, id",
-            (op.created, op.id, *others),
-        )
-        free = [id for (id,) in found if not presence.in_flight[id]][: op.limit]
-        taken = []
-        for id in free:
-            row = raw.execute(f"SELECT {_COLUMNS} FROM semel_journal WHERE id = ?", (id,)).fetchone()
-            if row[7] and not self._journal.encrypted:
-                raise ConfigurationError(f"the journal {self._journal.path!r} is encrypted: open it with its cipher")
-            taken.append(self._journal.entry(row))
-            presence.in_flight[id] += 1
-            raw.execute("UPDATE semel_journal SET owner = ? WHERE id = ?", (presence.owner, id))
-        return taken
+    def _take(self, raw: sqlite3.Connection, id: int) -> Entry | None:
+        row = raw.execute(f"SELECT {_COLUMNS} FROM semel_journal WHERE id = ?", (id,)).fetchone()
+        if row is None or self.in_flight(id, row[6], {}):
+            return None
+        if row[7] and not self._journal.encrypted:
+            raise ConfigurationError(f"the journal {self._journal.path!r} is encrypted: open it with its cipher")
+        entry = self._journal.entry(row)
+        self._presence.in_flight[id] += 1
+        raw.execute("UPDATE semel_journal SET owner = ? WHERE id = ?", (self._presence.owner, id))
+        return entry
+
+    def in_flight(self, id: int, owner: int | None, living: dict[int, bool]) -> bool:
+        """Whether a call of a living process waits for the answer. ``living`` remembers what is known of owners."""
+        if owner is None or owner == self._presence.owner:
+            return bool(self._presence.in_flight[id])
+        if owner not in living:
+            living[owner] = self._presence.alive(owner)
+        return living[owner]
 
     def close(self) -> None:
         with self._lock:
@@ -525,19 +532,20 @@ class Journal:
     def settle(self, id: int, *, remove: bool, key: str = "") -> None:
         # A call whose entry is written is over. It needs nothing more from the journal, so with other calls under way
         # it waits for nobody. A call alone does it here, and needs no thread.
-        if self.batches.settle(SettleEntry(id, remove, key)):
-            if self.batches.others:
-                self._flush_soon()
-            else:
-                self.batches.flush()
+        self._settle(SettleEntry(id, remove, key), soon=self.batches.others)
 
     def settle_async(self, id: int, *, remove: bool, key: str = "") -> None:
         # The same in a loop, which never waits for the file.
-        if self.batches.settle(SettleEntry(id, remove, key)):
-            self._flush_soon()
+        self._settle(SettleEntry(id, remove, key), soon=True)
 
-    def _flush_soon(self) -> None:
-        if not self._flushing:
+    def _settle(self, op: SettleEntry, soon: bool) -> None:
+        if self._closed:
+            log.warning("the entry of the key %r stays in the journal, which is closed", op.key)
+        elif not self.batches.settle(op):
+            return
+        elif not soon:
+            self.batches.flush()
+        elif not self._flushing:
             self._flushing = True
             try:
                 self.thread.submit(self._flush)
@@ -560,7 +568,7 @@ class Journal:
 
     def entries(self) -> list[Entry]:
         """Return all entries, the oldest first."""
-        self.batches.flush()
+        self.batches.run(())
         with self.batches._lock:
             try:
                 rows = (
@@ -585,7 +593,7 @@ class Journal:
             return
         self._closed = True
         self.thread.shutdown()
-        self.batches.flush()
+        self.batches.run(())
         self._combiner.close()
         self.batches.close()
         with _entering.lock:
@@ -603,13 +611,7 @@ class Journal:
     # What the batches need
 
     def _state(self, row: Sequence[Any]) -> Literal["in flight", "in doubt", "expired"]:
-        presence = self._presence
-        owner = row[6]
-        if owner == presence.owner:
-            alive = bool(presence.in_flight[row[0]])
-        else:
-            alive = owner is not None and presence.alive(owner)
-        if alive:
+        if self.batches.in_flight(row[0], row[6], {}):
             return "in flight"
         return "expired" if row[5] <= time.time() else "in doubt"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from semel.client.flow import Intent, Lost, Receipt, Reply, Settings, Sleep, deliver, failure, log, resuming
-from semel.client.journal import Entry, Journal, JournalReport, TakeEntries, open_journal
+from semel.client.journal import Entry, FindEntries, Journal, JournalReport, TakeEntry, open_journal
 from semel.errors import ConfigurationError, NoAnswer, SemelError
 
 
@@ -26,7 +26,7 @@ class Delivery:
         journal = self.journal
         flow = deliver(intent, self.settings.retry, journal is not None)
         reply: Any = None
-        entry = 0
+        entry, sent = 0, False
         try:
             while True:
                 try:
@@ -36,6 +36,7 @@ class Delivery:
                     break
                 reply = None
                 if step == "send":
+                    sent = True
                     reply = send()
                 elif type(step) is Sleep:
                     time.sleep(step.seconds)
@@ -55,6 +56,9 @@ class Delivery:
         except BaseException:
             if entry and journal is not None:
                 journal.abandon(entry)
+            elif sent and intent.adds and intent.resumed is None:  # nobody else knows the key
+                log.warning("%s %s was interrupted. It may have been executed with the key %r", intent.method,
+                            intent.url.partition("?")[0], intent.key)  # fmt: skip
             if intent.outgoing is not None:
                 intent.outgoing.end(known=False)
             raise
@@ -76,14 +80,9 @@ class Delivery:
         if journal is None:
             raise ConfigurationError("this client has no journal: make it with journal='calls.db'")
         report = JournalReport()
-        created, last = 0.0, 0
-        while True:
-            # One at a time, so that several processes may resume together.
-            entries = journal.execute(TakeEntries(last, created, 1))
-            if not entries:
-                return report
-            for entry in entries:
-                created, last = entry.created, entry.id
+        for id in journal.execute(FindEntries()):
+            entry = journal.execute(TakeEntry(id))
+            if entry is not None:  # another process may resume at the same time
                 outcome = "unknown"
                 try:
                     outcome = self._finish(entry, send)
@@ -95,6 +94,7 @@ class Delivery:
                     raise
                 finally:
                     journal.settle(entry.id, remove=outcome != "unknown", key=entry.key)
+        return report
 
     def _finish(self, entry: Entry, send: Callable[[Entry, dict[str, str]], Receipt | None]) -> str:
         if entry.expires <= time.time():

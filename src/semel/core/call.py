@@ -193,6 +193,8 @@ class Call:
     """The guard's own log of what an operator must know; None if a hook logs all events."""
     claim: Claim | None = None
     """What ``make_claim`` has returned."""
+    completion: Complete | None = None
+    """The completion, if a driver has sent it before the flow asks for it."""
     route: str = ""
     """The operation's name on events, if it differs: over HTTP it has the template of the path, not the path itself."""
     comparison: str = "the same request"
@@ -300,13 +302,14 @@ class Call:
             raise ResultNotStored(f"{self} is done, but what is stored is no HTTP response") from error
         raise error
 
-    def completion_with_writes(self, token: int, snapshot: bytes, result: Any) -> Complete:
+    def make_completion(self, token: int, snapshot: bytes, result: Any) -> Complete:
         """Return the Op that ends the call with this result, together with the handler's writes if it has had an
-        effect.
+        effect. Later writes are refused.
         """
-        if not self.writes or not self.serializer.has_effect(result):
+        writes, self.writes = self.writes, None
+        if not writes or not self.serializer.has_effect(result):
             return Complete(self.id, token, snapshot, self.policy.retention_seconds)
-        return CompleteWith(self.id, token, snapshot, self.policy.retention_seconds, self.writes)
+        return CompleteWith(self.id, token, snapshot, self.policy.retention_seconds, writes)
 
     def shorter_completions(
         self, op: Complete, result: Any, reason: str

@@ -29,7 +29,7 @@ from semel.core.call import (
 )
 from semel.core.encoding.snapshot import NotSerializable
 from semel.core.endings import fail, lose, not_completed, release, send_again
-from semel.core.ops import INPUT, Claim, Claimed, Complete, Existing, Record, SaveStep
+from semel.core.ops import INPUT, Claim, Claimed, Existing, Record, SaveStep
 from semel.core.quota import admit
 from semel.core.states import DONE, State
 from semel.errors import (
@@ -101,17 +101,15 @@ def perform(call: Call) -> Flow:
         return (yield from _end_without_result(call, claimed, ending))
 
     result, loss = ending.value, None
-    try:
-        snapshot = call.seal_value(result)
-    except NotSerializable as error:
-        # The effect has happened. Store that it is done, without the result, so that it never runs again.
-        loss = error
-        snapshot = call.seal_nothing(str(error))
-    if call.writes:
-        op = call.completion_with_writes(claimed.token, snapshot, result)
-    else:
-        op = Complete(call.id, claimed.token, snapshot, policy.retention_seconds)
-    call.writes = None  # later ones are refused
+    op = call.completion
+    if op is None:
+        try:
+            snapshot = call.seal_value(result)
+        except NotSerializable as error:
+            # The effect has happened. Store that it is done, without the result, so that it never runs again.
+            loss = error
+            snapshot = call.seal_nothing(str(error))
+        op = call.make_completion(claimed.token, snapshot, result)
     try:
         stored = yield op
     except StoreError as error:
@@ -136,6 +134,16 @@ def replay(call: Call, record: Record) -> Outcome[Any]:
     if call.hook is not None:
         call.tell(events.Replayed, record.age, record.attempt)
     return call.open_outcome(record.snapshot, record.attempt)
+
+
+def begins_plainly(call: Call, claimed: Claimed) -> bool:
+    """Whether the flow only runs the handler after this claim: the attempt is the first one, nothing is to be stored or
+    counted before it, and nobody is told. Drivers then run the handler without a flow, and send the completion of what
+    it returns. If anything else happens, the flow begins, and is given the answers that are known.
+    """
+    return (
+        claimed.attempt == 1 and call.hook is None and call.input is None and call.quota is None and not call.resumption
+    )
 
 
 def _claim_again(call: Call, claim: Claim, error: StoreError) -> Generator[Request, Any, Claimed | Existing | None]:

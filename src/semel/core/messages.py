@@ -34,6 +34,9 @@ MAX_NAME: Final = 255
 MAX_HEADERS: Final = 32 * 1024
 """The most that all headers of a message take together, in characters."""
 
+MAX_STARTED_BYTES: Final = 8 * 1024 * 1024
+"""A relay takes no further message when those that it has taken have so many bytes of data."""
+
 _MOST_REDRIVES: Final = 1_000_000
 """A column holds it."""
 _PREFIX: Final = "ce-"
@@ -199,9 +202,9 @@ class StartMessages(Op["tuple[Outgoing, ...] | None"]):
     """Take the next messages of the relay's lanes, write down that they are being sent, and renew the lease.
 
     The answer holds at most ``limit`` messages that are due, in the order of their positions, without those of streams
-    that are held back. Only a message without a stream has a time when it is due; a stream waits as a whole. The answer
-    is None if the relay's lease has ended: it owns no lane any more, and must join again. A repeat after a lost answer
-    returns the same messages, or more.
+    that are held back. It ends with the message that reaches ``MAX_STARTED_BYTES``. Only a message without a stream has
+    a time when it is due; a stream waits as a whole. The answer is None if the relay's lease has ended: it owns no lane
+    any more, and must join again. A repeat after a lost answer returns the same messages, or more.
     """
 
     relay: bytes

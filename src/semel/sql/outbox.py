@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from semel.core.messages import (
     LANES,
+    MAX_STARTED_BYTES,
     DestinationDepth,
     HeldStream,
     InspectOutbox,
@@ -33,6 +34,7 @@ from semel.sql.program import Packet, Piece, Program, Rows, load_queries
 
 _LONGEST: Final = 366 * 86400.0
 """The longest time that a message is put off, in seconds."""
+_BYTES: Final = str(MAX_STARTED_BYTES)
 
 
 def _outgoing(row: Sequence[Any]) -> Outgoing:
@@ -49,7 +51,9 @@ def _outgoing(row: Sequence[Any]) -> Outgoing:
 
 # PostgreSQL
 
-_P: Final = load_queries("semel.sql.dialects", "postgres_outbox.sql", now="statement_timestamp()", lanes=str(LANES))
+_P: Final = load_queries(
+    "semel.sql.dialects", "postgres_outbox.sql", now="statement_timestamp()", lanes=str(LANES), bytes=_BYTES
+)
 
 
 def _join(op: JoinRelays) -> Program[tuple[int, ...]]:
@@ -124,8 +128,8 @@ class _Transaction(Protocol):
     def __call__(self, *steps: _Step, begins: bool = False, ends: bool = False) -> Program[Rows]: ...
 
 
-_S: Final = load_queries("semel.sql.dialects", "sqlite_outbox.sql")
-_M: Final = load_queries("semel.sql.dialects", "mysql_outbox.sql", now="UTC_TIMESTAMP(6)")
+_S: Final = load_queries("semel.sql.dialects", "sqlite_outbox.sql", bytes=_BYTES)
+_M: Final = load_queries("semel.sql.dialects", "mysql_outbox.sql", now="UTC_TIMESTAMP(6)", bytes=_BYTES)
 
 
 def _in_sqlite(clock: Callable[[], int]) -> _Transaction:

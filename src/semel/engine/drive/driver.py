@@ -27,7 +27,7 @@ from semel.core.call import (
     Stopped,
     StoreLater,
 )
-from semel.core.flows import replay
+from semel.core.flows import begins_plainly, replay
 from semel.core.ops import Claimed, Existing, Op
 from semel.core.states import DONE
 from semel.engine.drive.execution import Changed, Execution, as_handler
@@ -63,8 +63,9 @@ class CallDriver:
 
         Without a handler, return an ``Attempt`` instead of running it: an adapter runs it, and ends the attempt.
 
-        The first claim is sent from here. If it finds a result, that is returned at once. At any other answer the flow
-        of the call takes over.
+        The first claim is sent from here. If it finds a result, that is returned at once. If it begins a first attempt,
+        the handler runs, and the completion of what it returns is sent from here, too. In any other case the flow of
+        the call takes over.
 
         :param recover: calls the policy's hook; defaults to the hook itself.
         :param execution: that of an attempt that an adapter ends.
@@ -74,6 +75,7 @@ class CallDriver:
         store, flights = self.store, self.flights
         error: StoreError | None = None
         own: Flight | None = None
+        outcome: Outcome[Any] | Failed | None = None
         try:
             if execution is None:
                 if call.quota is None:
@@ -94,9 +96,32 @@ class CallDriver:
                             flights.land(own)
                             return replay(call, own.record)
                 execution = Execution(call, flights, store.wakes, own)
-            steps = execution.steps
+                if own is not None and type(answer) is Claimed and begins_plainly(call, answer):
+                    execution.begin(answer)
+                    if handler is None:
+                        assert execution.lease is not None
+                        self.keeper.hold(execution.lease)
+                        return LeasedAttempt(self, execution, answer)
+                    try:
+                        answer = self._work(execution, answer, handler)
+                    except StoreError as failure:
+                        error = failure
+            if execution.claimed is not None and error is None and type(answer) is Returned:
+                ending, op = answer, execution.completion(answer.value)
+                if op is not None:
+                    try:
+                        answer = store.execute(op)
+                    except StoreError as failure:
+                        error = failure
+                    if error is None and answer is True:
+                        if execution.flight is not None:
+                            execution.flight.completed = op
+                        outcome = Outcome(ending.value, False, 1)
+                    else:
+                        execution.steps.send(ending)  # asks for the completion, which was sent
+            steps = execution.steps if outcome is None else None
             try:
-                while True:
+                while steps is not None:
                     request = steps.send(answer) if error is None else steps.throw(error)
                     error = None
                     try:
@@ -121,7 +146,7 @@ class CallDriver:
                     except StoreError as failure:
                         error = failure
             except StopIteration as stop:
-                outcome: Outcome[Any] | Failed = stop.value
+                outcome = stop.value
             if execution.flight is not None:  # otherwise the claim was not won, and nothing is held
                 execution.finish(self.keeper.leases)
         except BaseException:

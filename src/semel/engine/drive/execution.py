@@ -19,8 +19,9 @@ from time import monotonic
 from typing import Any, TypeAlias
 
 from semel.core.call import Await, Call, Failed, NotRun, Outcome, Pause, Recover, Run, StoreLater
+from semel.core.encoding.snapshot import NotSerializable
 from semel.core.flows import perform
-from semel.core.ops import Claim, Complete, Existing, Op
+from semel.core.ops import Claim, Claimed, Complete, Existing, Op
 from semel.core.values import value
 from semel.engine.drive.backlog import UnstoredOutcome
 from semel.engine.drive.flights import Flight, Flights
@@ -51,7 +52,7 @@ Step: TypeAlias = "Op[Any] | Run | Recover | Await | Poll | Pause | Changed | St
 class Execution:
     """The state of one call. The driver sends answers to ``steps``, and always calls ``finish`` at the end."""
 
-    __slots__ = ("_flights", "_wakes", "began", "call", "cancelled", "finished", "flight", "lease", "steps")
+    __slots__ = ("_flights", "_steps", "_wakes", "began", "call", "cancelled", "claimed", "finished", "flight", "lease")
 
     def __init__(self, call: Call, flights: Flights, wakes: bool, flight: Flight | None = None) -> None:
         """
@@ -67,12 +68,43 @@ class Execution:
         """Whether ``finish`` has released the lease and the flight."""
         self.cancelled: BaseException | None = None
         """The caller's cancellation, held back until the record is settled."""
+        self.claimed: Claimed | None = None
+        """The answer to the claim, if the attempt has begun without steps: see ``begin``."""
         self._flights = flights
         self._wakes = wakes
-        self.steps: Generator[Step, Any, Outcome[Any] | Failed] = self._proceed()
+        self._steps: Generator[Step, Any, Outcome[Any] | Failed] | None = None
         if flight is not None:
             self.began = flight.began
-            next(self.steps)
+
+    @property
+    def steps(self) -> Generator[Step, Any, Outcome[Any] | Failed]:
+        """The steps of the call. After ``begin`` they wait for the ending of the handler."""
+        steps = self._steps
+        if steps is None:
+            steps = self._steps = self._proceed()
+            if self.flight is not None:
+                next(steps)
+            if self.claimed is not None:
+                cancelled, self.cancelled = self.cancelled, None  # it came later: the handler has run
+                steps.send(self.claimed)
+                self.cancelled = cancelled
+        return steps
+
+    def begin(self, claimed: Claimed) -> None:
+        """Begin an attempt after the driver's own claim, without steps: see ``begins_plainly``."""
+        self.claimed = claimed
+        assert self.flight is not None
+        self._win(self.flight, claimed)
+
+    def completion(self, result: Any) -> Complete | None:
+        """Return the Op that ends an attempt without steps; None if the flow must store that the result is lost."""
+        call, claimed = self.call, self.claimed
+        assert claimed is not None
+        try:
+            call.completion = op = call.make_completion(claimed.token, call.seal_value(result), result)
+        except NotSerializable:
+            return None
+        return op
 
     def finish(self, leases: Leases) -> None:
         """Release the lease and the flight of the call. May be called again."""
@@ -84,7 +116,8 @@ class Execution:
                 self._flights.land(self.flight)
                 self.flight = None
             self.finished = True
-            self.steps.close()  # breaks the reference cycle of an unfinished call
+            if self._steps is not None:
+                self._steps.close()  # breaks the reference cycle of an unfinished call
 
     def hand_over(self, request: StoreLater) -> UnstoredOutcome:
         """Leave the lease and the flight to the keeper: the call ends, and its outcome is stored in the background."""
@@ -131,15 +164,8 @@ class Execution:
                         own.record = answer.record
                         flights.land(own)
                         self.flight = None
-                    else:
-                        call.has_steps = bool(answer.steps)
-                        self.lease = own.lease = Lease(call, answer.token, answer.attempt, self.began)
-                        if self.cancelled is None:  # else the claim is released at once, and others wait for that
-                            with flights.lock:
-                                own.running = answer
-                                own.changes += 1
-                                if own.waiters is not None:
-                                    own.wake()
+                    elif self.claimed is None:
+                        self._win(own, answer)
                 elif isinstance(request, Await):
                     answer = yield from self._await(request)
                 elif self.cancelled is not None and isinstance(request, (Run, Recover)):
@@ -152,6 +178,17 @@ class Execution:
                 raise
             except BaseException as failure:
                 error = failure
+
+    def _win(self, own: Flight, claimed: Claimed) -> None:
+        """Take the lease that the claim has won, and tell those who wait for the flight that it runs."""
+        self.call.has_steps = bool(claimed.steps)
+        self.lease = own.lease = Lease(self.call, claimed.token, claimed.attempt, self.began)
+        if self.cancelled is None:  # else the claim is released at once, and others wait for that
+            with self._flights.lock:
+                own.running = claimed
+                own.changes += 1
+                if own.waiters is not None:
+                    own.wake()
 
     def _join(self, own: Flight) -> Generator[Step, Any, Existing | None]:
         """Another call of this process has the same key: wait for its result. Returns None if it has left the key free,

@@ -54,12 +54,17 @@ ORDER BY lane
 
 -- name: start (writes)
 -- One row without a position says that there is nothing to send; no row, that the lease has ended.
-WITH found AS (
+WITH next AS (
     SELECT o.* FROM semel_outbox o
     WHERE o.position > :after::bigint AND (o.due <= {{now}} OR o.stream <> '')
       AND o.lane = ANY (ARRAY(SELECT lane FROM semel_lane WHERE relay = :relay::bytea))
       AND NOT EXISTS (SELECT 1 FROM semel_hold h WHERE h.stream = o.stream AND h.until > {{now}})
     ORDER BY o.position LIMIT :most::integer
+), found AS (
+    SELECT * FROM (
+        SELECT *, sum(octet_length(data)) OVER (ORDER BY position) - octet_length(data) AS before FROM next
+    ) AS summed
+    WHERE before < {{bytes}}
 ), me AS (
     UPDATE semel_relay SET lease_end = greatest(lease_end, {{now}} + :lease::float8 * interval '1 second'),
         started = ARRAY(SELECT position FROM found)
@@ -79,8 +84,9 @@ WITH me AS (
 ), ended AS (
     UPDATE semel_relay r SET started = '{}' FROM me WHERE r.relay = :relay
 ), gone AS (
-    DELETE FROM semel_outbox o USING me
-    WHERE o.position = ANY (:sent::bigint[]) AND o.position = ANY (me.started)
+    DELETE FROM semel_outbox o
+    USING (SELECT unnest(:sent::bigint[]) INTERSECT SELECT unnest(started) FROM me) AS s (position)
+    WHERE o.position = s.position
     RETURNING o.stream
 ), counted AS (
     UPDATE semel_outbox o SET starts = o.starts + 1,
