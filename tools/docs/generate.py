@@ -406,7 +406,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
         "Stage", "StoreSuite", "Together", "WaitForChange", "async_machine_for", "check", "machine_for", "play",
         "play_async",
     )),
-    ("semel.testing.brokers", "[Proves the adapter of a broker](../how-to/brokers.md#prove-an-adapter-of-your-own).", ()),
+    ("semel.testing.brokers", "[Proves a broker's adapter](../how-to/brokers.md#prove-an-adapter-of-your-own).", ()),
     ("semel.testing.crashpoints", "[Kills an operation](../how-to/crash-your-operation.md) at every point.", ()),
     ("semel.testing.faulty", "Stores that fail on purpose.", ()),
     ("semel.testing.natural", "Proves that a route is natural.", ()),
