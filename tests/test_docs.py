@@ -259,7 +259,7 @@ def test_the_reference_shows_what_programs_use_and_not_what_adapters_do() -> Non
     text = (DOCS / "reference" / "api.md").read_text("utf-8")
     shown = set(re.findall(r"^#### \w+\.(\w+)$", text, re.MULTILINE))
     assert {"run", "run_in_transaction", "once", "step", "capture", "derive"} <= shown
-    assert not shown & {"begin", "compensate", "declared_call", "emit", "in_this_loop", "journal", "leave"}
+    assert not shown & {"begin", "compensate", "declared_call", "in_this_loop", "journal", "leave"}
     assert not shown & {"make_call", "perform", "undoes"}
     assert "### INJECTED\n\nA default" in text
 
