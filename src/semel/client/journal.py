@@ -336,11 +336,10 @@ class _Batches:
     def _end_call(self, id: int) -> bool:
         """Returns whether it was the last call in flight with this entry."""
         in_flight = self._presence.in_flight
-        in_flight[id] -= 1
-        over = in_flight[id] <= 0
-        if over:
-            del in_flight[id]
-        return over
+        left = in_flight.pop(id, 0) - 1
+        if left > 0:
+            in_flight[id] = left
+        return left <= 0
 
     def _commit(self, ops: Sequence[Op[Any]]) -> list[Any]:
         raw = self.connection()
@@ -351,7 +350,10 @@ class _Batches:
         try:
             raw.execute("BEGIN IMMEDIATE")
             try:
-                answers = [self._apply(raw, op) for op in ops]
+                first = next((place for place, op in enumerate(ops) if type(op) is not SettleEntry), len(ops))
+                if first:  # those that nobody waits for, all in one go
+                    self._settle(raw, cast("Sequence[SettleEntry]", ops[:first]))
+                answers = [None] * first + [self._apply(raw, op) for op in ops[first:]]
                 raw.execute("COMMIT")
             except BaseException:
                 if raw.in_transaction:
@@ -367,7 +369,7 @@ class _Batches:
         if type(op) is WriteEntry:
             return self._write(raw, op)
         if type(op) is SettleEntry:
-            return self._settle(raw, op)
+            return self._settle(raw, [op])
         if type(op) is TakeEntry:
             return self._take(raw, op.id)
         rows = raw.execute("SELECT id, owner FROM semel_journal ORDER BY created, id").fetchall()
@@ -409,13 +411,18 @@ class _Batches:
             raw.execute("UPDATE semel_journal SET owner = ? WHERE id = ?", (presence.owner, op.id))
         return Written(entry.first_use(op.lifetime), True)
 
-    def _settle(self, raw: sqlite3.Connection, op: SettleEntry) -> None:
-        over = self._end_call(op.id)
-        if op.remove:
-            raw.execute("DELETE FROM semel_journal WHERE id = ?", (op.id,))
-        elif over:
-            owner = self._presence.owner
-            raw.execute("UPDATE semel_journal SET owner = NULL WHERE id = ? AND owner = ?", (op.id, owner))
+    def _settle(self, raw: sqlite3.Connection, ops: Sequence[SettleEntry]) -> None:
+        removed, released = [], []
+        for op in ops:
+            over = self._end_call(op.id)
+            if op.remove:
+                removed.append((op.id,))
+            elif over:
+                released.append((op.id, self._presence.owner))
+        if removed:
+            raw.executemany("DELETE FROM semel_journal WHERE id = ?", removed)
+        if released:
+            raw.executemany("UPDATE semel_journal SET owner = NULL WHERE id = ? AND owner = ?", released)
 
     def _take(self, raw: sqlite3.Connection, id: int) -> Entry | None:
         row = raw.execute(f"SELECT {_COLUMNS} FROM semel_journal WHERE id = ?", (id,)).fetchone()
