@@ -381,6 +381,8 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.messaging.ports", "What the adapter of a broker implements and returns.", (
         "Broker", "BrokerDown", "Capabilities", "Delivery", "Refused", "Sent", "Source", "TryAgain",
     )),
+    ("semel.messaging.brokers.kafka", "Kafka.", ("KafkaBroker", "KafkaSource")),
+    ("semel.messaging.brokers.rabbitmq", "RabbitMQ.", ("RabbitMQBroker", "RabbitMQSource")),
     ("semel.messaging.brokers.nats", "NATS JetStream. All brokers: [which one](../how-to/brokers.md).",
      ("NATSBroker", "NATSSource")),
     ("semel.messaging.brokers.redis_streams", "Redis Streams.", ("RedisStreamsBroker", "RedisStreamsSource")),
@@ -405,6 +407,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
         "Stage", "StoreSuite", "Together", "WaitForChange", "async_machine_for", "check", "machine_for", "play",
         "play_async",
     )),
+    ("semel.testing.brokers", "[Proves a broker's adapter](../how-to/brokers.md#prove-an-adapter-of-your-own).", ()),
     ("semel.testing.crashpoints", "[Kills an operation](../how-to/crash-your-operation.md) at every point.", ()),
     ("semel.testing.faulty", "Stores that fail on purpose.", ()),
     ("semel.testing.natural", "Proves that a route is natural.", ()),
