@@ -659,6 +659,17 @@ def test_tasks_share_commits(journal: Journal, monkeypatch: pytest.MonkeyPatch) 
     assert len(journal._loops) == 1  # a loop that is closed is forgotten
 
 
+def test_a_call_that_ends_after_the_journal_is_closed_leaves_its_entry(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Journal(path) as journal:
+        id = write(journal)
+    journal.settle(id, remove=True, key="k")
+    assert "'k' stays in the journal, which is closed" in caplog.text
+    with Journal(path) as journal:
+        assert keys(journal, "in doubt") == ["k"]
+
+
 def test_a_closed_journal_says_so(path: Path) -> None:
     journal = Journal(path)
     journal.close()

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import cast
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, cast
 
+import aio_pika
 import pytest
 
+from semel.core.messages import Message
+from semel.errors import ConfigurationError
 from semel.messaging.brokers.rabbitmq import RabbitMQBroker, RabbitMQSource
+from semel.messaging.ports import BrokerDown, Delivery, Refused, Result, Sent, TryAgain
 from semel.testing import brokers
 from tests.servers import RabbitMQServer, ServerPool
+from tests.servers.freezing import freeze
 from tests.servers.plugin import obtain
 
 pytestmark = [pytest.mark.rabbitmq, pytest.mark.server]
@@ -62,3 +71,228 @@ class TestRabbitMQBroker(OnRabbitMQ, brokers.BrokerSuite):
 
 class TestRabbitMQSource(OnRabbitMQ, brokers.SourceSuite):
     """The suite, on the session's server."""
+
+
+def publish(
+    broker: RabbitMQBroker, messages: list[Message], seconds: float = 15
+) -> Coroutine[Any, Any, Sequence[Result]]:
+    return broker.publish(messages, time.monotonic() + seconds)
+
+
+async def receive(source: RabbitMQSource, count: int) -> list[Delivery]:
+    found: list[Delivery] = []
+    async with asyncio.timeout(30):
+        while len(found) < count:
+            found += await source.receive(count - len(found), 1)
+    return found
+
+
+def name_of(url: str) -> str:
+    return url.partition("queue=")[2]
+
+
+def kinds(results: Sequence[Result]) -> list[type[Result]]:
+    return [type(result) for result in results]
+
+
+def test_a_message_is_persistent_and_its_attributes_are_headers(rabbitmq: RabbitMQServer) -> None:
+    """As other consumers see them."""
+    url = rabbitmq.queue("classic")
+
+    async def main() -> None:
+        broker = RabbitMQBroker.from_url(url)
+        sent = brokers.new_message(id="m1", stream="order-1", sequence=4, redrives=1, headers={"note": "x"})
+        assert await publish(broker, [sent]) == [Sent()]
+        await broker.close()
+        async with await aio_pika.connect(rabbitmq.url) as connection:
+            queue = await (await connection.channel()).get_queue(name_of(url))
+            found = await queue.get(no_ack=True)
+            assert found is not None
+            assert found.message_id == "m1:1"
+            assert found.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+            assert found.content_type == "application/json"
+            wanted = {"ce-id": "m1", "ce-stream": "order-1", "ce-sequence": "4", "note": "x"}
+            assert wanted.items() <= found.headers.items()
+
+    asyncio.run(main())
+
+
+def test_a_message_that_no_queue_gets_is_refused_alone(rabbitmq: RabbitMQServer) -> None:
+    """RabbitMQ confirms it, and closes the channel if there is no exchange of that name."""
+    url = rabbitmq.queue("classic")
+
+    async def main() -> None:
+        async with await aio_pika.connect(rabbitmq.url) as connection:
+            channel = await connection.channel()
+            events = await channel.declare_exchange("events", aio_pika.ExchangeType.TOPIC)
+            await (await channel.get_queue(name_of(url))).bind(events, "order.*")
+        broker = RabbitMQBroker.from_url(url)
+        destinations = (
+            "no-such-queue",
+            "no-such-exchange/key",
+            "events/order.paid",
+            "events/other",
+            "",
+            "/" + name_of(url),
+        )
+        results = await publish(broker, [brokers.new_message(destination=each) for each in destinations])
+        assert kinds(results) == [Refused, Refused, Sent, Refused, Sent, Sent]
+        assert results[3] == Refused("RabbitMQ has no queue for the routing key 'other' of the exchange 'events'")
+        await broker.close()
+        broker = RabbitMQBroker.from_url(f"{rabbitmq.url}?exchange=events")
+        by_type = [brokers.new_message(type="order.paid"), brokers.new_message(type="bill.paid")]
+        by_key = [brokers.new_message(destination="order.sent"), brokers.new_message(destination="sent")]
+        assert kinds(await publish(broker, by_type + by_key)) == [Sent, Refused, Sent, Refused]
+        await broker.close()
+        homeless = RabbitMQBroker.from_url(rabbitmq.url)
+        assert kinds(await publish(homeless, [brokers.new_message()])) == [Refused]
+
+    asyncio.run(main())
+
+
+def test_a_queue_that_is_full_takes_the_next_message_later(rabbitmq: RabbitMQServer) -> None:
+    """That is why messages of a stream are not pipelined."""
+    url = rabbitmq.queue("classic", x_max_length=1, x_overflow="reject-publish")
+
+    async def main() -> None:
+        broker, source = RabbitMQBroker.from_url(url), RabbitMQSource.from_url(f"{url}&type=classic")
+        first, second, third = brokers.new_streams(streams=1, each=3)
+        assert await publish(broker, [first]) == [Sent()]
+        assert kinds(await publish(broker, [second])) == [TryAgain]
+        await source.acknowledge(await receive(source, 1))
+        assert await publish(broker, [third]) == [Sent()]
+        assert not broker.capabilities.pipelines
+        await broker.close()
+        await source.close()
+
+    asyncio.run(main())
+
+
+def test_an_alarm_of_the_server_and_a_paused_server_are_noticed_by_the_deadline(
+    mortal_rabbitmq: RabbitMQServer,
+) -> None:
+    url = mortal_rabbitmq.queue("classic")
+
+    async def main() -> None:
+        broker = RabbitMQBroker.from_url(url)
+        messages = brokers.new_streams(streams=1, each=3)
+        assert await publish(broker, messages[:1]) == [Sent()]
+        await asyncio.to_thread(mortal_rabbitmq.ctl, "set_vm_memory_high_watermark", "absolute", "1")
+        await publish(broker, [brokers.new_message()], seconds=0.5)  # then RabbitMQ blocks the connection
+        for _ in range(2):
+            began = time.monotonic()
+            assert kinds(await publish(broker, [brokers.new_message()], seconds=1)) == [BrokerDown]
+            assert time.monotonic() - began < 3
+        await asyncio.to_thread(mortal_rabbitmq.ctl, "set_vm_memory_high_watermark", "absolute", "1GB")
+        async with asyncio.timeout(30):
+            while await publish(broker, messages[1:2]) != [Sent()]:
+                pass
+        freeze(mortal_rabbitmq.pid)
+        try:
+            began = time.monotonic()
+            assert kinds(await publish(broker, messages[2:], seconds=1)) == [TryAgain]
+            assert time.monotonic() - began < 3
+        finally:
+            os.kill(mortal_rabbitmq.pid or 0, signal.SIGCONT)
+        async with asyncio.timeout(30):
+            while await publish(broker, messages[2:]) != [Sent()]:
+                pass
+        await broker.close()
+
+    asyncio.run(main())
+
+
+def test_an_ordered_source_is_the_only_consumer_of_its_queue(rabbitmq: RabbitMQServer) -> None:
+    url = rabbitmq.queue()
+
+    async def main() -> None:
+        broker = RabbitMQBroker.from_url(url)
+        for message in brokers.new_streams(streams=1, each=3):
+            assert await publish(broker, [message]) == [Sent()]
+        await broker.close()
+        first, second = (RabbitMQSource.from_url(url) for _ in range(2))
+        held = await receive(first, 1)
+        assert list(await second.receive(10, 0.5)) == []
+        await first.acknowledge(held)
+        await first.close()
+        assert [each.message.sequence for each in await receive(second, 2)] == [2, 3]
+        await second.close()
+        sharing = [RabbitMQSource.from_url(f"{url}&ordered=no&prefetch=1") for _ in range(2)]
+        for source in sharing:
+            assert len(await receive(source, 1)) == 1
+        for source in sharing:
+            await source.close()
+
+    asyncio.run(main())
+
+
+def test_a_postponed_message_holds_up_its_own_stream_only(rabbitmq: RabbitMQServer) -> None:
+    url = rabbitmq.queue()
+
+    async def main() -> None:
+        broker, source = RabbitMQBroker.from_url(url), RabbitMQSource.from_url(url)
+        for stream, sequence in (("a", 1), ("b", 1), ("a", 2), ("", 0), ("b", 2)):
+            assert await publish(broker, [brokers.new_message(stream=stream, sequence=sequence)]) == [Sent()]
+        await broker.close()
+        [first] = await receive(source, 1)
+        await source.postpone(first, 60)
+        others = await receive(source, 3)
+        assert [(each.message.stream, each.message.sequence) for each in others] == [("b", 1), ("", 0), ("b", 2)]
+        assert list(await source.receive(10, 0.1)) == []
+        await source.close()
+
+    asyncio.run(main())
+
+
+def test_a_source_goes_on_when_its_queue_was_deleted(rabbitmq: RabbitMQServer) -> None:
+    url = rabbitmq.queue()
+
+    async def main() -> None:
+        broker, source = RabbitMQBroker.from_url(url), RabbitMQSource.from_url(url)
+        assert await publish(broker, [brokers.new_message()]) == [Sent()]
+        held = await receive(source, 1)
+        async with await aio_pika.connect(rabbitmq.url) as connection:
+            await (await connection.channel()).queue_delete(name_of(url))
+        async with asyncio.timeout(30):
+            message = brokers.new_message()
+            while await publish(broker, [message]) != [Sent()]:  # refused, until the source has made the queue again
+                assert list(await source.receive(1, 0.1)) == []
+        [found] = await receive(source, 1)
+        assert found.message.id == message.id
+        await source.acknowledge([*held, found])
+        await source.postpone(held[0], 0.0)
+        assert list(await source.receive(1, 0.1)) == []
+        await broker.close()
+        await source.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warned"),
+    [
+        ({"x_delivery_limit": 3}, True),
+        ({"x_delivery_limit": 3, "x_dead_letter_exchange": "dead", "x_max_length": 9}, False),
+        ({}, False),
+    ],
+)
+def test_a_queue_that_drops_messages_is_warned_of(
+    rabbitmq: RabbitMQServer, caplog: pytest.LogCaptureFixture, arguments: dict[str, Any], warned: bool
+) -> None:
+    source = RabbitMQSource.from_url(rabbitmq.queue(**arguments))
+    asyncio.run(_look(source))
+    assert ("drops a message that it has delivered 3 times" in caplog.text) is warned
+
+
+@pytest.mark.parametrize(("type", "said"), [("quorum", ""), ("classic", "&type=classic")])
+def test_a_queue_of_another_type_is_refused(rabbitmq: RabbitMQServer, type: str, said: str) -> None:
+    url = rabbitmq.queue("classic" if type == "quorum" else "quorum") + said
+    with pytest.raises(ConfigurationError, match=rf"add \?type={'classic' if type == 'quorum' else 'quorum'}"):
+        asyncio.run(_look(RabbitMQSource.from_url(url)))
+
+
+async def _look(source: RabbitMQSource) -> None:
+    try:
+        assert list(await source.receive(1, 0.05)) == []
+    finally:
+        await source.close()

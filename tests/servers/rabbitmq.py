@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +29,7 @@ class _Epmd(Server):
 
 class RabbitMQServer(Server):
     name = "rabbitmq"
-    binaries = ("rabbitmq-server",)
+    binaries = ("rabbitmq-server", "rabbitmqctl")
     # Debian's own in /usr/sbin changes the user first.
     search: ClassVar[tuple[str, ...]] = ("/usr/lib/rabbitmq/bin", "/opt/homebrew/opt/rabbitmq/sbin")
     packages = ("rabbitmq-server",)
@@ -92,6 +93,12 @@ class RabbitMQServer(Server):
         with self.log.open("rb") as log:
             log.seek(self._log_before)
             return b"Server startup complete" in log.read() and _accepts(self.port)
+
+    def ctl(self, *words: str) -> None:
+        """Run a command of rabbitmqctl on this node."""
+        command = [str(self.binary("rabbitmqctl")), *words]
+        environment = {**self.environment(), "RABBITMQ_CTL_DIST_PORT_MIN": "0", "RABBITMQ_CTL_DIST_PORT_MAX": "0"}
+        subprocess.run(command, env=environment, check=True, timeout=60, stdout=subprocess.DEVNULL)
 
     def queue(self, type: str = "quorum", **arguments: object) -> str:
         """The URL of a new queue; ``arguments`` as of RabbitMQ, with ``_`` for each ``-``: ``x_delivery_limit=3``."""

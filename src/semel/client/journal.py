@@ -295,8 +295,8 @@ class _Batches:
 
     @property
     def others(self) -> bool:
-        """Whether other calls of this process are in flight."""
-        return len(self._presence.in_flight) > len(self._settled)
+        """Whether other calls of this process are in flight, besides the one that is about to be settled."""
+        return len(self._presence.in_flight) > len(self._settled) + 1
 
     def flush(self) -> None:
         """Run what was settled. If another thread is at work, it does this when it is done."""
@@ -532,19 +532,20 @@ class Journal:
     def settle(self, id: int, *, remove: bool, key: str = "") -> None:
         # A call whose entry is written is over. It needs nothing more from the journal, so with other calls under way
         # it waits for nobody. A call alone does it here, and needs no thread.
-        if self.batches.settle(SettleEntry(id, remove, key)):
-            if self.batches.others:
-                self._flush_soon()
-            else:
-                self.batches.flush()
+        self._settle(SettleEntry(id, remove, key), soon=self.batches.others)
 
     def settle_async(self, id: int, *, remove: bool, key: str = "") -> None:
         # The same in a loop, which never waits for the file.
-        if self.batches.settle(SettleEntry(id, remove, key)):
-            self._flush_soon()
+        self._settle(SettleEntry(id, remove, key), soon=True)
 
-    def _flush_soon(self) -> None:
-        if not self._flushing:
+    def _settle(self, op: SettleEntry, soon: bool) -> None:
+        if self._closed:
+            log.warning("the entry of the key %r stays in the journal, which is closed", op.key)
+        elif not self.batches.settle(op):
+            return
+        elif not soon:
+            self.batches.flush()
+        elif not self._flushing:
             self._flushing = True
             try:
                 self.thread.submit(self._flush)
@@ -567,7 +568,7 @@ class Journal:
 
     def entries(self) -> list[Entry]:
         """Return all entries, the oldest first."""
-        self.batches.flush()
+        self.batches.run(())
         with self.batches._lock:
             try:
                 rows = (
@@ -592,7 +593,7 @@ class Journal:
             return
         self._closed = True
         self.thread.shutdown()
-        self.batches.flush()
+        self.batches.run(())
         self._combiner.close()
         self.batches.close()
         with _entering.lock:

@@ -214,7 +214,12 @@ class Inbox:
                 random.random, hook,
             )  # fmt: skip
 
-        return lambda function: Consumer(self, consumer, function, plan, connect, guard, ordered)
+        def decorate(function: Callable[[Message, Any], Any]) -> Consumer:
+            if inspect.iscoroutinefunction(function):
+                raise PolicyError("the handler is async: use AsyncInbox")
+            return Consumer(self, consumer, function, plan, connect, guard, ordered)
+
+        return decorate
 
     def purge(self) -> int:
         """Forget the messages that were applied longer ago than ``keep``. Returns how many."""
@@ -396,10 +401,7 @@ class Consumer:
         """Apply a message whose effects are outside of the database, with the steps of an operation."""
 
         def work(op: Operation) -> None:
-            result = self._function(message, op)
-            if inspect.iscoroutine(result):
-                result.close()
-                raise PolicyError("the handler is async: use AsyncInbox")
+            _finished(self._function(message, op))
 
         try:
             outcome = guard.run_outcome(self.name, key=message.id, call=work, ttl=self._inbox.keep)
@@ -429,13 +431,16 @@ def _call(unit: SQLUnit, call: Callable[[], Any], origin: MessageOrigin) -> None
     unit.watch()
     outer = message_origin.set(origin)
     try:
-        result = call()
-        if inspect.iscoroutine(result):
-            result.close()
-            raise PolicyError("the handler is async: use AsyncInbox")
+        _finished(call())
     finally:
         message_origin.reset(outer)
         unit.unwatch()
+
+
+def _finished(result: Any) -> None:
+    if inspect.iscoroutine(result):
+        result.close()
+        raise PolicyError("the handler is async: use AsyncInbox")
 
 
 def _origin(consumer: str, message: Message) -> MessageOrigin:
