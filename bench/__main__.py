@@ -21,6 +21,7 @@ from bench import (
     outbox,
     postgres,
     redis,
+    relay,
     report,
     sqlite,
     transactional,
@@ -28,7 +29,7 @@ from bench import (
 from bench.contest import QUICK, Match, Pace
 
 CALLERS = 32
-STORES = ("memory", "sqlite", "postgres", "transactional", "outbox", "inbox", "redis", "http", "client")
+STORES = ("memory", "sqlite", "postgres", "transactional", "outbox", "relay", "inbox", "redis", "http", "client")
 ON_REQUEST = ("large",)
 """What takes minutes, and is measured when it is asked for."""
 
@@ -125,6 +126,11 @@ def measure(
             here = url or _server(stack, found, progress)
             if here is not None:
                 _play(found, stack.enter_context(inbox.matches(here)), pace, progress)
+    if "relay" in only:
+        with ExitStack() as stack:
+            here = url or _server(stack, found, progress)
+            if here is not None:
+                _play(found, stack.enter_context(relay.matches(here)), pace, progress)
     if "redis" in only:
         with ExitStack() as stack:
             there = _redis(stack, found, progress)

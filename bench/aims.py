@@ -15,6 +15,7 @@ from bench.large import EXPIRIES, JOBS, Large
 from bench.memory import Cost
 from bench.outbox import IN_A_STREAM, WITH_A_MESSAGE
 from bench.redis import STORE_ALONE
+from bench.relay import ONE_RELAY
 from bench.sqlite import ONE_COMMIT_PER_OP
 from bench.transactional import IN_THE_CALLERS, ONE_STATEMENT, OPENED_BY_SEMEL
 
@@ -37,6 +38,8 @@ OUTBOX: Final = 0.55
 """What is left of the unprotected transaction's rate when it adds a message."""
 INBOX: Final = 20_000
 """Messages in a second."""
+RELAY: Final = 20_000
+"""Messages a second."""
 REDIS: Final = 4.5
 HTTP: Final = {
     ("Starlette", http_services.SEMEL, "first"): 0.5,
@@ -80,6 +83,8 @@ def judge(costs: Sequence[Cost], matches: Iterable[Match], callers: int) -> list
             verdicts += _with_messages(match)
         elif match.store == "inbox":
             verdicts += _of_inbox(match)
+        elif match.store == "relay":
+            verdicts += _of_relay(match)
         elif match.store == "transactional":
             verdicts += _in_transactions(match)
         else:
@@ -145,6 +150,12 @@ def _with_messages(match: Match) -> list[Verdict]:
         for one in match.standings()
         if one.name in (WITH_A_MESSAGE, IN_A_STREAM) and one.times_bare is not None
     ]
+
+
+def _of_relay(match: Match) -> list[Verdict]:
+    (rate,) = (one.rate for one in match.standings() if one.name == ONE_RELAY)
+    aim = f"{match.title}: at least {RELAY:,} messages a second to a broker that takes 5 ms for a batch"
+    return [Verdict(aim, rate, "/s", rate >= RELAY)]
 
 
 def _over_http(match: WireMatch) -> list[Verdict]:
