@@ -63,7 +63,8 @@ class RabbitMQBroker:
         self._exchange = exchange
         self._connection: Any = None
         self._channel: Any = None
-        self._exchanges: dict[str, Any] = {}
+        self._exchanges: set[str] = set()
+        """Those that are known to exist."""
         self._opening = asyncio.Lock()
         self._closing: set[asyncio.Task[None]] = set()
         self.capabilities = Capabilities(name="RabbitMQ", ordered=True, pipelines=False, largest=largest)
@@ -114,7 +115,8 @@ class RabbitMQBroker:
             blocked = await self._is_blocked()
             self._drop()
             return [blocked or BrokerDown(f"RabbitMQ cannot be reached: {error!r}")] * len(messages)
-        sending = [asyncio.ensure_future(self._send_one(channel, message)) for message in messages]
+        wire = await channel.get_underlay_channel()
+        sending = [asyncio.ensure_future(self._send_one(wire, message)) for message in messages]
         try:
             await asyncio.wait(sending, timeout=max(0.0, deadline - time.monotonic()))
         finally:
@@ -127,11 +129,11 @@ class RabbitMQBroker:
         missing = blocked or TryAgain("RabbitMQ did not confirm the message before the deadline")
         return [missing if each in late else each.result() for each in sending]
 
-    async def _send_one(self, channel: Any, message: Message) -> Result:
+    async def _send_one(self, wire: Any, message: Message) -> Result:
+        """Send a message with the library below, which can do so without waiting for the socket each time."""
         errors = self._library.exceptions
         name, key = self._place(message)
-        exchange = self._exchanges.get(name)
-        if exchange is None:
+        if name not in self._exchanges:
             return Refused(f"there is no exchange {name!r}")
         broker_id, content_type = message.broker_id, message.content_type
         sent = self._library.Message(
@@ -142,7 +144,9 @@ class RabbitMQBroker:
             delivery_mode=self._library.DeliveryMode.PERSISTENT,
         )
         try:
-            await exchange.publish(sent, key, mandatory=True)
+            await wire.basic_publish(
+                sent.body, exchange=name, routing_key=key, properties=sent.properties, mandatory=True, wait=False
+            )
         except errors.PublishError:
             return Refused(f"RabbitMQ has no queue for the routing key {key!r} of the exchange {name!r}")
         except errors.DeliveryError:
@@ -160,13 +164,13 @@ class RabbitMQBroker:
             self._channel = None
         if not _is_open(self._channel):
             self._channel = await self._connection.channel(publisher_confirms=True, on_return_raises=True)
-            self._exchanges = {"": self._channel.default_exchange}
-        for name in exchanges - self._exchanges.keys():
+            self._exchanges = {""}
+        for name in exchanges - self._exchanges:
             probe = await self._connection.channel()
             with suppress(self._library.exceptions.ChannelNotFoundEntity):
                 await probe.get_exchange(name)
                 await probe.close()
-                self._exchanges[name] = await self._channel.get_exchange(name, ensure=False)
+                self._exchanges.add(name)
         await _wire(self._connection).ready()
         return self._channel
 
