@@ -20,6 +20,7 @@ from bench import (
     outbox,
     postgres,
     redis,
+    relay,
     report,
     sqlite,
     transactional,
@@ -27,7 +28,7 @@ from bench import (
 from bench.contest import QUICK, Match, Pace
 
 CALLERS = 32
-STORES = ("memory", "sqlite", "postgres", "transactional", "outbox", "redis", "http", "client")
+STORES = ("memory", "sqlite", "postgres", "transactional", "outbox", "relay", "redis", "http", "client")
 ON_REQUEST = ("large",)
 """What takes minutes, and is measured when it is asked for."""
 
@@ -119,6 +120,11 @@ def measure(
             here = url or _server(stack, found, progress)
             if here is not None:
                 _play(found, stack.enter_context(outbox.matches(here)), pace, progress)
+    if "relay" in only:
+        with ExitStack() as stack:
+            here = url or _server(stack, found, progress)
+            if here is not None:
+                _play(found, stack.enter_context(relay.matches(here)), pace, progress)
     if "redis" in only:
         with ExitStack() as stack:
             there = _redis(stack, found, progress)

@@ -223,6 +223,14 @@ def test_messages_are_measured_beside_the_transaction_alone(postgres_url: str) -
     assert len(found["aims"]) == 4
 
 
+def test_a_relay_is_measured_beside_a_bare_loop(postgres_url: str) -> None:
+    found = measured("relay", postgres_url)
+    (match,) = found["matches"]
+    assert len(match["standings"]) == 3
+    assert "from the commit" in match["notes"][0]
+    assert len(found["aims"]) == 1
+
+
 def test_a_large_store_is_measured_beside_a_small_one(
     redis: RedisServer, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

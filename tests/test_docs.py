@@ -136,7 +136,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[types.Modul
 
 def skip_without_its_framework(page: Path) -> None:
     """Not every Python has a release of each of them. Where all are installed, a missing one is an error."""
-    for name in ("quart", "celery"):
+    for name in ("quart", "celery", "faststream"):
         used = re.search(rf"^(import|from) {name}\b", code_of(page), re.MULTILINE)
         if used and not importlib.util.find_spec(name) and not missing_is_an_error():
             pytest.skip(f"{name} is not installed")
