@@ -25,7 +25,7 @@ from semel.stores.postgres import migrate
 from tests.servers import PostgresServer
 
 PRODUCERS = RELAYS = CONSUMERS = 2
-LEASE = 3.0
+LEASE = 2.0
 """Seconds. A relay that is paused for longer is taken for dead."""
 STALLED = 60.0
 """Seconds without progress after which the run ends: what is not applied by then is lost."""

@@ -9,6 +9,7 @@ import time
 
 import psycopg
 
+from semel.errors import StoreError
 from semel.messaging import Outbox
 from semel.stores.postgres import PostgresStore
 
@@ -40,7 +41,7 @@ def main(url: str, producer: int, producers: int, events: int, streams: int, rat
                     if ahead > 0:
                         time.sleep(ahead)
                 return
-        except psycopg.OperationalError:  # the database is away, or was: what is committed is read when it is back
+        except (psycopg.OperationalError, StoreError):  # the database is away, or was: what is committed is read when it is back
             time.sleep(0.1)
 
 
