@@ -17,7 +17,7 @@ from semel.core.messages import BrokerDown, HeldStream, InspectOutbox, Refused, 
 from semel.core.ops import Op
 from semel.core.relaying import RelayReport
 from semel.errors import BrokerUnavailable, ConfigurationError, PolicyError, StoreUnavailable
-from semel.messaging import AsyncRelay, Outbox, Relay
+from semel.messaging import AsyncRelay, DeadLetters, Outbox, Relay
 from semel.observe import events
 from tests.messaging.desks import DIALECTS, KINDS, Desk, marked
 from tests.messaging.recording_broker import RecordingBroker
@@ -115,6 +115,28 @@ def wait_until(condition: Callable[[], bool], patience: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+def test_a_parked_stream_goes_on_in_order_after_a_redrive(desk: Desk) -> None:
+    outbox = Outbox(desk.store)
+
+    def add(*ids: str) -> None:
+        with desk.transaction(desk.conn):
+            for id in ids:
+                outbox.add(desk.conn, "made", {}, id=id, stream="s")
+
+    broker = RecordingBroker()
+    broker.answer = lambda message: Refused("bad") if message.id == "m2" else Sent()
+    add("m1", "m2", "m3")
+    drain(desk, broker, on_poison="park")
+    add("m4")  # it waits in the outbox
+    assert drain(desk, broker, on_poison="park").sent == 0
+    broker.answer = lambda message: Sent()
+    DeadLetters(desk.store).redrive()
+    add("m5")
+    assert drain(desk, broker, on_poison="park", batch=1).sent == 4
+    assert broker.ids() == ["m1", "m2", "m3", "m4", "m5"]
+    assert [message.sequence for message in broker.taken] == [1, 2, 3, 4, 5]
 
 
 # In the background

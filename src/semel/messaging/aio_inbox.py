@@ -368,11 +368,12 @@ class AsyncConsumer:
                     raise
                 except Exception as error:
                     raise StoreUnavailable(f"no connection could be opened: {error!r}") from error
-                return await self._apply_on(connection, message)
+                try:
+                    return await self._apply_on(connection, message)
+                except _NotApplied as ended:  # rolled back, and no error for the caller's context manager
+                    return ended.answer
         except _HandlerFailed as failed:
             return Raised(failed.error)
-        except _NotApplied as ended:
-            return ended.answer
         except StatementRejected as error:  # such as a constraint that is checked at the commit
             return Raised(error.__cause__ or ValueError(str(error)))
         except StoreError as error:
