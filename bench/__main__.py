@@ -15,11 +15,13 @@ from bench import (
     client,
     environment,
     http_wire,
+    inbox,
     large,
     memory,
     outbox,
     postgres,
     redis,
+    relay,
     report,
     sqlite,
     transactional,
@@ -27,7 +29,7 @@ from bench import (
 from bench.contest import QUICK, Match, Pace
 
 CALLERS = 32
-STORES = ("memory", "sqlite", "postgres", "transactional", "outbox", "redis", "http", "client")
+STORES = ("memory", "sqlite", "postgres", "transactional", "outbox", "relay", "inbox", "redis", "http", "client")
 ON_REQUEST = ("large",)
 """What takes minutes, and is measured when it is asked for."""
 
@@ -119,6 +121,16 @@ def measure(
             here = url or _server(stack, found, progress)
             if here is not None:
                 _play(found, stack.enter_context(outbox.matches(here)), pace, progress)
+    if "inbox" in only:
+        with ExitStack() as stack:
+            here = url or _server(stack, found, progress)
+            if here is not None:
+                _play(found, stack.enter_context(inbox.matches(here)), pace, progress)
+    if "relay" in only:
+        with ExitStack() as stack:
+            here = url or _server(stack, found, progress)
+            if here is not None:
+                _play(found, stack.enter_context(relay.matches(here)), pace, progress)
     if "redis" in only:
         with ExitStack() as stack:
             there = _redis(stack, found, progress)

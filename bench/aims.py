@@ -10,10 +10,12 @@ from bench import http_services
 from bench.client import SHARED_FSYNC, WITH_KEYS
 from bench.contest import Match
 from bench.http_wire import WireMatch
+from bench.inbox import BATCH, WITH_THE_INBOX
 from bench.large import EXPIRIES, JOBS, Large
 from bench.memory import Cost
 from bench.outbox import IN_A_STREAM, WITH_A_MESSAGE
 from bench.redis import STORE_ALONE
+from bench.relay import ONE_RELAY
 from bench.sqlite import ONE_COMMIT_PER_OP
 from bench.transactional import IN_THE_CALLERS, ONE_STATEMENT, OPENED_BY_SEMEL
 
@@ -34,6 +36,10 @@ TRANSACTIONAL: Final = {
 """The unprotected transaction's rate, and what is left of it, by driver."""
 OUTBOX: Final = 0.55
 """What is left of the unprotected transaction's rate when it adds a message."""
+INBOX: Final = 20_000
+"""Messages in a second."""
+RELAY: Final = 20_000
+"""Messages a second."""
 REDIS: Final = 4.5
 HTTP: Final = {
     ("Starlette", http_services.SEMEL, "first"): 0.5,
@@ -75,6 +81,10 @@ def judge(costs: Sequence[Cost], matches: Iterable[Match], callers: int) -> list
             verdicts += _of_client(match)
         elif match.store == "outbox":
             verdicts += _with_messages(match)
+        elif match.store == "inbox":
+            verdicts += _of_inbox(match)
+        elif match.store == "relay":
+            verdicts += _of_relay(match)
         elif match.store == "transactional":
             verdicts += _in_transactions(match)
         else:
@@ -112,6 +122,12 @@ def _of_store(match: Match, callers: int) -> list[Verdict]:
     ]
 
 
+def _of_inbox(match: Match) -> list[Verdict]:
+    (standing,) = (each for each in match.standings() if each.name == WITH_THE_INBOX)
+    rate = standing.rate * BATCH
+    return [Verdict(f"{match.title}: at least {INBOX:,} messages/s", rate, "messages/s", rate >= INBOX)]
+
+
 def _in_transactions(match: Match) -> list[Verdict]:
     found = []
     driver = "asyncpg" if "asyncpg" in match.title else "psycopg"
@@ -134,6 +150,12 @@ def _with_messages(match: Match) -> list[Verdict]:
         for one in match.standings()
         if one.name in (WITH_A_MESSAGE, IN_A_STREAM) and one.times_bare is not None
     ]
+
+
+def _of_relay(match: Match) -> list[Verdict]:
+    (rate,) = (one.rate for one in match.standings() if one.name == ONE_RELAY)
+    aim = f"{match.title}: at least {RELAY:,} messages a second to a broker that takes 5 ms for a batch"
+    return [Verdict(aim, rate, "/s", rate >= RELAY)]
 
 
 def _over_http(match: WireMatch) -> list[Verdict]:

@@ -5,7 +5,7 @@ not traced:
 
 - a test that is marked `faults`, one that draws its examples, and the random programs of a store: they repeat for long
   what shorter tests do;
-- the other rows of a test function, once FRUITLESS of its rows in a row have reached nothing new.
+- the other rows of a test function, once one of them has reached nothing new.
 
 A line that is shown as missed may therefore be run by a test that was not traced. `make cover` traces them all.
 """
@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
 import pytest
 
 import semel
-
-FRUITLESS = 3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,7 +38,7 @@ class Sparingly:
         self._controller = controller
         self._tracing = True
         self._reached = 0
-        self._fruitless: Counter[str] = Counter()
+        self._fruitless: set[str] = set()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
@@ -54,11 +51,12 @@ class Sparingly:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         function, _, _ = item.nodeid.partition("[")
-        self._trace(not repeats(item) and self._fruitless[function] < FRUITLESS)
+        self._trace(not repeats(item) and function not in self._fruitless)
         done = yield
         if self._tracing:
             before, self._reached = self._reached, sum(map(len, self._controller.cov._collector.data.values()))
-            self._fruitless[function] = 0 if self._reached > before else self._fruitless[function] + 1
+            if self._reached == before:
+                self._fruitless.add(function)
         return done
 
     @pytest.hookimpl(tryfirst=True)

@@ -20,7 +20,7 @@ import pytest
 
 import semel.client.journal as journal_module
 from semel import ConfigurationError, JournalFull, KeyExpired, KeyReused, KeyRing, NoAnswer, StoreUnavailable
-from semel.client import Journal, JournalReport, Retry
+from semel.client import Journal, JournalReport, Retry, owners
 from semel.client.flow import Intent
 from semel.client.httpx import AsyncIdempotencyTransport, IdempotencyTransport
 from semel.client.journal import Entry, FindEntries, TakeEntry, WriteEntry
@@ -492,7 +492,7 @@ def test_a_cipher_hides_bodies_and_headers(path: Path) -> None:
 
 
 def test_a_network_file_system_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "NETWORK_FILE_SYSTEMS", ("",))
+    monkeypatch.setattr(owners, "NETWORK_FILE_SYSTEMS", ("",))
     with pytest.raises(ConfigurationError, match="Use a local disk"):
         Journal(path)
 
@@ -550,7 +550,7 @@ def test_threads_share_commits(journal: Journal) -> None:
         list(pool.map(call, range(32)))
     assert journal.entries() == []
     assert commits.durable < 640 / 8
-    assert commits.all < 640 / 5
+    assert commits.all < 640 / 3  # usually 60: those that only remove are as many as the threads have turns
 
 
 def test_calls_of_tasks_share_commits(journal: Journal) -> None:
@@ -568,7 +568,7 @@ def test_calls_of_tasks_share_commits(journal: Journal) -> None:
     asyncio.run(main())
     assert journal.entries() == []
     assert commits.durable < 160 / 8
-    assert commits.all < 160 / 5
+    assert commits.all < 160 / 2  # likewise
 
 
 def test_a_call_alone_is_cleared_when_it_returns(path: Path) -> None:
@@ -657,6 +657,17 @@ def test_tasks_share_commits(journal: Journal, monkeypatch: pytest.MonkeyPatch) 
     asyncio.run(main())  # another loop: the entries are known
     assert batches == [[WriteEntry] * 32] * 2
     assert len(journal._loops) == 1  # a loop that is closed is forgotten
+
+
+def test_a_call_that_ends_after_the_journal_is_closed_leaves_its_entry(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Journal(path) as journal:
+        id = write(journal)
+    journal.settle(id, remove=True, key="k")
+    assert "'k' stays in the journal, which is closed" in caplog.text
+    with Journal(path) as journal:
+        assert keys(journal, "in doubt") == ["k"]
 
 
 def test_a_closed_journal_says_so(path: Path) -> None:

@@ -276,7 +276,7 @@ def owners(word: str, token: int) -> Any:
     }[word]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings.default.max_examples)
 @given(OPERATIONS)
 def test_whatever_comes_tokens_grow_and_a_finished_answer_never_changes(things: list[Any]) -> None:
     now, current, tokens = NOW, None, [0]

@@ -10,9 +10,9 @@ import pytest
 from semel.stores.urls import migrate_store
 from semel.testing.faults import Workers
 
-FAULTS = 6
-PAUSES = 3
-OPERATIONS = 40
+FAULTS = 4
+PAUSES = 2
+OPERATIONS = 25
 PATIENCE = 90.0
 
 

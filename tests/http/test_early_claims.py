@@ -221,7 +221,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL", "semel")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings.default.max_examples, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     history=st.lists(STEPS, min_size=2, max_size=10),
     rule=RULES,

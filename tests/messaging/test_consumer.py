@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
+from semel import AsyncSemel, Semel
 from semel.core.messages import JoinRelays, Message, StartMessages
-from semel.errors import ConfigurationError
+from semel.errors import ConfigurationError, PolicyError
 from semel.messaging import AsyncDeadLetters, AsyncInbox, DeadLetters, Inbox
 from semel.messaging.aio_outbox import AsyncOutbox
 from semel.messaging.outbox import Outbox
@@ -309,3 +312,109 @@ def test_old_messages_are_forgotten(books: Books) -> None:
 
         assert books.desk._runner.run(purge()) == 2  # type: ignore[union-attr]
     assert books.known == ["m-1"]
+
+
+def test_a_consumer_runs_until_it_is_stopped(on_sqlite: Books) -> None:
+    books = on_sqlite
+    consumer = books.make()
+    source = ListSource([message("m-1")])
+    receive = source.receive
+
+    async def receive_and_stop(limit: int, seconds: float) -> Any:
+        found = await receive(limit, seconds)
+        if not found:
+            consumer.stop()
+        return found
+
+    source.receive = receive_and_stop  # type: ignore[method-assign]
+    consumer.run(source)
+    assert consumer.report.applied == 1
+    assert source.acknowledged == ["m-1"]
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "semel-inbox"]
+
+
+def test_what_a_stopped_consumer_holds_goes_back_to_the_broker(on_sqlite: Books) -> None:
+    books = on_sqlite
+    consumer = books.make()
+    check = books.check
+
+    def stop(applied: Message) -> None:
+        check(applied)
+        consumer.stop()
+
+    books.check = stop  # type: ignore[method-assign]
+    source = ListSource([message("m-1"), message("m-2")])
+    consumer.run(source)
+    assert books.applied == ["m-1"]
+    assert [waiting.id for _, waiting in source.waiting] == ["m-2"]
+
+
+def test_a_cancelled_consumer_rolls_back(open_desk: Callable[[str], Desk]) -> None:
+    books = open_books(open_desk("async-sqlite"))
+    consumer = books.make()
+    source = ListSource([message("m-1")])
+
+    async def run() -> None:
+        task = asyncio.ensure_future(consumer.run(source))
+        books.check = lambda applied: task.cancel()  # type: ignore[assignment,method-assign,return-value]
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    books.desk._runner.run(run())  # type: ignore[union-attr]
+    assert books.applied == books.known == []
+    assert [waiting.id for _, waiting in source.waiting] == ["m-1"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "async-sqlite"])
+def test_a_handler_with_a_guard_repeats_no_step(open_desk: Callable[[str], Desk], kind: str) -> None:
+    desk = open_desk(kind)
+    desk.sql("DELETE FROM semel_record")
+    done: list[str] = []
+    source = ListSource([message("m-1"), message("m-1")])
+    if kind == "sqlite":
+        with Semel(desk.store, sweep_every=None) as guard:
+
+            @Inbox(desk.store).handler("payout", guard=guard, pause=0.001)
+            def pay(message: Message, op: Any) -> None:
+                op.step("pay", done.append, message.id)
+                if len(source.postponed) < 2:
+                    raise Refused
+
+            report = pay.drain(source)
+    else:
+
+        async def consume() -> Any:
+            guard = AsyncSemel(desk.store, sweep_every=None)
+
+            @AsyncInbox(desk.store).handler("payout", guard=guard, pause=0.001)
+            async def pay(message: Message, op: Any) -> None:
+                await op.step("pay", done.append, message.id)
+                if len(source.postponed) < 2:
+                    raise Refused
+
+            return await pay.drain(source)
+
+        report = desk._runner.run(consume())  # type: ignore[union-attr]
+    assert done == ["m-1"]
+    assert (report.applied, report.repeated, report.failed) == (1, 1, 2)
+
+
+def test_an_async_handler_needs_an_async_inbox(on_sqlite: Books) -> None:
+    async def apply(message: Message, connection: Any) -> None: ...
+
+    with pytest.raises(PolicyError, match="use AsyncInbox"):
+        Inbox(on_sqlite.desk.store).handler("ledger", connect=on_sqlite.connect)(apply)
+
+
+def test_a_handler_that_commits_by_itself_is_told(open_desk: Callable[[str], Desk]) -> None:
+    """The row of the inbox would be committed without the rest of the handler's work."""
+    books = open_books(open_desk("sqlite"))
+
+    @Inbox(books.desk.store).handler("ledger", connect=books.connect, tries=1)
+    def apply(message: Message, connection: Any) -> None:
+        connection.rollback()
+
+    report = apply.drain(ListSource([message("m-1")]), idle=0)
+    assert report.dead == 1
+    assert "ended the transaction" in books.dead[0][1]
+    assert books.known == []

@@ -1,4 +1,4 @@
-"""Consumers in processes of their own, killed at the worst moments, on a real broker and real databases."""
+"""Consumers in processes of their own: rivals, and killed at the worst moments, on a real broker and real databases."""
 
 from __future__ import annotations
 
@@ -13,20 +13,31 @@ import redis as redis_client
 
 from semel.core.messages import Message, attributes
 from tests.messaging.desks import Desk
+from tests.messaging.racing_consumers import MESSAGES
 from tests.messaging.test_consumer import open_books
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.server, pytest.mark.redis]
-
-
-@pytest.mark.parametrize(
+ON_EVERY_DATABASE = pytest.mark.parametrize(
     "dialect",
     [
         "sqlite",
-        pytest.param("postgres", marks=pytest.mark.postgres),
-        pytest.param("mysql", marks=pytest.mark.mariadb),
+        pytest.param("postgres", marks=[pytest.mark.server, pytest.mark.postgres]),
+        pytest.param("mysql", marks=[pytest.mark.server, pytest.mark.mariadb]),
     ],
 )
+
+
+@ON_EVERY_DATABASE
+def test_two_processes_apply_every_message_once(dialect: str, open_desk: Callable[[str], Desk]) -> None:
+    books = open_books(open_desk(dialect))
+    command = [sys.executable, "-m", "tests.messaging.racing_consumers", dialect, books.desk.url]
+    subprocess.run(command, cwd=ROOT, timeout=100, check=True)
+    assert sorted(books.applied) == [f"m-{number:02}" for number in range(MESSAGES)]
+
+
+@pytest.mark.server
+@pytest.mark.redis
+@ON_EVERY_DATABASE
 def test_every_message_is_applied_once_and_the_one_that_kills_is_given_up(
     dialect: str, open_desk: Callable[[str], Desk], redis_url: str, tmp_path: Path
 ) -> None:

@@ -13,13 +13,12 @@ import pytest
 
 from semel import MemoryStore, SQLiteStore
 from semel.core import relaying
-from semel.core.messages import OUTBOX, BrokerDown, HeldStream, InspectOutbox, Refused, Sent, TryAgain
+from semel.core.messages import BrokerDown, HeldStream, InspectOutbox, Refused, Sent, TryAgain
 from semel.core.ops import Op
 from semel.core.relaying import RelayReport
 from semel.errors import BrokerUnavailable, ConfigurationError, PolicyError, StoreUnavailable
-from semel.messaging.relay import AsyncRelay, Relay
+from semel.messaging import AsyncRelay, DeadLetters, Outbox, Relay
 from semel.observe import events
-from semel.sql.dialects.postgres import CHANNEL
 from tests.messaging.desks import DIALECTS, KINDS, Desk, marked
 from tests.messaging.recording_broker import RecordingBroker
 
@@ -89,16 +88,21 @@ def test_failures_are_settled_in_the_database(desk: Desk) -> None:
     assert broker.ids() == ["m4", "m7"]
 
 
-def test_a_broker_that_is_down_burns_no_start_even_if_the_relay_dies_then(desk: Desk) -> None:
+def test_a_broker_that_is_down_burns_no_start_even_if_the_relay_dies_then(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relaying, "BALANCE_EVERY", 0.1)
+    monkeypatch.setattr(relaying, "BROKER_PAUSE_FIRST", 2.0)
     fill(desk, 5)
     broker = RecordingBroker()
     broker.answer = lambda message: BrokerDown("away")
     seen: list[int] = []
     with Relay(desk.store, broker) as relay:
         wait_until(lambda: bool(relay.report.broker_down))
+        wait_until(lambda: [started for _, started in desk.state()["relay"].values()] == [[]])
         (name,) = desk.state()["relay"]
         desk.end_lease(name)  # as if it had died: whoever joins next finds nothing under way
-        wait_until(lambda: name not in desk.state()["relay"])
+        wait_until(lambda: [alive for alive, _ in desk.state()["relay"].values()] == [True])
         seen += [starts for _, starts, _ in desk.state()["outbox"] if starts]
         broker.answer = lambda message: Sent()
         broker.wait_for(5)
@@ -111,6 +115,28 @@ def wait_until(condition: Callable[[], bool], patience: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+def test_a_parked_stream_goes_on_in_order_after_a_redrive(desk: Desk) -> None:
+    outbox = Outbox(desk.store)
+
+    def add(*ids: str) -> None:
+        with desk.transaction(desk.conn):
+            for id in ids:
+                outbox.add(desk.conn, "made", {}, id=id, stream="s")
+
+    broker = RecordingBroker()
+    broker.answer = lambda message: Refused("bad") if message.id == "m2" else Sent()
+    add("m1", "m2", "m3")
+    drain(desk, broker, on_poison="park")
+    add("m4")  # it waits in the outbox
+    assert drain(desk, broker, on_poison="park").sent == 0
+    broker.answer = lambda message: Sent()
+    DeadLetters(desk.store).redrive()
+    add("m5")
+    assert drain(desk, broker, on_poison="park", batch=1).sent == 4
+    assert broker.ids() == ["m1", "m2", "m3", "m4", "m5"]
+    assert [message.sequence for message in broker.taken] == [1, 2, 3, 4, 5]
 
 
 # In the background
@@ -165,20 +191,22 @@ def test_async_wake_and_stop(open_desk: OpenDesk) -> None:
 @pytest.mark.server
 @pytest.mark.usefixtures("no_polls")
 @pytest.mark.parametrize("kind", ["sync", "asyncpg", "psycopg"])
-def test_a_notification_of_postgres_wakes_it(open_desk: OpenDesk, kind: str) -> None:
+def test_a_commit_on_postgres_wakes_it(open_desk: OpenDesk, kind: str) -> None:
     from semel import AsyncPostgresStore, PostgresStore
 
     desk = open_desk("postgres")
     broker = RecordingBroker()
 
-    def notified() -> bool:
-        desk.sql("SELECT pg_notify(%s, %s)", CHANNEL, OUTBOX.hex())
+    outbox = Outbox(desk.store)
+
+    def seen() -> bool:
+        with desk.transaction(desk.conn):
+            outbox.add(desk.conn, "made", {})
         return bool(broker.taken)
 
     def add() -> None:
         wait_until(lambda: len(desk.state()["lane"]) == 64)
-        desk.add("m1")
-        wait_until(notified)  # more than once, because the relay may not listen yet
+        wait_until(seen)  # more than once, because the relay may not listen yet
 
     async def main() -> None:
         store = AsyncPostgresStore(desk.url, driver=kind)  # type: ignore[arg-type]

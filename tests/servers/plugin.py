@@ -81,12 +81,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    kinds = {fixture: name for name in KINDS for fixture in (name, f"private_{name}")}
     for item in items:
         fixtures = _fixtures(item)
-        for name in KINDS:
-            if name in fixtures or f"private_{name}" in fixtures:
-                item.add_marker(name)
-        if "private_server" in fixtures or _kinds(item):
+        for name in {kinds[fixture] for fixture in fixtures if fixture in kinds}:
+            item.add_marker(name)
+        if "private_server" in fixtures or any(marker.name in KINDS for marker in item.iter_markers()):
             item.add_marker("server")
         if "starts_process" in fixtures:
             item.add_marker("process")

@@ -53,6 +53,7 @@ class TestDynamoDBStore(_InTheFuture, conformance.StoreSuite):
 
 
 class TestAsyncDynamoDBStore(_InTheFuture, conformance.AsyncStoreSuite):
+    sampled = True
     examples = 8
 
     @pytest.fixture

@@ -33,9 +33,11 @@ from semel import (
     StoreUncertain,
     current_operation,
 )
+from semel.core.messages import Message
 from semel.core.ops import Claim, Claimed, Complete, CompleteWith, Lookup, NotWritten, Release
 from semel.core.states import State, Takeover
 from semel.errors import RecordTooLarge
+from semel.messaging.dynamodb import put_message, read_item
 from semel.stores.dynamodb import migrate
 from semel.stores.dynamodb.settings import DynamoDBSettings
 from semel.stores.dynamodb.transactions import LARGEST, MAX_WRITES
@@ -803,3 +805,45 @@ def test_at_most_once_is_unknown_after_a_crash_and_nothing_was_written(shop: Sho
         record = store.execute(Lookup(guard._identity("pay", "1", None)))
         assert record is not None
     assert shop.balance("anna") is None
+
+
+# Messages
+
+
+def test_a_message_is_written_with_the_completion_or_not_at_all(dynamodb: DynamoDBServer) -> None:
+    shop = Shop(dynamodb)
+    table = f"{shop.accounts}_messages"
+    shop.client.create_table(
+        TableName=table,
+        AttributeDefinitions=[{"AttributeName": name, "AttributeType": "S"} for name in ("stream", "id")],
+        KeySchema=[{"AttributeName": "stream", "KeyType": "HASH"}, {"AttributeName": "id", "KeyType": "RANGE"}],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    puts: list[dict[str, Any]] = []
+
+    def place(op: Operation) -> str:
+        put = put_message(table, "placed", {"n": 1}, stream="o-7", source="/orders", headers={"X": "1"})
+        puts.append(put)
+        op.write(put, put_message(table, "noted", b"\x00"))
+        if len(puts) == 1:
+            raise RuntimeError("the handler broke")
+        return str(put["Put"]["Item"]["id"]["S"])
+
+    def messages() -> list[Message]:
+        items = shop.client.scan(TableName=table, ConsistentRead=True)["Items"]
+        return sorted((read_item(item) for item in items), key=lambda message: message.type, reverse=True)
+
+    with Semel(DynamoDBStore(shop.url), sweep_every=None) as guard:
+        with pytest.raises(RuntimeError):
+            guard.run("place", key="k1", call=place)
+        assert messages() == []
+        for _ in range(2):
+            id = guard.run("place", key="k1", call=place)
+    first, second = (put["Put"]["Item"]["id"]["S"] for put in puts)
+    assert first == second == id  # the next attempt writes the same message
+    placed, noted = messages()
+    assert (placed.id, placed.stream, placed.source, placed.data) == (id, "o-7", "/orders", b'{"n":1}')
+    assert placed.headers == {
+        "idempotency-key": id, "idempotency-root": "k1", "idempotency-parent": "k1", "causation-id": "k1", "x": "1",
+    }  # fmt: skip
+    assert (noted.type, noted.stream, noted.data, noted.subject) == ("noted", "", b"\x00", "")

@@ -58,6 +58,7 @@ def _without(self: object, made: Callable[..., None], *args: object, **kw: objec
 
 
 class TestMySQLStore(conformance.StoreSuite):
+    sampled = True
     counts = True
     resumes = True
 
@@ -78,6 +79,7 @@ class TestAsyncMySQLStore(conformance.AsyncStoreSuite):
 
 @pytest.mark.usefixtures("as_mysql")
 class TestMySQLStoreWithoutReturning(TestMySQLStore):
+    sampled = False
     examples = 15  # the proofs ask for every statement that differs
 
 

@@ -57,6 +57,7 @@ class TestAsyncpgStore(conformance.AsyncStoreSuite):
 
 
 class TestAsyncPsycopgStore(conformance.AsyncStoreSuite):
+    sampled = True
     examples = 15  # the statements are those above: what differs is the driver
     wakes = True
     counts = True

@@ -58,6 +58,7 @@ class TestConfirmedRedisStore(conformance.StoreSuite):
 
 
 class TestAsyncConfirmedRedisStore(conformance.AsyncStoreSuite):
+    sampled = True
     wakes = True
     forgets_expired = True
     examples = 10
@@ -79,6 +80,7 @@ class TestRedisClusterStore(conformance.StoreSuite):
 
 
 class TestAsyncRedisClusterStore(conformance.AsyncStoreSuite):
+    sampled = True
     wakes = True
     forgets_expired = True
     examples = 10

@@ -20,6 +20,7 @@ from semel.core.ops import Claim, Claimed, Complete, Existing, Lookup, Op, Relea
 from semel.core.states import State, Takeover
 from semel.stores.listening import AsyncListener, Listener
 from semel.stores.redis.aio_connection import WRITE_EARLY, AsyncRedisConnection
+from semel.stores.redis.commands import ServerClock, unpack
 from tests.servers import RedisServer
 from tests.servers.base import free_port
 from tests.servers.freezing import freeze
@@ -702,3 +703,26 @@ def test_a_unix_socket_will_do(redis: RedisServer) -> None:
         run(main)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+
+
+@pytest.mark.parametrize("prefix", ["semel:", "50%:"])
+def test_the_templates_of_the_frequent_commands_send_the_same_bytes(prefix: str) -> None:
+    """Both are filled in instead of packed: any size of the words, and a prefix with a percent sign."""
+    from hiredis import pack_command
+
+    programs = AsyncRedisStore("redis://localhost", prefix=prefix)._programs
+    op, clock = claim(), ServerClock()
+    clock.ask_at = 2**63
+    sent = next(programs.by_op[Claim](op, programs.key(op.id), clock)).parts
+    assert isinstance(sent, bytes)
+    words = unpack(sent)
+    assert pack_command(tuple(words)) == sent
+    assert words[:2] + words[3:6] == [b"SET", programs.key(op.id), b"NX", b"GET", b"PX"]
+    for snapshot in (b"", b"\r\n%d" * 5000):
+        done = next(programs.by_op[Complete](Complete(op.id, 7, snapshot, 60.0), programs.key(op.id), clock))
+        assert isinstance(done.parts, bytes)
+        words = unpack(done.parts)
+        assert pack_command(tuple(words)) == done.parts
+        assert (words[0], words[2:4], words[5:7]) == (b"EVALSHA", [b"1", programs.key(op.id)], [snapshot, b"60000"])
+        assert words[9] == programs.channel
+        assert done.in_full().parts == (b"EVAL", done.script.text, *words[2:])  # type: ignore[union-attr]

@@ -97,6 +97,7 @@ class TestTieredStoreThatMarksAtOnce(_OnPostgres, conformance.StoreSuite):
 
 
 class TestAsyncTieredStoreThatMarksAtOnce(_OnPostgres, conformance.AsyncStoreSuite):
+    sampled = True
     examples = 15
 
     @pytest.fixture

@@ -17,3 +17,14 @@ def marked(kind: str, *more: Any, id: str | None = None) -> Any:
 
 
 MARKED = [marked(kind) for kind in ALL]
+SOME = [
+    marked(kind)
+    for kind in (
+        *("sqlite3", "session-aiosqlite"),
+        *("psycopg", "psycopg-autocommit", "session-psycopg", "django-postgres"),
+        *("asyncpg", "async-psycopg", "session-asyncpg"),
+        *("pymysql", "pymysql-autocommit", "asyncmy", "session-asyncmy"),
+    )
+]
+"""Every driver, with autocommit where it has that, and a library of each sort above one. For what has been shown on all
+kinds by a first test."""

@@ -37,6 +37,7 @@ from semel.stores.postgres import migrate
 from tests.servers import PostgresServer
 from tests.servers.pgbouncer import PgBouncerServer
 from tests.transactional.kinds import TABLE, AsyncTill, Till
+from tests.transactional.marked import MARKED, SOME
 from tests.transactional.test_statements import Wire
 
 OpenTill = Callable[..., Any]
@@ -46,6 +47,12 @@ ONE = "INSERT INTO payment (key) VALUES (%s) RETURNING key"
 
 
 # Every kind of connection
+
+
+@pytest.fixture(params=SOME)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The first test is run on every kind of connection, the others on some."""
+    return str(request.param)
 
 
 def run(till: Any, within: bool, key: str, sql: str, values: list[Any], **how: Any) -> Any:
@@ -63,6 +70,7 @@ def run(till: Any, within: bool, key: str, sql: str, values: list[Any], **how: A
             till.run(done)
 
 
+@pytest.mark.parametrize("kind", MARKED, indirect=True)
 @pytest.mark.parametrize("within", [False, True])
 def test_the_rows_are_stored_and_replayed(open_till: OpenTill, within: bool) -> None:
     till = open_till()

@@ -277,6 +277,39 @@ def test_a_step_with_a_connection_emits_in_its_transaction(till: Any) -> None:
         assert till.send("SELECT id FROM semel_outbox") == [(id,)]
 
 
+def test_a_step_emits_the_same_id_whichever_steps_were_done_before(till: Any) -> None:
+    """A re-run leaves out the steps that are done. What it emits must not be taken for a message of theirs."""
+    outbox = Outbox(till.guard.store)
+    ids: list[tuple[str, str]] = []
+    fails = {"pay 1", "pay 2"}
+
+    def pay(op: Any, name: str) -> None:
+        id = op.emit("paid", name, stream="s") if name == "pay 1" else outbox.add(till.conn, "paid", name, stream="s")
+        ids.append((name, id))
+        if name in fails:
+            fails.remove(name)
+            raise Undone
+
+    def handler(op: Any) -> None:
+        for name in ("pay 0", "pay 1", "pay 2"):
+            with till.transaction():
+                till.send("INSERT INTO payment (key) VALUES ('k1')")
+                op.step(name, pay, op, name, connection=till.conn)
+        with till.transaction():
+            till.send("INSERT INTO payment (key) VALUES ('k1')")
+            outbox.add(till.conn, "paid", "last", stream="s")
+
+    for _ in range(2):
+        with pytest.raises(Undone):
+            till.guard.run("pay", key="k1", call=handler)
+    till.guard.run("pay", key="k1", call=handler)
+    assert [name for name, _ in ids] == ["pay 0", "pay 1", "pay 1", "pay 2", "pay 2"]
+    assert len(set(ids)) == len({id for _, id in ids}) == 3
+    with till.transaction():
+        rows = till.send("SELECT data, sequence FROM semel_outbox ORDER BY position")
+    assert rows == [(b"pay 0", 1), (b"pay 1", 2), (b"pay 2", 3), (b"last", 4)]
+
+
 def test_a_database_without_the_tables_is_named(tmp_path: Any, till: Any) -> None:
     import sqlite3
 

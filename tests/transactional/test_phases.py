@@ -18,6 +18,7 @@ from semel.observe.events import Event, Renewed
 from semel.testing.crashpoints import crash_everywhere
 from tests.transactional import phases
 from tests.transactional.kinds import AsyncTill, Till
+from tests.transactional.marked import MARKED, SOME
 
 Body = Callable[[Any], Coroutine[Any, Any, Any]]
 
@@ -75,6 +76,13 @@ def reserving(till: Till | AsyncTill, key: str, runs: list[str]) -> Callable[[],
     return awaited if isinstance(till, AsyncTill) else sync
 
 
+@pytest.fixture(params=SOME)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The first test is run on every kind of connection, the others on some."""
+    return str(request.param)
+
+
+@pytest.mark.parametrize("kind", MARKED, indirect=True)
 def test_rows_and_mark_commit_together_and_a_later_attempt_goes_on_after_them(open_till: Callable[..., Any]) -> None:
     till = open_till()
     runs: list[str] = []

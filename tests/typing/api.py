@@ -48,6 +48,7 @@ from semel import (
     outgoing_key,
     outgoing_metadata,
 )
+from semel.messaging import AsyncOutbox, Outbox
 
 
 @dataclass
@@ -227,6 +228,23 @@ async def use_plain(order: Order) -> None:
 verdicts = [Recovered(1), NOT_DONE, CANNOT_TELL]
 assert_type(Recovered(1), Recovered[int])
 state: State = State.DONE
+
+# -- messages
+
+outbox = Outbox(SQLiteStore("shop.db"), source="/orders")
+assert_type(outbox.add(object(), "order.placed", {"order": 7}, stream="order-7", headers={"a": "b"}), str)
+outbox.add(object(), "order.placed", b"", delay="5m", id="one")
+outbox.add(object(), "order.placed", b"", stream=7)  # type: ignore[arg-type]
+
+
+def emits(op: Operation) -> None:
+    assert_type(op.emit("order.placed", {"order": 7}, stream="order-7", dedup="7"), str)
+
+
+async def emits_async(op: AsyncOperation, connection: object) -> None:
+    assert_type(await op.emit("order.placed", "text", delay=timedelta(seconds=1)), str)
+    assert_type(await AsyncOutbox(AsyncSQLiteStore("shop.db")).add(connection, "order.placed", []), str)
+
 
 # -- recovery, and keys on the way out
 

@@ -3,9 +3,8 @@
 An entry is durable before the first byte of its request leaves, and is removed when the answer is in hand. What remains
 is in doubt: it may have been executed. ``resume`` of a client sends it again with the same key.
 
-An entry belongs to the process that sends it. The process holds a lock on one byte of the file ``…-owners``, at the
-position of its number, and the operating system drops the lock when the process dies. Entries whose owner holds no lock
-may be taken over. Such locks and SQLite's own work on local disks only, so a network file system is refused.
+An entry belongs to the process that sends it. When that process is dead, which ``owners.py`` knows by its lock, others
+may take the entry over. Such locks and SQLite's own work on local disks only, so a network file system is refused.
 
 Concurrent calls of a process share one commit, and so one fsync. Removing an entry needs none: if the machine loses it,
 the request is sent again, and the server replays its answer. So a call that has its answer does not wait for the
@@ -18,11 +17,10 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import sqlite3
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
@@ -31,11 +29,11 @@ from typing import Any, Final, Literal, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
 from semel.client.flow import Intent, Written, bare_key, log
+from semel.client.owners import Presence, enter, refuse_network, sync_folder
 from semel.core.encoding.snapshot import Cipher
 from semel.core.ops import Op
 from semel.core.values import value
 from semel.engine.forking import survive_forks
-from semel.engine.operation.handle import ForkSafeLock
 from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, JournalFull, KeyReused, SemelError, StoreUnavailable
 from semel.sql.connections.errors import sqlite_error
@@ -66,7 +64,6 @@ STORED_HEADERS: Final = frozenset(
     ]
 )
 """Headers that are written. No other one is, so that no secret is, unless ``Journal(headers=…)`` names it."""
-NETWORK_FILE_SYSTEMS: Final = ("nfs", "cifs", "smb", "afs", "9p", "fuse.sshfs")
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS semel_journal (
@@ -184,61 +181,12 @@ def entry_id(intent: Intent) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
-class _Presence:
-    """This process, as the owner of entries in one file. All ``Journal`` objects of the file share it."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.users = 0
-        self.lock = threading.Lock()
-        self.in_flight: Counter[int] = Counter()
-        """Calls of this process that wait for an answer, by the id of their entry."""
-        self._enter()
-        survive_forks(self._forked)
-
-    def _enter(self) -> None:
-        import fcntl
-
-        # Never opened twice by one process: closing one of two would drop the locks of both.
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self.owner = secrets.randbits(62)
-        fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self.owner)
-
-    def _forked(self) -> None:
-        # The locks and the calls in flight are the parent's. Closing our copy of its file does not drop its locks.
-        self.lock = threading.Lock()
-        self.in_flight = Counter()
-        if self._file >= 0:
-            os.close(self._file)
-            self._enter()
-
-    def alive(self, owner: int) -> bool:
-        import fcntl
-
-        if owner == self.owner:
-            return True
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, owner)
-        except OSError:
-            return True
-        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, owner)
-        return False
-
-    def leave(self) -> None:
-        os.close(self._file)
-        self._file = -1  # a forked child must not close what has this number then
-
-
-_presences: dict[str, _Presence] = {}
-_entering: Final = ForkSafeLock()
-
-
 class _Batches:
     """One connection to the file. Runs batches of Ops, one caller at a time."""
 
     gathers = True
 
-    def __init__(self, journal: Journal, presence: _Presence) -> None:
+    def __init__(self, journal: Journal, presence: Presence) -> None:
         self._journal = journal
         self._presence = presence
         self._raw: sqlite3.Connection | None = None
@@ -275,7 +223,7 @@ class _Batches:
                     raw.execute(f"PRAGMA application_id = {APPLICATION}")
                     raw.execute(f"PRAGMA user_version = {VERSION}")
                     raw.execute("COMMIT")
-                    _sync_folder(self._journal.path)
+                    sync_folder(self._journal.path)
             except BaseException:
                 raw.close()
                 raise
@@ -295,8 +243,8 @@ class _Batches:
 
     @property
     def others(self) -> bool:
-        """Whether other calls of this process are in flight."""
-        return len(self._presence.in_flight) > len(self._settled)
+        """Whether other calls of this process are in flight, besides the one that is about to be settled."""
+        return len(self._presence.in_flight) > len(self._settled) + 1
 
     def flush(self) -> None:
         """Run what was settled. If another thread is at work, it does this when it is done."""
@@ -336,11 +284,10 @@ class _Batches:
     def _end_call(self, id: int) -> bool:
         """Returns whether it was the last call in flight with this entry."""
         in_flight = self._presence.in_flight
-        in_flight[id] -= 1
-        over = in_flight[id] <= 0
-        if over:
-            del in_flight[id]
-        return over
+        left = in_flight.pop(id, 0) - 1
+        if left > 0:
+            in_flight[id] = left
+        return left <= 0
 
     def _commit(self, ops: Sequence[Op[Any]]) -> list[Any]:
         raw = self.connection()
@@ -351,7 +298,10 @@ class _Batches:
         try:
             raw.execute("BEGIN IMMEDIATE")
             try:
-                answers = [self._apply(raw, op) for op in ops]
+                first = next((place for place, op in enumerate(ops) if type(op) is not SettleEntry), len(ops))
+                if first:  # those that nobody waits for, all in one go
+                    self._settle(raw, cast("Sequence[SettleEntry]", ops[:first]))
+                answers = [None] * first + [self._apply(raw, op) for op in ops[first:]]
                 raw.execute("COMMIT")
             except BaseException:
                 if raw.in_transaction:
@@ -367,7 +317,7 @@ class _Batches:
         if type(op) is WriteEntry:
             return self._write(raw, op)
         if type(op) is SettleEntry:
-            return self._settle(raw, op)
+            return self._settle(raw, [op])
         if type(op) is TakeEntry:
             return self._take(raw, op.id)
         rows = raw.execute("SELECT id, owner FROM semel_journal ORDER BY created, id").fetchall()
@@ -409,13 +359,18 @@ class _Batches:
             raw.execute("UPDATE semel_journal SET owner = ? WHERE id = ?", (presence.owner, op.id))
         return Written(entry.first_use(op.lifetime), True)
 
-    def _settle(self, raw: sqlite3.Connection, op: SettleEntry) -> None:
-        over = self._end_call(op.id)
-        if op.remove:
-            raw.execute("DELETE FROM semel_journal WHERE id = ?", (op.id,))
-        elif over:
-            owner = self._presence.owner
-            raw.execute("UPDATE semel_journal SET owner = NULL WHERE id = ? AND owner = ?", (op.id, owner))
+    def _settle(self, raw: sqlite3.Connection, ops: Sequence[SettleEntry]) -> None:
+        removed, released = [], []
+        for op in ops:
+            over = self._end_call(op.id)
+            if op.remove:
+                removed.append((op.id,))
+            elif over:
+                released.append((op.id, self._presence.owner))
+        if removed:
+            raw.executemany("DELETE FROM semel_journal WHERE id = ?", removed)
+        if released:
+            raw.executemany("UPDATE semel_journal SET owner = NULL WHERE id = ? AND owner = ?", released)
 
     def _take(self, raw: sqlite3.Connection, id: int) -> Entry | None:
         row = raw.execute(f"SELECT {_COLUMNS} FROM semel_journal WHERE id = ?", (id,)).fetchone()
@@ -484,8 +439,8 @@ class Journal:
         self._headers = STORED_HEADERS | {name.lower() for name in headers}
         self._cipher = cipher
         self.encrypted = cipher is not None
-        _refuse_network(self.path)
-        self._presence = _enter(self.path)
+        refuse_network(self.path)
+        self._presence = enter(self.path)
         self._closed = self._flushing = False
         self.batches = _Batches(self, self._presence)
         self._combiner = Combiner([self.batches])
@@ -532,19 +487,20 @@ class Journal:
     def settle(self, id: int, *, remove: bool, key: str = "") -> None:
         # A call whose entry is written is over. It needs nothing more from the journal, so with other calls under way
         # it waits for nobody. A call alone does it here, and needs no thread.
-        if self.batches.settle(SettleEntry(id, remove, key)):
-            if self.batches.others:
-                self._flush_soon()
-            else:
-                self.batches.flush()
+        self._settle(SettleEntry(id, remove, key), soon=self.batches.others)
 
     def settle_async(self, id: int, *, remove: bool, key: str = "") -> None:
         # The same in a loop, which never waits for the file.
-        if self.batches.settle(SettleEntry(id, remove, key)):
-            self._flush_soon()
+        self._settle(SettleEntry(id, remove, key), soon=True)
 
-    def _flush_soon(self) -> None:
-        if not self._flushing:
+    def _settle(self, op: SettleEntry, soon: bool) -> None:
+        if self._closed:
+            log.warning("the entry of the key %r stays in the journal, which is closed", op.key)
+        elif not self.batches.settle(op):
+            return
+        elif not soon:
+            self.batches.flush()
+        elif not self._flushing:
             self._flushing = True
             try:
                 self.thread.submit(self._flush)
@@ -567,7 +523,7 @@ class Journal:
 
     def entries(self) -> list[Entry]:
         """Return all entries, the oldest first."""
-        self.batches.flush()
+        self.batches.run(())
         with self.batches._lock:
             try:
                 rows = (
@@ -592,14 +548,10 @@ class Journal:
             return
         self._closed = True
         self.thread.shutdown()
-        self.batches.flush()
+        self.batches.run(())
         self._combiner.close()
         self.batches.close()
-        with _entering.lock:
-            self._presence.users -= 1
-            if not self._presence.users:
-                self._presence.leave()
-                _presences.pop(self._presence.path, None)
+        self._presence.leave()
 
     def __enter__(self) -> Journal:
         return self
@@ -647,19 +599,6 @@ def _context(id: int) -> bytes:
     return b"semel.journal.1:%d" % id
 
 
-def _enter(path: str) -> _Presence:
-    name = f"{os.path.realpath(path)}-owners"
-    with _entering.lock:
-        presence = _presences.get(name)
-        if presence is None:
-            try:
-                presence = _presences[name] = _Presence(name)
-            except OSError as error:
-                raise ConfigurationError(f"the journal {path!r} cannot be used: {error}") from error
-        presence.users += 1
-        return presence
-
-
 def _used_bytes(raw: sqlite3.Connection) -> int:
     used = [raw.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")]
     return int((used[0] - used[1]) * used[2])
@@ -670,30 +609,3 @@ def _without_password(url: str) -> str:
         return url
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def _sync_folder(path: str) -> None:
-    """Make the new file's name durable too."""
-    folder = os.open(os.path.dirname(path), os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _refuse_network(path: str) -> None:
-    """Raise if Linux says that the folder is on a network file system."""
-    try:
-        device = os.stat(os.path.dirname(path)).st_dev
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-            lines = [line.split() for line in mounts]
-    except OSError:
-        return
-    for words in lines:
-        if words[2] == f"{os.major(device)}:{os.minor(device)}" and "-" in words:
-            kind = words[words.index("-") + 1]
-            if kind.startswith(NETWORK_FILE_SYSTEMS):
-                raise ConfigurationError(
-                    f"the journal {path!r} is on a network file system ({kind}), where neither SQLite nor the locks "
-                    "of the journal work. Use a local disk."
-                )

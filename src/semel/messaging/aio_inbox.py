@@ -217,7 +217,12 @@ class AsyncInbox:
                 random.random, hook,
             )  # fmt: skip
 
-        return lambda function: AsyncConsumer(self, consumer, function, plan, connect, guard, ordered)
+        def decorate(function: Callable[[Message, Any], Any]) -> AsyncConsumer:
+            # sync only: if inspect.iscoroutinefunction(function):
+            # sync only:     raise PolicyError("the handler is async: use AsyncInbox")
+            return AsyncConsumer(self, consumer, function, plan, connect, guard, ordered)
+
+        return decorate
 
     async def purge(self) -> int:
         """Forget the messages that were applied longer ago than ``keep``. Returns how many."""
@@ -363,11 +368,12 @@ class AsyncConsumer:
                     raise
                 except Exception as error:
                     raise StoreUnavailable(f"no connection could be opened: {error!r}") from error
-                return await self._apply_on(connection, message)
+                try:
+                    return await self._apply_on(connection, message)
+                except _NotApplied as ended:  # rolled back, and no error for the caller's context manager
+                    return ended.answer
         except _HandlerFailed as failed:
             return Raised(failed.error)
-        except _NotApplied as ended:
-            return ended.answer
         except StatementRejected as error:  # such as a constraint that is checked at the commit
             return Raised(error.__cause__ or ValueError(str(error)))
         except StoreError as error:
@@ -403,12 +409,7 @@ class AsyncConsumer:
         """Apply a message whose effects are outside of the database, with the steps of an operation."""
 
         async def work(op: AsyncOperation) -> None:
-            result = self._function(message, op)
-            # sync: if inspect.iscoroutine(result):
-            # sync:     result.close()
-            # sync:     raise PolicyError("the handler is async: use AsyncInbox")
-            if inspect.isawaitable(result):
-                await result
+            await _finished(self._function(message, op))
 
         try:
             outcome = await guard.run_outcome(self.name, key=message.id, call=work, ttl=self._inbox.keep)
@@ -438,15 +439,18 @@ async def _call(unit: AsyncSQLUnit, call: Callable[[], Any], origin: MessageOrig
     unit.watch()
     outer = message_origin.set(origin)
     try:
-        result = call()
-        # sync: if inspect.iscoroutine(result):
-        # sync:     result.close()
-        # sync:     raise PolicyError("the handler is async: use AsyncInbox")
-        if inspect.isawaitable(result):
-            await result
+        await _finished(call())
     finally:
         message_origin.reset(outer)
         unit.unwatch()
+
+
+async def _finished(result: Any) -> None:
+    # sync: if inspect.iscoroutine(result):
+    # sync:     result.close()
+    # sync:     raise PolicyError("the handler is async: use AsyncInbox")
+    if inspect.isawaitable(result):
+        await result
 
 
 def _origin(consumer: str, message: Message) -> MessageOrigin:

@@ -214,7 +214,12 @@ class Inbox:
                 random.random, hook,
             )  # fmt: skip
 
-        return lambda function: Consumer(self, consumer, function, plan, connect, guard, ordered)
+        def decorate(function: Callable[[Message, Any], Any]) -> Consumer:
+            if inspect.iscoroutinefunction(function):
+                raise PolicyError("the handler is async: use AsyncInbox")
+            return Consumer(self, consumer, function, plan, connect, guard, ordered)
+
+        return decorate
 
     def purge(self) -> int:
         """Forget the messages that were applied longer ago than ``keep``. Returns how many."""
@@ -356,11 +361,12 @@ class Consumer:
                     raise
                 except Exception as error:
                     raise StoreUnavailable(f"no connection could be opened: {error!r}") from error
-                return self._apply_on(connection, message)
+                try:
+                    return self._apply_on(connection, message)
+                except _NotApplied as ended:  # rolled back, and no error for the caller's context manager
+                    return ended.answer
         except _HandlerFailed as failed:
             return Raised(failed.error)
-        except _NotApplied as ended:
-            return ended.answer
         except StatementRejected as error:  # such as a constraint that is checked at the commit
             return Raised(error.__cause__ or ValueError(str(error)))
         except StoreError as error:
@@ -396,10 +402,7 @@ class Consumer:
         """Apply a message whose effects are outside of the database, with the steps of an operation."""
 
         def work(op: Operation) -> None:
-            result = self._function(message, op)
-            if inspect.iscoroutine(result):
-                result.close()
-                raise PolicyError("the handler is async: use AsyncInbox")
+            _finished(self._function(message, op))
 
         try:
             outcome = guard.run_outcome(self.name, key=message.id, call=work, ttl=self._inbox.keep)
@@ -429,13 +432,16 @@ def _call(unit: SQLUnit, call: Callable[[], Any], origin: MessageOrigin) -> None
     unit.watch()
     outer = message_origin.set(origin)
     try:
-        result = call()
-        if inspect.iscoroutine(result):
-            result.close()
-            raise PolicyError("the handler is async: use AsyncInbox")
+        _finished(call())
     finally:
         message_origin.reset(outer)
         unit.unwatch()
+
+
+def _finished(result: Any) -> None:
+    if inspect.iscoroutine(result):
+        result.close()
+        raise PolicyError("the handler is async: use AsyncInbox")
 
 
 def _origin(consumer: str, message: Message) -> MessageOrigin:

@@ -325,7 +325,8 @@ class _Driver:
                 await asyncio.sleep(LISTEN_FOR)
             if time.monotonic() - began < LISTEN_FOR * 0.9:
                 self._awake.set()
-            await asyncio.sleep(0.001)  # no store can keep the loop busy with wake-ups
+                # A storm of wake-ups must not keep the loop busy. One that comes now is missed; the next look is near.
+                await asyncio.sleep(0.001)
 
 
 def _check_store(store: AsyncStore | Store) -> None:

@@ -109,11 +109,11 @@ def adopt_unit_async(raw: object, dialect: Dialect) -> AsyncSQLUnit:
         return AsyncSQLUnit(connection)
     kind = f"{type(raw).__module__.partition('.')[0]}'s {type(raw).__name__}"
     if connection.dialect == dialect:
-        # sync: raise ConfigurationError(f"{kind} is async: use it with AsyncSemel")
-        raise ConfigurationError(f"{kind} is sync: use it with Semel")
+        # sync: raise ConfigurationError(f"{kind} is async: use it with AsyncSemel, AsyncOutbox and AsyncInbox")
+        raise ConfigurationError(f"{kind} is sync: use it with Semel, Outbox and Inbox")
     raise ConfigurationError(
-        f"the guard's store is {_PRODUCTS[dialect]} and {kind} is connected to {_PRODUCTS[connection.dialect]}: "
-        "a record must be where its guard looks for it. Give the guard a store of that database"
+        f"the store is {_PRODUCTS[dialect]} and {kind} is connected to {_PRODUCTS[connection.dialect]}: records and "
+        "messages must be where their store looks for them. Use a store of that database"
     )
 
 

@@ -107,10 +107,10 @@ def adopt_unit(raw: object, dialect: Dialect) -> SQLUnit:
         return SQLUnit(connection)
     kind = f"{type(raw).__module__.partition('.')[0]}'s {type(raw).__name__}"
     if connection.dialect == dialect:
-        raise ConfigurationError(f"{kind} is async: use it with AsyncSemel")
+        raise ConfigurationError(f"{kind} is async: use it with AsyncSemel, AsyncOutbox and AsyncInbox")
     raise ConfigurationError(
-        f"the guard's store is {_PRODUCTS[dialect]} and {kind} is connected to {_PRODUCTS[connection.dialect]}: "
-        "a record must be where its guard looks for it. Give the guard a store of that database"
+        f"the store is {_PRODUCTS[dialect]} and {kind} is connected to {_PRODUCTS[connection.dialect]}: records and "
+        "messages must be where their store looks for them. Use a store of that database"
     )
 
 

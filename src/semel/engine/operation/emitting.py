@@ -65,6 +65,11 @@ def make_message(
 
 def unit_for_messages(op: OperationHandle) -> Any:
     """Return the unit of work in whose transaction the operation emits."""
+    if op._transaction is None and op._call.accept is not None:
+        raise ConfigurationError(
+            f"{op._call}: on DynamoDB a message is written with the completion: op.write(put_message(table, …)), with "
+            "put_message of semel.messaging.dynamodb"
+        )
     if op._transaction is None:
         raise ConfigurationError(
             f"{op._call}: op.emit() adds a message in the operation's transaction, and there is none. Run the "

@@ -48,7 +48,7 @@ BROKER_KINDS: Final = (
         broker="semel.messaging.brokers.nats:NATSBroker", source="semel.messaging.brokers.nats:NATSSource",
     ),
     BrokerKind(
-        name="Redis Streams", example="redis://host:6379/0", schemes=("redis", "rediss"), extra="redis",
+        name="Redis Streams", example="redis://host:6379/0?stream=name", schemes=("redis", "rediss"), extra="redis",
         broker="semel.messaging.brokers.redis_streams:RedisStreamsBroker",
         source="semel.messaging.brokers.redis_streams:RedisStreamsSource",
     ),

@@ -94,7 +94,7 @@ class AsyncRedisConnection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self.ended = asyncio.Event()
         """Set when the connection is broken."""
-        self._pack = pack_command
+        self._pack: Callable[[Any], bytes] = pack_command
         self._timeout = timeout
         self._wait_command = wait
         self._next_wait: asyncio.Future[Any] | None = None
@@ -118,7 +118,7 @@ class AsyncRedisConnection(asyncio.Protocol):
 
     # -- what a store calls ----------------------------------------------------------------------------------------
 
-    async def send_durable(self, parts: tuple[Any, ...], asking: bool = False) -> tuple[Any, Any]:
+    async def send_durable(self, parts: tuple[Any, ...] | bytes, asking: bool = False) -> tuple[Any, Any]:
         """Send one command and a WAIT after it. Return the replies to both; errors are replies, too.
 
         The WAIT is sent at the end of the turn, after all commands of the turn, and confirms all of them. One WAIT is
@@ -142,7 +142,7 @@ class AsyncRedisConnection(asyncio.Protocol):
         except SemelError as error:
             return reply, error
 
-    def send_unanswered(self, parts: tuple[Any, ...]) -> None:
+    def send_unanswered(self, parts: tuple[Any, ...] | bytes) -> None:
         """Send one command whose reply nobody waits for. If it cannot be sent, it is left out."""
         with contextlib.suppress(SemelError):
             self.send(parts).add_done_callback(_drop)
@@ -171,7 +171,7 @@ class AsyncRedisConnection(asyncio.Protocol):
             self.close()
             raise
 
-    def send(self, parts: tuple[Any, ...], asking: bool = False) -> asyncio.Future[Any]:
+    def send(self, parts: tuple[Any, ...] | bytes, asking: bool = False) -> asyncio.Future[Any]:
         """Queue one command for the write of this turn. The future resolves to its reply."""
         if asking:
             self.send((b"ASKING",)).add_done_callback(_drop)
@@ -183,7 +183,7 @@ class AsyncRedisConnection(asyncio.Protocol):
         if not self._replies:
             self._received_at = monotonic()
         self._replies.append(future)
-        self._unsent.append(self._pack(parts))
+        self._unsent.append(parts if type(parts) is bytes else self._pack(parts))
         if not self._flushing:
             self._flushing = True
             self.loop.call_soon(self._write, True)
@@ -225,7 +225,7 @@ class AsyncRedisConnection(asyncio.Protocol):
         finally:
             self._held -= 1
 
-    async def _exchange(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    async def _exchange(self, commands: Sequence[tuple[Any, ...] | bytes]) -> list[Any]:
         replies: list[Any] = []
         futures: list[asyncio.Future[Any]] = []
         try:

@@ -32,7 +32,8 @@ SCRIPT_NAMES: Final = (
 class RedisCommand(NamedTuple):
     """The words of one command, and the script that it calls, if any."""
 
-    parts: tuple[Any, ...]
+    parts: tuple[Any, ...] | bytes
+    """The words, or the bytes that are sent for them: the two most frequent commands are made from a template."""
     script: Script | None = None
 
     def in_full(self) -> RedisCommand:
@@ -42,7 +43,8 @@ class RedisCommand(NamedTuple):
         """
         if self.script is None:
             return self
-        return type(self)((b"EVAL", self.script.text, *self.parts[2:]))
+        parts = unpack(self.parts) if isinstance(self.parts, bytes) else self.parts
+        return type(self)((b"EVAL", self.script.text, *parts[2:]))
 
     def durable(self) -> DurableCommand:
         return DurableCommand(self.parts, self.script)
@@ -51,10 +53,32 @@ class RedisCommand(NamedTuple):
         return UnansweredCommand(self.parts, self.script)
 
 
-make_command: Final[Callable[[tuple[tuple[Any, ...], Script | None]], RedisCommand]] = partial(
+make_command: Final[Callable[[tuple[tuple[Any, ...] | bytes, Script | None]], RedisCommand]] = partial(
     tuple.__new__, RedisCommand
 )
 """Makes a RedisCommand of its fields in order, faster than ``RedisCommand(...)``, which is a Python function."""
+
+
+def template(*words: bytes | None) -> bytes:
+    """Return a command as a format for ``%``. For each None among the words it takes two values, a length and a word.
+
+    To fill it in takes half the time of packing the words one by one.
+    """
+    texts = [
+        b"$%d\r\n%b\r\n" if word is None else b"$%d\r\n%b\r\n" % (len(word), word.replace(b"%", b"%%"))
+        for word in words
+    ]
+    return b"*%d\r\n" % len(words) + b"".join(texts)
+
+
+def unpack(packed: bytes) -> list[bytes]:
+    """Return the words of a packed command."""
+    from hiredis import Reader
+
+    reader = Reader()
+    reader.feed(packed)
+    words: list[bytes] = reader.gets()
+    return words
 
 
 class DurableCommand(RedisCommand):

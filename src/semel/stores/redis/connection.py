@@ -162,9 +162,13 @@ class RedisConnection:
         return [(reply, confirmation) if type(command) is DurableCommand else reply for command, reply in pairs]
 
     def _write(self, commands: Sequence[RedisCommand]) -> None:
-        self._raw.send_packed_command(
-            self._raw.pack_commands([command.parts for command in commands]), check_health=False
-        )
+        packed: list[bytes] = []
+        for command in commands:
+            if isinstance(command.parts, bytes):
+                packed.append(command.parts)
+            else:
+                packed += self._raw.pack_command(*command.parts)
+        self._raw.send_packed_command([b"".join(packed)], check_health=False)
 
     def _exchange(self, commands: Sequence[RedisCommand]) -> list[Any]:
         from redis.exceptions import RedisError, ResponseError

@@ -33,7 +33,7 @@ from semel.core.ops import (
 from semel.core.states import State
 from semel.core.values import value
 from semel.errors import SemelError, StoreError, StoreUncertain
-from semel.stores.redis.commands import ASK_AGAIN, RedisCommand, ServerClock, make_command, scripts
+from semel.stores.redis.commands import ASK_AGAIN, RedisCommand, ServerClock, make_command, scripts, template
 from semel.stores.redis.failures import NoMemory, NotMaster, unconfirmed, with_answer
 from semel.stores.redis.layout import (
     HEAD,
@@ -57,6 +57,7 @@ OpProgram: TypeAlias = Generator[RedisCommand, Any, Any]
 SweepProgram: TypeAlias = Generator[tuple[Address, list[RedisCommand]], list[Any], Swept]
 
 SCAN_COUNT: Final = 50
+_CLAIM: Final = template(b"SET", None, None, b"NX", b"GET", b"PX", None)
 MAX_SCANS: Final = 400
 """The most calls of SCAN in one sweep of one server. They cover about 20,000 keys, including those of others."""
 
@@ -83,6 +84,9 @@ class RedisPrograms:
         self._by = confirmation(replicas, aof)
         self._scripts = scripts()
         self._complete_script = self._scripts["complete"]
+        self._complete_template = template(
+            b"EVALSHA", self._complete_script.sha, b"1", None, None, None, None, None, self._flag, self.channel
+        )
         self.by_op: dict[type[Op[Any]], Callable[[Any, bytes, ServerClock], OpProgram]] = {
             Claim: self._claim,
             Renew: self._renew,
@@ -109,7 +113,8 @@ class RedisPrograms:
         clock.last_token = token = max(clock.last_token + 1, now)
         value, life = new_value(op, token, now)
         try:
-            found = yield make_command(((b"SET", key, value, b"NX", b"GET", b"PX", life), None))
+            digits = b"%d" % life
+            found = yield make_command((_CLAIM % (len(key), key, len(value), value, len(digits), digits), None))
         except NoMemory:
             # A full server refuses even a SET that would write nothing. A stored result can still be replayed.
             reply = yield self._scripts["lookup"].call(key)
@@ -144,9 +149,11 @@ class RedisPrograms:
     def _complete(self, op: Complete, key: bytes, clock: ServerClock) -> OpProgram:
         ttl = int(op.ttl * 1000) or 1
         ends = eight_bytes(monotonic_ns() // 1000 + clock.ahead + ttl * 1000)
-        token, script = eight_bytes(op.token), self._complete_script
-        parts = (b"EVALSHA", script.sha, 1, key, token, op.snapshot, ttl, ends, self._flag, self.channel)
-        complete = make_command((parts, script))  # as Script.call() does
+        token, snapshot, digits = eight_bytes(op.token), op.snapshot, b"%d" % ttl
+        packed = self._complete_template % (
+            len(key), key, 8, token, len(snapshot), snapshot, len(digits), digits, 8, ends,
+        )  # fmt: skip
+        complete = make_command((packed, self._complete_script))
         if not self.durable:
             return (yield complete) == 1
         done = yield from self._write(complete)

@@ -1,0 +1,151 @@
+"""The relay on PostgreSQL: one relay empties an outbox into a broker that takes 5 ms for a batch.
+
+*By hand* deletes 500 rows and sends them: the fastest way that keeps an order, with one sender only, and a crash loses
+the batch. The time from a commit until the broker has the message is in the notes, at 300 commits a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from time import perf_counter
+from typing import Any, Final
+
+from bench.contest import Contestant, Match
+from bench.turns import Turn
+from semel import AsyncPostgresStore, PostgresStore
+from semel.core.messages import Message, lane_of
+from semel.messaging import AsyncOutbox, AsyncRelay, Relay
+from semel.messaging.ports import Capabilities, Sent
+from semel.stores.postgres import migrate
+
+__all__ = ["ONE_RELAY", "matches"]
+
+ONE_RELAY: Final = "one relay, asyncio"
+BROKER: Final = 0.005
+"""Seconds that the broker takes for a batch."""
+BATCH: Final = 500
+STREAMS: Final = 500
+COMMITS: Final = 300
+_FILL: Final = """
+INSERT INTO semel_outbox (sequence, due, created, lane, starts, redrives, id, type, source, destination, stream,
+    subject, content_type, headers, data)
+SELECT (i - 1) / %s + 1, now(), now(), s.lane, 0, 0, gen_random_uuid()::text, 'paid', '/bench', '', s.name, '',
+    'application/json', '{"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}', '{"order":1}'
+FROM generate_series(1, %s) AS i
+JOIN unnest(%s::text[], %s::integer[]) WITH ORDINALITY AS s (name, lane, number) ON s.number = (i - 1) %% %s + 1
+ORDER BY i
+"""
+_TAKE: Final = f"""
+DELETE FROM semel_outbox WHERE position IN (SELECT position FROM semel_outbox ORDER BY position LIMIT {BATCH})
+RETURNING id, type, data, source, destination, stream, sequence, subject, content_type, created, headers
+"""
+
+
+class SlowBroker:
+    """Takes every batch in 5 ms, and remembers when each message came."""
+
+    capabilities = Capabilities("Slow", ordered=True, pipelines=True, largest=1 << 20)
+
+    def __init__(self) -> None:
+        self.came: dict[str, float] = {}
+
+    async def publish(self, messages: Sequence[Message], deadline: float) -> list[Sent]:
+        await asyncio.sleep(BROKER)
+        now = perf_counter()
+        self.came.update((message.id, now) for message in messages)
+        return [Sent()] * len(messages)
+
+    async def close(self) -> None:
+        pass
+
+
+@contextmanager
+def matches(url: str) -> Iterator[list[Match]]:
+    """On a database that may be filled."""
+    import psycopg
+
+    migrate(url)
+    with ExitStack() as stack:
+        connection = stack.enter_context(psycopg.connect(url, autocommit=True))
+        contestants = [
+            Contestant(
+                "by hand: delete and send", "first", 1, _turn(connection, lambda: _by_hand(url)), yardstick=True
+            ),
+            Contestant(ONE_RELAY, "first", 1, _turn(connection, lambda: _drain_async(url))),
+            Contestant("one relay, threads", "first", 1, _turn(connection, lambda: _drain(url))),
+        ]
+        yield [Match("relay", f"Relay, batches of {BATCH}", contestants, [asyncio.run(_latency(url))])]
+
+
+def _turn(connection: Any, empty: Any) -> Turn:
+    streams = [f"order-{number}" for number in range(STREAMS)]
+    lanes = [lane_of(stream, "") for stream in streams]
+
+    def turn(seconds: float) -> float:
+        count = max(2 * BATCH, int(seconds * 40_000))
+        connection.execute("TRUNCATE semel_outbox")
+        connection.execute(_FILL, (STREAMS, count, streams, lanes, STREAMS))
+        connection.execute("ANALYZE semel_outbox")
+        began = perf_counter()
+        empty()
+        rate = count / (perf_counter() - began)
+        assert connection.execute("SELECT count(*) FROM semel_outbox").fetchone() == (0,)
+        return rate
+
+    return turn
+
+
+def _by_hand(url: str) -> None:
+    import asyncpg
+
+    async def empty() -> None:
+        connection = await asyncpg.connect(url)
+        while await connection.fetch(_TAKE):  # noqa: ASYNC110  the sleep is the broker
+            await asyncio.sleep(BROKER)
+        await connection.close()
+
+    asyncio.run(empty())
+
+
+def _drain(url: str) -> None:
+    store = PostgresStore(url, listen=False)
+    Relay(store, SlowBroker(), batch=BATCH).drain()
+    store.close()
+
+
+def _drain_async(url: str) -> None:
+    async def drain() -> None:
+        store = AsyncPostgresStore(url, driver="asyncpg", listen=False)
+        await AsyncRelay(store, SlowBroker(), batch=BATCH).drain()
+        await store.close()
+
+    asyncio.run(drain())
+
+
+async def _latency(url: str) -> str:
+    import asyncpg
+
+    store, broker = AsyncPostgresStore(url, driver="asyncpg"), SlowBroker()
+    outbox = AsyncOutbox(store)
+    connection = await asyncpg.connect(url)
+    await connection.execute("TRUNCATE semel_outbox")
+    committed: dict[str, float] = {}
+    async with AsyncRelay(store, broker):
+        for number in range(COMMITS):
+            async with connection.transaction():
+                id = await outbox.add(connection, "paid", {"order": number}, stream=f"order-{number % STREAMS}")
+            committed[id] = perf_counter()
+            await asyncio.sleep(1 / 300)
+        while len(broker.came) < COMMITS:  # noqa: ASYNC110  the relay runs in this loop
+            await asyncio.sleep(0.01)
+    await connection.close()
+    await store.close()
+    waits = [1000 * (broker.came[id] - when) for id, when in committed.items()][COMMITS // 10 :]
+    median, slow = statistics.median(waits), statistics.quantiles(waits, n=100)[98]
+    return (
+        f"from the commit until the broker has it, its {1000 * BROKER:.0f} ms included: "
+        f"{median:.1f} ms at the median, {slow:.1f} ms for 99 in 100"
+    )
