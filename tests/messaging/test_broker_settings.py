@@ -1,4 +1,4 @@
-"""What the adapters of Kafka and RabbitMQ read from their URLs. They connect when they are used: no server is needed."""
+"""What the adapters of Kafka and RabbitMQ read from their URLs. They connect when they are used, so no server runs."""
 
 from __future__ import annotations
 
