@@ -15,6 +15,8 @@ import pytest
 from semel import ConfigurationError, NotMigrated, PostgresStore
 from semel.core.messages import OUTBOX, lane_of
 from semel.messaging import AsyncOutbox, Outbox
+from semel.testing.crashpoints import crash_everywhere
+from tests.transactional import emitting
 from tests.transactional.kinds import AsyncTill, Till
 from tests.transactional.test_savepoints import savepoint
 from tests.transactional.test_statements import Wire
@@ -308,6 +310,12 @@ def test_a_step_emits_the_same_id_whichever_steps_were_done_before(till: Any) ->
     with till.transaction():
         rows = till.send("SELECT data, sequence FROM semel_outbox ORDER BY position")
     assert rows == [(b"pay 0", 1), (b"pay 1", 2), (b"pay 2", 3), (b"last", 4)]
+
+
+@pytest.mark.slow
+def test_a_row_has_its_message_wherever_the_process_is_killed() -> None:
+    report = crash_everywhere(emitting.world, emitting.pay, emitting.check, teardown=emitting.remove)
+    assert len(report.points) > 10
 
 
 def test_a_database_without_the_tables_is_named(tmp_path: Any, till: Any) -> None:
