@@ -291,6 +291,30 @@ class TestConsuming:
 
         asyncio.run(main())
 
+    @pytest.mark.redis
+    @pytest.mark.server
+    def test_after_an_error_all_that_is_not_acknowledged_comes_again(self) -> None:
+        """The caller has let go of it: what it held would otherwise wait for the end of the process."""
+
+        async def main(server: RedisServer) -> None:
+            broker = RedisStreamsBroker(server.url, stream="orders")
+            for ordered in (True, False):
+                source = RedisStreamsSource(server.url, stream="orders", group=f"g{ordered}", ordered=ordered)
+                if ordered:
+                    await broker.publish([message("s", n) for n in range(1, 5)], soon())
+                held = await receive(source, 4)
+                await source.postpone(held[3], 0.1)
+                await asyncio.to_thread(server.crash)
+                with pytest.raises(BrokerUnavailable):
+                    await source.acknowledge(held[:1])
+                await asyncio.to_thread(server.return_)
+                assert sorted(sequences(await receive(source, 4))) == [1, 2, 3, 4]
+                await source.close()
+            await broker.close()
+
+        with RedisServer("--appendonly", "yes", "--appendfsync", "no") as server:
+            asyncio.run(main(server))
+
     def test_a_stream_that_was_deleted_is_read_again_from_its_beginning(self, redis_url: str) -> None:
         server = redis_py.Redis.from_url(redis_url)
 

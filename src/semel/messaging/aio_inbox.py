@@ -154,7 +154,9 @@ class AsyncInbox:
             new = await unit.run(program, _ROW)
             chosen = [message for message in messages if message.id in new and first[message.id] is message]
             if chosen:
-                await _call(unit, lambda: call(chosen), _origin(consumer, chosen[0]))
+                # What the call adds to an outbox comes from all of them, so it names no cause.
+                origin = MessageOrigin(identity(_TENANT, consumer, chosen[0].id), "", Lineage())
+                await _call(unit, lambda: call(chosen), origin)
         return len(chosen)
 
     def handler(
