@@ -15,6 +15,7 @@ from bench import (
     client,
     environment,
     http_wire,
+    inbox,
     large,
     memory,
     outbox,
@@ -28,7 +29,7 @@ from bench import (
 from bench.contest import QUICK, Match, Pace
 
 CALLERS = 32
-STORES = ("memory", "sqlite", "postgres", "transactional", "outbox", "relay", "redis", "http", "client")
+STORES = ("memory", "sqlite", "postgres", "transactional", "outbox", "relay", "inbox", "redis", "http", "client")
 ON_REQUEST = ("large",)
 """What takes minutes, and is measured when it is asked for."""
 
@@ -120,6 +121,11 @@ def measure(
             here = url or _server(stack, found, progress)
             if here is not None:
                 _play(found, stack.enter_context(outbox.matches(here)), pace, progress)
+    if "inbox" in only:
+        with ExitStack() as stack:
+            here = url or _server(stack, found, progress)
+            if here is not None:
+                _play(found, stack.enter_context(inbox.matches(here)), pace, progress)
     if "relay" in only:
         with ExitStack() as stack:
             here = url or _server(stack, found, progress)

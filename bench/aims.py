@@ -10,6 +10,7 @@ from bench import http_services
 from bench.client import SHARED_FSYNC, WITH_KEYS
 from bench.contest import Match
 from bench.http_wire import WireMatch
+from bench.inbox import BATCH, WITH_THE_INBOX
 from bench.large import EXPIRIES, JOBS, Large
 from bench.memory import Cost
 from bench.outbox import IN_A_STREAM, WITH_A_MESSAGE
@@ -35,6 +36,8 @@ TRANSACTIONAL: Final = {
 """The unprotected transaction's rate, and what is left of it, by driver."""
 OUTBOX: Final = 0.55
 """What is left of the unprotected transaction's rate when it adds a message."""
+INBOX: Final = 20_000
+"""Messages in a second."""
 RELAY: Final = 20_000
 """Messages a second."""
 REDIS: Final = 4.5
@@ -78,6 +81,8 @@ def judge(costs: Sequence[Cost], matches: Iterable[Match], callers: int) -> list
             verdicts += _of_client(match)
         elif match.store == "outbox":
             verdicts += _with_messages(match)
+        elif match.store == "inbox":
+            verdicts += _of_inbox(match)
         elif match.store == "relay":
             verdicts += _of_relay(match)
         elif match.store == "transactional":
@@ -115,6 +120,12 @@ def _of_store(match: Match, callers: int) -> list[Verdict]:
     return [
         Verdict(f"{match.title}, {callers} callers: {aim}", times, "×", times >= least) for aim, times, least in found
     ]
+
+
+def _of_inbox(match: Match) -> list[Verdict]:
+    (standing,) = (each for each in match.standings() if each.name == WITH_THE_INBOX)
+    rate = standing.rate * BATCH
+    return [Verdict(f"{match.title}: at least {INBOX:,} messages/s", rate, "messages/s", rate >= INBOX)]
 
 
 def _in_transactions(match: Match) -> list[Verdict]:

@@ -18,11 +18,14 @@ from bench import job, peer
 from semel import AsyncMemoryStore, AsyncSemel, MemoryStore, Semel
 from semel.http.contract.rules import idempotent
 
-__all__ = ["EDGE", "FRAMEWORKS", "PEERS", "SEMEL", "UNPROTECTED", "contestants", "make"]
+__all__ = ["EDGE", "FLOOR", "FRAMEWORKS", "PEERS", "SEMEL", "UNPROTECTED", "contestants", "make"]
 
 UNPROTECTED: Final = "unprotected"
 SEMEL: Final = "Semel"
 EDGE: Final = "Semel, claimed at the edge"
+FLOOR: Final = "two bare commands"
+"""The floor: the unprotected route, and the two commands of Semel's store on its connection. No key is checked, no
+request compared, no answer made or read."""
 HEADER: Final = "asgi-idempotency-header"
 IDEMPTX: Final = "idemptx"
 PEERS: Final = (HEADER, IDEMPTX, peer.NAME)
@@ -39,7 +42,7 @@ def contestants(framework: str, redis: str | None = None) -> tuple[list[str], li
     ours = [SEMEL]
     peers = {"WSGI": (), "FastAPI": (HEADER, IDEMPTX)}.get(framework, (HEADER,))
     if redis is not None and framework in ("Starlette", "FastAPI"):
-        ours, peers = [SEMEL, EDGE], (*peers, peer.NAME)
+        ours, peers = [FLOOR, SEMEL, EDGE], (*peers, peer.NAME)
     missing = [name for name in peers if not _installed(name)]
     return [UNPROTECTED, *ours, *(name for name in peers if name not in missing)], missing
 
@@ -87,6 +90,8 @@ def _starlette(who: str, redis: str | None) -> Any:
         middleware = [Middleware(ASGIMiddleware, guard=_guard(redis), tenant=_tenant)]
     elif who == EDGE:
         middleware = [Middleware(_edge(redis))]
+    elif who == FLOOR:
+        middleware = [Middleware(_bare_commands(redis))]
     elif who == HEADER:
         middleware = [Middleware(_middleware(redis))]
     elif who == peer.NAME:
@@ -118,6 +123,8 @@ def _fastapi(who: str, redis: str | None) -> Any:
         install(app, guard=_guard(redis), tenant=_tenant)
     elif who == EDGE:
         app.add_middleware(_edge(redis))
+    elif who == FLOOR:
+        app.add_middleware(_bare_commands(redis))
     elif who == HEADER:
         app.add_middleware(_middleware(redis))
     elif who == peer.NAME:
@@ -169,6 +176,53 @@ def _edge(redis: str | None) -> Callable[[Any], Any]:
 
     routes = {f"POST {PATH}": idempotent()}
     return lambda app: ASGIMiddleware(app, guard=_guard(redis), tenant=_tenant, routes=routes)
+
+
+def _bare_commands(redis: str | None) -> Callable[[Any], Any]:
+    """A middleware that claims by the header's bytes, and stores the same record for every request."""
+    from semel.core.encoding.snapshot import StoredResponse
+    from semel.http.contract.exchange import RESPONSES
+    from semel.stores.redis.commands import scripts
+    from semel.stores.redis.layout import eight_bytes, new_value
+
+    guard, script = _guard(redis), scripts()["complete"]
+    store: Any = guard.driver.store
+    call = guard.make_call(f"POST {PATH}", "k-known-100", "acme", b"f" * 32, idempotent().policy, RESPONSES)
+    value, life = new_value(call.make_claim(), 7, 1)
+    snapshot = call.seal_value(StoredResponse(200, list(_HEADERS[:1]), ANSWER))
+    token, ends = eight_bytes(7), eight_bytes(2**60)
+
+    def middleware(app: Any) -> Any:
+        connection: Any = None
+
+        async def application(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal connection
+            if connection is None:
+                servers = store._servers
+                connection = await servers.connection(await servers.address_of(b""))
+                await connection.send((b"SCRIPT", b"LOAD", script.text))
+            key = b"floor:" + next(text for name, text in scope["headers"] if name == b"idempotency-key")
+            if await connection.send((b"SET", key, value, b"NX", b"GET", b"PX", life)) is not None:
+                await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+                await send({"type": "http.response.body", "body": ANSWER, "more_body": False})
+                return
+            start: Any = None
+
+            async def hold(message: Any) -> None:
+                nonlocal start
+                if message["type"] == "http.response.start":
+                    start = message
+                    return
+                parts = (b"EVALSHA", script.sha, 1, key, token, snapshot, life, ends, b"0", b"floor")
+                assert await connection.send(parts) == 1
+                await send(start)
+                await send(message)
+
+            await app(scope, receive, hold)
+
+        return application
+
+    return middleware
 
 
 def _middleware(redis: str | None) -> Callable[[Any], Any]:

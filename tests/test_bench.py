@@ -223,6 +223,12 @@ def test_messages_are_measured_beside_the_transaction_alone(postgres_url: str) -
     assert len(found["aims"]) == 4
 
 
+def test_batches_of_the_inbox_are_measured_beside_their_effects_alone(postgres_url: str) -> None:
+    found = measured("inbox", postgres_url)
+    assert [len(match["standings"]) for match in found["matches"]] == [3]
+    assert [aim["unit"] for aim in found["aims"]] == ["messages/s"]
+
+
 def test_a_relay_is_measured_beside_a_bare_loop(postgres_url: str) -> None:
     found = measured("relay", postgres_url)
     (match,) = found["matches"]

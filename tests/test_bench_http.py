@@ -48,7 +48,7 @@ def test_peers_that_are_not_installed_are_left_out_and_named(monkeypatch: pytest
     monkeypatch.setattr(http_services, "_installed", lambda name: False)
     assert http_services.contestants("FastAPI") == (["unprotected", "Semel"], ["asgi-idempotency-header", "idemptx"])
     assert http_services.contestants("Starlette", "redis://there") == (
-        ["unprotected", "Semel", "Semel, claimed at the edge"],
+        ["unprotected", "two bare commands", "Semel", "Semel, claimed at the edge"],
         ["asgi-idempotency-header", "aws-lambda-powertools"],
     )
     _, plain = measured("FastAPI")

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,27 @@ def test_it_runs_until_a_signal_and_says_what_it_does(url: str, tmp_path: Path, 
             running.kill()
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as conn:
         assert conn.execute("SELECT count(*) FROM semel_relay").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_signal_ends_once_after_the_batch_in_hand(url: str, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "hold").touch()
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, kind, "relay", url, "--to", f"folder://{tmp_path}", "--once", "--batch", "1"],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    ) as running:  # fmt: skip
+        try:
+            while not (tmp_path / "inside").exists():
+                assert running.poll() is None
+                time.sleep(0.01)
+            running.send_signal(signal.SIGTERM)
+            time.sleep(0.2)  # nothing can be seen of it from outside
+            (tmp_path / "hold").unlink()
+            assert running.wait(30) == 0
+            assert running.stdout is not None
+            assert running.stdout.read() == "in all: 1 sent\n"
+        finally:
+            running.kill()
 
 
 def test_to_a_real_broker(url: str, redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:

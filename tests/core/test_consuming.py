@@ -206,6 +206,17 @@ def test_a_broker_that_is_down_is_asked_again_after_growing_pauses() -> None:
     assert world.applied == ["a1"]
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_in_an_outage_everything_in_hand_goes_back_in_its_order(counts: bool) -> None:
+    """A message that stayed in hand would not be delivered again before the consumer ends."""
+    world = World(["a1", "a2", "a3"], counts=counts)
+    world.apply = lambda message: Raised(StoreUnavailable("down"))
+    world.broken = lambda request: StoreUnavailable("down") if isinstance(request, SeeMessages) else None
+    world.live()
+    assert [id for id, _ in world.postponed] == ["a1", "a2", "a3"]
+    assert world.asked.count("ApplyMessage") == int(counts)
+
+
 def test_a_conflict_counts_no_attempt_and_is_no_repeat() -> None:
     world = World(["a1"], tries=1)
     answers = iter([Raised(TransactionConflict("busy"))] * 5)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from semel.core.call import Raised
 from semel.core.messages import (
     BrokerDown,
     JoinRelays,
@@ -23,7 +24,7 @@ from semel.core.messages import (
     TryAgain,
 )
 from semel.core.relaying import BROKER_PAUSE_LONGEST, POISON, Poison, Publish, Rest
-from semel.errors import StoreUnavailable
+from semel.errors import StoreUnavailable, StoreUncertain
 from semel.observe import events
 from tests.messaging.relay_model import BrokerModel, OutboxModel, RelayModel, ordered
 
@@ -362,6 +363,17 @@ def test_store_errors_pause_the_relay_and_lose_nothing() -> None:
     assert relay.named(events.StoreFailed)
 
 
+def test_a_join_whose_answer_was_lost_is_repeated_under_the_same_name() -> None:
+    """Under another name the lanes of the first one would wait for the end of its lease."""
+    relay = made()
+    message = relay.outbox.add("s")
+    relay.outbox.execute(relay.request)
+    relay.send(Raised(StoreUncertain("no answer")))
+    relay.run_until(lambda: message in relay.broker.taken)
+    assert len(relay.outbox.relays) == 1
+    assert relay.outbox.clock() < 1001
+
+
 def test_draining_raises_the_error_of_the_store() -> None:
     relay = made(until_idle=True)
     relay.fail = lambda op: StoreUnavailable("away")
@@ -437,6 +449,7 @@ def test_order_and_completeness_whatever_happens(seed: int, policy: Poison, pipe
             outbox, broker, policy=policy, tries=tries, batch=chance.choice([1, 4, 50]), jitter=chance.random
         )
         made.fail = lambda op: StoreUnavailable("away") if chance.random() < trouble / 3 else None
+        made.lose = lambda op: StoreUncertain("no answer") if chance.random() < trouble / 3 else None
         return made
 
     broker.answer = answer

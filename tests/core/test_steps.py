@@ -65,12 +65,12 @@ def test_the_stored_bytes_are_those_of_the_first_release() -> None:
     assert flow.asks == SaveStep(make_call().id, 5, "at", AT, 0)
     assert flow.answer(True).result == (1, 2)
     flow = steps(journal, undo=refund)
-    assert flow.asks == RunStep(charge, (1, "a"), {"b": [2]}, False)
+    assert flow.asks == RunStep(charge, (1, "a"), {"b": [2]}, False, "charge")
     assert flow.answer(Returned({"id": "c"})).asks == SaveStep(make_call().id, 5, "~step:charge", CHARGE, 1)
     assert flow.answer(True).result == {"id": "c"}
     flow = Flow(journal.compensate(ValueError("no")))
     assert flow.asks == SaveStep(make_call().id, 5, "~failed", FAILED, 2)
-    assert flow.answer(True).asks == RunUndo(refund, {"id": "c"})
+    assert flow.answer(True).asks == RunUndo(refund, {"id": "c"}, "charge")
     assert flow.answer(Returned(None)).asks == SaveStep(make_call().id, 5, "~undo:charge", NOT_CHARGED, 3)
     assert isinstance(flow.answer(True).result, ValueError)
     assert journal.compensated
@@ -104,7 +104,7 @@ def test_a_step_that_raised_may_be_tried_again() -> None:
     error = StopIteration("garbled by a generator that raises it")
     flow = steps(journal).answer(Raised(error))
     assert flow.result == Failed(error)
-    assert steps(journal).asks == RunStep(charge, (1, "a"), {"b": [2]}, False)
+    assert steps(journal).asks == RunStep(charge, (1, "a"), {"b": [2]}, False, "charge")
 
 
 def test_without_a_lease_nothing_is_stored() -> None:
@@ -112,7 +112,7 @@ def test_without_a_lease_nothing_is_stored() -> None:
     assert Flow(journal.capture("at", lambda: 1)).result == 1
     assert steps(journal, undo=refund).answer(Returned(2)).result == 2
     flow = Flow(journal.compensate(ValueError("no")))
-    assert flow.asks == RunUndo(refund, 2)
+    assert flow.asks == RunUndo(refund, 2, "charge")
     assert isinstance(flow.answer(Returned(None)).result, ValueError)
 
 
@@ -134,7 +134,7 @@ def test_an_undo_is_tried_again_for_a_while() -> None:
 def test_a_mark_in_the_callers_transaction_counts_once_that_is_committed() -> None:
     journal = StepJournal(make_call(), 5)
     flow = steps(journal, in_transaction=True)
-    assert flow.asks == RunStep(charge, (1, "a"), {"b": [2]}, True)
+    assert flow.asks == RunStep(charge, (1, "a"), {"b": [2]}, True, "charge")
     assert isinstance(flow.answer(Returned(1)).asks, WriteMark)
     assert flow.answer(True).result == 1
     assert journal.in_transaction

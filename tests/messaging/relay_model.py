@@ -222,6 +222,9 @@ class RelayModel:
         self.ended = False
         self.requests: list[Any] = []
         self.fail: Callable[[Op[Any]], BaseException | None] = lambda op: None
+        """The error of an Op that was not done."""
+        self.lose: Callable[[Op[Any]], BaseException | None] = lambda op: None
+        """The error of an Op that was done, and whose answer was lost."""
         until_idle = settings.pop("until_idle", False)
         policy: Poison | Callable[[str], Poison] = settings.pop("policy", "block")
         plan = RelayPlan(
@@ -249,6 +252,8 @@ class RelayModel:
         else:
             error = self.fail(request)
             answer = self.outbox.execute(request) if error is None else Raised(error)
+            if (lost := self.lose(request)) is not None:
+                answer = Raised(lost)
         return self.send(answer)
 
     def send(self, answer: Any) -> bool:

@@ -202,8 +202,9 @@ def test_an_alarm_of_the_server_and_a_paused_server_are_noticed_by_the_deadline(
     asyncio.run(main())
 
 
-def test_an_ordered_source_is_the_only_consumer_of_its_queue(rabbitmq: RabbitMQServer) -> None:
-    url = rabbitmq.queue()
+@pytest.mark.parametrize("type", ["quorum", "classic"])
+def test_an_ordered_source_is_the_only_consumer_of_its_queue(rabbitmq: RabbitMQServer, type: str) -> None:
+    url = f"{rabbitmq.queue(type)}&type={type}&prefetch=1"
 
     async def main() -> None:
         broker = RabbitMQBroker.from_url(url)
@@ -215,8 +216,22 @@ def test_an_ordered_source_is_the_only_consumer_of_its_queue(rabbitmq: RabbitMQS
         assert list(await second.receive(10, 0.5)) == []
         await first.acknowledge(held)
         await first.close()
-        assert [each.message.sequence for each in await receive(second, 2)] == [2, 3]
+        [delivery] = await receive(second, 1)
+        assert delivery.message.sequence == 2
         await second.close()
+
+    asyncio.run(main())
+
+
+def test_a_quorum_queue_for_many_consumers_is_refused_or_shared(rabbitmq: RabbitMQServer) -> None:
+    url = rabbitmq.queue(x_single_active_consumer=False)
+    with pytest.raises(ConfigurationError, match="x-single-active-consumer"):
+        asyncio.run(_look(RabbitMQSource.from_url(url)))
+
+    async def main() -> None:
+        broker = RabbitMQBroker.from_url(url)
+        assert await publish(broker, [brokers.new_message(), brokers.new_message()]) == [Sent()] * 2
+        await broker.close()
         sharing = [RabbitMQSource.from_url(f"{url}&ordered=no&prefetch=1") for _ in range(2)]
         for source in sharing:
             assert len(await receive(source, 1)) == 1

@@ -101,9 +101,14 @@ class RabbitMQServer(Server):
         subprocess.run(command, env=environment, check=True, timeout=60, stdout=subprocess.DEVNULL)
 
     def queue(self, type: str = "quorum", **arguments: object) -> str:
-        """The URL of a new queue; ``arguments`` as of RabbitMQ, with ``_`` for each ``-``: ``x_delivery_limit=3``."""
+        """The URL of a new queue; ``arguments`` as of RabbitMQ, with ``_`` for each ``-``: ``x_delivery_limit=3``.
+
+        A quorum queue has a single active consumer, unless ``x_single_active_consumer=False``.
+        """
         name = f"test-{next(self._numbers)}"
         named = {key.replace("_", "-"): value for key, value in arguments.items()}
+        if type == "quorum":
+            named.setdefault("x-single-active-consumer", True)
         asyncio.run(_declare(self.url, name, {"x-queue-type": type, **named}))
         return f"{self.url}?queue={name}"
 

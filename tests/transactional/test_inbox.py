@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +13,9 @@ import pytest
 from semel.core.messages import Message
 from semel.errors import ConfigurationError
 from semel.messaging.aio_inbox import AsyncInbox
+from semel.messaging.aio_outbox import AsyncOutbox
 from semel.messaging.inbox import Inbox
+from semel.messaging.outbox import Outbox
 from tests.transactional.kinds import AsyncTill, Till
 from tests.transactional.marked import marked
 
@@ -138,3 +143,25 @@ def test_without_a_transaction_nothing_runs(counter: Counter) -> None:
 def test_an_id_that_cannot_be_recognised_again_is_refused(counter: Counter, id: Any) -> None:
     with pytest.raises(ConfigurationError, match="id of a message"):
         counter.process(id)
+
+
+@pytest.mark.parametrize("kind", ["sqlite3", "aiosqlite"])
+def test_a_call_adds_messages_whose_ids_are_made_of_its_own(counter: Counter, tmp_path: Path) -> None:
+    till = counter.till
+    outbox: Any = (Outbox if isinstance(till, Till) else AsyncOutbox)(till.guard.store)  # type: ignore[arg-type]
+
+    def process() -> Any:
+        def call() -> Any:
+            return outbox.add(till.conn, "booked", {})
+
+        return counter.inbox.process(till.conn, "ledger", "m-1", call, own_transaction=True)
+
+    found = []
+    for _ in range(2):
+        assert till.run(process) is True
+        with contextlib.closing(sqlite3.connect(tmp_path / "shop.db")) as plain, plain:
+            found.append(plain.execute("SELECT id, headers FROM semel_outbox").fetchall())
+            plain.execute("DELETE FROM semel_inbox")  # as if the first run had not committed
+            plain.execute("DELETE FROM semel_outbox")
+    assert found[0] == found[1]
+    assert '"causation-id": "m-1"' in found[0][0][1].replace('":"', '": "')

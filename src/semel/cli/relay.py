@@ -97,7 +97,8 @@ def _relay(store: Any, broker: Broker, settings: dict[str, Any], lines: _Lines) 
     from semel.messaging import Relay
 
     running = Relay(store, broker, **settings)
-    with stop_on_signals() as stopping:
+    # Nothing waits in this handler: while messages are drained there is no thread to join.
+    with stop_on_signals(running.stop if lines.once else None) as stopping:
         lines.begin(running)
         if lines.once:
             lines.report = running.drain()
@@ -114,8 +115,14 @@ async def _relay_async(open_store: Any, url: str, broker: Broker, settings: dict
     running = AsyncRelay(store, broker, **settings)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+    tasks = set()  # the loop itself does not hold them
+
+    def stop() -> None:
+        stopping.set()
+        tasks.add(loop.create_task(running.stop()))
+
     for number in SIGNALS:
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stop)
     try:
         lines.begin(running)
         if lines.once:

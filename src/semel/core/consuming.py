@@ -17,7 +17,8 @@ messages that were delivered before. The broker knows which these are, or else o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeAlias
@@ -249,27 +250,31 @@ class _Consumption:
         return answer
 
     def _handle(self, deliveries: Sequence[Delivered]) -> ConsumerFlow:
+        left = deque(deliveries)
+        try:
+            yield from self._handle_all(left)
+        except _Outage:
+            # Give back what is in hand, in its order. The next round finds out whether it is over.
+            while left:
+                yield from self._ask(Postpone(left[0], OUTAGE_PAUSE_FIRST))
+                left.popleft()
+            yield from self._acknowledge()
+            raise
+
+    def _handle_all(self, left: deque[Delivered]) -> ConsumerFlow:
+        """Handle the deliveries. Each is removed when it is applied, given up or postponed."""
         plan = self._plan
         self._acknowledge_at = plan.clock() + ACKNOWLEDGE_EVERY
-        repeated = yield from self._delivered_before(deliveries)
+        repeated = yield from self._delivered_before(left)
         waits: dict[str, float] = {}
         """For each stream of which a message failed: in how many seconds it is tried again."""
-        for delivery in deliveries:
-            if self._stopping():
-                break  # the others are not acknowledged, so they come again
+        while left and not self._stopping():  # if it stops, the others are not acknowledged, so they come again
+            delivery = left[0]
             stream = delivery.message.stream if plan.ordered else ""
-            if stream and stream in waits:
-                yield from self._ask(Postpone(delivery, waits[stream]))
-                continue
-            try:
+            seconds = waits.get(stream) if stream else None
+            if seconds is None:
                 seconds = yield from self._handle_one(delivery, repeated)
-            except _Outage as outage:
-                # Give back what is in hand, in its order, and find out in the next round whether it is over.
-                at = list(deliveries).index(delivery)
-                for each in deliveries[at:]:
-                    yield from self._ask(Postpone(each, OUTAGE_PAUSE_FIRST))
-                yield from self._acknowledge()
-                raise outage
+            left.popleft()
             if seconds is None:
                 self._done.append(delivery)
                 if plan.clock() >= self._acknowledge_at:
@@ -292,7 +297,7 @@ class _Consumption:
             self._counted -= forgotten
             yield ForgetStarts(self._plan.consumer, tuple(sorted(forgotten)))
 
-    def _delivered_before(self, deliveries: Sequence[Delivered]) -> Generator[Request, Any, set[str]]:
+    def _delivered_before(self, deliveries: Collection[Delivered]) -> Generator[Request, Any, set[str]]:
         """Return the ids of the messages that may have killed their consumer before."""
         if self._plan.counts_starts:
             return {each.message.id for each in deliveries if each.starts > 1}

@@ -220,10 +220,11 @@ class _Run:
 
     def _join(self) -> Generator[Any, Any, None]:
         plan = self._plan
-        relay = self._relay or plan.new_id()
-        lanes = yield from self._execute(JoinRelays(relay, plan.lease))
-        self._relay, self._lanes = relay, lanes
-        self._report.lanes = len(lanes)
+        if self._relay is None:
+            # A join whose answer is lost is repeated under the same name, so that it finds the lanes it has taken.
+            self._relay, self._join_at = plan.new_id(), 0.0
+        self._lanes = yield from self._execute(JoinRelays(self._relay, plan.lease))
+        self._report.lanes = len(self._lanes)
         self._join_at = plan.clock() + min(plan.lease / 3, BALANCE_EVERY)
 
     def _rest(self, seconds: float) -> Generator[Any, Any, None]:

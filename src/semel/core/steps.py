@@ -64,6 +64,7 @@ class RunStep:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     in_transaction: bool
+    name: str
 
 
 @value
@@ -72,6 +73,7 @@ class RunUndo:
 
     function: Callable[[Any], Any]
     value: Any
+    name: str
 
 
 @value
@@ -181,7 +183,9 @@ class StepJournal:
         else:
             try:
                 head = digest + (b"\x01" if undo is not None else b"\x00")
-                result = yield from self._run(RunStep(function, args, kwargs, in_transaction), name, serializer, head)
+                result = yield from self._run(
+                    RunStep(function, args, kwargs, in_transaction, name), name, serializer, head
+                )
             except BaseException:
                 self._requested.remove(name)  # it failed, and may be tried again
                 raise
@@ -246,7 +250,7 @@ class StepJournal:
     def _undo(self, step: _Undoable) -> StepFlow:
         """Undo one step, with retries. Returns None, or why it failed."""
         for pause in (*_undo_pauses(self._call.policy), None):
-            outcome = yield RunUndo(step.function, step.value)
+            outcome = yield RunUndo(step.function, step.value, step.name)
             if type(outcome) is not Raised:
                 break
             error = outcome.error

@@ -154,7 +154,9 @@ class AsyncInbox:
             new = await unit.run(program, _ROW)
             chosen = [message for message in messages if message.id in new and first[message.id] is message]
             if chosen:
-                await _call(unit, lambda: call(chosen), _origin(consumer, chosen[0]))
+                # What the call adds to an outbox comes from all of them, so it names no cause.
+                origin = MessageOrigin(identity(_TENANT, consumer, chosen[0].id), "", Lineage())
+                await _call(unit, lambda: call(chosen), origin)
         return len(chosen)
 
     def handler(
@@ -368,11 +370,12 @@ class AsyncConsumer:
                     raise
                 except Exception as error:
                     raise StoreUnavailable(f"no connection could be opened: {error!r}") from error
-                return await self._apply_on(connection, message)
+                try:
+                    return await self._apply_on(connection, message)
+                except _NotApplied as ended:  # rolled back, and no error for the caller's context manager
+                    return ended.answer
         except _HandlerFailed as failed:
             return Raised(failed.error)
-        except _NotApplied as ended:
-            return ended.answer
         except StatementRejected as error:  # such as a constraint that is checked at the commit
             return Raised(error.__cause__ or ValueError(str(error)))
         except StoreError as error:

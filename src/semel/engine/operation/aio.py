@@ -26,7 +26,7 @@ from semel.core.policy import Duration
 from semel.core.steps import FindMark, RunStep, RunUndo, StepFlow, WriteMark
 
 # sync only: from semel.engine.operation.handle import ForkSafeLock
-from semel.engine.operation.handle import OperationHandle, stepping
+from semel.engine.operation.handle import OperationHandle, OperationPart, part, stepping
 
 # sync only: _locks = ForkSafeLock()  # held only while a lock is created
 T = TypeVar("T")
@@ -156,6 +156,7 @@ class AsyncOperation(OperationHandle):
             return await self._execute(request)
         if isinstance(request, RunStep):
             token, outer = stepping.set(self), self._transaction
+            whole = part.set(OperationPart(self.id, f"step {request.name}", {}))
             try:
                 if unit is not None:
                     unit.require(False)
@@ -171,8 +172,10 @@ class AsyncOperation(OperationHandle):
                 return Raised(error)
             finally:
                 self._transaction = outer
+                part.reset(whole)
                 stepping.reset(token)
         if isinstance(request, RunUndo):
+            whole = part.set(OperationPart(self.id, f"undo {request.name}", {}))
             try:
                 result = request.function(request.value)
                 return Returned(
@@ -180,6 +183,8 @@ class AsyncOperation(OperationHandle):
                 )  # sync: return Returned(result)
             except BaseException as error:
                 return Raised(error)
+            finally:
+                part.reset(whole)
         if isinstance(request, FindMark):
             return await unit.saved(request.id, request.name)
         if isinstance(request, WriteMark):

@@ -226,6 +226,17 @@ running: ContextVar[OperationHandle | None] = ContextVar("semel_operation", defa
 stepping: ContextVar[OperationHandle | None] = ContextVar("semel_step", default=None)
 
 
+class OperationPart(NamedTuple):
+    """The step or the undo of an operation that is running. It counts the messages that it adds."""
+
+    operation: bytes
+    name: str
+    counts: dict[str, int]
+
+
+part: ContextVar[OperationPart | None] = ContextVar("semel_part", default=None)
+
+
 class OutgoingScope(NamedTuple):
     """An open block of ``op.propagate``. See ``semel.engine.operation.propagation``."""
 

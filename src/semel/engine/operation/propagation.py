@@ -29,7 +29,14 @@ from urllib.parse import urlsplit
 
 from semel.core.keys import check_name, derive, header_value
 from semel.core.lineage import Lineage, lineage_metadata, write_lineage
-from semel.engine.operation.handle import ForkSafeLock, OperationHandle, outgoing_scope, running
+from semel.engine.operation.handle import (
+    ForkSafeLock,
+    OperationHandle,
+    OperationPart,
+    outgoing_scope,
+    part,
+    running,
+)
 from semel.errors import PolicyError
 
 P = ParamSpec("P")
@@ -107,7 +114,8 @@ class _Outgoing:
 class MessageOrigin:
     """Where the messages come from that are added to an outbox now: an operation, or a message that is applied.
 
-    Their ids are made of its identity and of their place among its messages, so a re-run adds the same messages.
+    Their ids are made of its identity and of their place among its messages, so a re-run adds the same messages. A step
+    counts its own messages: a re-run of the operation leaves out the steps that are done.
     """
 
     __slots__ = ("_counts", "_identity", "headers")
@@ -118,7 +126,7 @@ class MessageOrigin:
         :param causation: the key of the operation, or the id of the message.
         """
         self._identity = identity
-        self._counts: defaultdict[str, int] = defaultdict(int)
+        self._counts: dict[str, int] = {}
         self.headers = lineage_metadata(lineage)
         if cause := lineage_metadata(Lineage(root=causation)):  # as a header can hold it
             (self.headers[CAUSATION],) = cause.values()
@@ -126,10 +134,13 @@ class MessageOrigin:
 
     def next_id(self, name: str) -> str:
         """Return the id of the next message of this name."""
+        within = part.get()
+        if within is None or within.operation != self._identity:
+            within = OperationPart(self._identity, "", self._counts)
         with _numbering.lock:
-            number = self._counts[name]
-            self._counts[name] += 1
-        return derive(self._identity, f"{_MESSAGE}{number} {name}")
+            number = within.counts.get(name, 0)
+            within.counts[name] = number + 1
+        return derive(self._identity, f"{_MESSAGE}{within.name}\n{number} {name}")
 
 
 message_origin: ContextVar[MessageOrigin | None] = ContextVar("semel_message_origin", default=None)

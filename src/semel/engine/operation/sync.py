@@ -17,7 +17,7 @@ from semel.core.call import Pause, Raised, Returned
 from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.core.steps import FindMark, RunStep, RunUndo, StepFlow, WriteMark
-from semel.engine.operation.handle import ForkSafeLock, OperationHandle, stepping
+from semel.engine.operation.handle import ForkSafeLock, OperationHandle, OperationPart, part, stepping
 
 _locks = ForkSafeLock()  # held only while a lock is created
 T = TypeVar("T")
@@ -118,6 +118,7 @@ class Operation(OperationHandle):
             return self._execute(request)
         if isinstance(request, RunStep):
             token, outer = stepping.set(self), self._transaction
+            whole = part.set(OperationPart(self.id, f"step {request.name}", {}))
             try:
                 if unit is not None:
                     unit.require(False)
@@ -130,13 +131,17 @@ class Operation(OperationHandle):
                 return Raised(error)
             finally:
                 self._transaction = outer
+                part.reset(whole)
                 stepping.reset(token)
         if isinstance(request, RunUndo):
+            whole = part.set(OperationPart(self.id, f"undo {request.name}", {}))
             try:
                 result = request.function(request.value)
                 return Returned(result)
             except BaseException as error:
                 return Raised(error)
+            finally:
+                part.reset(whole)
         if isinstance(request, FindMark):
             return unit.saved(request.id, request.name)
         if isinstance(request, WriteMark):

@@ -41,6 +41,7 @@ _OWN_HEADERS: Final = re.compile("x-(death|first-death-.*|last-death-.*|delivery
 """Headers that RabbitMQ adds to a message."""
 _DIFFERENT: Final = re.compile(r"inequivalent arg '([^']+)'(?:.* current is the value '([^']*)' of type '(\w+)')?")
 """What RabbitMQ answers if a queue has other arguments than those it was declared with."""
+_SINGLE: Final = "x-single-active-consumer"
 _log: Final = logging.getLogger("semel.rabbitmq")
 
 
@@ -207,11 +208,13 @@ class RabbitMQSource:
         prefetch: int = PREFETCH,
     ) -> None:
         """
-        :param queue: the queue. It is created if it does not exist, and can be.
+        :param queue: the queue. It is created if it does not exist, durable and with a single active consumer if the
+            source is ordered.
         :param type: what kind of queue it is. Only quorum queues count how often they delivered a message, so that a
             message that kills its consumer is found.
         :param ordered: be the only consumer of the queue, so that the order of every stream is kept. Others wait until
-            this one is gone. With False, all consumers share the work.
+            this one is gone. A quorum queue needs ``x-single-active-consumer`` for that. With False, all consumers
+            share the work.
         :param prefetch: so many messages may be received and not acknowledged, those that are postponed included.
         """
         self._library = require("aio_pika", "rabbitmq", "aio-pika")
@@ -308,7 +311,7 @@ class RabbitMQSource:
         await self.close()
         async with asyncio.timeout(timeout):
             self._connection = await _connect(self._library, self._url)
-            await self._check_queue()
+            exclusive = await self._check_queue()
             channel = await self._connection.channel(publisher_confirms=False)
             await channel.set_qos(self._prefetch)
             wire = await channel.get_underlay_channel()
@@ -316,7 +319,7 @@ class RabbitMQSource:
             self._channel = channel
             queue = await channel.get_queue(self._queue, ensure=False)
             try:
-                await queue.consume(self._hear, exclusive=self._ordered)
+                await queue.consume(self._hear, exclusive=exclusive)
             except self._library.exceptions.ChannelClosed as error:
                 self._channel = None
                 if "exclusive" not in str(error):
@@ -353,13 +356,37 @@ class RabbitMQSource:
         self._due = {line: due for line, due in self._due.items() if due > now}
         return taken, next_due
 
-    async def _check_queue(self) -> None:
-        """Create the queue if it does not exist. Otherwise find out its arguments, as RabbitMQ names those that differ.
+    async def _check_queue(self) -> bool:
+        """Return whether the consumer has to be exclusive to be the only one.
 
-        Raises ConfigurationError if the queue is of another type.
+        Raises ConfigurationError if the queue is of another type, or cannot have only one consumer.
         """
+        arguments = await self._declare()
+        type, single = arguments.get("x-queue-type", "classic"), arguments.get(_SINGLE) is True
+        if type != self._type:
+            raise ConfigurationError(
+                f"the queue {self._queue!r} is a {type} queue: add ?type={type} to the URL of the source"
+            )
+        if self._ordered and not single and type == "quorum":
+            raise ConfigurationError(
+                f"two consumers of the queue {self._queue!r} could work on one stream at the same time: create it with "
+                f"{_SINGLE}, or add ?ordered=no to the URL of the source"
+            )
+        version = str(_wire(self._connection).server_properties.get("version", ""))
+        limit = arguments.get("x-delivery-limit", 20 if version[:1] > "3" else None)
+        if type == "quorum" and limit is not None and "x-dead-letter-exchange" not in arguments:
+            _log.warning(
+                "the queue %r drops a message that it has delivered %s times: give it a dead-letter exchange, unless a "
+                "policy does", self._queue, limit,
+            )  # fmt: skip
+        return self._ordered and not single
+
+    async def _declare(self) -> dict[str, Any]:
+        """Create the queue if it does not exist. Returns its arguments: RabbitMQ names one that differs at a time."""
         errors = self._library.exceptions
         arguments: dict[str, Any] = {"x-queue-type": "quorum"} if self._type == "quorum" else {}
+        if self._ordered:
+            arguments[_SINGLE] = True
         for _ in range(20):
             channel = await self._connection.channel()
             try:
@@ -367,24 +394,14 @@ class RabbitMQSource:
                 await channel.close()
                 break
             except errors.ChannelPreconditionFailed as error:
-                name, text, kind = ((found := _DIFFERENT.search(str(error))) and found.groups()) or ("", "", "")
-                if name == "x-queue-type":
-                    other = "classic" if self._type == "quorum" else "quorum"
-                    raise ConfigurationError(
-                        f"the queue {self._queue!r} is a {other} queue: add ?type={other} to the URL of the source"
-                    ) from error
-                if not name.startswith("x-") or text is None or name in arguments:
-                    return
-                arguments[name] = text if kind == "longstr" else text == "true" if kind == "bool" else int(text)
-            except errors.ChannelClosed:  # it may not be declared by this user; whether it exists will be seen
-                return
-        version = str(_wire(self._connection).server_properties.get("version", ""))
-        limit = arguments.get("x-delivery-limit", 20 if version[:1] > "3" else None)
-        if self._type == "quorum" and limit is not None and "x-dead-letter-exchange" not in arguments:
-            _log.warning(
-                "the queue %r drops a message that it has delivered %s times: give it a dead-letter exchange, unless a "
-                "policy does", self._queue, limit,
-            )  # fmt: skip
+                name, text, kind = ((found := _DIFFERENT.search(str(error))) and found.groups()) or ("", None, None)
+                if text is not None:
+                    arguments[name] = text if kind == "longstr" else text == "true" if kind == "bool" else int(text)
+                elif arguments.pop(name, None) is None:
+                    break  # something else differs
+            except errors.ChannelClosed:  # this user may not declare it; whether it exists will be seen
+                break
+        return arguments
 
 
 @value

@@ -31,20 +31,22 @@ UPDATE semel_lane SET relay = :relay WHERE lane IN (SELECT json_extract(value, '
 UPDATE semel_relay SET lease_end = max(lease_end, :now + :lease) WHERE relay = :relay AND lease_end > :now
 
 -- name: found (writes)
-SELECT position, starts, id, type, data, source, destination, stream, sequence, subject, content_type, created / 1e6,
-       headers, redrives
-FROM (SELECT *, sum(length(data)) OVER (ORDER BY position) - length(data) AS before FROM (
-SELECT o.* FROM semel_outbox o
-WHERE o.position > :after AND (o.due <= :now OR o.stream <> '')
-  AND o.lane IN (
-      SELECT l.lane FROM semel_lane l JOIN semel_relay r ON r.relay = l.relay
-      WHERE l.relay = :relay AND r.lease_end > :now
-  )
-  AND NOT EXISTS (SELECT 1 FROM semel_hold h WHERE h.stream = o.stream AND h.until > :now)
-ORDER BY o.position LIMIT :most
-))
-WHERE before < {{bytes}}
-ORDER BY position
+-- The columns are read last, so that data beyond the limit is not.
+SELECT o.position, o.starts, o.id, o.type, o.data, o.source, o.destination, o.stream, o.sequence, o.subject,
+       o.content_type, o.created / 1e6, o.headers, o.redrives
+FROM (SELECT position, sum(size) OVER (ORDER BY position) - size AS before FROM (
+    SELECT o.position, length(o.data) AS size FROM semel_outbox o
+    WHERE o.position > :after AND (o.due <= :now OR o.stream <> '')
+      AND o.lane IN (
+          SELECT l.lane FROM semel_lane l JOIN semel_relay r ON r.relay = l.relay
+          WHERE l.relay = :relay AND r.lease_end > :now
+      )
+      AND NOT EXISTS (SELECT 1 FROM semel_hold h WHERE h.stream = o.stream AND h.until > :now)
+    ORDER BY o.position LIMIT :most
+)) AS summed
+CROSS JOIN semel_outbox o ON o.position = summed.position
+WHERE summed.before < {{bytes}}
+ORDER BY o.position
 
 -- name: lock (writes)
 SELECT started FROM semel_relay WHERE relay = :relay AND lease_end > :now
