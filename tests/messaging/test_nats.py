@@ -183,7 +183,7 @@ class TestConsuming(OnNATS):
     ) -> None:
         async def main() -> None:
             broker = NATSBroker(server.url, subject=subject)
-            url = f"{server.url}/{subject}?durable=billing&ack_wait=600ms"
+            url = f"{server.url}/{subject}?durable=billing&ack_wait=1200ms"
             first, second = (NATSSource.from_url(url) for _ in range(2))
             for sequence in (1, 2, 3):
                 assert await broker.publish([message("s", sequence)], soon()) == [Sent()]

@@ -208,7 +208,7 @@ class TestConsuming:
         async def main() -> None:
             broker = RedisStreamsBroker(redis_url, stream="orders")
             first, second = (
-                RedisStreamsSource(redis_url, stream="orders", group="g", consumer=name, takeover=0.6) for name in "ab"
+                RedisStreamsSource(redis_url, stream="orders", group="g", consumer=name, takeover=1.2) for name in "ab"
             )
             await broker.publish([message("s", n) for n in range(1, 7)], soon())
             assert sequences(await receive(first, 3)) == [1, 2, 3]
@@ -272,13 +272,13 @@ class TestConsuming:
         async def main() -> None:
             broker = RedisStreamsBroker(redis_url, stream="orders")
             first, second = (
-                RedisStreamsSource(redis_url, stream="orders", group="g", ordered=False, takeover=0.3) for _ in range(2)
+                RedisStreamsSource(redis_url, stream="orders", group="g", ordered=False, takeover=0.9) for _ in range(2)
             )
             await broker.publish([message("s", n) for n in range(1, 5)], soon())
             await receive(first, 2)
             mine = await receive(second, 2)
             await second.acknowledge(mine)
-            assert list(await second.receive(10, 1)) == []  # longer than the takeover: the first one lives
+            assert list(await second.receive(10, 1.2)) == []  # longer than the takeover: the first one lives
             assert first._keeping is not None
             first._keeping.cancel()
             found = await receive(second, 2)

@@ -165,9 +165,9 @@ class TestFIFO(OnSQS):
             broker = SQSBroker(REGION, queue=queue, endpoint=endpoint)
             for sequence in (1, 2):
                 assert await broker.publish([message("a", sequence)], soon()) == [Sent()]
-            first, second = (SQSSource(REGION, queue=queue, endpoint=endpoint, visibility=1) for _ in range(2))
+            first, second = (SQSSource(REGION, queue=queue, endpoint=endpoint, visibility=2) for _ in range(2))
             (one,) = await receive(first, 1)
-            assert list(await second.receive(10, 2)) == []  # longer than the visibility: the first one is alive
+            assert list(await second.receive(10, 3)) == []  # longer than the visibility: the first one is alive
             await first.close()
             found = await receive(second, 2)
             assert [each.message.sequence for each in found] == [1, 2]
