@@ -208,15 +208,15 @@ async def answer() -> dict[str, int]:
 CASES: dict[Callable[[Any], Case], tuple[Cost, Cost]] = {
     run_on_memory: (Cost(42, 3), Cost(21, 3)),
     run_on_sqlite: (Cost(56, 9, commands=7, trips=2), Cost(26, 2, commands=1)),
-    fastapi_on_memory: (Cost(68, 4), Cost(39, 2)),
-    fastapi_on_redis: (Cost(84, 3, commands=2, trips=2), Cost(49, 2, commands=1, trips=1)),
+    fastapi_on_memory: (Cost(67, 4), Cost(39, 2)),
+    fastapi_on_redis: (Cost(83, 3, commands=2, trips=2), Cost(49, 2, commands=1, trips=1)),
     session_on_postgres: (Cost(60, 9, commands=2, trips=2), Cost(47, 9, commands=1, trips=1)),
     psycopg_on_postgres: (Cost(61, 9), Cost(47, 9)),
     one_statement_of_psycopg_on_postgres: (Cost(50, 9), Cost(79, 9)),
     asyncpg_on_postgres: (Cost(65, 9, commands=4, trips=4), Cost(49, 9, commands=3, trips=3)),
     one_statement_of_asyncpg_on_postgres: (Cost(61, 9, commands=1, trips=1), Cost(89, 9, commands=2, trips=2)),
-    asgi_at_the_edge_on_memory: (Cost(65, 4), Cost(22, 2)),
-    asgi_at_the_edge_on_redis: (Cost(79, 3, commands=2, trips=2), Cost(29, 2, commands=1, trips=1)),
+    asgi_at_the_edge_on_memory: (Cost(64, 4), Cost(22, 2)),
+    asgi_at_the_edge_on_redis: (Cost(78, 3, commands=2, trips=2), Cost(29, 2, commands=1, trips=1)),
 }
 
 

@@ -410,6 +410,26 @@ def test_a_resume_looks_through_the_journal_once(journal: Journal) -> None:
     assert len([text for text in said if "SELECT" in text and "WHERE id" not in text]) == 1
 
 
+def test_a_resume_that_is_cancelled_while_it_takes_an_entry_gives_it_back(journal: Journal) -> None:
+    journal.settle(write(journal), remove=False)
+
+    async def main() -> None:
+        transport = AsyncIdempotencyTransport(httpx.MockTransport(lambda _: httpx.Response(200)), journal=journal)
+        (id,) = await journal.execute_async(FindEntries())
+        taking = asyncio.create_task(journal.take_async(id))
+        with journal.batches._lock:  # the journal is busy
+            for _ in range(5):
+                await asyncio.sleep(0)
+            taking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await taking
+        while await journal.execute_async(FindEntries()) != [id]:  # noqa: ASYNC110 until it is given back
+            await asyncio.sleep(0)
+        assert len((await transport.resume()).finished) == 1
+
+    asyncio.run(main())
+
+
 def test_two_that_resume_at_once_send_each_entry_once(path: Path, journal: Journal) -> None:
     for number in range(20):
         journal.settle(write(journal, str(number)), remove=False)

@@ -21,6 +21,7 @@ from semel.messaging.brokers.urls import open_broker, open_source
 from semel.messaging.ports import BrokerDown, Delivery, Refused, Sent, TryAgain
 from semel.testing.brokers import BrokerSuite, SourceSuite
 from tests.servers import NATSServer
+from tests.servers.freezing import freeze
 
 
 class NATSOutage:
@@ -156,8 +157,7 @@ class TestPublishing(OnNATS):
             await create_stream(private_nats.url, "orders")
             broker = NATSBroker(private_nats.url, subject="orders")
             assert await broker.publish([message("a", 1)], soon()) == [Sent()]
-            assert private_nats.pid is not None
-            os.kill(private_nats.pid, signal.SIGSTOP)
+            freeze(private_nats.pid)
             try:
                 began = time.monotonic()
                 (result,) = await broker.publish([late := message("a", 2)], began + 0.3)
@@ -166,7 +166,7 @@ class TestPublishing(OnNATS):
                 (result,) = await broker.publish([late], time.monotonic() + 0.3)
                 assert isinstance(result, BrokerDown)  # no connection any more, and no new one
             finally:
-                os.kill(private_nats.pid, signal.SIGCONT)
+                os.kill(private_nats.pid or 0, signal.SIGCONT)
             assert await broker.publish([late], soon()) == [Sent()]
             assert await broker.publish([message("a", 3)], soon()) == [Sent()]
             await broker.close()
@@ -183,7 +183,7 @@ class TestConsuming(OnNATS):
     ) -> None:
         async def main() -> None:
             broker = NATSBroker(server.url, subject=subject)
-            url = f"{server.url}/{subject}?durable=billing&ack_wait=600ms"
+            url = f"{server.url}/{subject}?durable=billing&ack_wait=1200ms"
             first, second = (NATSSource.from_url(url) for _ in range(2))
             for sequence in (1, 2, 3):
                 assert await broker.publish([message("s", sequence)], soon()) == [Sent()]
@@ -196,15 +196,14 @@ class TestConsuming(OnNATS):
             await second.acknowledge([again])
             (two,) = await receive(first, 1)
             assert two.message.sequence == 2
-            assert first._keeping is not None
-            first._keeping.cancel()  # it dies
+            await first.close()  # it gives back what it has not finished
             (again,) = await receive(second, 1)
             assert (again.message.sequence, again.starts) == (2, 2)
             await second.acknowledge([again])
             (three,) = await receive(second, 1)
             assert three.message.sequence == 3
             await second.acknowledge([three])
-            for each in (first, second, broker):
+            for each in (second, broker):
                 await each.close()
 
         asyncio.run(main())

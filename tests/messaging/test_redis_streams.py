@@ -208,7 +208,7 @@ class TestConsuming:
         async def main() -> None:
             broker = RedisStreamsBroker(redis_url, stream="orders")
             first, second = (
-                RedisStreamsSource(redis_url, stream="orders", group="g", consumer=name, takeover=0.6) for name in "ab"
+                RedisStreamsSource(redis_url, stream="orders", group="g", consumer=name, takeover=1.2) for name in "ab"
             )
             await broker.publish([message("s", n) for n in range(1, 7)], soon())
             assert sequences(await receive(first, 3)) == [1, 2, 3]
@@ -272,13 +272,13 @@ class TestConsuming:
         async def main() -> None:
             broker = RedisStreamsBroker(redis_url, stream="orders")
             first, second = (
-                RedisStreamsSource(redis_url, stream="orders", group="g", ordered=False, takeover=0.3) for _ in range(2)
+                RedisStreamsSource(redis_url, stream="orders", group="g", ordered=False, takeover=0.9) for _ in range(2)
             )
             await broker.publish([message("s", n) for n in range(1, 5)], soon())
             await receive(first, 2)
             mine = await receive(second, 2)
             await second.acknowledge(mine)
-            assert list(await second.receive(10, 1)) == []  # longer than the takeover: the first one lives
+            assert list(await second.receive(10, 1.2)) == []  # longer than the takeover: the first one lives
             assert first._keeping is not None
             first._keeping.cancel()
             found = await receive(second, 2)
@@ -290,6 +290,30 @@ class TestConsuming:
             await broker.close()
 
         asyncio.run(main())
+
+    @pytest.mark.redis
+    @pytest.mark.server
+    def test_after_an_error_all_that_is_not_acknowledged_comes_again(self) -> None:
+        """The caller has let go of it: what it held would otherwise wait for the end of the process."""
+
+        async def main(server: RedisServer) -> None:
+            broker = RedisStreamsBroker(server.url, stream="orders")
+            for ordered in (True, False):
+                source = RedisStreamsSource(server.url, stream="orders", group=f"g{ordered}", ordered=ordered)
+                if ordered:
+                    await broker.publish([message("s", n) for n in range(1, 5)], soon())
+                held = await receive(source, 4)
+                await source.postpone(held[3], 0.1)
+                await asyncio.to_thread(server.crash)
+                with pytest.raises(BrokerUnavailable):
+                    await source.acknowledge(held[:1])
+                await asyncio.to_thread(server.return_)
+                assert sorted(sequences(await receive(source, 4))) == [1, 2, 3, 4]
+                await source.close()
+            await broker.close()
+
+        with RedisServer("--appendonly", "yes", "--appendfsync", "no") as server:
+            asyncio.run(main(server))
 
     def test_a_stream_that_was_deleted_is_read_again_from_its_beginning(self, redis_url: str) -> None:
         server = redis_py.Redis.from_url(redis_url)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from semel import MemoryStore, SQLiteStore
+from semel import MemoryStore, PostgresStore, SQLiteStore
 from semel.core import relaying
 from semel.core.messages import BrokerDown, HeldStream, InspectOutbox, Refused, Sent, TryAgain
 from semel.core.ops import Op
@@ -192,7 +192,7 @@ def test_async_wake_and_stop(open_desk: OpenDesk) -> None:
 @pytest.mark.usefixtures("no_polls")
 @pytest.mark.parametrize("kind", ["sync", "asyncpg", "psycopg"])
 def test_a_commit_on_postgres_wakes_it(open_desk: OpenDesk, kind: str) -> None:
-    from semel import AsyncPostgresStore, PostgresStore
+    from semel import AsyncPostgresStore
 
     desk = open_desk("postgres")
     broker = RecordingBroker()
@@ -297,6 +297,42 @@ class Unreliable(SQLiteStore):
             self.failures += 1
             raise StoreUnavailable("away")
         return super().execute(op)
+
+
+@pytest.mark.postgres
+@pytest.mark.server
+def test_rows_that_cannot_be_removed_yet_are_not_read_again_and_again(
+    open_desk: OpenDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While an old transaction is open anywhere, PostgreSQL keeps every row that the relay deletes."""
+    desk = open_desk("postgres")
+    old = desk.connect()
+    desk.sql("BEGIN ISOLATION LEVEL REPEATABLE READ", conn=old)
+    desk.sql("SELECT 1", conn=old)
+
+    def entries_read(rescan: float) -> int:
+        """How many entries of the index one drain of 2,000 messages reads."""
+        monkeypatch.setattr(relaying, "RESCAN_EVERY", rescan)
+        desk.sql("TRUNCATE semel_outbox")
+        fill(desk, 2000, streams=20)
+        desk.sql("ANALYZE semel_outbox")
+        before = index_reads()
+        store = PostgresStore(desk.url, listen=False)
+        assert Relay(store, RecordingBroker(), batch=50).drain().sent == 2000
+        store.close()  # the server counts what a session has read when that ends, at the latest
+        wait_until(lambda: not desk.sql("SELECT 1 FROM pg_stat_activity WHERE application_name = 'semel'"))
+        wait_until(lambda: index_reads() - before >= 2000)
+        return index_reads() - before
+
+    def index_reads() -> int:
+        desk.sql("SELECT pg_stat_clear_snapshot()")
+        rows = desk.sql("SELECT idx_tup_read FROM pg_stat_user_indexes WHERE indexrelname = 'semel_outbox_pkey'")
+        return int(rows[0][0])
+
+    naive, ours = entries_read(0.0), entries_read(100.0)
+    old.close()
+    assert naive > 20_000
+    assert ours < naive / 3
 
 
 # Adapters that misbehave

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from semel.core.messages import Message, attributes
 from semel.errors import BrokerUnavailable, ConfigurationError
-from semel.messaging.brokers.aws import decode, encode, result_of
+from semel.messaging.brokers.aws import AWSClient, decode, encode, result_of
 from semel.messaging.brokers.sns import SNSBroker
 from semel.messaging.brokers.sqs import SQSBroker, SQSSource
 from semel.messaging.brokers.urls import open_broker, open_source
@@ -165,15 +165,33 @@ class TestFIFO(OnSQS):
             broker = SQSBroker(REGION, queue=queue, endpoint=endpoint)
             for sequence in (1, 2):
                 assert await broker.publish([message("a", sequence)], soon()) == [Sent()]
-            first, second = (SQSSource(REGION, queue=queue, endpoint=endpoint, visibility=1) for _ in range(2))
+            first, second = (SQSSource(REGION, queue=queue, endpoint=endpoint, visibility=2) for _ in range(2))
             (one,) = await receive(first, 1)
-            assert list(await second.receive(10, 2)) == []  # longer than the visibility: the first one is alive
+            assert list(await second.receive(10, 3)) == []  # longer than the visibility: the first one is alive
             await first.close()
             found = await receive(second, 2)
             assert [each.message.sequence for each in found] == [1, 2]
             assert found[0].starts == one.starts + 1
             await second.acknowledge(found)
             await second.close()
+            await broker.close()
+
+        asyncio.run(main())
+
+    def test_after_an_error_all_that_is_not_acknowledged_comes_again(self, endpoint: str, queue: str) -> None:
+        async def main() -> None:
+            broker = SQSBroker(REGION, queue=queue, endpoint=endpoint)
+            assert await broker.publish([message("a"), message("b")], soon()) == [Sent()] * 2
+            source = SQSSource(REGION, queue=queue, endpoint=endpoint, visibility=1)
+            held = await receive(source, 2)
+            client, source._client = source._client, AWSClient("sqs", REGION, "http://127.0.0.1:1", 1, 1)
+            with pytest.raises(BrokerUnavailable):
+                await source.acknowledge(held[:1])
+            source._client = client
+            again = await receive(source, 2)
+            assert {each.message.id for each in again} == {each.message.id for each in held}
+            await source.acknowledge(again)
+            await source.close()
             await broker.close()
 
         asyncio.run(main())

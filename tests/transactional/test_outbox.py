@@ -15,7 +15,10 @@ import pytest
 from semel import ConfigurationError, NotMigrated, PostgresStore
 from semel.core.messages import OUTBOX, lane_of
 from semel.messaging import AsyncOutbox, Outbox
+from semel.testing.crashpoints import crash_everywhere
+from tests.transactional import emitting
 from tests.transactional.kinds import AsyncTill, Till
+from tests.transactional.marked import marked
 from tests.transactional.test_savepoints import savepoint
 from tests.transactional.test_statements import Wire
 
@@ -24,6 +27,13 @@ COLUMNS = (
     "position", "sequence", "lane", "starts", "redrives", "id", "type", "source", "destination", "stream", "subject",
     "content_type", "headers", "data",
 )  # fmt: skip
+
+
+AUTOCOMMIT = (
+    "django-sqlite", "psycopg-autocommit", "django-postgres", "asyncpg", "asyncpg-pool",
+    "async-psycopg-autocommit", "pymysql-autocommit", "asyncmy-autocommit", "django-mysql",
+)  # fmt: skip
+"""The other kinds open a transaction with their first statement."""
 
 
 class Undone(Exception):
@@ -209,11 +219,9 @@ def test_an_operation_emits_the_same_ids_again(open_till: OpenTill) -> None:
     desk.run(main())
 
 
+@pytest.mark.parametrize("kind", [marked(kind) for kind in AUTOCOMMIT])
 def test_without_a_transaction_nothing_is_added(open_till: OpenTill) -> None:
-    till = open_till()
-    if till.lent.in_transaction():
-        pytest.skip("this kind opens a transaction with its first statement")
-    desk = Desk(till)
+    desk = Desk(open_till())
 
     async def main() -> None:
         with pytest.raises(ConfigurationError, match=r"no transaction is open.*Open one"):
@@ -308,6 +316,12 @@ def test_a_step_emits_the_same_id_whichever_steps_were_done_before(till: Any) ->
     with till.transaction():
         rows = till.send("SELECT data, sequence FROM semel_outbox ORDER BY position")
     assert rows == [(b"pay 0", 1), (b"pay 1", 2), (b"pay 2", 3), (b"last", 4)]
+
+
+@pytest.mark.slow
+def test_a_row_has_its_message_wherever_the_process_is_killed() -> None:
+    report = crash_everywhere(emitting.world, emitting.pay, emitting.check, teardown=emitting.remove)
+    assert len(report.points) > 10
 
 
 def test_a_database_without_the_tables_is_named(tmp_path: Any, till: Any) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from semel.client.flow import Intent, Lost, Receipt, Reply, Settings, Sleep, deliver, failure, log, resuming
-from semel.client.journal import Entry, FindEntries, Journal, JournalReport, TakeEntry, open_journal
+from semel.client.journal import Entry, FindEntries, Journal, JournalReport, open_journal
 from semel.errors import ConfigurationError, NoAnswer, SemelError
 
 
@@ -84,7 +84,7 @@ class AsyncDelivery:
             raise ConfigurationError("this client has no journal: make it with journal='calls.db'")
         report = JournalReport()
         for id in await journal.execute_async(FindEntries()):
-            entry = await journal.execute_async(TakeEntry(id))
+            entry = await journal.take_async(id)
             if entry is not None:  # another process may resume at the same time
                 outcome = "unknown"
                 try:

@@ -1,4 +1,4 @@
-"""aiohttp: a client middleware that adds keys and retries with them. It needs aiohttp 3.12 or newer.
+"""aiohttp: a client middleware that adds keys and retries with them. It needs aiohttp 3.12.4 or newer.
 
 ::
 
@@ -36,7 +36,7 @@ try:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
     from yarl import URL
 except ImportError as error:
-    raise MissingDependency("aiohttp 3.12", "aiohttp") from error
+    raise MissingDependency("aiohttp 3.12.4", "aiohttp") from error
 
 __all__ = ["IdempotencyClientMiddleware"]
 

@@ -511,6 +511,23 @@ class Journal:
         self._flushing = False  # first: what is settled from now on needs another one
         self.batches.flush()
 
+    def take(self, id: int) -> Entry | None:
+        # Own an entry that FindEntries has found.
+        return self.execute(TakeEntry(id))
+
+    async def take_async(self, id: int) -> Entry | None:
+        # The same in a loop. If the caller is cancelled meanwhile, the entry is given back when it is there.
+        taking = asyncio.ensure_future(self.execute_async(TakeEntry(id)))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._give_back)
+            raise
+
+    def _give_back(self, taking: asyncio.Future[Entry | None]) -> None:
+        if not taking.cancelled() and taking.exception() is None and (entry := taking.result()) is not None:
+            self.settle_async(entry.id, remove=False, key=entry.key)
+
     def abandon(self, id: int) -> None:
         # A call was interrupted: leave its entry in doubt.
         with contextlib.suppress(SemelError):

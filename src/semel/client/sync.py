@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from semel.client.flow import Intent, Lost, Receipt, Reply, Settings, Sleep, deliver, failure, log, resuming
-from semel.client.journal import Entry, FindEntries, Journal, JournalReport, TakeEntry, open_journal
+from semel.client.journal import Entry, FindEntries, Journal, JournalReport, open_journal
 from semel.errors import ConfigurationError, NoAnswer, SemelError
 
 
@@ -81,7 +81,7 @@ class Delivery:
             raise ConfigurationError("this client has no journal: make it with journal='calls.db'")
         report = JournalReport()
         for id in journal.execute(FindEntries()):
-            entry = journal.execute(TakeEntry(id))
+            entry = journal.take(id)
             if entry is not None:  # another process may resume at the same time
                 outcome = "unknown"
                 try:

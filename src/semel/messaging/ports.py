@@ -79,7 +79,12 @@ class Delivery:
 
 
 class Source(Protocol):
-    """Delivers messages, in one event loop. A message that is not acknowledged is delivered again."""
+    """Delivers messages, in one event loop. A message that is not acknowledged is delivered again.
+
+    That is so after ``close``, and after BrokerUnavailable, with which a caller lets go of all that it has not
+    acknowledged and not postponed. Until then, a source keeps its messages from other consumers, however long a handler
+    takes.
+    """
 
     capabilities: Capabilities
 

@@ -56,7 +56,8 @@ class AsyncKeeper:
         leases = self.leases
         leases.held[id(lease)] = lease  # as leases.hold() does; this is in the path of every request
         leases.begun += 1
-        leases.shortest = min(leases.shortest, lease.span)
+        if lease.span < leases.shortest:  # noqa: PLR1730 - faster than min()
+            leases.shortest = lease.span
         if lease.due < self._rings_at:
             self._set(lease.due)
 

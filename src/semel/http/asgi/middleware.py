@@ -607,7 +607,10 @@ class ASGIResponder:
         """Return the first message of a first answer."""
         assert self._start is not None
         exchange = self.life.exchange
-        return {**self._start, "headers": exchange.expose(capture.headers + exchange.echo, self.life.rule)}
+        lines = capture.headers + exchange.echo
+        if exchange.scripted or capture.allows_origin:
+            lines = exchange.expose(lines, self.life.rule)
+        return {**self._start, "headers": lines}
 
     async def _pass_on(self, message: Message) -> None:
         """Send a part of an answer. If the server raises because the client is gone, the handler continues."""

@@ -64,7 +64,7 @@ from semel.errors import (
     TransactionConflict,
 )
 from semel.http.contract.conditional import Preconditions
-from semel.http.contract.exchange import CLAIMED, FAILED, UNSTORED, Exchange
+from semel.http.contract.exchange import ALLOW_ORIGIN, CLAIMED, FAILED, UNSTORED, Exchange
 from semel.http.contract.routes import Middleware
 from semel.http.contract.rules import Conditional, Idempotent, Natural, Rule
 from semel.observe import events
@@ -442,6 +442,8 @@ class Capture:
     size = 0
     """Bytes of the body so far."""
     overflowed = False
+    allows_origin = False
+    """Whether a script of another origin may read the answer (CORS)."""
     headers: list[tuple[bytes, bytes]]
     """All header lines except those that Semel sets itself."""
     _replayed: list[tuple[bytes, bytes]]
@@ -457,6 +459,8 @@ class Capture:
                 continue
             if line[0] in wanted:
                 self._replayed.append(line)
+            if line[0] == ALLOW_ORIGIN:
+                self.allows_origin = True
             self.headers.append(line)
 
     def add(self, chunk: bytes) -> bool:

@@ -101,14 +101,10 @@ class NATSBroker:
     async def _send(self, messages: Sequence[Message], deadline: float) -> list[Result]:
         from nats import errors
 
-        try:
-            async with asyncio.timeout(max(0.0, deadline - monotonic())):
-                jetstream = await self._client.open()
-        except (BrokerUnavailable, TimeoutError) as error:
-            return [BrokerDown(str(error) or "NATS did not answer before the deadline")] * len(messages)
-        results: list[Result] = [TryAgain("the connection to NATS was lost, or it did not answer in time")] * len(
-            messages
-        )
+        jetstream = await self._open(deadline)
+        if isinstance(jetstream, BrokerDown):
+            return [jetstream] * len(messages)
+        results: dict[int, Result] = {}
         waiting: dict[asyncio.Future[Any], int] = {}
         lost = asyncio.create_task(self._client.lost.wait())
         try:
@@ -126,16 +122,28 @@ class NATSBroker:
             while unanswered and not lost.done() and (left := deadline - monotonic()) > 0:
                 await asyncio.wait({*unanswered, lost}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
                 unanswered = {future for future in unanswered if not future.done()}
-        except (errors.Error, BrokerUnavailable):  # the connection broke: see ``results``
+        except (errors.Error, BrokerUnavailable):  # the connection broke
             pass
         finally:
             lost.cancel()
-        if any(not future.done() for future in waiting):  # nothing may be sent any more
-            await self._client.close()
         for future, at in waiting.items():
             if future.done():
                 results[at] = await self._result(future.result(), messages[at], jetstream)
-        return results
+        unknown: Result = TryAgain("NATS did not answer in time")
+        if len(results) < len(messages):
+            was_lost = self._client.lost.is_set()
+            await self._client.close()  # nothing may be sent any more
+            if was_lost:  # perhaps only the connection
+                again = await self._open(deadline)
+                unknown = again if isinstance(again, BrokerDown) else TryAgain("the connection to NATS was lost")
+        return [results.get(at, unknown) for at in range(len(messages))]
+
+    async def _open(self, deadline: float) -> JetStreamContext | BrokerDown:
+        try:
+            async with asyncio.timeout(max(0.0, deadline - monotonic())):
+                return await self._client.open()
+        except (BrokerUnavailable, TimeoutError) as error:
+            return BrokerDown(str(error) or "NATS did not answer before the deadline")
 
     def _refuses(self, message: Message, subject: str, headers: dict[str, str]) -> Refused | None:
         if not subject:
@@ -231,11 +239,12 @@ class NATSSource:
     async def receive(self, limit: int, seconds: float) -> Sequence[Delivery]:
         from nats import errors
 
-        until = monotonic() + seconds
         subscription = await self._subscribe()
         if not self._fetched:
             try:
-                self._fetched = await subscription.fetch(limit, timeout=max(0.02, until - monotonic()))
+                self._fetched = await subscription.fetch(1, timeout=max(0.02, seconds))
+                if limit > 1 and not self._ordered:  # not in one request: some servers wait for as many as it may bring
+                    self._fetched += await subscription.fetch(limit - 1, timeout=0.02)
             except TimeoutError:
                 if self._client.lost.is_set():
                     raise BrokerUnavailable("the connection to NATS was lost") from None
@@ -260,6 +269,7 @@ class NATSSource:
                 *(connection.request(each.handle, b"+ACK", timeout=ACK_TIMEOUT) for each in deliveries)
             )
         except (errors.Error, TimeoutError) as error:
+            await self._client.close()  # what is not acknowledged comes again
             raise BrokerUnavailable(f"NATS did not confirm: {_why(error)}") from error
 
     async def postpone(self, delivery: Delivery, seconds: float) -> None:
@@ -320,10 +330,11 @@ class NATSSource:
 
         try:
             connection = (await self._client.open())._nc
-            for handle in handles:
+            for handle in list(handles):
                 await connection.publish(handle, what)
             await connection.flush(1)
         except (errors.Error, TimeoutError) as error:
+            await self._client.close()
             raise BrokerUnavailable(f"NATS did not answer: {_why(error)}") from error
 
 

@@ -219,6 +219,11 @@ class RedisStreamsSource:
         self._seen = b"0-0"
         """The newest entry that is known to exist."""
 
+    def _read_again(self) -> None:
+        """Deliver again what is not acknowledged. After an error, the caller has let go of all that it had."""
+        self._in_hand.clear()
+        self._history = b"0-0"
+
     @classmethod
     def from_url(cls, url: str) -> Self:
         """Open ``redis://host:6379/0?stream=orders&group=billing``; further options: ``consumer``, ``ordered``,
@@ -239,12 +244,12 @@ class RedisStreamsSource:
                     self._in_hand.update(delivery.handle for delivery in found)
                     return found
         except SemelError as error:
-            self._history = b"0-0"  # what was read and not returned is read again
+            self._read_again()
             if _code(error) == "NOGROUP":  # somebody has deleted the stream
                 self._forget()
             raise BrokerUnavailable(f"Redis did not deliver: {error}") from error
         except BaseException:
-            self._history = b"0-0"
+            self._history = b"0-0"  # what was read for a caller that is gone is read again
             raise
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
@@ -258,7 +263,7 @@ class RedisStreamsSource:
         try:
             await self._ask_all(commands)
         except SemelError as error:
-            self._history = b"0-0"  # those that are not acknowledged are delivered again
+            self._read_again()
             raise BrokerUnavailable(f"Redis did not acknowledge: {error}") from error
 
     async def postpone(self, delivery: Delivery, seconds: float) -> None:

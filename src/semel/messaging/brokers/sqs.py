@@ -187,6 +187,7 @@ class SQSSource:
         for handle in handles:
             self._in_hand.pop(handle, None)
         if reasons:
+            self._in_hand = {}
             raise BrokerUnavailable(f"SQS did not delete {len(reasons)} messages; they come again: {reasons[0]}")
 
     async def postpone(self, delivery: Delivery, seconds: float) -> None:
@@ -233,4 +234,5 @@ class SQSSource:
             return await self._client.call(action, QueueUrl=await self._urls.find(self._queue), **parameters)
         except aws_errors() as error:
             self._urls.forget(self._queue)
+            self._in_hand = {}  # after an error, the caller has let go of all that it had: it comes again
             raise BrokerUnavailable(f"SQS did not answer: {str(error)[:300]}") from error

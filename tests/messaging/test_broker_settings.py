@@ -1,0 +1,67 @@
+"""What the adapters of Kafka and RabbitMQ read from their URLs. They connect when they are used, so no server runs."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from semel.errors import ConfigurationError, MissingDependency
+from semel.messaging import open_broker, open_source
+
+pytest.importorskip("confluent_kafka")
+pytest.importorskip("aio_pika")
+
+
+def test_what_the_brokers_declare() -> None:
+    kafka = open_broker("kafka://one:9092,two:9092/orders?largest=5000&security.protocol=SSL").capabilities
+    assert (kafka.name, kafka.ordered, kafka.pipelines, kafka.largest) == ("Kafka", True, True, 5000)
+    rabbit = open_broker("amqp://app:secret@host/shop?exchange=events&largest=7000").capabilities
+    assert (rabbit.name, rabbit.ordered, rabbit.pipelines, rabbit.largest) == ("RabbitMQ", True, False, 7000)
+
+
+def test_what_the_sources_declare() -> None:
+    kafka = open_source("kafka://host:9092/orders?group=billing&retention=7d").capabilities
+    assert (kafka.ordered, kafka.counts_starts, kafka.retention) == (True, False, 7 * 86400)
+    quorum = open_source("amqp://host/shop?queue=orders").capabilities
+    assert (quorum.ordered, quorum.counts_starts, quorum.retention) == (True, True, None)
+    shared = open_source("amqp://host/shop?queue=orders&type=classic&ordered=no").capabilities
+    assert (shared.ordered, shared.counts_starts) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("kafka:///orders?group=g", "names its servers"),
+        ("kafka://host:9092/orders", "needs a topic and a group"),
+        ("kafka://host:9092?group=g", "needs a topic and a group"),
+        ("kafka://host:9092/orders?group=g&secret=secret", "unknown option"),
+        ("kafka://app:secret@host:9092/orders?group=g", "sasl.username"),
+        ("amqp://app:secret@host/shop", "needs a queue"),
+        ("amqp://app:secret@host/shop?queue=orders&type=stream", "quorum or classic"),
+        ("amqp://app:secret@host/shop?queue=orders&prefetch=none", "a number from 1 on"),
+    ],
+)
+def test_a_source_that_cannot_work_is_refused_without_its_password(url: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said) as raised:
+        open_source(url)
+    assert "secret@" not in str(raised.value)
+    assert "=secret" not in str(raised.value)
+
+
+def test_a_queue_and_an_exchange_exclude_each_other() -> None:
+    with pytest.raises(ConfigurationError, match="not both"):
+        open_broker("amqp://host/shop?queue=orders&exchange=events")
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "command"),
+    [
+        ("kafka://host:9092/orders", "confluent_kafka", r"pip install 'semel\[kafka\]'"),
+        ("amqp://host/shop?queue=orders", "aio_pika", r"pip install 'semel\[rabbitmq\]'"),
+    ],
+)
+def test_a_missing_library_is_named(url: str, module: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingDependency, match=command):
+        open_broker(url)
