@@ -48,7 +48,7 @@ OPERATIONS = [
     ("GET", "/stats"),
 ]
 BOUNDED = settings(
-    max_examples=25,
+    max_examples=15,
     derandomize=True,
     database=None,
     deadline=None,

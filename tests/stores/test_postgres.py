@@ -36,6 +36,7 @@ def database(migrated: str, cleaning: psycopg.Connection) -> str:
 
 
 class TestPostgresStore(conformance.StoreSuite):
+    examples = 25
     wakes = True
     counts = True
     resumes = True

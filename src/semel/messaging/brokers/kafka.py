@@ -112,9 +112,10 @@ class KafkaBroker:
         except BaseException:
             self._discard(producer)
             raise
-        if producer.failed or any(map(self._is_fatal, reports.found)):
+        found = reports.so_far()
+        if producer.failed or any(map(self._is_fatal, found)):
             self._discard(producer)
-        results = [self._result(report, producer) for report in reports.found]
+        results = [self._result(report, producer) for report in found]
         if _TOO_LARGE in results and len(messages) > 1:
             return await self._send_alone(messages, results, deadline)
         return results
@@ -197,7 +198,7 @@ class _Reports:
     """What became of the messages of one call. The producer's thread reports it."""
 
     def __init__(self, count: int, producer: _Producer) -> None:
-        self.found: list[Any] = [_MISSING] * count
+        self._found: list[Any] = [_MISSING] * count
         self.complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._producer = producer
         self._missing = count
@@ -207,12 +208,19 @@ class _Reports:
         if report is None:
             self._producer.down = ""
         with self._lock:
-            self.found[at] = report
+            self._found[at] = report
             self._missing -= 1
             last = not self._missing
         loop = self.complete.get_loop()
         if last and not loop.is_closed():
             loop.call_soon_threadsafe(self._finish)
+
+    def so_far(self) -> list[Any]:
+        """The reports of one moment. Reports still come, in order: a message that is read as missing, and one behind it
+        as stored a moment later, would be sent again out of order.
+        """
+        with self._lock:
+            return list(self._found)
 
     def _finish(self) -> None:
         if not self.complete.done():
