@@ -245,11 +245,11 @@ def test_what_a_cancelled_call_received_is_delivered_again(kafka: KafkaServer) -
         source = KafkaSource.from_url(f"{url}?group=g&{QUICK}")
         await publish(broker, [brokers.new_message()])
         await source.acknowledge(await receive(source, 1))
-        waiting = asyncio.ensure_future(source.receive(10, 5))
-        await asyncio.sleep(0)
-        waiting.cancel()
         message = brokers.new_message()
         assert await publish(broker, [message]) == [Sent()]
+        waiting = asyncio.ensure_future(source.receive(10, 5))
+        await asyncio.sleep(0)
+        waiting.cancel()  # its thread goes on, and receives the message
         [delivery] = await receive(source, 1)
         assert delivery.message.id == message.id
         await broker.close()

@@ -5,6 +5,7 @@ Nothing is lost, nothing is applied twice, and every stream stays in order.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from semel.core.messages import Message
 from semel.messaging import Inbox, Outbox, open_source
 from tests.messaging.desks import Desk
+from tests.messaging.test_nats import create_stream
 from tests.messaging.test_relay_processes import wait_until
 
 pytestmark = pytest.mark.faults
@@ -36,6 +38,14 @@ def brokers(request: pytest.FixtureRequest) -> tuple[str, str]:
     if request.param == "kafka":
         url = request.getfixturevalue("kafka").topic()
         return url, f"{url}?group=ledger&session.timeout.ms=6000"
+    if request.param == "redis":
+        url = f"{request.getfixturevalue('redis_url')}?stream=orders"
+        return url, f"{url}&group=ledger"
+    if request.param == "nats":
+        server = request.getfixturevalue("nats")
+        subject = server.subject()
+        asyncio.run(create_stream(server.url, subject))
+        return f"{server.url}/{subject}", f"{server.url}/{subject}?durable=ledger"
     url = request.getfixturevalue("rabbitmq").queue()
     return url, url
 
@@ -45,6 +55,8 @@ urls = pytest.fixture(
     params=[
         pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.server]),
         pytest.param("rabbitmq", marks=[pytest.mark.rabbitmq, pytest.mark.server]),
+        pytest.param("redis", marks=[pytest.mark.redis, pytest.mark.server]),
+        pytest.param("nats", marks=[pytest.mark.nats, pytest.mark.server]),
     ],
 )
 
