@@ -41,7 +41,10 @@ def main(url: str, producer: int, producers: int, events: int, streams: int, rat
                     if ahead > 0:
                         time.sleep(ahead)
                 return
-        except (psycopg.OperationalError, StoreError):  # the database is away, or was: what is committed is read when it is back
+        except (
+            psycopg.OperationalError,
+            StoreError,
+        ):  # the database is away, or was: what is committed is read when it is back
             time.sleep(0.1)
 
 
