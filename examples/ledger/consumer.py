@@ -7,10 +7,8 @@ import sys
 
 import psycopg
 
-from semel.core.messages import Message
-from semel.messaging import AsyncInbox
-from semel.messaging.brokers.urls import open_source
-from semel.stores.postgres import AsyncPostgresStore
+from semel.messaging import AsyncInbox, Message, open_source
+from semel.stores import AsyncPostgresStore
 
 
 async def main(url: str, source: str) -> None:

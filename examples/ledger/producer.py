@@ -11,7 +11,7 @@ import psycopg
 
 from semel.errors import StoreError
 from semel.messaging import Outbox
-from semel.stores.postgres import PostgresStore
+from semel.stores import PostgresStore
 
 
 def post(connection: psycopg.Connection, outbox: Outbox, producer: int, number: int, streams: int) -> None:
