@@ -14,7 +14,7 @@ from typing import Any, Final
 from bench.contest import Contestant, Match
 from bench.turns import threads
 from semel import PostgresStore
-from semel.core.messages import Message
+from semel.core.messaging.messages import Message
 from semel.messaging import Inbox
 from semel.stores.postgres import migrate
 

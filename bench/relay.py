@@ -16,7 +16,7 @@ from typing import Any, Final
 from bench.contest import Contestant, Match
 from bench.turns import Turn
 from semel import AsyncPostgresStore, PostgresStore
-from semel.core.messages import Message, lane_of
+from semel.core.messaging.messages import Message, lane_of
 from semel.messaging import AsyncOutbox, AsyncRelay, Relay
 from semel.messaging.ports import Capabilities, Sent
 from semel.stores.postgres import migrate

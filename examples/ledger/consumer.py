@@ -7,8 +7,8 @@ import sys
 
 import psycopg
 
+from semel import AsyncPostgresStore
 from semel.messaging import AsyncInbox, Message, open_source
-from semel.stores import AsyncPostgresStore
 
 
 async def main(url: str, source: str) -> None:

@@ -9,9 +9,9 @@ import time
 
 import psycopg
 
+from semel import PostgresStore
 from semel.errors import StoreError
 from semel.messaging import Outbox
-from semel.stores import PostgresStore
 
 
 def post(connection: psycopg.Connection, outbox: Outbox, producer: int, number: int, streams: int) -> None:

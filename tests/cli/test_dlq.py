@@ -10,7 +10,7 @@ import pytest
 
 from semel import SQLiteStore
 from semel.cli import main
-from semel.core.messages import BuryMessage, Message
+from semel.core.messaging.messages import BuryMessage, Message
 
 SECRET = b"card 4242"
 

@@ -18,7 +18,7 @@ from redis import Redis
 
 from semel import SQLiteStore
 from semel.cli import main
-from semel.core.messages import BrokerDown, Refused, TryAgain
+from semel.core.messaging.messages import BrokerDown, Refused, TryAgain
 from semel.messaging import Outbox
 from tests.messaging.recording_broker import RecordingBroker
 

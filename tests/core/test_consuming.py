@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from semel.core.call import Pause, Raised
-from semel.core.consuming import (
+from semel.core.messaging.consuming import (
     Acknowledge,
     AppliedMessage,
     ApplyMessage,
@@ -22,7 +22,7 @@ from semel.core.consuming import (
     place_in_stream,
     storable,
 )
-from semel.core.messages import BuryMessage, CountStart, ForgetStarts, Message, SeeMessages, check_message
+from semel.core.messaging.messages import BuryMessage, CountStart, ForgetStarts, Message, SeeMessages, check_message
 from semel.errors import BrokerUnavailable, StoreUnavailable, TransactionConflict
 from semel.messaging.ports import Delivery
 from semel.observe.events import Event

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core.call import Raised
-from semel.core.messages import (
+from semel.core.messaging.messages import (
     BrokerDown,
     JoinRelays,
     LeaveRelays,
@@ -23,7 +23,7 @@ from semel.core.messages import (
     StartMessages,
     TryAgain,
 )
-from semel.core.relaying import BROKER_PAUSE_LONGEST, POISON, Poison, Publish, Rest
+from semel.core.messaging.relaying import BROKER_PAUSE_LONGEST, POISON, Poison, Publish, Rest
 from semel.errors import StoreUnavailable, StoreUncertain
 from semel.observe import events
 from tests.messaging.relay_model import BrokerModel, OutboxModel, RelayModel, ordered

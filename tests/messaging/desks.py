@@ -22,7 +22,7 @@ from semel import (
     PostgresStore,
     SQLiteStore,
 )
-from semel.core.messages import lane_of
+from semel.core.messaging.messages import lane_of
 from semel.core.ops import Op
 from tests.transactional.kinds import mysql_parameters
 

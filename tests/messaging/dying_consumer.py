@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from semel.core.messages import Message
+from semel.core.messaging.messages import Message
 from semel.messaging.brokers.redis_streams import RedisStreamsSource
 from semel.messaging.inbox import Inbox
 from semel.messaging.ports import Delivery

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from semel.core.messages import Message, Result, Sent
+from semel.core.messaging.messages import Message, Result, Sent
 from semel.messaging.ports import Capabilities
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from semel.core.call import Pause, Raised
-from semel.core.messages import (
+from semel.core.messaging.messages import (
     LANES,
     JoinRelays,
     LeaveRelays,
@@ -21,8 +21,8 @@ from semel.core.messages import (
     StartMessages,
     lane_of,
 )
+from semel.core.messaging.relaying import Poison, Publish, RelayFlow, RelayPlan, RelayReport, Rest
 from semel.core.ops import Op
-from semel.core.relaying import Poison, Publish, RelayFlow, RelayPlan, RelayReport, Rest
 from semel.observe import events
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from semel import open_async_store, open_store
-from semel.core.messages import BrokerDown, Message, Result, Sent, TryAgain
+from semel.core.messaging.messages import BrokerDown, Message, Result, Sent, TryAgain
 from semel.messaging.ports import Capabilities
 from semel.messaging.relay import AsyncRelay, Relay
 from semel.observe.events import Event, Published

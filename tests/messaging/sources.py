@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from semel.core.messages import Message
+from semel.core.messaging.messages import Message
 from semel.errors import BrokerUnavailable
 from semel.messaging.ports import Capabilities, Delivery
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from semel.core.messages import Message, attributes, size_of
+from semel.core.messaging.messages import Message, attributes, size_of
 from semel.errors import BrokerUnavailable
 from semel.messaging.ports import BrokerDown, Capabilities, Delivery, Refused, Result, Sent, TryAgain
 from semel.testing import brokers

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from semel import AsyncSemel, Semel
-from semel.core.messages import JoinRelays, Message, StartMessages
+from semel.core.messaging.messages import JoinRelays, Message, StartMessages
 from semel.errors import ConfigurationError, PolicyError
 from semel.messaging import AsyncDeadLetters, AsyncInbox, DeadLetters, Inbox
 from semel.messaging.aio_outbox import AsyncOutbox

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from semel.core.messages import (
+from semel.core.messaging.messages import (
     BuryMessage,
     DeadLetter,
     JoinRelays,

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Consumer
 
-from semel.core.messages import Message
+from semel.core.messaging.messages import Message
 from semel.messaging.brokers.kafka import KafkaBroker, KafkaSource
 from semel.messaging.ports import Delivery, Refused, Result, Sent, TryAgain
 from semel.testing import brokers

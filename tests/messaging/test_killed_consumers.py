@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis as redis_client
 
-from semel.core.messages import Message, attributes
+from semel.core.messaging.messages import Message, attributes
 from tests.messaging.desks import Desk
 from tests.messaging.racing_consumers import MESSAGES
 from tests.messaging.test_consumer import open_books

@@ -14,7 +14,7 @@ from uuid import uuid4
 import nats as nats_py
 import pytest
 
-from semel.core.messages import Message
+from semel.core.messaging.messages import Message
 from semel.errors import BrokerUnavailable, ConfigurationError
 from semel.messaging.brokers.nats import NATSBroker, NATSSource
 from semel.messaging.brokers.urls import open_broker, open_source

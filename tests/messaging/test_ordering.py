@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, orm
 
 from semel import SQLiteStore
-from semel.core.messages import DeadLetter, JoinRelays, LeaveRelays, SettleMessages, StartMessages
+from semel.core.messaging.messages import DeadLetter, JoinRelays, LeaveRelays, SettleMessages, StartMessages
 from semel.messaging import Outbox
 from tests.messaging.desks import DIALECTS, Desk, marked
 

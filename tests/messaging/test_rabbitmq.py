@@ -12,7 +12,7 @@ from typing import Any, cast
 import aio_pika
 import pytest
 
-from semel.core.messages import Message
+from semel.core.messaging.messages import Message
 from semel.errors import ConfigurationError
 from semel.messaging.brokers.rabbitmq import RabbitMQBroker, RabbitMQSource
 from semel.messaging.ports import BrokerDown, Delivery, Refused, Result, Sent, TryAgain

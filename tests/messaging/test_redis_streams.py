@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 import redis as redis_py
 
-from semel.core.messages import Message
+from semel.core.messaging.messages import Message
 from semel.errors import BrokerUnavailable, ConfigurationError
 from semel.messaging.brokers.redis_streams import RedisStreamsBroker, RedisStreamsSource
 from semel.messaging.brokers.urls import open_broker, open_source

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from semel import MemoryStore, PostgresStore, SQLiteStore
-from semel.core import relaying
-from semel.core.messages import BrokerDown, HeldStream, InspectOutbox, Refused, Sent, TryAgain
+from semel.core.messaging import relaying
+from semel.core.messaging.messages import BrokerDown, HeldStream, InspectOutbox, Refused, Sent, TryAgain
+from semel.core.messaging.relaying import RelayReport
 from semel.core.ops import Op
-from semel.core.relaying import RelayReport
 from semel.errors import BrokerUnavailable, ConfigurationError, PolicyError, StoreUnavailable
 from semel.messaging import AsyncRelay, DeadLetters, Outbox, Relay
 from semel.observe import events

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semel.core.messages import (
+from semel.core.messaging.messages import (
     LANES,
     MAX_STARTED_BYTES,
     DeadLetter,

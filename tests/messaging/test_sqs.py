@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semel.core.messages import Message, attributes
+from semel.core.messaging.messages import Message, attributes
 from semel.errors import BrokerUnavailable, ConfigurationError
 from semel.messaging.brokers.aws import AWSClient, decode, encode, result_of
 from semel.messaging.brokers.sns import SNSBroker

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from semel.core.messages import Message
+from semel.core.messaging.messages import Message
 from semel.messaging import Inbox, Outbox, open_source
 from tests.messaging.desks import Desk
 from tests.messaging.test_nats import create_stream

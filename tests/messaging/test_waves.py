@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from semel.core.messages import Message, Refused, Result, Sent, TryAgain
+from semel.core.messaging.messages import Message, Refused, Result, Sent, TryAgain
 from semel.messaging.brokers.waves import FOLLOWS, send_in_waves
 
 

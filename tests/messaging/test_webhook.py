@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from standardwebhooks import Webhook
 
-from semel.core.messages import Message, read_message
+from semel.core.messaging.messages import Message, read_message
 from semel.errors import ConfigurationError
 from semel.messaging.brokers import webhook
 from semel.messaging.brokers.urls import open_broker, open_source

@@ -33,7 +33,7 @@ from semel import (
     StoreUncertain,
     current_operation,
 )
-from semel.core.messages import Message
+from semel.core.messaging.messages import Message
 from semel.core.ops import Claim, Claimed, Complete, CompleteWith, Lookup, NotWritten, Release
 from semel.core.states import State, Takeover
 from semel.errors import RecordTooLarge

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from semel.core.messages import Message
+from semel.core.messaging.messages import Message
 from semel.errors import ConfigurationError
 from semel.messaging.aio_inbox import AsyncInbox
 from semel.messaging.aio_outbox import AsyncOutbox

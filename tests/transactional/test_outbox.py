@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from semel import ConfigurationError, NotMigrated, PostgresStore
-from semel.core.messages import OUTBOX, lane_of
+from semel.core.messaging.messages import OUTBOX, lane_of
 from semel.messaging import AsyncOutbox, Outbox
 from semel.testing.crashpoints import crash_everywhere
 from tests.transactional import emitting

@@ -25,7 +25,7 @@ from semel.cli.commands import (
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from semel.core.messages import Letter, LetterFilter
+    from semel.core.messaging.messages import Letter, LetterFilter
     from semel.messaging import DeadLetters
 
 _PAGE: Final = 500
@@ -81,7 +81,7 @@ def _open(url: str) -> Iterator[DeadLetters]:
 
 
 def _filter(args: argparse.Namespace) -> LetterFilter:
-    from semel.core.messages import LetterFilter
+    from semel.core.messaging.messages import LetterFilter
     from semel.core.policy import seconds
 
     return LetterFilter(

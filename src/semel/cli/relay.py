@@ -31,8 +31,8 @@ from semel.errors import ConfigurationError, MissingDependency
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from semel.core.messages import OutboxState
-    from semel.core.relaying import RelayReport
+    from semel.core.messaging.messages import OutboxState
+    from semel.core.messaging.relaying import RelayReport
     from semel.messaging import AsyncRelay, Relay
     from semel.messaging.ports import Broker
 
@@ -225,7 +225,7 @@ def _check_outbox(url: str) -> None:
 
 
 def outbox(args: argparse.Namespace) -> int:
-    from semel.core.messages import InspectOutbox
+    from semel.core.messaging.messages import InspectOutbox
 
     _check_outbox(args.url)
     with open_guard(args.url) as guard:

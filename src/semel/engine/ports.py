@@ -16,7 +16,7 @@ from semel.core.transactional import ExecuteOnce, HandlerConflict, Keep, Lock, O
 from semel.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from semel.core.messages import Message
+    from semel.core.messaging.messages import Message
 
 R = TypeVar("R")
 Accept: TypeAlias = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]

@@ -1,7 +1,7 @@
 """Messages around a broker: the outbox, the relay, the inbox, and the dead letters."""
 
-from semel.core.consuming import ConsumerReport
-from semel.core.messages import Letter, LetterFilter, Message
+from semel.core.messaging.consuming import ConsumerReport
+from semel.core.messaging.messages import Letter, LetterFilter, Message
 from semel.messaging.aio_deadletters import AsyncDeadLetters
 from semel.messaging.aio_inbox import AsyncConsumer, AsyncInbox
 from semel.messaging.aio_outbox import AsyncOutbox

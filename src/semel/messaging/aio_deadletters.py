@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from semel.core.messages import CountLetters, Letter, LetterFilter, ListLetters, PurgeLetters, RedriveLetters
+from semel.core.messaging.messages import CountLetters, Letter, LetterFilter, ListLetters, PurgeLetters, RedriveLetters
 from semel.engine.ports import AsyncStore
 from semel.errors import ConfigurationError, PolicyError
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from semel.core.messages import Message
+from semel.core.messaging.messages import Message
 from semel.core.policy import Duration, seconds
 from semel.engine.operation.emitting import make_message
 

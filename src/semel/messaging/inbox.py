@@ -11,7 +11,7 @@ The message's id is written first, then the effect, and both commit together. A 
 is acknowledged, so acknowledge it after the commit. Then a repeat finds the id and does nothing.
 
 ``inbox.handler`` makes a consumer of a function: it receives from a broker, applies, acknowledges, retries and gives up
-as ``core/consuming.py`` decides.
+as ``core/messaging/consuming.py`` decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Final, TypeVar
 
 from semel.core.call import Pause, Raised
-from semel.core.consuming import (
+from semel.core.keys import check_name, identity
+from semel.core.lineage import Lineage, read_lineage
+from semel.core.messaging.consuming import (
     Acknowledge,
     AppliedMessage,
     ApplyMessage,
@@ -38,11 +40,9 @@ from semel.core.consuming import (
     RepeatedMessage,
     place_in_stream,
 )
-from semel.core.keys import check_name, identity
-from semel.core.lineage import Lineage, read_lineage
-from semel.core.messages import MAX_NAME, Message, PurgeInbox, fits_column
+from semel.core.messaging.messages import MAX_NAME, Message, PurgeInbox, fits_column
+from semel.core.messaging.relaying import POISON, Poison
 from semel.core.policy import Duration, seconds
-from semel.core.relaying import POISON, Poison
 from semel.core.transactional import HandlersFault
 from semel.engine.operation import Operation
 from semel.engine.operation.propagation import MessageOrigin, message_origin

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from semel.core.messages import BrokerDown, Message, Refused, Result, Sent, TryAgain
+from semel.core.messaging.messages import BrokerDown, Message, Refused, Result, Sent, TryAgain
 from semel.core.values import value
 
 __all__ = [

@@ -5,8 +5,9 @@
     async with AsyncRelay(store, open_broker("kafka://localhost:9092/orders")):
         ...
 
-What to send, and when, is decided in ``core/relaying.py``. ``AsyncRelay`` drives that flow in a task. ``Relay`` does so
-in a thread with an event loop of its own, because brokers are async; the calls to its sync store go to further threads.
+What to send, and when, is decided in ``core/messaging/relaying.py``. ``AsyncRelay`` drives that flow in a task.
+``Relay`` does so in a thread with an event loop of its own, because brokers are async; the calls to its sync store go
+to further threads.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from semel.core.call import Pause, Raised, describe_error
-from semel.core.messages import OUTBOX
+from semel.core.messaging.messages import OUTBOX
+from semel.core.messaging.relaying import POISON, Poison, Publish, RelayFlow, RelayPlan, RelayReport, Rest
 from semel.core.policy import Duration, seconds
-from semel.core.relaying import POISON, Poison, Publish, RelayFlow, RelayPlan, RelayReport, Rest
 from semel.engine.forking import survive_forks
 from semel.engine.ports import AsyncStore, Store
 from semel.engine.threaded import ThreadedStore

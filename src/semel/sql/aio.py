@@ -15,7 +15,7 @@ import time
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 from semel.core.call import Raised
-from semel.core.messages import Message
+from semel.core.messaging.messages import Message
 from semel.core.ops import SaveStep
 from semel.core.semantics import Row
 from semel.core.transactional import ExecuteOnce, HandlerConflict, HandlersFault, Keep, Lock, Occupied, SQLEffect

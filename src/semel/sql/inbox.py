@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
-from semel.core.messages import (
+from semel.core.messaging.messages import (
     BuryMessage,
     CountLetters,
     CountStart,

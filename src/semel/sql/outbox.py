@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from semel.core.messages import (
+from semel.core.messaging.messages import (
     LANES,
     MAX_STARTED_BYTES,
     DestinationDepth,

@@ -37,7 +37,7 @@ from uuid import uuid4
 
 import pytest
 
-from semel.core.messages import Message, attributes, size_of
+from semel.core.messaging.messages import Message, attributes, size_of
 from semel.core.values import value
 from semel.errors import BrokerUnavailable
 from semel.messaging.ports import Broker, BrokerDown, Delivery, Refused, Result, Sent, Source, TryAgain

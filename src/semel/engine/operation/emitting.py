@@ -14,7 +14,7 @@ from uuid import UUID
 
 from semel.core.encoding.canonical import canonical_json
 from semel.core.keys import derive
-from semel.core.messages import Message, check_message
+from semel.core.messaging.messages import Message, check_message
 from semel.core.policy import Duration, seconds
 from semel.engine.operation.handle import OperationHandle
 from semel.engine.operation.propagation import METADATA, current_origin

@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from semel.core.messages import Message, attributes, size_of
+from semel.core.messaging.messages import Message, attributes, size_of
 from semel.errors import ConfigurationError
 from semel.messaging.brokers.options import only_options
 from semel.messaging.ports import BrokerDown, Refused, Result, Sent, TryAgain

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from semel.core.messages import Message, attributes, read_message, size_of
+from semel.core.messaging.messages import Message, attributes, read_message, size_of
 from semel.core.policy import Duration, seconds
 from semel.core.values import value
 from semel.errors import BrokerUnavailable, ConfigurationError

@@ -23,7 +23,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
-from semel.core.messages import Message, attributes, read_message, size_of
+from semel.core.messaging.messages import Message, attributes, read_message, size_of
 from semel.core.policy import Duration, seconds
 from semel.errors import BrokerUnavailable, ConfigurationError
 from semel.messaging.brokers.options import flag, number, only_options

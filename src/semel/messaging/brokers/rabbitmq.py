@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, Self
 
-from semel.core.messages import Message, attributes, read_message, size_of
+from semel.core.messaging.messages import Message, attributes, read_message, size_of
 from semel.core.values import value
 from semel.errors import BrokerUnavailable, ConfigurationError
 from semel.messaging.brokers.options import flag, number, split_options

@@ -24,7 +24,7 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any, Final, Self
 
-from semel.core.messages import Message, attributes, read_message, size_of
+from semel.core.messaging.messages import Message, attributes, read_message, size_of
 from semel.core.policy import Duration, seconds
 from semel.errors import BrokerUnavailable, ConfigurationError, SemelError
 from semel.messaging.brokers.options import flag, number, split_options

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Self
 
-from semel.core.messages import Message
+from semel.core.messaging.messages import Message
 from semel.core.policy import Duration, seconds
 from semel.messaging.brokers.aws import (
     DEDUP_WINDOW,

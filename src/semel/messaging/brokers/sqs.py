@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Final, Self
 
-from semel.core.messages import Message, read_message
+from semel.core.messaging.messages import Message, read_message
 from semel.core.policy import Duration, seconds
 from semel.errors import BrokerUnavailable, ConfigurationError
 from semel.messaging.brokers.aws import (

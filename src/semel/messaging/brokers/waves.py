@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from semel.core.messages import Message, Refused, Result, Sent, TryAgain
+from semel.core.messaging.messages import Message, Refused, Result, Sent, TryAgain
 
 FOLLOWS: Final = TryAgain("an earlier message of its stream was not sent")
 

@@ -25,7 +25,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from urllib.parse import quote, urlsplit
 
-from semel.core.messages import Message, attributes, size_of
+from semel.core.messaging.messages import Message, attributes, size_of
 from semel.core.policy import Duration, seconds
 from semel.errors import ConfigurationError
 from semel.messaging.ports import BrokerDown, Capabilities, Refused, Result, Sent, TryAgain

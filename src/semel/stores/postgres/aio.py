@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from semel.core.messages import OUTBOX
+from semel.core.messaging.messages import OUTBOX
 from semel.core.ops import Op
 from semel.core.policy import Duration
 from semel.sql import aio as sql

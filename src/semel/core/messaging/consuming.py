@@ -24,7 +24,7 @@ from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeAlias
 
 from semel.core.call import Pause, Raised, describe_error
-from semel.core.messages import (
+from semel.core.messaging.messages import (
     MAX_NAME,
     BuryMessage,
     CountStart,
@@ -34,8 +34,8 @@ from semel.core.messages import (
     check_message,
     fits_column,
 )
+from semel.core.messaging.relaying import Poison
 from semel.core.ops import Op
-from semel.core.relaying import Poison
 from semel.core.values import value
 from semel.errors import ConfigurationError, StoreError, TransactionConflict
 from semel.observe import events

@@ -6,7 +6,7 @@
      ▲            │ nothing is due: rest until a wake-up, or for a while that grows
      └────────────┴── the lease has ended, or it is time to balance the lanes
 
-The flow is a generator that knows no store, broker or thread. It yields the Ops of ``core/messages.py``, ``Publish``,
+The flow is a generator that knows no store, broker or thread. It yields the Ops of ``messages.py``, ``Publish``,
 ``Rest`` and ``Pause``. The answer to an Op is that of the store, or Raised with its StoreError.
 
 What keeps the order of a stream: only the owner of a lane sends its messages; a message that was not sent ends its
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from semel.core.call import Pause, Raised, describe_error
-from semel.core.messages import (
+from semel.core.messaging.messages import (
     MAX_HEADERS,
     BrokerDown,
     DeadLetter,
