@@ -124,6 +124,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_runs_until_a_signal_and_says_what_it_does(url: str, tmp_path: Path, kind: str, number: int) -> None:
@@ -145,6 +146,7 @@ def test_it_runs_until_a_signal_and_says_what_it_does(url: str, tmp_path: Path, 
         assert conn.execute("SELECT count(*) FROM semel_relay").fetchone() == (0,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_signal_ends_once_after_the_batch_in_hand(url: str, tmp_path: Path, kind: str) -> None:
     (tmp_path / "hold").touch()

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from semel.core.call import Raised
@@ -415,7 +415,6 @@ def test_reading_on_does_not_overtake_a_late_commit_of_the_same_stream() -> None
 # Whatever happens
 
 
-@settings(max_examples=100)
 @given(
     seed=st.integers(0, 2**32),
     policy=st.sampled_from(POISON),
