@@ -16,6 +16,8 @@ from tests.messaging.desks import Desk
 from tests.messaging.racing_consumers import MESSAGES
 from tests.messaging.test_consumer import open_books
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 ON_EVERY_DATABASE = pytest.mark.parametrize(
     "dialect",

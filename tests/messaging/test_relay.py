@@ -88,6 +88,7 @@ def test_failures_are_settled_in_the_database(desk: Desk) -> None:
     assert broker.ids() == ["m4", "m7"]
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_down_burns_no_start_even_if_the_relay_dies_then(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
