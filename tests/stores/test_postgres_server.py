@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import subprocess
 import sys
 import threading
@@ -323,7 +324,7 @@ def only_the_first(url: str) -> None:
 def later_indexes() -> list[str]:
     """The statements that make an index on a table that may be large by then."""
     later = [statement for _, _, statements in POSTGRES.migrations()[1:] for statement in statements]
-    return [statement for statement in later if statement.startswith("CREATE INDEX")]
+    return [statement for statement in later if re.match("CREATE INDEX.* ON semel_(record|step) ", statement)]
 
 
 def test_an_index_that_was_made_by_hand_without_stopping_writers_is_accepted(postgres_url: str) -> None:
