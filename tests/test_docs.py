@@ -153,6 +153,7 @@ def run_page(page: Path, app: types.ModuleType, database: str = DATABASE) -> Non
     assert console.ran
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ALONE, ids=name_of)
 def test_the_code_of_a_page_runs_and_prints_what_it_says(page: Path, app: types.ModuleType) -> None:
     run_page(page, app)

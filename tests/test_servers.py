@@ -398,6 +398,7 @@ def test_the_newest_version_is_found(tmp_path: Path) -> None:
     assert Versions.find() == tmp_path / "16" / "bin"
 
 
+@pytest.mark.slow
 def test_another_server_of_a_kind_is_named_by_its_path_and_then_no_other_is_taken(tmp_path: Path) -> None:
     for binary in ("valkey-server", "valkey-cli", "mysqld"):
         (tmp_path / binary).touch(mode=0o755)

@@ -76,6 +76,7 @@ def test_the_environment_names_the_store(
     assert "secret" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_url_on_the_command_line_comes_before_the_environment(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_command_line_that_cannot_be_read_shows_no_password(
     assert "se/cr" not in error
 
 
+@pytest.mark.slow
 def test_an_option_without_a_url_takes_the_store_of_the_environment(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -604,6 +606,7 @@ def test_a_missing_driver_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsy
         assert "pip install 'semel[postgres]'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_reached_is_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = tmp_path / "missing.db"
     noise = tmp_path / "noise.txt"

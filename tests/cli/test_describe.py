@@ -199,6 +199,7 @@ def test_each_kind_of_application_is_described(
     assert [step["answer"].split(" ", 2)[1] for step in design["example"]][:2] == ["201", "409"]
 
 
+@pytest.mark.slow
 def test_django_is_described(tmp_path: Path) -> None:
     (tmp_path / "project.py").write_text(GUARD + DJANGO)
     ran = subprocess.run(

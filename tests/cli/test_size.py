@@ -397,6 +397,7 @@ def test_a_window_that_is_too_short_is_said_and_is_exit_code_1(capsys: pytest.Ca
     assert "too short" in err
 
 
+@pytest.mark.slow
 def test_without_a_window_the_recommended_one_is_sized(capsys: pytest.CaptureFixture[str]) -> None:
     found = sized(capsys, "--retry-budget", "6h")
     assert found["window_seconds"] == 7 * 3600
@@ -472,6 +473,7 @@ def test_nobody_who_asks_for_no_records_gets_more_than_is_much(length: int, coun
     assert count * length <= size_command.MUCH
 
 
+@pytest.mark.slow
 def test_the_largest_answer_is_the_largest_that_is_kept_and_few_of_them_are_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

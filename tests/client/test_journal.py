@@ -625,6 +625,7 @@ def test_a_call_that_is_over_is_cleared_while_another_one_waits(path: Path) -> N
         assert rows(path) == 0
 
 
+@pytest.mark.slow
 def test_calls_that_are_over_are_cleared_when_the_interpreter_ends(path: Path) -> None:
     code = f"""
 import threading, httpx

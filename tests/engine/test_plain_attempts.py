@@ -170,6 +170,7 @@ def test_a_thread_ends_an_attempt_as_the_flow_does(how: str) -> None:
         assert run(how, claim, complete) == expected, (claim, complete)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HANDLERS)
 def test_a_task_ends_an_attempt_as_the_flow_does(how: str) -> None:
     for claim, complete in histories(cancels=True):

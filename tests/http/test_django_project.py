@@ -262,6 +262,7 @@ def test_migrate_makes_the_tables_that_the_sqlite_store_wants_and_takes_them_awa
     assert [name for name in tables(tmp_path / "shop.db") if name.startswith("semel")] == []
 
 
+@pytest.mark.slow
 def test_tables_that_a_store_has_made_are_taken_over(tmp_path: Path) -> None:
     works_on(SQLiteStore(tmp_path / "shop.db"))
     manage(tmp_path, {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "shop.db")}, "migrate")

@@ -233,6 +233,7 @@ def test_handlers_that_are_added_later_and_under_two_paths_are_protected() -> No
     assert asyncio.run(run()) == [b"1", b"1", b"2", b"2"]
 
 
+@pytest.mark.slow
 def test_the_glue_says_what_to_install_when_litestar_is_missing() -> None:
     code = (
         "import sys; sys.modules['litestar'] = None\n"

@@ -535,7 +535,12 @@ def _settings(servers: str) -> dict[str, Any]:
     """The settings of producers and consumers."""
     if not servers:
         raise ConfigurationError("a Kafka broker's URL names its servers: kafka://host:9092/topic")
-    return {"bootstrap.servers": servers, "client.id": "semel", "reconnect.backoff.max.ms": 1000}
+    return {
+        "bootstrap.servers": servers,
+        "client.id": "semel",
+        "reconnect.backoff.max.ms": 1000,
+        "log_level": 2,  # otherwise a broker that is down is a line for each try; relay and consumer say it once
+    }
 
 
 def _read_url(url: str, known: Mapping[str, Callable[[str], Any]]) -> tuple[str, str, dict[str, Any], dict[str, str]]:
