@@ -136,7 +136,7 @@ def test_in_a_transaction_nothing_is_ever_done_again(demo: Callable[..., Demo], 
         "--mode",
         "transactional",
         "--seconds",
-        "2",
+        "4",
         "--seed",
         stormy_seed(2),
         "--workers",
@@ -153,7 +153,7 @@ def test_in_a_transaction_nothing_is_ever_done_again(demo: Callable[..., Demo], 
 
 
 def test_in_steps_each_is_done_once_and_in_order(demo: Callable[..., Demo], postgres_url: str) -> None:
-    options = ("--once", "--json", "--mode", "steps", "--seconds", "2", "--seed", stormy_seed(2), "--workers", "2")
+    options = ("--once", "--json", "--mode", "steps", "--seconds", "4", "--seed", stormy_seed(2), "--workers", "2")
     code, out, err = demo(*options, "--store", postgres_url).end()
     verdict = json.loads(out)
     assert (code, verdict["clean"], verdict["mode"]) == (0, True, "steps"), out + err
@@ -276,7 +276,7 @@ def test_the_workers_die_with_a_demo_that_is_killed(demo: Callable[..., Demo], w
 def test_on_a_terminal_the_progress_is_drawn_in_place(demo: Callable[..., Demo]) -> None:
     ours, theirs = pty.openpty()
     env = {"TERM": "xterm", "NO_COLOR": "1"}
-    running = demo("--once", "--seconds", "1.5", "--workers", "1", env=env, stdout=theirs, stdin=theirs)
+    running = demo("--once", "--seconds", "2", "--workers", "2", env=env, stdout=theirs, stdin=theirs)
     os.close(theirs)
     drawn = b""
     try:
@@ -316,7 +316,7 @@ def test_the_verdict_of_a_storm_over_http_is_clean(demo: Callable[..., Demo], po
 @pytest.mark.parametrize(("sabotage", "what"), [("unprotected", "duplicates"), ("silent", "lost")])
 def test_the_verdict_over_http_can_fail(demo: Callable[..., Demo], sabotage: str, what: str) -> None:
     """Semel left out; an answer without a row. Without HTTP there are more."""
-    options = ("--once", "--http", "--json", "--seconds", "1.5", "--seed", "1", "--workers", "2")
+    options = ("--once", "--http", "--json", "--seconds", "3", "--seed", "1", "--workers", "2")
     code, out, err = demo(*options, env={"SEMEL_DEMO_SABOTAGE": sabotage}).end()
     verdict = json.loads(out)
     assert (code, verdict["clean"]) == (1, False), err

@@ -163,7 +163,8 @@ def test_what_a_paused_relay_settles_late_changes_nothing(desk: Desk) -> None:
 
 def test_a_savepoint_takes_its_events_along(tmp_path: Any) -> None:
     path = tmp_path / "shop.db"
-    outbox = Outbox(SQLiteStore(path))
+    store = SQLiteStore(path)
+    outbox = Outbox(store)
     engine = sa.create_engine(f"sqlite:///{path}")
     flushed: list[str] = []
     with orm.Session(engine) as session:
@@ -178,6 +179,7 @@ def test_a_savepoint_takes_its_events_along(tmp_path: Any) -> None:
         added = session.execute(sa.text("SELECT data FROM semel_outbox ORDER BY position")).scalars().all()
         session.rollback()
     engine.dispose()
+    store.close()
     assert "undone" in flushed  # the event of something that never happened
     assert added == [b"kept", b"kept too"]
 
