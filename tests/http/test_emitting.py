@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ HEADERS = {"Idempotency-Key": "k1", "Idempotency-Root": "first", "Idempotency-Pa
 
 def check(path: Path, statuses: list[int]) -> None:
     assert statuses == [201, 201, 409]
-    with sqlite3.connect(path) as conn:
+    with closing(sqlite3.connect(path)) as conn:
         ((id, data, headers),) = conn.execute("SELECT id, data, headers FROM semel_outbox").fetchall()
     assert data == b'{"n":1}'
     assert json.loads(headers) == {

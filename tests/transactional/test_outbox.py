@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import psycopg
@@ -327,7 +327,7 @@ def test_a_row_has_its_message_wherever_the_process_is_killed() -> None:
 def test_a_database_without_the_tables_is_named(tmp_path: Any, till: Any) -> None:
     import sqlite3
 
-    with sqlite3.connect(tmp_path / "other.db") as other:
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
         other.execute("CREATE TABLE t (n)")
         other.execute("INSERT INTO t VALUES (1)")
         with pytest.raises(NotMigrated, match=r"other\.db"):
