@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Collection
 from typing import Final
 
-from semel.client.aio import AsyncDelivery
+from semel.client.aio import AsyncClientCore
 from semel.client.flow import (
     HEADER,
     METHODS,
@@ -67,10 +67,10 @@ class IdempotencyClientMiddleware:
     ) -> None:
         """The parameters are those of ``semel.client.httpx.AsyncIdempotencyTransport``."""
         settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts)
-        self._delivery = AsyncDelivery(settings, journal)
+        self._core = AsyncClientCore(settings, journal)
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-        delivery, headers = self._delivery, request.headers
+        delivery, headers = self._core, request.headers
         intent = delivery.settings.intent(request.method, str(request.url), headers)
         if intent is None:
             return await handler(request)
@@ -136,11 +136,11 @@ class IdempotencyClientMiddleware:
                 return vars(response).get("idempotency")
 
         try:
-            return await self._delivery.resume(send, progress)
+            return await self._core.resume(send, progress)
         finally:
             if session is None:
                 await through.close()
 
     async def close(self) -> None:
         """Close the journal, if this client has opened it. aiohttp does not close middlewares."""
-        await self._delivery.close()
+        await self._core.close()

@@ -28,7 +28,7 @@ from semel.client.flow import (
 )
 from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry
-from semel.client.sync import Delivery
+from semel.client.sync import ClientCore
 from semel.errors import MissingDependency, NoAnswer
 
 try:
@@ -74,7 +74,7 @@ class IdempotencyAdapter(BaseAdapter):
         super().__init__()
         self._adapter = adapter or HTTPAdapter()
         settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts)
-        self._delivery = Delivery(settings, journal)
+        self._core = ClientCore(settings, journal)
 
     def send(
         self,
@@ -85,7 +85,7 @@ class IdempotencyAdapter(BaseAdapter):
         cert: Any = None,
         proxies: Mapping[str, str] | None = None,
     ) -> requests.Response:
-        delivery, headers = self._delivery, request.headers
+        delivery, headers = self._core, request.headers
         options: dict[str, Any] = {"timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
         intent = delivery.settings.intent(request.method or "", request.url or "", headers)
         if intent is None:
@@ -132,11 +132,11 @@ class IdempotencyAdapter(BaseAdapter):
             response = through.request(entry.method, entry.url, headers=headers, data=entry.body)
             return vars(response).get("idempotency")
 
-        return self._delivery.resume(send, progress)
+        return self._core.resume(send, progress)
 
     def close(self) -> None:
         self._adapter.close()
-        self._delivery.close()
+        self._core.close()
 
 
 def _content(request: requests.PreparedRequest) -> bytes:

@@ -13,7 +13,7 @@ from semel.client.journal import Entry, FindEntries, Journal, JournalReport, ope
 from semel.errors import ConfigurationError, NoAnswer, SemelError
 
 
-class Delivery:
+class ClientCore:
     """What every client of one event loop is made of: its settings, its journal, and the driver of its calls."""
 
     def __init__(self, settings: Settings, journal: Journal | str | os.PathLike[str] | None) -> None:

@@ -29,7 +29,7 @@ from semel.client.flow import (
 )
 from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry, origin_of
-from semel.client.sync import Delivery
+from semel.client.sync import ClientCore
 from semel.errors import MissingDependency, NoAnswer
 
 try:
@@ -78,12 +78,12 @@ class IdempotencyPoolManager(urllib3.PoolManager):
         """
         super().__init__(num_pools, headers, **connection_pool_kw)
         settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts)
-        self._delivery = Delivery(settings, journal)
+        self._core = ClientCore(settings, journal)
 
     def urlopen(  # type: ignore[override]
         self, method: str, url: str, redirect: bool = True, **options: Any
     ) -> urllib3.BaseHTTPResponse:
-        delivery = self._delivery
+        delivery = self._core
         headers = urllib3.HTTPHeaderDict(options.get("headers", self.headers))
         intent = delivery.settings.intent(method, url, headers)
         if intent is None:
@@ -152,12 +152,12 @@ class IdempotencyPoolManager(urllib3.PoolManager):
             receipt: Receipt = response.idempotency
             return receipt
 
-        return self._delivery.resume(send, progress)
+        return self._core.resume(send, progress)
 
     def close(self) -> None:
         """Close the connections and the journal."""
         self.clear()
-        self._delivery.close()
+        self._core.close()
 
 
 def _unread(response: urllib3.BaseHTTPResponse) -> urllib3.BaseHTTPResponse:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Self
 
-from semel.client.aio import AsyncDelivery
+from semel.client.aio import AsyncClientCore
 from semel.client.flow import HEADER, METHODS, Receipt, Reply, Settings, new_key, not_replayable
 from semel.client.httpx.translate import HTTPXNoAnswer, answer, lost
 from semel.client.journal import Entry, Journal, JournalReport
@@ -55,10 +55,10 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
         """
         self._transport = transport or httpx.AsyncHTTPTransport()
         settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts)
-        self._delivery = AsyncDelivery(settings, journal)
+        self._core = AsyncClientCore(settings, journal)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        delivery, headers = self._delivery, request.headers
+        delivery, headers = self._core, request.headers
         intent = delivery.settings.intent(request.method, str(request.url), headers)
         if intent is None:
             return await self._transport.handle_async_request(request)
@@ -107,7 +107,7 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
             response = await through.send(request, follow_redirects=True)
             return response.extensions.get("idempotency")
 
-        return await self._delivery.resume(send, progress)
+        return await self._core.resume(send, progress)
 
     async def __aenter__(self) -> Self:
         await self._transport.__aenter__()
@@ -120,8 +120,8 @@ class AsyncIdempotencyTransport(httpx.AsyncBaseTransport):
         traceback: TracebackType | None = None,
     ) -> None:
         await self._transport.__aexit__(exc_type, exc_value, traceback)
-        await self._delivery.close()
+        await self._core.close()
 
     async def aclose(self) -> None:
         await self._transport.aclose()
-        await self._delivery.close()
+        await self._core.close()

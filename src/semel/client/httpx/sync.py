@@ -12,7 +12,7 @@ from semel.client.flow import HEADER, METHODS, Receipt, Reply, Settings, new_key
 from semel.client.httpx.translate import HTTPXNoAnswer, answer, lost
 from semel.client.journal import Entry, Journal, JournalReport
 from semel.client.retry import Retry
-from semel.client.sync import Delivery
+from semel.client.sync import ClientCore
 from semel.errors import MissingDependency
 
 try:
@@ -53,10 +53,10 @@ class IdempotencyTransport(httpx.BaseTransport):
         """
         self._transport = transport or httpx.HTTPTransport()
         settings = Settings(retry or Retry(), methods, header, quote_keys, new_key, hosts)
-        self._delivery = Delivery(settings, journal)
+        self._core = ClientCore(settings, journal)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        delivery, headers = self._delivery, request.headers
+        delivery, headers = self._core, request.headers
         intent = delivery.settings.intent(request.method, str(request.url), headers)
         if intent is None:
             return self._transport.handle_request(request)
@@ -103,7 +103,7 @@ class IdempotencyTransport(httpx.BaseTransport):
             response = through.send(request, follow_redirects=True)
             return response.extensions.get("idempotency")
 
-        return self._delivery.resume(send, progress)
+        return self._core.resume(send, progress)
 
     def __enter__(self) -> Self:
         self._transport.__enter__()
@@ -116,8 +116,8 @@ class IdempotencyTransport(httpx.BaseTransport):
         traceback: TracebackType | None = None,
     ) -> None:
         self._transport.__exit__(exc_type, exc_value, traceback)
-        self._delivery.close()
+        self._core.close()
 
     def close(self) -> None:
         self._transport.close()
-        self._delivery.close()
+        self._core.close()
