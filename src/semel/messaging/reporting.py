@@ -38,8 +38,8 @@ class _MessagingLog:
         events.PublishFailed: "{operation} {key}, stream {stream!r}: attempt {starts} failed, and is repeated: {error}",
         events.PublishGivenUp: "{operation} {key}, stream {stream!r}: moved to the dead letters: {error}",
         events.StreamBlocked: "{operation} {key} cannot be sent, and its stream {stream!r} waits: {error}",
-        events.BrokerLost: "the broker is down, so messages wait: {error}",
-        events.BrokerBack: "the broker is back",
+        events.BrokerLost: "the broker is down{place}, so messages wait: {error}",
+        events.BrokerBack: "the broker is back{place}",
         events.RelayLate: "the relay was slower than its lease; {sent} messages that it has sent are sent again",
         events.ApplyFailed: "{operation} {key}, stream {stream!r}: attempt {starts} failed, and is repeated: {error}",
         events.ApplyGivenUp: "{operation} {key}, stream {stream!r}: moved to the dead letters: {error}",
@@ -58,8 +58,9 @@ class _MessagingLog:
         if text is None:
             return
         details = {name: getattr(event, name) for name in event.__dataclass_fields__}
+        details["place"] = f" for {details['destination']!r}" if details.get("destination") else ""
         one_by_one = isinstance(event, _ONE_BY_ONE)
-        cause = (type(event), details.get("error"), event.key if one_by_one else "")
+        cause = (type(event), details.get("error"), details["place"], event.key if one_by_one else "")
         now = time.monotonic()
         logged, missed = self._problems.get(cause, (-QUIET, 0))
         if now - logged < QUIET and not isinstance(event, events.BrokerBack):

@@ -320,15 +320,19 @@ class StreamBlocked(Event, level=ERROR):
 
 @dataclass(frozen=True, slots=True)
 class BrokerLost(Event, level=ERROR):
-    """The broker cannot be reached. The relay waits, and counts no attempt. ``operation``, ``tenant`` and ``key`` are
-    empty."""
+    """The broker cannot be reached, or only this destination, if one is named. The relay waits, and counts no attempt.
+    ``operation``, ``tenant`` and ``key`` are empty."""
 
     error: str
+    destination: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerBack(Event, level=INFO):
-    """The broker takes messages again. ``operation``, ``tenant`` and ``key`` are empty."""
+    """The broker takes messages again, or only this destination, if one is named. ``operation``, ``tenant`` and ``key``
+    are empty."""
+
+    destination: str = ""
 
 
 @dataclass(frozen=True, slots=True)
