@@ -145,8 +145,8 @@ class RelayPlan:
 
 
 @dataclass
-class _Outage:
-    """The broker or a destination is down. Its messages wait, and one of them is sent at times, to see."""
+class _CircuitBreaker:
+    """Open: the broker or a destination is down. Its messages wait, and one of them is sent at times, to see."""
 
     reason: str
     pause: float = 0.0
@@ -180,9 +180,9 @@ class _Run:
         self._scanned_at = 0.0
         self._sequences: dict[str, int] = {}
         """The last sequence of each stream that is done, as far as remembered."""
-        self._outage: _Outage | None = None
+        self._outage: _CircuitBreaker | None = None
         """That of the broker."""
-        self._outages: dict[str, _Outage] = {}
+        self._outages: dict[str, _CircuitBreaker] = {}
         """Those of single destinations."""
         self._blocked: set[int] = set()
         """The positions that were reported."""
@@ -471,7 +471,7 @@ class _Run:
         down = next((result for result in results if isinstance(result, BrokerDown)), None)
         if down is not None:
             if self._outage is None:
-                self._outage = _Outage(down.reason)
+                self._outage = _CircuitBreaker(down.reason)
                 plan.hook(events.BrokerLost("", "", "", down.reason))
             self._outage.lasts(plan.clock())
             self._report.broker_down = down.reason
@@ -497,7 +497,7 @@ class _Run:
             reasons = [answer.reason for answer in answers if isinstance(answer, kinds)]
             if len(reasons) == len(answers):
                 if destination not in outages:
-                    outages[destination] = _Outage(reasons[0])
+                    outages[destination] = _CircuitBreaker(reasons[0])
                     plan.hook(events.BrokerLost("", "", "", reasons[0], destination))
                 outages[destination].lasts(plan.clock())
             elif outages.pop(destination, None):
