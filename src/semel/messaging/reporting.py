@@ -15,19 +15,13 @@ _ONE_BY_ONE: Final = (events.PublishGivenUp, events.StreamBlocked, events.ApplyG
 """Each of these is a problem of its own."""
 
 
-def reporter(logger: logging.Logger, on_event: events.EventHook | None) -> events.EventHook:
-    """Return the hook of a flow: it logs problems, unless the user's hook does, and survives errors of that hook."""
-    log = None if isinstance(on_event, events.LoggingHook) else _MessagingLog(logger)
-
-    def report(event: events.Event) -> None:
-        if log is not None:
-            log(event)
-        if on_event is not None:
-            try:
-                on_event(event)
-            except Exception:
-                logger.exception("the event hook failed at %s", event.name)
-
+def reporter(logger: logging.Logger, on_event: events.EventHooks | None) -> events.EventHook:
+    """Return the hook of a flow: it logs problems, unless a hook of the user does, and survives errors of the hooks."""
+    hooks = events.hooks_of(on_event)
+    if not any(isinstance(hook, events.LoggingHook) for hook in hooks):
+        hooks = (_MessagingLog(logger), *hooks)
+    report = events.call_hooks(hooks, logger.name)
+    assert report is not None
     return report
 
 
