@@ -25,7 +25,6 @@ from semel.testing.brokers import BrokerSuite, SourceSuite
 from tests.servers import NATSServer
 from tests.servers.freezing import freeze
 
-
 HOLDS = """
 import asyncio, sys, time
 from semel.messaging.brokers.nats import NATSSource

@@ -25,7 +25,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, Final, TypeVar
 
 from semel.core.call import Pause, Raised
-from semel.core.keys import check_name, identity
+from semel.core.keys import check_name, identity, normalize_key
 from semel.core.lineage import Lineage, read_lineage
 from semel.core.messaging.consuming import (
     Acknowledge,
@@ -44,7 +44,9 @@ from semel.core.messaging.messages import MAX_NAME, Message, PurgeInbox, fits_co
 from semel.core.messaging.relaying import POISON, Poison
 from semel.core.policy import Duration, seconds
 from semel.core.transactional import HandlersFault
+from semel.engine.declare.handlers import with_handle
 from semel.engine.operation import Operation
+from semel.engine.operation.handle import set_lineage
 from semel.engine.operation.propagation import MessageOrigin, message_origin
 from semel.engine.ports import Store, unit_of
 from semel.errors import (
@@ -407,7 +409,10 @@ class Consumer:
             _finished(self._function(message, op))
 
         try:
-            outcome = guard.run_outcome(self.name, key=message.id, call=work, ttl=self._inbox.keep)
+            policy = guard.policy.replace(ttl=self._inbox.keep)
+            call = guard.make_call(self.name, normalize_key(message.id), guard.tenant, b"", policy)
+            set_lineage(call, _lines(message))
+            outcome = guard.driver.drive(call, with_handle(work), call.policy.recover)
         except InProgress as error:  # another consumer has it, and may fail
             return Raised(TransactionConflict(str(error)))
         except Exception as error:
@@ -446,10 +451,13 @@ def _finished(result: Any) -> None:
         raise PolicyError("the handler is async: use AsyncInbox")
 
 
+def _lines(message: Message) -> dict[bytes, bytes]:
+    return {name.encode(): text.encode("latin-1", "replace") for name, text in message.headers.items()}
+
+
 def _origin(consumer: str, message: Message) -> MessageOrigin:
     """Where the messages come from that are added while this one is applied. A re-run adds the same messages."""
-    lines = {name.encode(): text.encode("latin-1", "replace") for name, text in message.headers.items()}
-    came = read_lineage(lines)
+    came = read_lineage(_lines(message))
     return MessageOrigin(
         identity(_TENANT, consumer, message.id), message.id, Lineage(came.root or message.id, message.id, came.trace)
     )
