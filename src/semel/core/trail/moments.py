@@ -74,7 +74,7 @@ class Links:
     def moment(self, at: float, event: Event, who: str, number: bytes) -> Moment:
         """Return the moment of an event."""
         kind = type(event)
-        shape = _shape(kind)
+        shape = shape_of(kind)
         key = event.key
         values = {name: getattr(event, name) for name in shape.fields}
         attempt, start, parent = (values.pop(name, None) for name in ("attempt", "root", "parent"))
@@ -108,22 +108,29 @@ def is_moment(event: Event) -> bool:
     return (bool(event.key) or event.level >= events.WARNING) and type(event) is not events.Renewed
 
 
-class _Shape(NamedTuple):
+class EventShape(NamedTuple):
+    """What a trail needs to know of a class of events."""
+
     fields: tuple[str, ...]
     root: bool
+    """Whether it has the fields of a lineage."""
+    seconds: bool
+    """Whether it says how long something took."""
     about_message: bool
 
 
-_shapes: Final[dict[type[Event], _Shape]] = {}
+SHAPES: Final[dict[type[Event], EventShape]] = {}
+"""The shapes that are known."""
 
 
-def _shape(kind: type[Event]) -> _Shape:
-    known = _shapes.get(kind)
+def shape_of(kind: type[Event]) -> EventShape:
+    """Return the shape of a class of events."""
+    known = SHAPES.get(kind)
     if known is not None:
         return known
     names = [field.name for field in fields(kind)]
     kept = tuple(name for name in names if name not in _NOT_KEPT)
-    shape = _shapes[kind] = _Shape(kept, "root" in names, kind in _ABOUT_MESSAGES)
+    shape = SHAPES[kind] = EventShape(kept, "root" in names, "seconds" in names, kind in _ABOUT_MESSAGES)
     return shape
 
 
