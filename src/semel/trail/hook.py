@@ -76,7 +76,8 @@ class Trail:
         :param keep_minutes: how long the counts of each minute are kept.
         :param queue: how many events may wait to be written. Further ones are counted, and otherwise dropped.
         :param interval: how often the history is written.
-        :param secret: that of the guard, if the guard has ``readable_keys=False``.
+        :param secret: for keys that can be guessed. The history holds hashes of keys, and this is the key of the hash.
+            Services that call each other need the same one, so that their histories are one.
         """
         if isinstance(store, str):
             check_trails_of(store)
