@@ -28,7 +28,7 @@ from typing import Any, Final, TypeVar
 
 from semel.core.call import Pause, Raised
 from semel.core.keys import check_name, identity, normalize_key
-from semel.core.lineage import Lineage, read_lineage
+from semel.core.lineage import Lineage, lineage_lines, read_metadata
 from semel.core.messaging.consuming import (
     Acknowledge,
     AppliedMessage,
@@ -173,7 +173,7 @@ class AsyncInbox:
         pause: Duration = PAUSE,
         longest_pause: Duration = LONGEST_PAUSE,
         batch: int = BATCH,
-        on_event: events.EventHook | None = None,
+        on_event: events.EventHooks | None = None,
     ) -> Callable[[Callable[[Message, Any], Any]], AsyncConsumer]:
         """Decorate a function that applies a message, and return a consumer: its ``run(source)`` consumes.
 
@@ -218,7 +218,7 @@ class AsyncInbox:
         def plan(known: Capabilities) -> ConsumerPlan:
             return ConsumerPlan(
                 consumer, batch, tries, first, longest, ordered, on_poison, known.counts_starts, time.monotonic,
-                random.random, hook,
+                random.random, hook, bool(events.hooks_of(on_event)),
             )  # fmt: skip
 
         def decorate(function: Callable[[Message, Any], Any]) -> AsyncConsumer:
@@ -418,7 +418,7 @@ class AsyncConsumer:
         try:
             policy = guard.policy.replace(ttl=self._inbox.keep)
             call = guard.make_call(self.name, normalize_key(message.id), guard.tenant, b"", policy)
-            set_lineage(call, _lines(message))
+            set_lineage(call, lineage_lines(read_metadata(message.headers)))
             outcome = await guard.driver.drive(call, with_handle(work), call.policy.recover)
         except InProgress as error:  # another consumer has it, and may fail
             return Raised(TransactionConflict(str(error)))
@@ -460,13 +460,9 @@ async def _finished(result: Any) -> None:
         await result
 
 
-def _lines(message: Message) -> dict[bytes, bytes]:
-    return {name.encode(): text.encode("latin-1", "replace") for name, text in message.headers.items()}
-
-
 def _origin(consumer: str, message: Message) -> MessageOrigin:
     """Where the messages come from that are added while this one is applied. A re-run adds the same messages."""
-    came = read_lineage(_lines(message))
+    came = read_metadata(message.headers)
     return MessageOrigin(
         identity(_TENANT, consumer, message.id), message.id, Lineage(came.root or message.id, message.id, came.trace)
     )
