@@ -20,6 +20,7 @@ import psycopg
 
 from examples.brokers import BROKERS
 from examples.worker import Worker
+from semel.client import Retry
 from semel.client.httpx import IdempotencyTransport
 from semel.stores.postgres import migrate
 from tests.servers import PostgresServer
@@ -61,14 +62,15 @@ def run(stack: ExitStack, broker_name: str, count: int) -> bool:
     start("ledger", "examples.orders.ledger", databases["ledger"], payments)
 
     keys = send_each_order_twice(f"http://127.0.0.1:{port}/orders", count)
-    wait_for_the_ledger(databases["ledger"], len(keys), workers)
+    wait_for_the_ledger(databases, len(keys), workers)
     return each_once(keys, databases, provider)
 
 
 def send_each_order_twice(url: str, count: int) -> dict[str, str]:
     """Return the order of each key."""
     found = {}
-    with httpx.Client(transport=IdempotencyTransport(), timeout=30) as client:  # it retries until the service is up
+    retry = Retry(attempts=1000, time=LONGEST, cap="1s")  # until the service is up
+    with httpx.Client(transport=IdempotencyTransport(retry=retry), timeout=30) as client:
         for number in range(count):
             order = {"customer": CUSTOMERS[number % len(CUSTOMERS)], "cents": 1000 + number}
             key = f"checkout-{number + 1}"
@@ -80,17 +82,23 @@ def send_each_order_twice(url: str, count: int) -> dict[str, str]:
     return found
 
 
-def wait_for_the_ledger(database: str, count: int, workers: list[Worker]) -> None:
+def wait_for_the_ledger(databases: dict[str, str], count: int, workers: list[Worker]) -> None:
+    """Wait until all is booked and no event is left, and start again who dies meanwhile."""
+
+    def count_rows(database: str, table: str) -> int:
+        with psycopg.connect(databases[database]) as connection:
+            return connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+
     end = time.monotonic() + LONGEST
-    with psycopg.connect(database, autocommit=True) as connection:
-        while time.monotonic() < end:
-            for worker in workers:
-                if worker.process.poll() not in (None, 0):
-                    print(f"{worker.name:<9} is dead; it is started again", flush=True)
-                    worker.revive()
-            if connection.execute("SELECT count(*) FROM ledger").fetchone()[0] >= count:
-                return
-            time.sleep(0.1)
+    while time.monotonic() < end:
+        for worker in workers:
+            if worker.process.poll() not in (None, 0):
+                print(f"{worker.name:<9} is dead; it is started again", flush=True)
+                worker.revive()
+        left = count_rows("orders", "semel_outbox") + count_rows("payments", "semel_outbox")
+        if not left and count_rows("ledger", "ledger") >= count:
+            return
+        time.sleep(0.1)
 
 
 def each_once(keys: dict[str, str], databases: dict[str, str], provider: str) -> bool:
