@@ -400,6 +400,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.core.ops", "What a [store of your own](stores.md#the-contract-of-a-store) executes and returns.", (
         "Op", "Claim", "Claimed", "Existing", "Record", "Renew", "Complete", "CompleteWith", "NotWritten", "Release",
         "SaveStep", "Lookup", "Resolve", "Sweep", "Swept", "Count", "Resumable", "Abandoned", "Page",
+        "ListRecords", "Listing", "Measure", "Size",
     )),
     ("semel.core.states", "[The table of states](states.md).", ("State", "Move", "Takeover", "TRANSITIONS")),
     ("semel.testing.conformance", "[Proves a store](../how-to/prove-a-store.md).", (

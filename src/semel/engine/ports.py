@@ -24,6 +24,7 @@ STORE_MEMBERS: Final = (
     "wakes",
     "counts",
     "resumes",
+    "lists",
     "adopt",
     "accept",
     "execute",
@@ -45,6 +46,8 @@ class Store(Protocol):
     """Whether the store executes ``Count``. A guard with a quota needs that."""
     resumes: bool
     """Whether the store executes ``Resumable``. A resumer needs that."""
+    lists: bool
+    """Whether the store executes ``ListRecords`` and ``Measure``. ``semel list`` and the console need that."""
 
     @property
     def adopt(self) -> Callable[[object], Unit] | None:
@@ -92,6 +95,7 @@ class AsyncStore(Protocol):
     wakes: bool
     counts: bool
     resumes: bool
+    lists: bool
 
     @property
     def adopt(self) -> Callable[[object], AsyncUnit] | None: ...

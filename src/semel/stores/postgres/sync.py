@@ -51,6 +51,7 @@ class PostgresStore:
 
     counts = True
     resumes = True
+    lists = True
     accept = None
 
     def __init__(
