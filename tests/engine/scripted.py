@@ -142,6 +142,7 @@ class ScriptedStore:
         self.counts: bool = inner.counts
         self.resumes: bool = inner.resumes
         self.lists: bool = inner.lists
+        self.trails: bool = inner.trails
         self.adopt = inner.adopt
         self.accept = inner.accept
 
@@ -193,6 +194,7 @@ class AsyncScriptedStore:
         self.counts: bool = inner.counts
         self.resumes: bool = inner.resumes
         self.lists: bool = inner.lists
+        self.trails: bool = inner.trails
         self.adopt = inner.adopt
         self.accept = inner.accept
 

@@ -194,10 +194,13 @@ def test_a_guard_lists_with_filters_and_follows_the_pages() -> None:
 
 
 def test_an_async_guard_lists_too() -> None:
+    async def pay() -> str:
+        return "done"
+
     async def main() -> None:
         async with AsyncSemel(AsyncMemoryStore()) as guard:
             for i in range(3):
-                await guard.run("pay", key=i, call=lambda: "done")
+                await guard.run("pay", key=i, call=pay)
             page = await guard.list_page(limit=2)
             assert [record.key for record in page.records] == ["2", "1"]
             assert [record.key async for record in guard.list(operation="pay")] == ["2", "1", "0"]
@@ -211,7 +214,7 @@ def test_a_guard_refuses_limits_and_stores_that_cannot_list() -> None:
     with Semel(store) as guard:
         for wrong in ({"limit": 0}, {"look": 0}, {"older": "soon"}):
             with pytest.raises(PolicyError):
-                guard.list_page(**wrong)  # type: ignore[arg-type]
+                guard.list_page(**wrong)
         store.lists = False
         for asked in (guard.list_page, guard.measure):
             with pytest.raises(ConfigurationError, match="cannot list"):

@@ -32,6 +32,7 @@ class ThreadedStore:
         self.counts = store.counts
         self.resumes = store.resumes
         self.lists = store.lists
+        self.trails = store.trails
         self.adopt = None  # the caller's connection belongs to a thread
         self.accept = store.accept
         self._start()

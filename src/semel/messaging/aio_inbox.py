@@ -28,7 +28,7 @@ from typing import Any, Final, TypeVar
 
 from semel.core.call import Pause, Raised
 from semel.core.keys import check_name, identity
-from semel.core.lineage import Lineage, read_lineage
+from semel.core.lineage import Lineage, read_metadata
 from semel.core.messaging.consuming import (
     Acknowledge,
     AppliedMessage,
@@ -171,7 +171,7 @@ class AsyncInbox:
         pause: Duration = PAUSE,
         longest_pause: Duration = LONGEST_PAUSE,
         batch: int = BATCH,
-        on_event: events.EventHook | None = None,
+        on_event: events.EventHooks | None = None,
     ) -> Callable[[Callable[[Message, Any], Any]], AsyncConsumer]:
         """Decorate a function that applies a message, and return a consumer: its ``run(source)`` consumes.
 
@@ -216,7 +216,7 @@ class AsyncInbox:
         def plan(known: Capabilities) -> ConsumerPlan:
             return ConsumerPlan(
                 consumer, batch, tries, first, longest, ordered, on_poison, known.counts_starts, time.monotonic,
-                random.random, hook,
+                random.random, hook, bool(events.hooks_of(on_event)),
             )  # fmt: skip
 
         def decorate(function: Callable[[Message, Any], Any]) -> AsyncConsumer:
@@ -457,8 +457,7 @@ async def _finished(result: Any) -> None:
 
 def _origin(consumer: str, message: Message) -> MessageOrigin:
     """Where the messages come from that are added while this one is applied. A re-run adds the same messages."""
-    lines = {name.encode(): text.encode("latin-1", "replace") for name, text in message.headers.items()}
-    came = read_lineage(lines)
+    came = read_metadata(message.headers)
     return MessageOrigin(
         identity(_TENANT, consumer, message.id), message.id, Lineage(came.root or message.id, message.id, came.trace)
     )

@@ -43,11 +43,12 @@ from semel.core.semantics import (
     unpack_place,
 )
 from semel.core.states import State, Takeover
+from semel.core.trail.book import TRAIL_OPS, TrailBook
 from semel.errors import StoreError, StoreUnavailable
 
 R = TypeVar("R")
 MAX_RECORDS: Final = 1_000_000
-_ON_MANY_RECORDS: Final = frozenset({Sweep, Count, Resumable, ListRecords, Measure})
+_ON_MANY_RECORDS: Final = frozenset({Sweep, Count, Resumable, ListRecords, Measure, *TRAIL_OPS})
 _MEASURED: Final = 5000
 """How many records Measure looks at, the oldest ones, for those that a sweep should remove."""
 
@@ -64,6 +65,7 @@ class _Records:
         self.inputs: set[bytes] = set()
         """Records that have saved their input. Some of them may be done by now."""
         self.waiters: dict[bytes, list[Callable[[], object]]] = {}
+        self.trail = TrailBook()
 
     def execute(self, op: Op[Any]) -> Any:
         clock = self.clock
@@ -100,8 +102,9 @@ class _Records:
             return self.list_page(op, now)
         if type(op) is Measure:
             return self.measure(now)
-        assert type(op) is Resumable
-        return self.resumable(op, now)
+        if type(op) is Resumable:
+            return self.resumable(op, now)
+        return self.trail.execute(op)
 
     def make_room(self, now: float) -> None:
         if now < self.full_until or not self.sweep(self.max_records // 10 + 1, now).removed:
@@ -193,6 +196,7 @@ class MemoryStore:
     counts = True
     resumes = True
     lists = True
+    trails = True
     adopt = None
     accept = None
 
@@ -236,6 +240,7 @@ class AsyncMemoryStore:
     counts = True
     resumes = True
     lists = True
+    trails = True
     adopt = None
     accept = None
 

@@ -115,7 +115,7 @@ def open_read_only(path: str | os.PathLike[str]) -> Iterator[SQLiteConnection]:
 class ReadOnlySQLiteStore:
     """Answers ``Lookup``, ``ListRecords`` and ``Measure`` from a file, without write access to it."""
 
-    wakes = counts = resumes = False
+    wakes = counts = resumes = trails = False
     lists = True
     adopt = accept = None
 
@@ -258,6 +258,7 @@ class SQLiteStore:
     counts = True
     resumes = True
     lists = True
+    trails = False
     accept = None
 
     def __init__(
@@ -329,6 +330,7 @@ class AsyncSQLiteStore:
     counts = True
     resumes = True
     lists = True
+    trails = False
     accept = None
 
     def __init__(

@@ -67,6 +67,7 @@ class _Wrapper:
         self.counts: bool = inner.counts
         self.resumes: bool = inner.resumes
         self.lists: bool = inner.lists
+        self.trails: bool = inner.trails
         self.adopt = inner.adopt
         self.accept = inner.accept
         self.execute_many = inner.execute_many

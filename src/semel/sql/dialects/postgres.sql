@@ -177,11 +177,14 @@ ORDER BY sweep_after DESC LIMIT :most::integer
 SELECT {{listed}} FROM semel_record WHERE id < :id::bytea ORDER BY id DESC LIMIT :most::integer
 
 -- name: measure (reads)
--- It counts at most :most records; beyond that, the statistics say how many there are. A sweep takes the oldest records
--- first, so the first :oldest of them show for how long one has been overdue.
+-- It counts at most :most records. Beyond that, it estimates as the planner does: how many were on a page when the table
+-- was analyzed, for the pages that it has now. A sweep takes the oldest records first, so the first :oldest of them show
+-- for how long one has been overdue.
 SELECT
     (SELECT count(*) FROM (SELECT 1 FROM semel_record LIMIT :most::integer) AS few)::bigint,
-    (SELECT coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0), c.reltuples)::bigint
+    (SELECT CASE WHEN c.reltuples > 0 AND c.relpages > 0
+        THEN (c.reltuples / c.relpages * pg_relation_size(c.oid) / current_setting('block_size')::integer)::bigint
+        ELSE pg_stat_get_live_tuples(c.oid) END
      FROM pg_class AS c WHERE c.oid = 'semel_record'::regclass),
     pg_total_relation_size('semel_record'::regclass) + pg_total_relation_size('semel_step'::regclass),
     (SELECT max(extract(epoch FROM {{now}} - greatest(sweep_after, expires)))::float8 FROM (

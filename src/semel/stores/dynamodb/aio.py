@@ -34,6 +34,7 @@ class AsyncDynamoDBStore:
     counts = False
     resumes = False
     lists = False
+    trails = False
     adopt = None
     accept = staticmethod(accept)
 

@@ -106,6 +106,7 @@ class DynamoDBStore:
     counts = False
     resumes = False
     lists = False
+    trails = False
     adopt = None
     accept = staticmethod(accept)
 

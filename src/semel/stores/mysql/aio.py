@@ -55,6 +55,7 @@ class AsyncMySQLStore:
     counts = True
     resumes = True
     lists = True
+    trails = False
     accept = None
 
     def __init__(

@@ -59,6 +59,7 @@ class AsyncPostgresStore:
     counts = True
     resumes = True
     lists = True
+    trails = False
     accept = None
 
     def __init__(

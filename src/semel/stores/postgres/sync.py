@@ -52,6 +52,7 @@ class PostgresStore:
     counts = True
     resumes = True
     lists = True
+    trails = False
     accept = None
 
     def __init__(

@@ -45,6 +45,7 @@ class AsyncRedisStore:
     counts = False
     resumes = False
     lists = False
+    trails = False
     adopt = None
     accept = None
 
