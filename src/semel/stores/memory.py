@@ -17,7 +17,8 @@ from typing import Any, Final, TypeVar
 from semel.core.ops import INPUT, Abandoned, Claim, Count, Op, Page, Resumable, SaveStep, Sweep, Swept
 from semel.core.semantics import RULES, Row, show, state_of, sweepable
 from semel.core.states import State, Takeover
-from semel.core.trail.book import TRAIL_OPS, TrailBook
+from semel.core.trail.book import TrailBook
+from semel.core.trail.moments import TRAIL_OPS
 from semel.errors import StoreError, StoreUnavailable
 
 R = TypeVar("R")

@@ -115,7 +115,8 @@ def open_read_only(path: str | os.PathLike[str]) -> Iterator[SQLiteConnection]:
 class ReadOnlySQLiteStore:
     """Answers ``Lookup`` from a file, without write access to it."""
 
-    wakes = counts = resumes = trails = False
+    wakes = counts = resumes = False
+    trails = True
     adopt = accept = None
 
     def __init__(self, connection: SQLiteConnection) -> None:
@@ -256,7 +257,7 @@ class SQLiteStore:
     wakes = False
     counts = True
     resumes = True
-    trails = False
+    trails = True
     accept = None
 
     def __init__(
@@ -327,7 +328,7 @@ class AsyncSQLiteStore:
     wakes = False
     counts = True
     resumes = True
-    trails = False
+    trails = True
     accept = None
 
     def __init__(

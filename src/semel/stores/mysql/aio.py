@@ -54,7 +54,7 @@ class AsyncMySQLStore:
     wakes = False
     counts = True
     resumes = True
-    trails = False
+    trails = True
     accept = None
 
     def __init__(

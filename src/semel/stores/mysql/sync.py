@@ -51,7 +51,7 @@ class MySQLStore:
     wakes = False
     counts = True
     resumes = True
-    trails = False
+    trails = True
     accept = None
 
     def __init__(

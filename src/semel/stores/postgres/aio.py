@@ -58,7 +58,7 @@ class AsyncPostgresStore:
 
     counts = True
     resumes = True
-    trails = False
+    trails = True
     accept = None
 
     def __init__(

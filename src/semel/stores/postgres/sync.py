@@ -51,7 +51,7 @@ class PostgresStore:
 
     counts = True
     resumes = True
-    trails = False
+    trails = True
     accept = None
 
     def __init__(
