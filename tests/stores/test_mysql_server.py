@@ -314,6 +314,7 @@ def test_many_sweepers_neither_wait_nor_count_twice(database: str, store: MySQLS
 PARAMETERS: dict[str, Any] = {
     "after": b"", "last": b"1" * 16, "done": 1,
     "token": 1, "origin": 1, "nonce": 1, "takeover": 0, "lease": 1, "ttl": 1, "position": 0, "most": 10, "state": 1,
+    "place": "2026-01-01 00:00:00.000000", "past": 0, "oldest": 10,
     "fingerprint": b"", "snapshot": b"", "value": b"", "name": b"n", "tenant": "t", "operation": "o", "key": "k",
 }  # fmt: skip
 
@@ -441,7 +442,11 @@ def test_many_processes_may_migrate_at_once(mariadb_url: str) -> None:
     printed = [process.communicate(timeout=PATIENCE)[0].strip() for process in running]
     assert [process.returncode for process in running] == [0] * 4
     assert sorted(printed) == [*[""] * 3, "0001_records 0002_messages 0003_trail"]
-    assert query(mariadb_url, "SELECT version, name FROM semel_migration") == ((1, "records"), (2, "messages"))
+    assert query(mariadb_url, "SELECT version, name FROM semel_migration") == (
+        (1, "records"),
+        (2, "messages"),
+        (3, "trail"),
+    )
     check(mariadb_url)
 
 

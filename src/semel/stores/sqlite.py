@@ -113,9 +113,10 @@ def open_read_only(path: str | os.PathLike[str]) -> Iterator[SQLiteConnection]:
 
 
 class ReadOnlySQLiteStore:
-    """Answers ``Lookup`` from a file, without write access to it."""
+    """Answers ``Lookup``, ``ListRecords`` and ``Measure`` from a file, without write access to it."""
 
     wakes = counts = resumes = False
+    lists = True
     trails = True
     adopt = accept = None
 
@@ -257,6 +258,7 @@ class SQLiteStore:
     wakes = False
     counts = True
     resumes = True
+    lists = True
     trails = True
     accept = None
 
@@ -328,6 +330,7 @@ class AsyncSQLiteStore:
     wakes = False
     counts = True
     resumes = True
+    lists = True
     trails = True
     accept = None
 
