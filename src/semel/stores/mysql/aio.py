@@ -55,7 +55,7 @@ class AsyncMySQLStore:
     counts = True
     resumes = True
     lists = True
-    trails = False
+    trails = True
     accept = None
 
     def __init__(
