@@ -54,7 +54,8 @@ class AsyncMySQLStore:
     wakes = False
     counts = True
     resumes = True
-    trails = False
+    lists = True
+    trails = True
     accept = None
 
     def __init__(

@@ -58,7 +58,8 @@ class AsyncPostgresStore:
 
     counts = True
     resumes = True
-    trails = False
+    lists = True
+    trails = True
     accept = None
 
     def __init__(

@@ -51,7 +51,8 @@ class PostgresStore:
 
     counts = True
     resumes = True
-    trails = False
+    lists = True
+    trails = True
     accept = None
 
     def __init__(
