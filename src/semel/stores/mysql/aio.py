@@ -10,13 +10,16 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from semel.core.ops import Op
 from semel.core.policy import Duration
+from semel.core.risks import Risk
 from semel.sql import aio as sql
 from semel.sql.migrations import MYSQL
+from semel.sql.risks import mysql_risks
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
 from semel.stores.mysql.connections import Asyncmy, MySQLSettings
@@ -44,6 +47,16 @@ async def check_async(url: str) -> None:
     connection = await driver.connect(MySQLSettings.for_migration(url))
     try:
         await sql.check_async(connection, MYSQL)
+    finally:
+        await driver.close(connection)
+
+
+async def risks_async(url: str) -> list[Risk]:
+    """Return the ways in which the server's settings can lose records."""
+    driver = Asyncmy()
+    connection = await driver.connect(MySQLSettings.for_migration(url))
+    try:
+        return await sql.run_async(mysql_risks(time.time), connection)
     finally:
         await driver.close(connection)
 

@@ -11,15 +11,18 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from semel.core.messaging.messages import OUTBOX
 from semel.core.ops import Op
 from semel.core.policy import Duration
+from semel.core.risks import Risk
 from semel.sql import aio as sql
 from semel.sql.dialects.postgres import WatchRecord
 from semel.sql.migrations import POSTGRES
+from semel.sql.risks import postgres_risks
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
 
@@ -49,6 +52,16 @@ async def check_async(url: str, *, driver: DriverName | None = None) -> None:
     connection = await chosen.connect(PostgresSettings.for_migration(url))
     try:
         await sql.check_async(connection, POSTGRES)
+    finally:
+        await chosen.close(connection)
+
+
+async def risks_async(url: str, *, driver: DriverName | None = None) -> list[Risk]:
+    """Return the ways in which the server's settings can lose records."""
+    chosen = driver_named(driver)  # sync: chosen = Psycopg()
+    connection = await chosen.connect(PostgresSettings.for_migration(url))
+    try:
+        return await sql.run_async(postgres_risks(time.time), connection)
     finally:
         await chosen.close(connection)
 

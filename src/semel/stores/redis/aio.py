@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
+from semel.core.risks import Risk
 from semel.core.ops import Op, Sweep, Swept
 from semel.core.policy import Duration
 from semel.engine.ports import STORE_CLOSED
@@ -27,7 +28,6 @@ from semel.stores.redis.failures import (
     ServerUnreachable,
 )
 from semel.stores.redis.programs import RedisPrograms, WatchAttempt
-from semel.stores.redis.risks import Risk
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     RETRY_FOR,

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Final, TypeVar, cast
 
+from semel.core.risks import Risk
 from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUncertain
 from semel.stores.redis.commands import Handshake, RedisCommand, ServerClock, introduce, prepare
@@ -32,7 +33,7 @@ from semel.stores.redis.failures import (
     server_unreachable,
     with_cause,
 )
-from semel.stores.redis.risks import QUESTIONS, Risk, RiskLog
+from semel.stores.redis.risks import QUESTIONS, RiskLog
 from semel.stores.redis.settings import CLOSE_TIMEOUT, MAX_IN_FLIGHT, Address, RedisSettings
 from semel.stores.redis.topology import SearchTime, Topology, topology_of
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from semel.core.risks import Risk
 from semel.engine.forking import survive_forks
 from semel.errors import ConfigurationError, StoreError
 from semel.stores.redis.commands import DurableCommand, RedisCommand, ServerClock, UnansweredCommand, prepare
@@ -24,7 +25,7 @@ from semel.stores.redis.failures import (
     server_unreachable,
     with_cause,
 )
-from semel.stores.redis.risks import QUESTIONS, Risk, RiskLog
+from semel.stores.redis.risks import QUESTIONS, RiskLog
 from semel.stores.redis.settings import Address, RedisSettings
 from semel.stores.redis.topology import SearchTime, Topology, topology_of
 from semel.stores.settings import require

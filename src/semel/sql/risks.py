@@ -1,0 +1,76 @@
+"""Settings of a database server that can lose records after they were confirmed. Programs, for every connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from semel.core.risks import Risk, clock_skew
+from semel.sql.program import Program, Query
+
+_POSTGRES: Final = Query(
+    "risks",
+    "SELECT current_setting('fsync'), current_setting('synchronous_commit'), current_setting('full_page_writes'), "
+    "pg_is_in_recovery(), extract(epoch FROM clock_timestamp())::float8",
+    True,
+)
+_MYSQL: Final = Query(
+    "risks",
+    "SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog, @@read_only, unix_timestamp(sysdate(6))",
+    True,
+)
+
+
+def postgres_risks(clock: Callable[[], float]) -> Program[list[Risk]]:
+    """:param clock: returns the time in seconds since 1970."""
+    before = clock()
+    fsync, commit, pages, standby, now = (yield _POSTGRES())[0]
+    return [*_postgres(fsync, commit, pages, standby), *clock_skew(now, before, clock())]
+
+
+def _postgres(fsync: str, commit: str, pages: str, standby: bool) -> Iterator[Risk]:
+    if standby:
+        yield _read_only("this server is a standby, which takes no writes")
+    if fsync == "off":
+        yield Risk("fsync-off", "fsync is off: a power cut may destroy the whole database", "set fsync = on")
+    elif commit == "off":
+        yield Risk(
+            "late-commits",
+            "synchronous_commit is off: a crash of the server forgets operations that were confirmed, and they run again",
+            "set synchronous_commit = on for the role that Semel uses: ALTER ROLE … SET synchronous_commit = on",
+        )
+    if pages == "off":
+        yield Risk(
+            "torn-pages",
+            "full_page_writes is off: a power cut may leave half-written pages",
+            "set full_page_writes = on, unless the file system writes pages as a whole",
+        )
+
+
+def mysql_risks(clock: Callable[[], float]) -> Program[list[Risk]]:
+    """:param clock: returns the time in seconds since 1970."""
+    before = clock()
+    flush, binlog, synced, read_only, now = (yield _MYSQL())[0]
+    return [*_mysql(flush, binlog, synced, read_only), *clock_skew(float(now), before, clock())]
+
+
+def _mysql(flush: Any, binlog: Any, synced: Any, read_only: Any) -> Iterator[Risk]:
+    if int(read_only):
+        yield _read_only("this server is read-only")
+    if int(flush) != 1:
+        yield Risk(
+            "late-commits",
+            f"innodb_flush_log_at_trx_commit is {flush}: a crash forgets operations that were confirmed in the last second, "
+            "and they run again",
+            "set innodb_flush_log_at_trx_commit = 1",
+        )
+    if int(binlog) and int(synced) != 1:
+        yield Risk(
+            "late-binlog",
+            f"sync_binlog is {synced}: a crash of the server can leave replicas without the last operations",
+            "set sync_binlog = 1",
+        )
+
+
+def _read_only(what: str) -> Risk:
+    return Risk("read-only", f"{what}: every claim is refused", "use the URL of the primary")
