@@ -84,7 +84,7 @@ def _records(store: Store) -> Iterator[Finding]:
         return
     lag = store.execute(Measure()).sweep_lag
     if lag > LATE:
-        text = f"the oldest expired record waits for its removal since {duration(lag)}: run a guard with sweep_every=, or semel sweep"
+        text = f"the oldest expired record is overdue by {duration(lag)}: run a guard with sweep_every=, or semel sweep"
         yield Finding("sweep-lag", WARNING, text)
     for state, rule, advice in (
         (State.UNKNOWN, "unknown-outcomes", "find out what happened, then semel resolve or semel release"),
@@ -102,8 +102,8 @@ def _outbox(store: Store) -> Iterator[Finding]:
     state = store.execute(InspectOutbox(20))
     for each in state.destinations:
         if each.oldest > STUCK:
-            owner = "no relay runs: start semel relay" if not state.relays else "see semel outbox for what is stuck"
-            text = f"messages for {each.destination or 'the default destination'} wait since {duration(each.oldest)}; {owner}"
+            advice = "no relay runs: start semel relay" if not state.relays else "see semel outbox for what is stuck"
+            text = f"the oldest message for {each.destination or 'any destination'} is {duration(each.oldest)} old; {advice}"
             yield Finding("outbox-lag", WARNING if state.relays else ERROR, text)
     if state.held:
         text = f"{len(state.held)} streams are held back, such as {state.held[0].stream!r}: {state.held[0].reason}"
@@ -122,7 +122,7 @@ def _window(window: Window, service: Installation | None) -> Iterator[Finding]:
         windows += [(rule.policy.ttl_seconds, method, path) for method, path, rule in _keyed(service)]
     for seconds, method, path in windows:
         if seconds < needed:
-            text = f"answers are kept for {duration(seconds)}, and the {name} is {duration(needed)}: a late retry runs again"
+            text = f"answers are kept for {duration(seconds)}, and the {name} is {duration(needed)}: late retries run again"
             yield Finding("window-too-short", ERROR, text, method, path)
 
 

@@ -33,7 +33,13 @@ def failed(findings: Iterable[Finding]) -> bool:
 def plain(findings: Iterable[Finding]) -> list[dict[str, Any]]:
     """The findings for JSON."""
     return [
-        {"rule": each.rule, "path": each.path, "method": each.method, "severity": each.severity, "message": each.message}
+        {
+            "rule": each.rule,
+            "path": each.path,
+            "method": each.method,
+            "severity": each.severity,
+            "message": each.message,
+        }
         for each in findings
     ]
 
@@ -41,7 +47,9 @@ def plain(findings: Iterable[Finding]) -> list[dict[str, Any]]:
 def lines(findings: Sequence[Finding]) -> list[str]:
     """A line for each finding, errors first."""
     return [
-        f"{each.severity:<8} " + (f"{each.method:<6} {each.path}  " if each.path else "") + f"{each.message} [{each.rule}]"
+        f"{each.severity:<8} "
+        + (f"{each.method:<6} {each.path}  " if each.path else "")
+        + f"{each.message} [{each.rule}]"
         for each in sorted(findings, key=lambda each: (each.severity, each.path, each.method))
     ]
 

@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 from semel.core.ops import Op
 from semel.core.policy import Duration
+from semel.core.risks import Risk
 from semel.sql import sync as sql
 from semel.sql.migrations import MYSQL
+from semel.sql.risks import mysql_risks
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
 from semel.stores.mysql.connections import MySQLSettings, PyMySQL
@@ -41,6 +43,16 @@ def check(url: str) -> None:
     connection = driver.connect(MySQLSettings.for_migration(url))
     try:
         sql.check(connection, MYSQL)
+    finally:
+        driver.close(connection)
+
+
+def risks(url: str) -> list[Risk]:
+    """Return the ways in which the server's settings can lose records."""
+    driver = PyMySQL()
+    connection = driver.connect(MySQLSettings.for_migration(url))
+    try:
+        return sql.run(mysql_risks(time.time), connection)
     finally:
         driver.close(connection)
 

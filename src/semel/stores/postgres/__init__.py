@@ -3,4 +3,13 @@
 from semel.stores.postgres.aio import AsyncPostgresStore, check_async, migrate_async, risks_async
 from semel.stores.postgres.sync import PostgresStore, check, migrate, risks
 
-__all__ = ["AsyncPostgresStore", "PostgresStore", "check", "check_async", "migrate", "migrate_async", "risks", "risks_async"]
+__all__ = [
+    "AsyncPostgresStore",
+    "PostgresStore",
+    "check",
+    "check_async",
+    "migrate",
+    "migrate_async",
+    "risks",
+    "risks_async",
+]

@@ -6,15 +6,18 @@ A few connections serve all callers. Ops that arrive while these are busy are se
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from semel.core.messaging.messages import OUTBOX
 from semel.core.ops import Op
 from semel.core.policy import Duration
+from semel.core.risks import Risk
 from semel.sql import sync as sql
 from semel.sql.dialects.postgres import WatchRecord
 from semel.sql.migrations import POSTGRES
+from semel.sql.risks import postgres_risks
 from semel.stores.batching.combiner import Combiner
 from semel.stores.batching.connection import RetryingConnection
 from semel.stores.postgres.connections import PostgresSettings, Psycopg, open_listener
@@ -42,6 +45,16 @@ def check(url: str) -> None:
     connection = chosen.connect(PostgresSettings.for_migration(url))
     try:
         sql.check(connection, POSTGRES)
+    finally:
+        chosen.close(connection)
+
+
+def risks(url: str) -> list[Risk]:
+    """Return the ways in which the server's settings can lose records."""
+    chosen = Psycopg()
+    connection = chosen.connect(PostgresSettings.for_migration(url))
+    try:
+        return sql.run(postgres_risks(time.time), connection)
     finally:
         chosen.close(connection)
 

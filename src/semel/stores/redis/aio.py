@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from semel.core.risks import Risk
 from semel.core.ops import Op, Sweep, Swept
 from semel.core.policy import Duration
+from semel.core.risks import Risk
 from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
 from semel.stores.listening import AsyncListener

@@ -23,9 +23,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
-from semel.core.risks import Risk
 from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep, Sweep, Swept
 from semel.core.policy import Duration
+from semel.core.risks import Risk
 from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreError, StoreUncertain
 from semel.stores.batching.combiner import Combiner
