@@ -34,7 +34,7 @@ def clock_skew(server: float, before: float, after: float) -> Iterable[Risk]:
         direction = "ahead of" if ahead > 0 else "behind"
         yield Risk(
             "clock-skew",
-            f"the server's clock is {abs(ahead):.0f} s {direction} this machine's. Leases do not depend on it, but times in "
-            "logs, tokens and certificates do",
+            f"the server's clock is {abs(ahead):.0f} s {direction} this machine's. Leases do not depend on it, but "
+            "times in logs, tokens and certificates do",
             "synchronise both by NTP",
         )

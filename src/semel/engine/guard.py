@@ -15,6 +15,7 @@ from semel.core.encoding.plain import PLAIN
 from semel.core.encoding.serializers import ResultSerializer, Serializer, serializer_for
 from semel.core.encoding.snapshot import Kind, NotSerializable, decode_response
 from semel.core.keys import KeyFormat, check_name, identity, identity_hash, normalize_key
+from semel.core.lineage import lineage_lines
 from semel.core.ops import Record, Resolve
 from semel.core.policy import (
     Duration,
@@ -31,7 +32,7 @@ from semel.core.quota import Meter, Quota
 from semel.core.states import State
 from semel.engine.declare.declaration import Declaration, Selector
 from semel.engine.forking import survive_forks
-from semel.engine.operation.handle import inherit_lineage, running
+from semel.engine.operation.handle import running, set_lineage
 from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store, has_members
 from semel.engine.problem_log import ProblemLog
 from semel.errors import ConfigurationError, NotResolvable, PolicyError, SemelError
@@ -244,7 +245,7 @@ class Guard:
             call.clock, call.began = time.monotonic, time.monotonic()
         outer = running.get()
         if outer is not None:
-            inherit_lineage(call, outer)
+            set_lineage(call, lineage_lines(outer._next_lineage))
         return call
 
     def check_tenant(self, tenant: str) -> str:

@@ -27,8 +27,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from semel.core.call import Pause, Raised
-from semel.core.keys import check_name, identity
-from semel.core.lineage import Lineage, read_metadata
+from semel.core.keys import check_name, identity, normalize_key
+from semel.core.lineage import Lineage, lineage_lines, read_metadata
 from semel.core.messaging.consuming import (
     Acknowledge,
     AppliedMessage,
@@ -46,7 +46,9 @@ from semel.core.messaging.messages import MAX_NAME, Message, PurgeInbox, fits_co
 from semel.core.messaging.relaying import POISON, Poison
 from semel.core.policy import Duration, seconds
 from semel.core.transactional import HandlersFault
+from semel.engine.declare.handlers import with_handle
 from semel.engine.operation import AsyncOperation
+from semel.engine.operation.handle import set_lineage
 from semel.engine.operation.propagation import MessageOrigin, message_origin
 from semel.engine.ports import AsyncStore, unit_of
 from semel.errors import (
@@ -414,7 +416,10 @@ class AsyncConsumer:
             await _finished(self._function(message, op))
 
         try:
-            outcome = await guard.run_outcome(self.name, key=message.id, call=work, ttl=self._inbox.keep)
+            policy = guard.policy.replace(ttl=self._inbox.keep)
+            call = guard.make_call(self.name, normalize_key(message.id), guard.tenant, b"", policy)
+            set_lineage(call, lineage_lines(read_metadata(message.headers)))
+            outcome = await guard.driver.drive(call, with_handle(work), call.policy.recover)
         except InProgress as error:  # another consumer has it, and may fail
             return Raised(TransactionConflict(str(error)))
         except Exception as error:

@@ -36,7 +36,8 @@ def _postgres(fsync: str, commit: str, pages: str, standby: bool) -> Iterator[Ri
     elif commit == "off":
         yield Risk(
             "late-commits",
-            "synchronous_commit is off: a crash of the server forgets operations that it has confirmed, and they run again",
+            "synchronous_commit is off: a crash of the server forgets operations that it has confirmed, and they run "
+            "again",
             "set synchronous_commit = on for the role that Semel uses: ALTER ROLE … SET synchronous_commit = on",
         )
     if pages == "off":
@@ -60,8 +61,8 @@ def _mysql(flush: Any, binlog: Any, synced: Any, read_only: Any) -> Iterator[Ris
     if int(flush) != 1:
         yield Risk(
             "late-commits",
-            f"innodb_flush_log_at_trx_commit is {flush}: a crash forgets the operations of the last second, although it has "
-            "confirmed them, and they run again",
+            f"innodb_flush_log_at_trx_commit is {flush}: a crash of the server forgets operations of the last second "
+            "that it has confirmed, and they run again",
             "set innodb_flush_log_at_trx_commit = 1",
         )
     if int(binlog) and int(synced) != 1:

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from semel.core.ops import Op
 from semel.core.risks import Risk
-from semel.engine.ports import AsyncStore, Store
+from semel.engine.ports import AsyncStore, Store, check_trails
 from semel.errors import MissingDependency, StoreURLError
 from semel.stores.settings import plain_url
 
@@ -219,6 +219,11 @@ def has_tables(url: str) -> bool:
 def has_outbox(url: str) -> bool:
     """Whether the store is in a database that holds messages too: an outbox, an inbox, dead letters."""
     return _kind_with_tables(url)[0].store().adopt is not None
+
+
+def check_trails_of(url: str) -> None:
+    """Raise ConfigurationError if the store of this URL keeps no history of events."""
+    check_trails(_kind_with_tables(url)[0].store())
 
 
 def sqlite_path(url: str) -> str:

@@ -103,7 +103,8 @@ def _outbox(store: Store) -> Iterator[Finding]:
     for each in state.destinations:
         if each.oldest > STUCK:
             advice = "no relay runs: start semel relay" if not state.relays else "see semel outbox for what is stuck"
-            text = f"the oldest message for {each.destination or 'any destination'} is {duration(each.oldest)} old; {advice}"
+            where = f"for {each.destination} " if each.destination else ""
+            text = f"the oldest message {where}has waited for {duration(each.oldest)}; {advice}"
             yield Finding("outbox-lag", WARNING if state.relays else ERROR, text)
     if state.held:
         text = f"{len(state.held)} streams are held back, such as {state.held[0].stream!r}: {state.held[0].reason}"
@@ -122,7 +123,8 @@ def _window(window: Window, service: Installation | None) -> Iterator[Finding]:
         windows += [(rule.policy.ttl_seconds, method, path) for method, path, rule in _keyed(service)]
     for seconds, method, path in windows:
         if seconds < needed:
-            text = f"answers are kept for {duration(seconds)}, and the {name} is {duration(needed)}: late retries run again"
+            kept = f"answers are kept for {duration(seconds)}, and the {name} is {duration(needed)}"
+            text = f"{kept}: late retries run again"
             yield Finding("window-too-short", ERROR, text, method, path)
 
 
