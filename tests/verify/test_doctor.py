@@ -15,12 +15,11 @@ from flask import Flask
 
 from semel import MemoryStore, Policy, Semel
 from semel.cli import main
-from semel.core.risks import clock_skew
 from semel.http.contract.rules import exempt
 from semel.http.describe.design import find_installation
 from semel.http.flask import idempotent, install
 from semel.messaging import Outbox
-from semel.sql.risks import mysql_risks, postgres_risks
+from semel.stores.risks import clock_skew, mysql_risks, postgres_risks
 from semel.stores.sizing import Needs
 from semel.stores.sqlite import SQLiteStore
 from semel.stores.urls import migrate_store
@@ -102,7 +101,9 @@ def risks_of(program: Callable[[Callable[[], float]], Any], row: tuple[Any, ...]
     return [risk.name for risk in end.value.value]
 
 
-@pytest.mark.parametrize(("server", "found"), [(100.0, False), (106.0, False), (108.0, True), (96.0, False), (94.0, True)])
+@pytest.mark.parametrize(
+    ("server", "found"), [(100.0, False), (106.0, False), (108.0, True), (96.0, False), (94.0, True)]
+)
 def test_a_clock_is_judged_by_more_than_the_time_of_the_question(server: float, found: bool) -> None:
     assert bool(list(clock_skew(server, before=100.0, after=102.0))) is found
 
@@ -143,7 +144,9 @@ def test_operations_and_messages_that_wait(file: str, tmp_path: Path) -> None:
             Outbox(guard.store).add(raw, "order.placed", {}, stream="order-7")
             raw.execute("COMMIT")
             raw.execute("UPDATE semel_outbox SET created = created - 3600000000")
-            raw.execute("UPDATE semel_record SET state = 1, lease_end = created - 7000000000, created = created - 7200000000")
+            raw.execute(
+                "UPDATE semel_record SET state = 1, lease_end = created - 7000000000, created = created - 7200000000"
+            )
             raw.execute("INSERT INTO semel_hold (stream, until, reason) VALUES ('order-7', 9e15, 'refused')")
             guard.sweep()
     found = {finding.rule: finding for finding in examine(file, NO_WINDOW)}

@@ -16,9 +16,9 @@ from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from semel.core.ops import Op
-from semel.core.risks import Risk
 from semel.engine.ports import AsyncStore, Store, check_trails
 from semel.errors import MissingDependency, StoreURLError
+from semel.stores.risks import Risk
 from semel.stores.settings import plain_url
 
 AS_PRIMARY: Final = "as the primary"

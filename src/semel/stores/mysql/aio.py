@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 
 from semel.core.ops import Op
 from semel.core.policy import Duration
-from semel.core.risks import Risk
 from semel.sql import aio as sql
 from semel.sql.migrations import MYSQL
-from semel.sql.risks import mysql_risks
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
 from semel.stores.mysql.connections import Asyncmy, MySQLSettings
+from semel.stores.risks import Risk, mysql_risks
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")

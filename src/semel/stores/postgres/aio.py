@@ -18,16 +18,15 @@ from typing import Any, TypeVar
 from semel.core.messaging.messages import OUTBOX
 from semel.core.ops import Op
 from semel.core.policy import Duration
-from semel.core.risks import Risk
 from semel.sql import aio as sql
 from semel.sql.dialects.postgres import WatchRecord
 from semel.sql.migrations import POSTGRES
-from semel.sql.risks import postgres_risks
 from semel.stores.batching.aio_combiner import AsyncCombiner
 from semel.stores.batching.aio_connection import AsyncRetryingConnection
 
 # sync: from semel.stores.postgres.connections import PostgresSettings, Psycopg, open_listener
 from semel.stores.postgres.connections import DriverName, PostgresSettings, driver_named, open_listener_async
+from semel.stores.risks import Risk, postgres_risks
 from semel.stores.settings import CONNECT_TIMEOUT, CONNECTIONS, RETRY_FOR, TIMEOUT
 
 R = TypeVar("R")

@@ -11,7 +11,6 @@ from typing import Any, TypeVar, cast
 
 from semel.core.ops import Op, Sweep, Swept
 from semel.core.policy import Duration
-from semel.core.risks import Risk
 from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUnavailable
 from semel.stores.listening import AsyncListener
@@ -35,6 +34,7 @@ from semel.stores.redis.settings import (
     Address,
     RedisSettings,
 )
+from semel.stores.risks import Risk
 
 R = TypeVar("R")
 

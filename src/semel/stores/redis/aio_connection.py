@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Final, TypeVar, cast
 
-from semel.core.risks import Risk
 from semel.engine.ports import STORE_CLOSED
 from semel.errors import ConfigurationError, SemelError, StoreError, StoreUncertain
 from semel.stores.redis.commands import Handshake, RedisCommand, ServerClock, introduce, prepare
@@ -36,6 +35,7 @@ from semel.stores.redis.failures import (
 from semel.stores.redis.risks import QUESTIONS, RiskLog
 from semel.stores.redis.settings import CLOSE_TIMEOUT, MAX_IN_FLIGHT, Address, RedisSettings
 from semel.stores.redis.topology import SearchTime, Topology, topology_of
+from semel.stores.risks import Risk
 
 WRITE_EARLY: Final = 8
 """So many commands are written without waiting for the end of the turn. With fewer, the system calls cost too much."""

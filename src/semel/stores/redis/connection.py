@@ -13,7 +13,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from semel.core.risks import Risk
 from semel.engine.forking import survive_forks
 from semel.errors import ConfigurationError, StoreError
 from semel.stores.redis.commands import DurableCommand, RedisCommand, ServerClock, UnansweredCommand, prepare
@@ -28,6 +27,7 @@ from semel.stores.redis.failures import (
 from semel.stores.redis.risks import QUESTIONS, RiskLog
 from semel.stores.redis.settings import Address, RedisSettings
 from semel.stores.redis.topology import SearchTime, Topology, topology_of
+from semel.stores.risks import Risk
 from semel.stores.settings import require
 
 

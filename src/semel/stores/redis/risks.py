@@ -10,10 +10,10 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from semel.core.risks import Risk
 from semel.errors import SemelError
 from semel.stores.redis.commands import RedisCommand
 from semel.stores.redis.settings import RedisSettings
+from semel.stores.risks import Risk
 
 _SETTINGS: Final = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save")
 QUESTIONS: Final = [

@@ -25,7 +25,6 @@ from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from semel.core.ops import Complete, Op, Release, Renew, Resolve, SaveStep, Sweep, Swept
 from semel.core.policy import Duration
-from semel.core.risks import Risk
 from semel.engine.forking import survive_forks
 from semel.errors import SemelError, StoreError, StoreUncertain
 from semel.stores.batching.combiner import Combiner
@@ -50,6 +49,7 @@ from semel.stores.redis.settings import (
     Address,
     RedisSettings,
 )
+from semel.stores.risks import Risk
 
 R = TypeVar("R")
 _ALWAYS_DURABLE: Final = frozenset({Complete, SaveStep, Resolve})

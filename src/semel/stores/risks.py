@@ -1,13 +1,18 @@
-"""Settings of a database server that can lose records after they were confirmed. Programs, for every connection."""
+"""How the settings of a server can lose records that were confirmed. ``semel doctor`` asks for them.
+
+The questions to databases are programs, for every connection. Those to Redis are in ``stores/redis/risks.py``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
-from semel.core.risks import Risk, clock_skew
 from semel.sql.program import Program, Query
 
+ACCEPTED_SKEW: Final = 5.0
+"""Seconds by which two clocks may differ."""
 _POSTGRES: Final = Query(
     "risks",
     "SELECT current_setting('fsync'), current_setting('synchronous_commit'), current_setting('full_page_writes'), "
@@ -19,6 +24,36 @@ _MYSQL: Final = Query(
     "SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog, @@read_only, unix_timestamp(sysdate(6))",
     True,
 )
+
+
+@dataclass(frozen=True)
+class Risk:
+    """A way in which the settings of a server can lose records, or mislead people."""
+
+    name: str
+    """Such as ``eviction``: [the doctor's page](../how-to/doctor.md) lists them all."""
+    what: str
+    """What can happen."""
+    remedy: str
+    """What to change to avoid it."""
+
+
+def clock_skew(server: float, before: float, after: float) -> Iterable[Risk]:
+    """Yield a risk if the server's clock is not this machine's.
+
+    :param server: the time that the server told, in seconds since 1970.
+    :param before: this machine's time when it asked.
+    :param after: this machine's time when it had the answer.
+    """
+    ahead = server - after if server > after else min(server - before, 0.0)
+    if abs(ahead) > ACCEPTED_SKEW:
+        direction = "ahead of" if ahead > 0 else "behind"
+        yield Risk(
+            "clock-skew",
+            f"the server's clock is {abs(ahead):.0f} s {direction} this machine's. Leases do not depend on it, but "
+            "times in logs, tokens and certificates do",
+            "synchronise both by NTP",
+        )
 
 
 def postgres_risks(clock: Callable[[], float]) -> Program[list[Risk]]:
