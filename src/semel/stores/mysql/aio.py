@@ -66,6 +66,7 @@ class AsyncMySQLStore:
     wakes = False
     counts = True
     resumes = True
+    lists = True
     trails = False
     accept = None
 

@@ -70,6 +70,7 @@ class AsyncPostgresStore:
 
     counts = True
     resumes = True
+    lists = True
     trails = False
     accept = None
 

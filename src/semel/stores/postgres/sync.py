@@ -63,6 +63,7 @@ class PostgresStore:
 
     counts = True
     resumes = True
+    lists = True
     trails = False
     accept = None
 

@@ -71,6 +71,7 @@ class RedisStore:
 
     counts = False
     resumes = False
+    lists = False
     trails = False
     adopt = None
     accept = None
