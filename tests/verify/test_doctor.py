@@ -15,9 +15,8 @@ from flask import Flask
 
 from semel import MemoryStore, Policy, Semel
 from semel.cli import main
-from semel.http.contract.rules import exempt
 from semel.http.describe.design import find_installation
-from semel.http.flask import idempotent, install
+from semel.http.flask import exempt, idempotent, install
 from semel.messaging import Outbox
 from semel.stores.risks import clock_skew, mysql_risks, postgres_risks
 from semel.stores.sizing import Needs
@@ -136,27 +135,36 @@ def test_an_index_that_is_missing(file: str, tmp_path: Path) -> None:
 
 def test_operations_and_messages_that_wait(file: str, tmp_path: Path) -> None:
     with Semel(SQLiteStore(tmp_path / "app.db")) as guard:
-        for name, policy in (("pay", Policy(on_abandoned="reject")), ("ship", Policy(on_abandoned="retry"))):
-            with pytest.raises(KeyboardInterrupt):
-                guard.run(name, key="1", call=interrupt, policy=policy)
+        guard.run("pay", key="1", call=int)
+        guard.run("ship", key="1", call=int)
         with closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as raw:
             raw.execute("BEGIN")
             Outbox(guard.store).add(raw, "order.placed", {}, stream="order-7")
             raw.execute("COMMIT")
-            raw.execute("UPDATE semel_outbox SET created = created - 3600000000")
+            hour = 3_600_000_000
+            raw.execute("UPDATE semel_outbox SET created = created - ?", (hour,))
             raw.execute(
-                "UPDATE semel_record SET state = 1, lease_end = created - 7000000000, created = created - 7200000000"
+                "INSERT INTO semel_hold (stream, until, reason) VALUES ('order-7', 9000000000000000, 'refused')"
             )
-            raw.execute("INSERT INTO semel_hold (stream, until, reason) VALUES ('order-7', 9e15, 'refused')")
-            guard.sweep()
+            old = "created = created - ?, lease_end = created - ?"
+            raw.execute(f"UPDATE semel_record SET state = 3, {old} WHERE operation = 'pay'", (2 * hour, hour))
+            raw.execute(f"UPDATE semel_record SET state = 1, {old} WHERE operation = 'ship'", (2 * hour, hour))
     found = {finding.rule: finding for finding in examine(file, NO_WINDOW)}
-    assert set(found) >= {"outbox-lag", "held-streams"}
+    assert found.keys() == {"outbox-lag", "held-streams", "unknown-outcomes", "abandoned"}
     assert found["outbox-lag"].severity == "error"
     assert "no relay runs" in found["outbox-lag"].message
+    assert "pay" in found["unknown-outcomes"].message
+    assert "ship" in found["abandoned"].message
 
 
-def interrupt() -> None:
-    raise KeyboardInterrupt
+def test_records_that_nothing_sweeps(file: str, tmp_path: Path) -> None:
+    with Semel(SQLiteStore(tmp_path / "app.db"), sweep_every=None) as guard:
+        guard.run("pay", key="1", call=int)
+        with closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as raw:
+            raw.execute(
+                "UPDATE semel_record SET expires = expires - ?, sweep_after = sweep_after - ?", (10**11, 10**11)
+            )
+    assert rules(examine(file, NO_WINDOW)) == {"sweep-lag"}
 
 
 # -- the window and the routes
@@ -164,7 +172,8 @@ def interrupt() -> None:
 
 def service(**policy: Any) -> Any:
     app = Flask("shop")
-    install(app, guard=Semel(MemoryStore(), policy=Policy(**policy)))
+    with pytest.warns(UserWarning, match="tenant= is missing"):
+        install(app, guard=Semel(MemoryStore(), policy=Policy(**policy)))
 
     @app.post("/payments")
     @idempotent(ttl="1h")
