@@ -67,7 +67,7 @@ class AsyncMySQLStore:
     counts = True
     resumes = True
     lists = True
-    trails = False
+    trails = True
     accept = None
 
     def __init__(

@@ -63,7 +63,7 @@ class MySQLStore:
     counts = True
     resumes = True
     lists = True
-    trails = False
+    trails = True
     accept = None
 
     def __init__(

@@ -71,7 +71,7 @@ class AsyncPostgresStore:
     counts = True
     resumes = True
     lists = True
-    trails = False
+    trails = True
     accept = None
 
     def __init__(

@@ -64,7 +64,7 @@ class PostgresStore:
     counts = True
     resumes = True
     lists = True
-    trails = False
+    trails = True
     accept = None
 
     def __init__(
