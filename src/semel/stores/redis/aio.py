@@ -27,7 +27,6 @@ from semel.stores.redis.failures import (
     ServerUnreachable,
 )
 from semel.stores.redis.programs import RedisPrograms, WatchAttempt
-from semel.stores.redis.risks import Risk
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     RETRY_FOR,
@@ -35,6 +34,7 @@ from semel.stores.redis.settings import (
     Address,
     RedisSettings,
 )
+from semel.stores.risks import Risk
 
 R = TypeVar("R")
 
