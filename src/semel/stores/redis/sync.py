@@ -19,6 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -39,8 +40,12 @@ from semel.stores.redis.failures import (
     ServerUnreachable,
     unconfirmed,
 )
+<<<<<<< HEAD
 from semel.stores.redis.programs import WALKS, OpProgram, RedisPrograms, WatchAttempt
 from semel.stores.redis.risks import Risk
+=======
+from semel.stores.redis.programs import OpProgram, RedisPrograms, WatchAttempt
+>>>>>>> trunk
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     CONNECTIONS,
@@ -49,6 +54,7 @@ from semel.stores.redis.settings import (
     Address,
     RedisSettings,
 )
+from semel.stores.risks import Risk
 
 R = TypeVar("R")
 _ALWAYS_DURABLE: Final = frozenset({Complete, SaveStep, Resolve})
@@ -57,6 +63,12 @@ _NEVER_DURABLE: Final = frozenset({Renew, Release})
 _PENDING: Final = object()
 _Outcome: TypeAlias = tuple[int, "Address | None", Any]
 """The result of one try: the Op's position, the server, and the answer or an error."""
+
+
+def risks(url: str) -> list[Risk]:
+    """Return the ways in which the servers' settings can lose records."""
+    with closing(RedisStore(url, listen=False)) as store:
+        return store.risks()
 
 
 class RedisStore:
