@@ -26,12 +26,7 @@ from semel.stores.redis.failures import (
     OpRetry,
     ServerUnreachable,
 )
-<<<<<<< HEAD
 from semel.stores.redis.programs import WALKS, RedisPrograms, WatchAttempt
-from semel.stores.redis.risks import Risk
-=======
-from semel.stores.redis.programs import RedisPrograms, WatchAttempt
->>>>>>> trunk
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     RETRY_FOR,

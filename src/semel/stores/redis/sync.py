@@ -40,12 +40,7 @@ from semel.stores.redis.failures import (
     ServerUnreachable,
     unconfirmed,
 )
-<<<<<<< HEAD
 from semel.stores.redis.programs import WALKS, OpProgram, RedisPrograms, WatchAttempt
-from semel.stores.redis.risks import Risk
-=======
-from semel.stores.redis.programs import OpProgram, RedisPrograms, WatchAttempt
->>>>>>> trunk
 from semel.stores.redis.settings import (
     CONNECT_TIMEOUT,
     CONNECTIONS,
