@@ -22,7 +22,7 @@ LAYERS = (
     ("engine",),
     ("sql",),
     ("stores",),
-    ("natural", "http", "client", "messaging"),
+    ("natural", "http", "client", "messaging", "trail"),
     ("gateway", "console", "verify"),
     ("demo",),
     ("cli",),

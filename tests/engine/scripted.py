@@ -141,6 +141,7 @@ class ScriptedStore:
         self.wakes: bool = inner.wakes
         self.counts: bool = inner.counts
         self.resumes: bool = inner.resumes
+        self.trails: bool = inner.trails
         self.adopt = inner.adopt
         self.accept = inner.accept
 
@@ -191,6 +192,7 @@ class AsyncScriptedStore:
         self.wakes: bool = inner.wakes
         self.counts: bool = inner.counts
         self.resumes: bool = inner.resumes
+        self.trails: bool = inner.trails
         self.adopt = inner.adopt
         self.accept = inner.accept
 

@@ -24,6 +24,7 @@ STORE_MEMBERS: Final = (
     "wakes",
     "counts",
     "resumes",
+    "trails",
     "adopt",
     "accept",
     "execute",
@@ -45,6 +46,8 @@ class Store(Protocol):
     """Whether the store executes ``Count``. A guard with a quota needs that."""
     resumes: bool
     """Whether the store executes ``Resumable``. A resumer needs that."""
+    trails: bool
+    """Whether the store keeps the history of events: it executes the Ops of ``core/trail``. A trail needs that."""
 
     @property
     def adopt(self) -> Callable[[object], Unit] | None:
@@ -92,6 +95,7 @@ class AsyncStore(Protocol):
     wakes: bool
     counts: bool
     resumes: bool
+    trails: bool
 
     @property
     def adopt(self) -> Callable[[object], AsyncUnit] | None: ...

@@ -17,11 +17,12 @@ from typing import Any, Final, TypeVar
 from semel.core.ops import INPUT, Abandoned, Claim, Count, Op, Page, Resumable, SaveStep, Sweep, Swept
 from semel.core.semantics import RULES, Row, show, state_of, sweepable
 from semel.core.states import State, Takeover
+from semel.core.trail.book import TRAIL_OPS, TrailBook
 from semel.errors import StoreError, StoreUnavailable
 
 R = TypeVar("R")
 MAX_RECORDS: Final = 1_000_000
-_ON_MANY_RECORDS: Final = frozenset({Sweep, Count, Resumable})
+_ON_MANY_RECORDS: Final = frozenset({Sweep, Count, Resumable, *TRAIL_OPS})
 
 
 class _Records:
@@ -35,6 +36,7 @@ class _Records:
         self.inputs: set[bytes] = set()
         """Records that have saved their input. Some of them may be done by now."""
         self.waiters: dict[bytes, list[Callable[[], object]]] = {}
+        self.trail = TrailBook()
 
     def execute(self, op: Op[Any]) -> Any:
         clock = self.clock
@@ -65,8 +67,9 @@ class _Records:
             return self.sweep(op.limit, now)
         if type(op) is Count:
             return self.count(op, now)
-        assert type(op) is Resumable
-        return self.resumable(op, now)
+        if type(op) is Resumable:
+            return self.resumable(op, now)
+        return self.trail.execute(op)
 
     def make_room(self, now: float) -> None:
         if now < self.full_until or not self.sweep(self.max_records // 10 + 1, now).removed:
@@ -129,6 +132,7 @@ class MemoryStore:
     wakes = True
     counts = True
     resumes = True
+    trails = True
     adopt = None
     accept = None
 
@@ -171,6 +175,7 @@ class AsyncMemoryStore:
     wakes = True
     counts = True
     resumes = True
+    trails = True
     adopt = None
     accept = None
 

@@ -115,7 +115,7 @@ def open_read_only(path: str | os.PathLike[str]) -> Iterator[SQLiteConnection]:
 class ReadOnlySQLiteStore:
     """Answers ``Lookup`` from a file, without write access to it."""
 
-    wakes = counts = resumes = False
+    wakes = counts = resumes = trails = False
     adopt = accept = None
 
     def __init__(self, connection: SQLiteConnection) -> None:
@@ -256,6 +256,7 @@ class SQLiteStore:
     wakes = False
     counts = True
     resumes = True
+    trails = False
     accept = None
 
     def __init__(
@@ -326,6 +327,7 @@ class AsyncSQLiteStore:
     wakes = False
     counts = True
     resumes = True
+    trails = False
     accept = None
 
     def __init__(

@@ -296,6 +296,7 @@ class BridgedStore:
         self._closed = False
         self.counts = self._store.counts
         self.resumes = self._store.resumes
+        self.trails = self._store.trails
         self.accept = self._store.accept
 
     def execute(self, op: Op[R]) -> R:

@@ -54,6 +54,7 @@ class AsyncMySQLStore:
     wakes = False
     counts = True
     resumes = True
+    trails = False
     accept = None
 
     def __init__(

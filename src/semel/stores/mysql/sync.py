@@ -51,6 +51,7 @@ class MySQLStore:
     wakes = False
     counts = True
     resumes = True
+    trails = False
     accept = None
 
     def __init__(

@@ -58,6 +58,7 @@ class AsyncPostgresStore:
 
     counts = True
     resumes = True
+    trails = False
     accept = None
 
     def __init__(

@@ -51,6 +51,7 @@ class PostgresStore:
 
     counts = True
     resumes = True
+    trails = False
     accept = None
 
     def __init__(

@@ -64,6 +64,7 @@ class RedisStore:
 
     counts = False
     resumes = False
+    trails = False
     adopt = None
     accept = None
 
