@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from semel.core.messaging.consuming import (
 from semel.core.messaging.messages import BuryMessage, CountStart, ForgetStarts, Message, SeeMessages, check_message
 from semel.errors import BrokerUnavailable, StoreUnavailable, TransactionConflict
 from semel.messaging.ports import Delivery
+from semel.observe import events
 from semel.observe.events import Event
 
 BUSY = BrokerUnavailable("busy")
@@ -272,3 +274,22 @@ def test_a_message_without_an_id_gets_one_of_its_content() -> None:
     check_message(storable(strange))
     fine = Message("m", "", b"", headers={"a": "b"})
     assert storable(fine) is fine
+
+
+def test_each_message_is_told_if_somebody_wants_to_know() -> None:
+    def live(watched: bool) -> list[Event]:
+        world = World(["a1", "a1"], watched=watched)
+        world.queue[0] = replace(world.queue[0], headers={"idempotency-root": "r", "idempotency-parent": "p"})
+
+        def apply(message: Message) -> None:
+            world.now += 2.0
+
+        world.apply = apply
+        world.live()
+        return world.events
+
+    assert live(False) == []
+    assert live(True) == [
+        events.AppliedEvent("paid", "", "a1", "ledger", 2.0, "r", "p"),
+        events.Skipped("paid", "", "a1", "ledger", 2.0),
+    ]

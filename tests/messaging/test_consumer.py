@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from semel import AsyncSemel, Semel
+from semel.core.lineage import Lineage
 from semel.core.messaging.messages import JoinRelays, Message, StartMessages
 from semel.errors import ConfigurationError, PolicyError
 from semel.messaging import AsyncDeadLetters, AsyncInbox, DeadLetters, Inbox
@@ -397,6 +398,42 @@ def test_a_handler_with_a_guard_repeats_no_step(open_desk: Callable[[str], Desk]
         report = desk._runner.run(consume())  # type: ignore[union-attr]
     assert done == ["m-1"]
     assert (report.applied, report.repeated, report.failed) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "async-sqlite"])
+def test_a_handler_with_a_guard_goes_on_with_the_lineage_of_the_message(
+    open_desk: Callable[[str], Desk], kind: str
+) -> None:
+    desk = open_desk(kind)
+    desk.sql("DELETE FROM semel_record")
+    trace = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    headers = {"idempotency-root": "order-1", "idempotency-parent": "pay-1", "traceparent": trace}
+    source = ListSource([message("m-1", headers=headers)])
+    came: list[Any] = []
+    if kind == "sqlite":
+        with Semel(desk.store, sweep_every=None) as guard:
+
+            @Inbox(desk.store).handler("payout", guard=guard)
+            def pay(message: Message, op: Any) -> None:
+                came.extend((op.lineage, op._next_lineage))
+
+            pay.drain(source)
+            record: Any = guard.lookup("payout", "m-1")
+    else:
+
+        async def consume() -> Any:
+            guard = AsyncSemel(desk.store, sweep_every=None)
+
+            @AsyncInbox(desk.store).handler("payout", guard=guard)
+            async def pay(message: Message, op: Any) -> None:
+                came.extend((op.lineage, op._next_lineage))
+
+            await pay.drain(source)
+            return await guard.lookup("payout", "m-1")
+
+        record = desk._runner.run(consume())  # type: ignore[union-attr]
+    assert came == [Lineage("order-1", "pay-1", trace), Lineage("order-1", "m-1", trace)]
+    assert (record.key, record.root, record.parent) == ("m-1", "order-1", "pay-1")
 
 
 def test_an_async_handler_needs_an_async_inbox(on_sqlite: Books) -> None:

@@ -23,11 +23,11 @@ def moment(at: float, event: events.Event, number: int) -> Moment:
 
 
 def started(key: str) -> events.Started:
-    return events.Started("pay", "", key, 1, 7)
+    return events.Started("pay", "", key, 1, 7, id=identity("", "pay", key))
 
 
 def completed(key: str) -> events.Completed:
-    return events.Completed("pay", "", key, 1, 20, route="POST /pay")
+    return events.Completed("pay", "", key, 1, 20, route="POST /pay", id=identity("", "pay", key))
 
 
 def keep(*moments: Moment, writer: bytes = b"w" * 8, counter: MinuteCounter | None = None) -> KeepTrail:
@@ -38,10 +38,11 @@ def keep(*moments: Moment, writer: bytes = b"w" * 8, counter: MinuteCounter | No
 def test_a_story_is_told_in_order_and_without_the_key() -> None:
     store = MemoryStore()
     reader = TrailReader(store)
-    failed = events.StoreFailed("pay", "", "secret-key", "claim", "no record for secret-key")
+    id = identity("", "pay", "secret-key")
+    failed = events.StoreFailed("pay", "", "secret-key", "claim", "no record for secret-key", id=id)
     store.execute(keep(moment(NOON + 2, completed("secret-key"), 3), moment(NOON, started("secret-key"), 1)))
     store.execute(keep(moment(NOON + 1, failed, 2), moment(NOON, started("other"), 4)))
-    story = reader.story(identity("", "pay", "secret-key"))
+    story = reader.story(id)
     assert [each.kind for each in story] == ["started", "store_failed", "completed"]
     assert [each.route for each in story] == ["pay", "pay", "POST /pay"]
     assert "secret-key" not in repr(story)

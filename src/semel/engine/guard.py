@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from semel.core.encoding.plain import PLAIN
 from semel.core.encoding.serializers import ResultSerializer, Serializer, serializer_for
 from semel.core.encoding.snapshot import Kind, NotSerializable, decode_response
 from semel.core.keys import KeyFormat, check_name, identity, identity_hash, normalize_key
+from semel.core.lineage import lineage_lines
 from semel.core.ops import Record, Resolve
 from semel.core.policy import (
     Duration,
@@ -32,12 +32,12 @@ from semel.core.quota import Meter, Quota
 from semel.core.states import State
 from semel.engine.declare.declaration import Declaration, Selector
 from semel.engine.forking import survive_forks
-from semel.engine.operation.handle import inherit_lineage, running
+from semel.engine.operation.handle import running, set_lineage
 from semel.engine.ports import STORE_MEMBERS, AsyncStore, Store, has_members
 from semel.engine.problem_log import ProblemLog
 from semel.errors import ConfigurationError, NotResolvable, PolicyError, SemelError
 from semel.observe import events
-from semel.observe.events import Event, EventHook, LoggingHook
+from semel.observe.events import Event, EventHook, EventHooks, LoggingHook, call_hooks, hooks_of
 
 ANY: Final = KeyFormat.named("any")
 REMEMBERED: Final = 256
@@ -75,7 +75,7 @@ class Guard:
         *,
         policy: Policy | None = None,
         tenant: str = "",
-        on_event: EventHook | None = None,
+        on_event: EventHooks | None = None,
         codec: Codec | None = None,
         secret: bytes | None = None,
         readable_keys: bool = True,
@@ -90,12 +90,11 @@ class Guard:
         _check_kind("codec", codec, Codec, "Codec(cipher=KeyRing(…))")
         _check_kind("secret", secret, bytes, "bytes, secrets.token_bytes(32),")
         _check_kind("quota", quota, Quota, "Quota(live_keys=10_000)")
-        if on_event is not None and not callable(on_event):
-            raise ConfigurationError(f"on_event= is a function of an event, such as log_events(), not {on_event!r}")
         self._policy = policy or Policy()
         self.tenant = tenant and checked_tenant(tenant)
-        self._hook = None if on_event is None else _logging_errors(on_event)
-        self._log = None if isinstance(on_event, LoggingHook) else ProblemLog()
+        self._log: ProblemLog | None = ProblemLog()
+        self._hook: EventHook | None = None
+        self._set_hooks(hooks_of(on_event))
         self.codec = codec or Codec()
         self.secret = secret
         self._data = Arguments(lambda fingerprint: None, "all", secret=secret)
@@ -128,10 +127,12 @@ class Guard:
 
     def add_event_hook(self, hook: EventHook) -> None:
         """Add a hook that is called with every event, after the existing ones."""
-        first = self._hook
-        self._hook = _logging_errors(hook) if first is None else _both(first, _logging_errors(hook))
-        self._settings["on_event"] = self._hook
-        if isinstance(hook, LoggingHook):
+        self._set_hooks((*self._settings["on_event"], *hooks_of(hook)))
+
+    def _set_hooks(self, hooks: tuple[EventHook, ...]) -> None:
+        self._settings["on_event"] = hooks
+        self._hook = call_hooks(hooks, "semel")
+        if any(isinstance(hook, LoggingHook) for hook in hooks):
             self._log = None
 
     def _declare(
@@ -240,9 +241,11 @@ class Guard:
             self._meter,
             self._log,
         )
+        if self._hook is not None:
+            call.clock, call.began = time.monotonic, time.monotonic()
         outer = running.get()
         if outer is not None:
-            inherit_lineage(call, outer)
+            set_lineage(call, lineage_lines(outer._next_lineage))
         return call
 
     def check_tenant(self, tenant: str) -> str:
@@ -389,23 +392,3 @@ def _describe_wrong_store(store: object) -> str:
 def _check_kind(name: str, setting: object, expected: type, example: str) -> None:
     if setting is not None and not isinstance(setting, expected):
         raise ConfigurationError(f"{name}= is {example} or the like, not {type(setting).__name__}")
-
-
-def _both(first: EventHook, second: EventHook) -> EventHook:
-    def call(event: Event) -> None:
-        first(event)
-        second(event)
-
-    return call
-
-
-def _logging_errors(hook: EventHook) -> EventHook:
-    """Wrap a hook so that its errors are logged: a hook must never fail the operation that it observes."""
-
-    def call(event: Event) -> None:
-        try:
-            hook(event)
-        except Exception:
-            logging.getLogger("semel").exception("the event hook failed at %s", event.name)
-
-    return call

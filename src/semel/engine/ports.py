@@ -222,3 +222,13 @@ def unit_of(store: Any, connection: object) -> Any:
             "use SQLiteStore, PostgresStore or MySQLStore (Async… with AsyncSemel)"
         )
     return store.adopt(connection)
+
+
+def check_trails(store: Store | AsyncStore | type[Any]) -> None:
+    """Raise ConfigurationError if the store, or its class, cannot keep the history of events."""
+    if not store.trails:
+        kind = store if isinstance(store, type) else type(store)
+        raise ConfigurationError(
+            f"{kind.__name__} keeps no history of events: use a MemoryStore, SQLiteStore, PostgresStore, MySQLStore or "
+            "RedisStore. It may be another store than that of the records"
+        )

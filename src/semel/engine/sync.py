@@ -53,7 +53,7 @@ class SyncGuard(Guard):
         *,
         policy: Policy | None = None,
         tenant: str = "",
-        on_event: events.EventHook | None = None,
+        on_event: events.EventHooks | None = None,
         codec: Codec | None = None,
         secret: bytes | None = None,
         readable_keys: bool = True,
@@ -64,7 +64,7 @@ class SyncGuard(Guard):
         :param store: the store, or its URL, such as ``"sqlite:///app.db"``. It is closed with the guard.
         :param policy: the default policy. An operation can change it with keywords.
         :param tenant: the tenant of calls that name none.
-        :param on_event: called with every event of ``semel.observe.events``.
+        :param on_event: a hook, or a list of hooks, called with every event of ``semel.observe.events``.
         :param codec: compression and encryption of the stored results.
         :param secret: makes fingerprints unguessable (a MAC instead of a hash).
         :param readable_keys: False stores only hashes of keys, which are keyed with ``secret``.

@@ -27,8 +27,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from semel.core.call import Pause, Raised
-from semel.core.keys import check_name, identity
-from semel.core.lineage import Lineage, read_lineage
+from semel.core.keys import check_name, identity, normalize_key
+from semel.core.lineage import Lineage, lineage_lines, read_metadata
 from semel.core.messaging.consuming import (
     Acknowledge,
     AppliedMessage,
@@ -46,7 +46,9 @@ from semel.core.messaging.messages import MAX_NAME, Message, PurgeInbox, fits_co
 from semel.core.messaging.relaying import POISON, Poison
 from semel.core.policy import Duration, seconds
 from semel.core.transactional import HandlersFault
+from semel.engine.declare.handlers import with_handle
 from semel.engine.operation import AsyncOperation
+from semel.engine.operation.handle import set_lineage
 from semel.engine.operation.propagation import MessageOrigin, message_origin
 from semel.engine.ports import AsyncStore, unit_of
 from semel.errors import (
@@ -171,7 +173,7 @@ class AsyncInbox:
         pause: Duration = PAUSE,
         longest_pause: Duration = LONGEST_PAUSE,
         batch: int = BATCH,
-        on_event: events.EventHook | None = None,
+        on_event: events.EventHooks | None = None,
     ) -> Callable[[Callable[[Message, Any], Any]], AsyncConsumer]:
         """Decorate a function that applies a message, and return a consumer: its ``run(source)`` consumes.
 
@@ -216,7 +218,7 @@ class AsyncInbox:
         def plan(known: Capabilities) -> ConsumerPlan:
             return ConsumerPlan(
                 consumer, batch, tries, first, longest, ordered, on_poison, known.counts_starts, time.monotonic,
-                random.random, hook,
+                random.random, hook, bool(events.hooks_of(on_event)),
             )  # fmt: skip
 
         def decorate(function: Callable[[Message, Any], Any]) -> AsyncConsumer:
@@ -414,7 +416,10 @@ class AsyncConsumer:
             await _finished(self._function(message, op))
 
         try:
-            outcome = await guard.run_outcome(self.name, key=message.id, call=work, ttl=self._inbox.keep)
+            policy = guard.policy.replace(ttl=self._inbox.keep)
+            call = guard.make_call(self.name, normalize_key(message.id), guard.tenant, b"", policy)
+            set_lineage(call, lineage_lines(read_metadata(message.headers)))
+            outcome = await guard.driver.drive(call, with_handle(work), call.policy.recover)
         except InProgress as error:  # another consumer has it, and may fail
             return Raised(TransactionConflict(str(error)))
         except Exception as error:
@@ -457,8 +462,7 @@ async def _finished(result: Any) -> None:
 
 def _origin(consumer: str, message: Message) -> MessageOrigin:
     """Where the messages come from that are added while this one is applied. A re-run adds the same messages."""
-    lines = {name.encode(): text.encode("latin-1", "replace") for name, text in message.headers.items()}
-    came = read_lineage(lines)
+    came = read_metadata(message.headers)
     return MessageOrigin(
         identity(_TENANT, consumer, message.id), message.id, Lineage(came.root or message.id, message.id, came.trace)
     )

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from semel.core.policy import Duration
-from semel.engine.operation.emitting import make_message
+from semel.engine.operation.emitting import make_message, tell_emitted
 from semel.engine.ports import AsyncStore, AsyncUnit, unit_of
 from semel.errors import ConfigurationError
 
@@ -86,4 +86,5 @@ class AsyncOutbox:
         )  # fmt: skip
         unit: AsyncUnit = unit_of(self.store, connection)
         await unit.add(message, seconds)
+        tell_emitted(message)
         return message.id

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from semel.core.policy import Duration
-from semel.engine.operation.emitting import make_message
+from semel.engine.operation.emitting import make_message, tell_emitted
 from semel.engine.ports import Store, Unit, unit_of
 from semel.errors import ConfigurationError
 
@@ -85,4 +85,5 @@ class Outbox:
         )  # fmt: skip
         unit: Unit = unit_of(self.store, connection)
         unit.add(message, seconds)
+        tell_emitted(message)
         return message.id

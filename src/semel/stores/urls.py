@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from semel.core.ops import Op
-from semel.engine.ports import AsyncStore, Store
+from semel.engine.ports import AsyncStore, Store, check_trails
 from semel.errors import MissingDependency, StoreURLError
 from semel.stores.settings import plain_url
 
@@ -204,6 +204,11 @@ def has_tables(url: str) -> bool:
 def has_outbox(url: str) -> bool:
     """Whether the store is in a database that holds messages too: an outbox, an inbox, dead letters."""
     return _kind_with_tables(url)[0].store().adopt is not None
+
+
+def check_trails_of(url: str) -> None:
+    """Raise ConfigurationError if the store of this URL keeps no history of events."""
+    check_trails(_kind_with_tables(url)[0].store())
 
 
 def sqlite_path(url: str) -> str:

@@ -27,8 +27,7 @@ from semel.core.trail.moments import (
     follow_id,
     follow_root,
 )
-from semel.engine.ports import AsyncStore
-from semel.trail.rules import check_trails
+from semel.engine.ports import AsyncStore, check_trails
 
 _LONGEST_STORY: Final = 1000
 

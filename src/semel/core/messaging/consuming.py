@@ -24,6 +24,7 @@ from hashlib import blake2b
 from typing import Any, Final, Protocol, TypeAlias
 
 from semel.core.call import Pause, Raised, describe_error
+from semel.core.lineage import read_metadata
 from semel.core.messaging.messages import (
     MAX_NAME,
     BuryMessage,
@@ -145,6 +146,8 @@ class ConsumerPlan:
     jitter: Callable[[], float]
     """A random number from 0 to 1."""
     hook: events.EventHook
+    watched: bool = False
+    """Whether somebody wants to know of each message. Only problems are told otherwise."""
 
     def run(
         self, stopping: Callable[[], bool], report: ConsumerReport, until_idle: float | None = None
@@ -322,14 +325,17 @@ class _Consumption:
                 reason = f"its consumer has died, or was stopped, each time that it was applied ({starts - 1} starts)"
                 yield from self._bury(message, reason, starts - 1, park=True)
                 return None
+        began = plan.clock()
         answer = yield ApplyMessage(message)
         if isinstance(answer, AppliedMessage):
             report.applied += 1
+            self._tell(events.AppliedEvent, message, began)
             if answer.missing:
                 plan.hook(events.StreamGap(message.type, "", message.id, message.stream, answer.missing))
             return None
         if isinstance(answer, RepeatedMessage):
             report.repeated += 1
+            self._tell(events.Skipped, message, began)
             return None
         if isinstance(answer, MisplacedMessage):
             yield from self._bury(message, answer.reason, starts or 1)
@@ -350,6 +356,12 @@ class _Consumption:
         report.failed += 1
         plan.hook(events.ApplyFailed(message.type, "", message.id, message.stream, reason, starts))
         return plan.jitter() * min(plan.longest_pause, plan.pause * 2.0 ** min(starts - 1, 30))
+
+    def _tell(self, event: type[events.AppliedEvent | events.Skipped], message: Message, began: float) -> None:
+        plan = self._plan
+        if plan.watched:
+            seconds, lineage = plan.clock() - began, read_metadata(message.headers)
+            plan.hook(event(message.type, "", message.id, plan.consumer, seconds, lineage.root, lineage.parent))
 
     def _count_start(self, message: Message) -> Generator[Request, Any, int]:
         self._counted.add(message.id)

@@ -12,7 +12,6 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from semel.core.encoding.fingerprint import hash_key
-from semel.core.keys import identity, identity_hash
 from semel.core.ops import Op
 from semel.core.trail.minutes import Minute, MinuteRow
 from semel.core.values import value
@@ -22,14 +21,7 @@ from semel.observe.events import Event
 LONGEST_DETAIL: Final = 200
 """Characters of a text in the details."""
 LONGEST_ROUTE: Final = 200
-_ABOUT_MESSAGES: Final = frozenset(
-    {
-        *(events.PublishFailed, events.PublishGivenUp, events.StreamBlocked),
-        *(events.ApplyFailed, events.ApplyGivenUp, events.StreamGap),
-    }
-)
-"""Events whose key is the id of a message."""
-_NOT_KEPT: Final = frozenset({"operation", "tenant", "key", "route", "token"})
+_NOT_KEPT: Final = frozenset({"operation", "tenant", "key", "route", "id", "token"})
 
 
 @value
@@ -39,8 +31,8 @@ class Moment:
     at: float
     """Seconds since 1970, by the clock of the process in which it happened."""
     id: bytes
-    """The identity of the record: 16 bytes. For events of a message it is ``link(its id)``; empty if it is about no
-    key."""
+    """The identity of the record: 16 bytes. If the event is about no record, such as one of a message or a client, it
+    is the link of its key; empty if it has no key."""
     kind: str
     """The name of the event, such as ``replayed``."""
     route: str
@@ -57,13 +49,11 @@ class Moment:
 
 
 class Links:
-    """Makes the identities and links of events."""
+    """Makes the moments of events, and the hashes by which they find each other."""
 
     def __init__(self, secret: bytes | None = None) -> None:
-        """:param secret: that of the guard, if it stores no readable keys."""
-        key = hash_key(secret)
-        self._identity = identity_hash(key)
-        self._link = blake2b(digest_size=16, key=key, person=b"semel.link.1")
+        """:param secret: makes hashes of which nobody can guess the keys. All services of a chain need the same one."""
+        self._link = blake2b(digest_size=16, key=hash_key(secret), person=b"semel.link.1")
 
     def link(self, key: str) -> bytes:
         """Return the hash of a key, or of the id of a message, by which hops find each other."""
@@ -74,7 +64,7 @@ class Links:
     def moment(self, at: float, event: Event, who: str, number: bytes) -> Moment:
         """Return the moment of an event."""
         kind = type(event)
-        shape = _shape(kind)
+        shape = shape_of(kind)
         key = event.key
         values = {name: getattr(event, name) for name in shape.fields}
         attempt, start, parent = (values.pop(name, None) for name in ("attempt", "root", "parent"))
@@ -86,12 +76,7 @@ class Links:
                 details["key"] = self.link(key).hex()
             if parent:
                 details["parent"] = self.link(parent).hex()
-        if not key:
-            id = b""
-        elif shape.about_message:
-            id = self.link(key)
-        else:
-            id = identity(event.tenant, event.operation, key, self._identity)
+        id = event.id or (self.link(key) if key else b"")
         return Moment(at, id, kind.name, route_of(event), who, attempt or 0, root, details, number)
 
 
@@ -108,22 +93,28 @@ def is_moment(event: Event) -> bool:
     return (bool(event.key) or event.level >= events.WARNING) and type(event) is not events.Renewed
 
 
-class _Shape(NamedTuple):
+class EventShape(NamedTuple):
+    """What a trail needs to know of a class of events."""
+
     fields: tuple[str, ...]
     root: bool
-    about_message: bool
+    """Whether it has the fields of a lineage."""
+    seconds: bool
+    """Whether it says how long something took."""
 
 
-_shapes: Final[dict[type[Event], _Shape]] = {}
+SHAPES: Final[dict[type[Event], EventShape]] = {}
+"""The shapes that are known."""
 
 
-def _shape(kind: type[Event]) -> _Shape:
-    known = _shapes.get(kind)
+def shape_of(kind: type[Event]) -> EventShape:
+    """Return the shape of a class of events."""
+    known = SHAPES.get(kind)
     if known is not None:
         return known
     names = [field.name for field in fields(kind)]
     kept = tuple(name for name in names if name not in _NOT_KEPT)
-    shape = _shapes[kind] = _Shape(kept, "root" in names, kind in _ABOUT_MESSAGES)
+    shape = SHAPES[kind] = EventShape(kept, "root" in names, "seconds" in names)
     return shape
 
 
