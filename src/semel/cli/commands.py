@@ -169,13 +169,13 @@ def _plain(url: str) -> str:
     return plain_url(url)
 
 
-def _plain_or_guard(target: str) -> str:
+def plain_or_guard(target: str) -> str:
     return target if names_guard(target) else _plain(target)
 
 
 def add_record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "url", metavar="URL", type=_plain_or_guard,
+        "url", metavar="URL", type=plain_or_guard,
         help=f"the store: {URLS}; may be left out if {STORE_VARIABLE} is set. Or the guard of a service, "
         "shop.orders:guard, with its secret, key ring and tenant",
     )  # fmt: skip

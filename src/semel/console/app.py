@@ -78,6 +78,7 @@ class Console:
         show_keys: bool = False,
         show_bodies: bool = False,
         running_too_long: Duration = "10m",
+        trail_secret: bytes | None = None,
     ) -> None:
         """
         :param watched: a guard, or the URL of a store; or several, by the names that they get in the console. A guard
@@ -88,9 +89,10 @@ class Console:
         :param show_keys: show keys in full to those with the token.
         :param show_bodies: show stored answers and the data of messages to those with the token.
         :param running_too_long: operations that run for longer are listed as stuck.
+        :param trail_secret: the ``secret=`` of the services' trails, if they have one.
         """
         self._gate = Gate(token, allow, show_keys=show_keys, show_bodies=show_bodies)
-        self._views = Views(make_sources(watched), seconds(running_too_long, "running_too_long"))
+        self._views = Views(make_sources(watched, trail_secret), seconds(running_too_long, "running_too_long"))
         self._pages = Pages()
         self._streams = 0
         self._stopped = asyncio.Event()
@@ -104,21 +106,13 @@ class Console:
             "/letters": views.letters,
             "/window": views.window,
         }
-        self._posts: dict[str, Callable[[Request, Access, Mapping[str, str]], Awaitable[Response]]] = {
-            "/search": self._search,
-            "/records/{store}/{id}/{way}": self._act,
-            "/letters/{what}": self._move,
-        }
-        self._gets = [Route(path, _nothing) for path in (*self._shown, "/records/{store}/{id}", "/letter/{store}/{at}")]
-        self._confirmed = [Route(path, _nothing) for path in ("/records/{store}/{id}/{way}", "/letters/{what}")]
-
-    @property
-    def paths(self) -> list[str]:
-        """The templates of all its addresses, for an application that serves it beside its own routes."""
         pages = [*self._shown, "/records/{store}/{id}", "/letter/{store}/{at}"]
+        forms = ["/records/{store}/{id}/{way}", "/letters/{what}"]
+        self._gets = [Route(path, _nothing) for path in pages]
+        self._forms = [Route(path, _nothing) for path in forms]
         twins = [f"{path}.json" for path in pages if path != "/"]
-        forms = [*self._posts, "/sign-in", "/sign-out", "/live", "/static/{name}"]
-        return [*forms[1:2], *pages, *twins, forms[0], *forms[2:]]
+        self.paths = [*twins, *pages, *forms, "/search", "/sign-in", "/sign-out", "/live", "/static/{name}"]
+        """The templates of all its addresses, for an application that serves it beside its own routes."""
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -199,7 +193,7 @@ class Console:
         view = await self._view(path, access, request.query_params)
         if view is not None:
             return page.show(view)
-        confirmed = _match(self._confirmed, path)
+        confirmed = _match(self._forms, path)
         if confirmed is not None and page.access.act:
             return await self._confirm(request, access, confirmed, page)
         if confirmed is not None:
@@ -243,7 +237,7 @@ class Console:
             return response
         if path == "/search":
             return await self._search(request, access, form)
-        found = _match(self._confirmed, path)
+        found = _match(self._forms, path)
         if found is None:
             return page.problem(404, "Not here", "There is no such form.")
         if not access.act:
@@ -258,8 +252,8 @@ class Console:
         if found is None:
             return page.problem(
                 404, "No record has this key",
-                "It may have expired, belong to a tenant that was not named, or to an operation that has not run lately: "
-                "name the operation and the tenant.",
+                "It may have expired, belong to a tenant that was not named, or to an operation that has not run "
+                "lately: name the operation and the tenant.",
             )  # fmt: skip
         return page.redirect(f"/records/{found[0]}/{found[1]}")
 
@@ -331,9 +325,7 @@ class Console:
             headers={"X-Accel-Buffering": "no"},
         )  # fmt: skip
 
-    async def _changes(
-        self, page: _Page, access: Access, path: str, query: Mapping[str, str]
-    ) -> AsyncIterator[bytes]:
+    async def _changes(self, page: _Page, access: Access, path: str, query: Mapping[str, str]) -> AsyncIterator[bytes]:
         last, end = b"", time.monotonic() + STREAM
         try:
             yield b"retry: 2000\n\n"

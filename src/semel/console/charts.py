@@ -36,15 +36,15 @@ def bars(series: Sequence[tuple[str, Sequence[float]]], label: str, *, width: in
                 f'height="{tall:.2f}"/>'
             )
     line = f'<path class="axis" d="M0 {height - 0.5}H{width}"/>'
-    return Markup(  # noqa: S704 – numbers and our own class names; the label is escaped
+    # Numbers and class names of our own; the label is escaped.
+    return Markup(
         f'<svg class="bars" role="img" viewBox="0 0 {width} {height}" preserveAspectRatio="none" '
         f'aria-label="{escape(label)}">{line}{"".join(shapes)}</svg>'
     )
 
 
-def sparkline(asked: Sequence[float], absorbed: Sequence[float], label: str) -> Markup:
-    """Draw what was asked for in each minute, with the duplicates among it."""
-    ran = [max(0.0, all - some) for all, some in zip(asked, absorbed, strict=True)]
+def sparkline(ran: Sequence[float], absorbed: Sequence[float], label: str) -> Markup:
+    """Draw what ran in each minute, and the duplicates on top of it."""
     return bars([("ran", ran), ("absorbed", absorbed)], label, width=180, height=28)
 
 
@@ -60,4 +60,4 @@ _SHAPES: Final = {
 def shape(state: str) -> Markup:
     """Draw the sign of a state. Each has its own shape, so no one needs to see its colour."""
     inner = _SHAPES.get(state, _SHAPES["absent"])
-    return Markup(f'<svg class="shape" viewBox="0 0 16 16" aria-hidden="true">{inner}</svg>')  # noqa: S704
+    return Markup(f'<svg class="shape" viewBox="0 0 16 16" aria-hidden="true">{inner}</svg>')

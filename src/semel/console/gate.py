@@ -52,7 +52,7 @@ class Access:
     """See stored answers and the data of messages."""
 
 
-Allow: TypeAlias = "Callable[[Request], Access | None | Awaitable[Access | None]]"
+Allow: TypeAlias = "Callable[[Request], Access | Awaitable[Access | None] | None]"
 """The type of ``allow=``. It returns None to whom the console is closed."""
 
 

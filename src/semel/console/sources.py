@@ -48,8 +48,10 @@ STORY: Final = 500
 class Source:
     """One store, behind a guard."""
 
-    def __init__(self, name: str, watched: Watched) -> None:
+    def __init__(self, name: str, watched: Watched, secret: bytes | None = None) -> None:
+        """:param secret: that of the trails, if they have one."""
         self.name = name
+        self._secret = secret
         self._watched = watched
         self._opened: SyncGuard | AsyncGuard | None = None
         self._answers: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
@@ -75,8 +77,8 @@ class Source:
     @property
     def trail(self) -> AsyncTrailReader | None:
         """The reader of its history, if the store can keep one."""
-        guard = self.guard
-        return AsyncTrailReader(guard.store, secret=guard.secret) if guard.store.trails else None
+        store = self.guard.store
+        return AsyncTrailReader(store, secret=self._secret) if store.trails else None
 
     @property
     def has_messages(self) -> bool:
@@ -85,7 +87,8 @@ class Source:
 
     async def ask(self, op: Op[R]) -> R:
         """Execute an Op. Raises StoreUnavailable if that takes too long."""
-        return await self._in_time(self.guard.store.execute(op))
+        answer: R = await self._in_time(self.guard.store.execute(op))
+        return answer
 
     async def _in_time(self, answer: Any) -> Any:
         try:
@@ -131,9 +134,7 @@ class Source:
         if reader is None:
             return ()
         since = int(since) // 60 * 60
-        found: tuple[Minute, ...] = await self._fresh(
-            ("minutes", since), lambda: self._in_time(reader.minutes(since))
-        )
+        found: tuple[Minute, ...] = await self._fresh(("minutes", since), lambda: self._in_time(reader.minutes(since)))
         return found
 
     async def story(self, id: bytes) -> tuple[Moment, ...]:
@@ -197,7 +198,7 @@ def _open(url: str) -> SyncGuard | AsyncGuard:
             raise missing from None
 
 
-def make_sources(watched: Watched | Mapping[str, Watched]) -> dict[str, Source]:
+def make_sources(watched: Watched | Mapping[str, Watched], secret: bytes | None = None) -> dict[str, Source]:
     """Return the sources by their names, which stand in addresses."""
     named = watched if isinstance(watched, Mapping) else {default_name(watched): watched}
     if not named:
@@ -207,7 +208,7 @@ def make_sources(watched: Watched | Mapping[str, Watched]) -> dict[str, Source]:
             raise ConfigurationError(f"{name!r} is no name for a store in an address: use a-z, 0-9, dots and dashes")
         if not isinstance(each, (AsyncGuard, SyncGuard, str)):
             raise ConfigurationError(f"{name}: pass a guard or the URL of a store, not a {type(each).__name__}")
-    return {name: Source(name, each) for name, each in named.items()}
+    return {name: Source(name, each, secret) for name, each in named.items()}
 
 
 def default_name(watched: Watched) -> str:
@@ -216,7 +217,10 @@ def default_name(watched: Watched) -> str:
         return "store"
     try:
         parts = urlsplit(watched.removeprefix("tiered:"))
-        words = [parts.scheme.partition("+")[0], parts.path.rpartition("/")[2].partition(",")[0] or parts.hostname or ""]
+        words = [
+            parts.scheme.partition("+")[0],
+            parts.path.rpartition("/")[2].partition(",")[0] or parts.hostname or "",
+        ]
     except ValueError:
         words = ["store"]
     name = re.sub(r"[^a-z0-9.-]+", "-", "-".join(filter(None, words)).lower()).strip("-.")[:40]

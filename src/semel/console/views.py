@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
-from semel.console.figures import HOUR, MINUTES, first_runs_per_second, start_of_hour, summarize
+from semel.console.figures import first_runs_per_second, start_of_hour, summarize
 from semel.console.gate import Access
 from semel.console.sources import LOOK, Source
 from semel.console.story import hops, tell, timeline
@@ -108,7 +108,10 @@ class Views:
     async def _part(self, source: Source, since: float) -> View:
         """What the first page needs from one store."""
         minutes, trouble, attention, measured = await asyncio.gather(
-            source.minutes(since), source.recent(20, TROUBLE), self._attention(source), _maybe(source.lists, source.measure)
+            source.minutes(since),
+            source.recent(20, TROUBLE),
+            self._attention(source),
+            _maybe(source.lists, source.measure),
         )
         sample = None
         if not minutes and source.lists:
@@ -209,7 +212,7 @@ class Views:
     async def record(self, access: Access, store: str, id: bytes) -> View:
         """The story of one key."""
         source = self.source(store)
-        record, found = await asyncio.gather(source.lookup(id), self._chain(source, id))
+        record, found = await asyncio.gather(source.lookup(id), self._chain(id))
         if record is None and not found:
             raise NotThere("There is no record with this identity. It was released, or it has expired.")
         state = State.ABSENT if record is None else record.state
@@ -230,14 +233,15 @@ class Views:
             "may_act": access.act,
         }
 
-    async def _chain(self, source: Source, id: bytes) -> list[tuple[str, Moment]]:
-        """All moments of the chain of a record, from all stores, by time."""
-        own = await source.story(id)
-        found = [(source.name, moment) for moment in own]
-        root = next((moment.root for moment in own if moment.root), b"")
-        others = [each for each in self.sources.values() if root and each is not source]
-        for other, moments in zip(others, await asyncio.gather(*(each.lineage(root) for each in others)), strict=True):
-            found += [(other.name, moment) for moment in moments]
+    async def _chain(self, id: bytes) -> list[tuple[str, Moment]]:
+        """All moments of the chain of a record, from all stores, by time. The history may be in another one."""
+        everywhere = list(self.sources.values())
+        stories = await asyncio.gather(*(each.story(id) for each in everywhere))
+        found = [(each.name, moment) for each, story in zip(everywhere, stories, strict=True) for moment in story]
+        root = next((moment.root for _, moment in found if moment.root), b"")
+        if root and len(everywhere) > 1:
+            chains = await asyncio.gather(*(each.lineage(root) for each in everywhere))
+            found += [(each.name, moment) for each, chain in zip(everywhere, chains, strict=True) for moment in chain]
         unique = {moment.number: (name, moment) for name, moment in found}
         return sorted(unique.values(), key=lambda pair: (pair[1].at, pair[1].number))
 
@@ -257,7 +261,11 @@ class Views:
 
         parts = await self._of_each(one)
         groups = []
-        for state, title in ((State.UNKNOWN, "In doubt"), (State.ABANDONED, "Abandoned"), (State.RUNNING, "Running too long")):
+        for state, title in (
+            (State.UNKNOWN, "In doubt"),
+            (State.ABANDONED, "Abandoned"),
+            (State.RUNNING, "Running too long"),
+        ):
             rows = [
                 show_record(self.sources[name], record, access)
                 for name, part in parts.items()
@@ -330,9 +338,7 @@ class Views:
         after = field(query, "after", 20)
         if after and not (after.isascii() and after.isdigit()):
             raise BadQuery("after is the position of the last letter of the page before")
-        found, count = await asyncio.gather(
-            source.letters(filter, int(after or 0), PAGE), source.count_letters(filter)
-        )
+        found, count = await asyncio.gather(source.letters(filter, int(after or 0), PAGE), source.count_letters(filter))
         causes = Counter((letter.origin, letter.reason[:200]) for letter in found)
         return {
             **view,
@@ -440,7 +446,7 @@ def _sampled(parts: dict[str, View]) -> list[View]:
     for name, part in parts.items():
         for record in part["sample"].records if part["sample"] is not None else ():
             counted.setdefault((name, record.operation), Counter())[record.state.name.lower()] += 1
-    rows = [
+    rows: list[View] = [
         {"store": store, "operation": operation, "count": states.total(), "states": dict(states)}
         for (store, operation), states in counted.items()
     ]
@@ -448,13 +454,14 @@ def _sampled(parts: dict[str, View]) -> list[View]:
 
 
 def _trouble(moments: dict[str, tuple[Moment, ...]]) -> list[View]:
-    found = sorted(((moment.at, name, moment) for name, each in moments.items() for moment in each), key=lambda x: -x[0])
+    found = [(moment.at, name, moment) for name, each in moments.items() for moment in each]
+    found.sort(key=lambda entry: -entry[0])
     lines = []
     for at, name, moment in found:
         text, tone = tell(moment.kind, moment.attempt, dict(moment.details))
         lines.append(
-            {"at": instant(at), "clock": clock(at), "store": name, "id": moment.id.hex(), "kind": moment.kind, "text": text,
-             "tone": tone, "operation": moment.route, "who": moment.who}
+            {"at": instant(at), "clock": clock(at), "store": name, "id": moment.id.hex(), "kind": moment.kind,
+             "text": text, "tone": tone, "operation": moment.route, "who": moment.who}
         )  # fmt: skip
     return lines
 
@@ -537,8 +544,14 @@ def show_letter(letter: Letter, access: Access, whole: bool = False) -> View:
         "bytes": len(message.data),
     }
     if whole:
-        shown |= {"source": message.source, "subject": _masked(message.subject, access), "sequence": message.sequence,
-                  "content_type": message.content_type, "time": instant(message.time), "hidden": not access.show_bodies}  # fmt: skip
+        shown |= {
+            "source": message.source,
+            "subject": _masked(message.subject, access),
+            "sequence": message.sequence,
+            "content_type": message.content_type,
+            "time": instant(message.time),
+            "hidden": not access.show_bodies,
+        }
         if access.show_bodies:
             shown["headers"] = dict(message.headers)
             shown["data"] = message.data[:100_000].decode("utf-8", "backslashreplace")
@@ -564,6 +577,3 @@ def _bytes(query: Mapping[str, str]) -> int:
         return bytes_in(text) if text else 0
     except PolicyError as error:
         raise BadQuery(str(error)) from None
-
-
-__all__ = ["HOUR", "MINUTES", "BadQuery", "NotThere", "View", "Views"]

@@ -132,7 +132,9 @@ async def _act(source: Source, way: Way, record: Record, result: str, key: str |
     try:
         found = None if name is None else await guard.lookup(record.operation, name, tenant=tenant)
         if found is None or found.id != record.id:
-            return Done(False, "Nothing was changed: this is not the key of the record, or the guard has another secret.")
+            return Done(
+                False, "Nothing was changed: this is not the key of the record, or the guard has another secret."
+            )
         if way is RESOLVE:
             await guard.resolve(record.operation, name, json.loads(result), tenant=tenant)
             return Done(True, "The record is done. Further calls with this key get the result that you gave.")
