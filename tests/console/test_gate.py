@@ -99,7 +99,7 @@ def test_wrong_tokens_are_answered_late_and_few_are_looked_at(anybody: Asking, m
 def test_a_form_of_another_site_does_nothing(
     operator: Asking, guard: Semel, headers: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    guard.run("pay", "k1", lambda op: 1)
+    guard.run("pay", key="k1", call=lambda op: 1)
     record = guard.lookup("pay", "k1")
     assert record is not None
     form = {"form": operator.form(), "token": str(record.token)}
@@ -115,7 +115,7 @@ def test_a_form_of_another_site_does_nothing(
 
 
 def test_who_may_only_look_cannot_act(reader: Asking, guard: Semel) -> None:
-    guard.run("pay", "k1", lambda op: 1)
+    guard.run("pay", key="k1", call=lambda op: 1)
     record = guard.lookup("pay", "k1")
     assert record is not None
     path = f"/records/shop/{record.id.hex()}/forget"
@@ -198,7 +198,7 @@ def test_input_is_bounded(operator: Asking) -> None:
 
 def test_it_escapes_what_services_say(reader: Asking, guard: Semel) -> None:
     evil = "<script>alert(1)</script>"
-    guard.run(evil, evil, lambda op: evil, tenant=evil)
+    guard.run(evil, key=evil, call=lambda op: evil, tenant=evil)
     record = guard.lookup(evil, evil, tenant=evil)
     assert record is not None
     for path in ("/", "/operations", f"/records/shop/{record.id.hex()}"):

@@ -357,7 +357,8 @@ class Pages:
             loader=PackageLoader("semel.console"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
             lstrip_blocks=True,
         )  # fmt: skip
-        filters = {"count": words.count, "rate": words.rate, "percent": words.percent, "span": words.span, "size": size}
+        filters = {"count": words.count, "rate": words.rate, "percent": words.percent, "span": words.span, "size": size,
+                   "json": words.as_json}  # fmt: skip
         self._environment.filters.update(filters)
         self._environment.globals.update(
             sparkline=charts.sparkline, bars=charts.bars, shape=charts.shape, version=_VERSION, query=urlencode

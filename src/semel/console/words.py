@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Final
+from typing import Any, Final
 
 _UNITS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
@@ -65,3 +66,8 @@ def mask(text: str | None) -> str | None:
     if not text:
         return text
     return text[: min(4, len(text) // 3)] + "…"
+
+
+def as_json(content: Any) -> str:
+    """A stored value, as JSON that people can read; a text as it is."""
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, indent=2, default=repr)
