@@ -161,7 +161,7 @@ GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("Keys on the way out", ("outgoing_call", "OutgoingCall", "outgoing_headers", "outgoing_metadata", "outgoing_key",
                              "derive_key", "in_context")),
     ("Recovery and resumption", ("Recovered", "NOT_DONE", "CANNOT_TELL", "Resumer", "AsyncResumer", "ResumeReport")),
-    ("What comes back", ("Outcome", "StatementResult", "Record", "State", "Swept")),
+    ("What comes back", ("Outcome", "StatementResult", "Record", "State", "Swept", "Listing", "Size")),
     ("Keys, results, encryption", ("KeyFormat", "Serializer", "Codec", "KeyRing")),
     ("Events", ("log_events",)),
     ("Errors", _CAUGHT),
@@ -404,6 +404,7 @@ PUBLIC: Final[tuple[tuple[str, str, tuple[str, ...]], ...]] = (
     ("semel.core.ops", "What a [store of your own](stores.md#the-contract-of-a-store) executes and returns.", (
         "Op", "Claim", "Claimed", "Existing", "Record", "Renew", "Complete", "CompleteWith", "NotWritten", "Release",
         "SaveStep", "Lookup", "Resolve", "Sweep", "Swept", "Count", "Resumable", "Abandoned", "Page",
+        "ListRecords", "Listing", "Measure", "Size",
     )),
     ("semel.core.states", "[The table of states](states.md).", ("State", "Move", "Takeover", "TRANSITIONS")),
     ("semel.testing.conformance", "[Proves a store](../how-to/prove-a-store.md).", (

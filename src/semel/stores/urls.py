@@ -301,6 +301,7 @@ class BridgedStore:
         self._closed = False
         self.counts = self._store.counts
         self.resumes = self._store.resumes
+        self.lists = self._store.lists
         self.trails = self._store.trails
         self.accept = self._store.accept
 

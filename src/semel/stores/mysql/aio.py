@@ -54,6 +54,7 @@ class AsyncMySQLStore:
     wakes = False
     counts = True
     resumes = True
+    lists = True
     trails = False
     accept = None
 

@@ -51,6 +51,7 @@ class MySQLStore:
     wakes = False
     counts = True
     resumes = True
+    lists = True
     trails = False
     accept = None
 

@@ -58,6 +58,7 @@ class AsyncPostgresStore:
 
     counts = True
     resumes = True
+    lists = True
     trails = False
     accept = None
 

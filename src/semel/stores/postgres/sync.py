@@ -51,6 +51,7 @@ class PostgresStore:
 
     counts = True
     resumes = True
+    lists = True
     trails = False
     accept = None
 

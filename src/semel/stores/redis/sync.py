@@ -64,6 +64,7 @@ class RedisStore:
 
     counts = False
     resumes = False
+    lists = False
     trails = False
     adopt = None
     accept = None
