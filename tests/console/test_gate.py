@@ -108,8 +108,9 @@ def test_a_form_of_another_site_does_nothing(
         assert operator.post(path, form, **headers).status_code == 403
         assert operator.post(path, {**form, "form": "0" * 64}).status_code == 403
         assert operator.post(path, {"token": str(record.token)}).status_code == 403
+        assert operator.post(path, {"token": str(record.token)}, Authorization="Basic YTpi").status_code == 403
     assert guard.lookup("pay", "k1") is not None
-    assert caplog.text.count("refused") == 3
+    assert caplog.text.count("refused") == 4
     assert operator.post(path, form, Origin="http://console.test").status_code == 200
     assert guard.lookup("pay", "k1") is None
 
@@ -187,6 +188,9 @@ def test_input_is_bounded(operator: Asking) -> None:
     assert operator.post("/search", {f"f{n}": "" for n in range(100)}).status_code == 400
     for query in ("state=gone", "older=soon", "older=1e99", "older=-1s"):
         assert operator.get(f"/operations?{query}").status_code == 400, query
+    assert operator.get("/operations?tenant=%00").status_code == 400
+    lone = operator.client.post("/search", content='{"key": "\\ud800"}', headers={"Content-Type": "application/json"})
+    assert operator.run(lone).status_code == 400
     assert operator.get("/records/shop/zz").status_code == 404
     assert operator.get(f"/records/nowhere/{'0' * 32}").status_code == 404
     assert operator.get(f"/records/shop/{'0' * 32}").status_code == 404

@@ -79,6 +79,14 @@ def positive(text: str) -> int:
     return number
 
 
+def port_number(text: str) -> int:
+    """The type of an argument that is a port."""
+    number = int(text)
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port: 0 to 65535")
+    return number
+
+
 def printable(text: str) -> str:
     """Escape what is not printable, except line ends: what a store holds must not control the user's terminal.
 

@@ -17,6 +17,7 @@ from semel.cli.commands import (
     names_guard,
     open_guard,
     plain_or_guard,
+    port_number,
     say,
     stop_on_signals,
 )
@@ -39,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "shop.orders:guard, with their secrets and key rings",
     )  # fmt: skip
     parser.add_argument("--app-dir", default=".", metavar="DIR", help="where to import a guard from (default: here)")
-    parser.add_argument("--port", type=int, default=PORT, metavar="P", help=f"0: a free one (default: {PORT})")
+    parser.add_argument("--port", type=port_number, default=PORT, metavar="P", help=f"0: a free one (default: {PORT})")
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="H",
         help="the address to listen on (default: 127.0.0.1); any other than this machine's own needs a token",
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from semel.console import Access, Console
         from semel.console.gate import allow_on_this_machine, is_loopback
-        from semel.console.sources import Watched, names_for
+        from semel.console.watched import Watched, names_for
     except ImportError as error:
         raise MissingDependency(error.name or "starlette", "console") from error
 
@@ -123,10 +124,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
+    except OSError as error:
         raise ConfigurationError(
-            f"port {port} of {host} cannot be used ({why}): choose another with --port, or 0 for a free one"
+            f"port {port} of {host} cannot be used ({error.strerror}): choose another with --port, or 0 for a free one"
         ) from error
     listening.set_inheritable(False)
     return listening

@@ -18,8 +18,8 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from semel.console import charts, words
 from semel.console.gate import Access, Allow, Gate, TooManyTries
-from semel.console.sources import Watched, make_sources
 from semel.console.views import BadQuery, NotThere, View, Views, letter_filter
+from semel.console.watched import Watched, watch_stores
 from semel.console.ways import LONGEST_RESULT, MOST_LETTERS, Done, act, find_way, move_letters, refuse
 from semel.core.messaging.messages import LetterFilter
 from semel.core.policy import Duration, seconds
@@ -92,7 +92,7 @@ class Console:
         :param trail_secret: the ``secret=`` of the services' trails, if they have one.
         """
         self._gate = Gate(token, allow, show_keys=show_keys, show_bodies=show_bodies)
-        self._views = Views(make_sources(watched, trail_secret), seconds(running_too_long, "running_too_long"))
+        self._views = Views(watch_stores(watched, trail_secret), seconds(running_too_long, "running_too_long"))
         self._pages = Pages()
         self._streams = 0
         self._stopped = asyncio.Event()
@@ -140,8 +140,8 @@ class Console:
     async def close(self) -> None:
         """Close the stores that were opened by their URLs. Guards that were passed in stay open."""
         self.stop_streams()
-        for source in self._views.sources.values():
-            await source.close()
+        for watched in self._views.watched.values():
+            await watched.close()
 
     # -- one request
 
@@ -150,7 +150,7 @@ class Console:
         path = _path(request)
         wants_json = path.endswith(".json") or _prefers_json(request)
         path = path.removesuffix(".json") or "/"
-        page = _Page(request, self._gate, self._pages, wants_json, list(self._views.sources))
+        page = _Page(request, self._gate, self._pages, wants_json, list(self._views.watched))
         try:
             response = await self._route(request, path, page)
         except TooManyTries:
@@ -236,18 +236,16 @@ class Console:
             self._gate.close_session(request, response)
             return response
         if path == "/search":
-            return await self._search(request, access, form)
+            return await self._search(page, access, form)
         found = _match(self._forms, path)
         if found is None:
             return page.problem(404, "Not here", "There is no such form.")
         if not access.act:
             refuse(access, path, "read-only")
             return page.problem(403, "You may look, and not act", "Nothing was done: acting needs a token.")
-        request.scope["path_params"] = found
-        return await (self._act if "id" in found else self._move)(request, access, form)
+        return await (self._act if "id" in found else self._move)(page, access, found, form)
 
-    async def _search(self, request: Request, access: Access, form: Mapping[str, str]) -> Response:
-        page = _Page(request, self._gate, self._pages, _wants_json(request), list(self._views.sources), access)
+    async def _search(self, page: _Page, access: Access, form: Mapping[str, str]) -> Response:
         found = await self._views.search(access, form)
         if found is None:
             return page.problem(
@@ -278,36 +276,33 @@ class Console:
             {**view, "page": "confirm_letters", "what": found["what"], "letter": chosen, "most": MOST_LETTERS}
         )
 
-    async def _act(self, request: Request, access: Access, form: Mapping[str, str]) -> Response:
-        page = _Page(request, self._gate, self._pages, _wants_json(request), list(self._views.sources), access)
-        found = request.scope["path_params"]
-        source, way, id = self._views.source(found["store"]), find_way(found["way"]), _identity(found["id"])
+    async def _act(self, page: _Page, access: Access, found: Mapping[str, str], form: Mapping[str, str]) -> Response:
+        watched, way, id = self._views.find(found["store"]), find_way(found["way"]), _identity(found["id"])
         if way is None:
             raise NotThere("There is no such act.")
         token, result = form.get("token", ""), form.get("result", "") or "null"
         if len(result) > LONGEST_RESULT:
             raise BadQuery(f"a result has at most {LONGEST_RESULT} characters here")
         shown = int(token) if token.isascii() and token.isdigit() and len(token) < 20 else -1
-        done = await act(source, access, way, id, shown, result, form.get("key") or None)
-        return page.answer(done, f"/records/{source.name}/{id.hex()}")
+        done = await act(watched, access, way, id, shown, result, form.get("key") or None)
+        return page.answer(done, f"/records/{watched.name}/{id.hex()}")
 
-    async def _move(self, request: Request, access: Access, form: Mapping[str, str]) -> Response:
-        page = _Page(request, self._gate, self._pages, _wants_json(request), list(self._views.sources), access)
-        what = request.scope["path_params"]["what"]
-        source = self._views.source(form.get("store", ""))
-        if what not in ("redrive", "purge") or not source.has_messages:
+    async def _move(self, page: _Page, access: Access, found: Mapping[str, str], form: Mapping[str, str]) -> Response:
+        what = found["what"]
+        watched = self._views.find(form.get("store", ""))
+        if what not in ("redrive", "purge") or not watched.has_messages:
             raise NotThere("There is no such act.")
         limit = form.get("count", "")
         if not (limit.isascii() and limit.isdigit() and 0 < int(limit[:9]) < 10**8):
             raise BadQuery("count is how many dead letters the page has shown")
         filter = letter_filter(form)
         if form.get("position"):
-            letters = await source.letters(LetterFilter(), _position(form["position"]) - 1, 1)
+            letters = await watched.letters(LetterFilter(), _position(form["position"]) - 1, 1)
             if not letters or letters[0].position != _position(form["position"]):
                 raise NotThere("There is no such dead letter any more: it was redriven or deleted.")
             filter = LetterFilter(message=letters[0].message.id, origin=letters[0].origin)
-        done = await move_letters(source, access, what, filter, int(limit))
-        return page.answer(done, f"/letters?{urlencode({'store': source.name})}")
+        done = await move_letters(watched, access, what, filter, int(limit))
+        return page.answer(done, f"/letters?{urlencode({'store': watched.name})}")
 
     # -- keeping a page up to date
 
@@ -472,10 +467,6 @@ def _prefers_json(request: Request) -> bool:
     return "application/json" in accepted and "text/html" not in accepted
 
 
-def _wants_json(request: Request) -> bool:
-    return _path(request).endswith(".json") or _prefers_json(request)
-
-
 def _identity(text: str) -> bytes:
     try:
         id = bytes.fromhex(text) if len(text) == 32 else b""
@@ -509,6 +500,7 @@ async def _form(request: Request) -> dict[str, str] | None:
     if request.headers.get("content-type", "").partition(";")[0].strip() == "application/json":
         try:
             content = json.loads(text or "{}")
+            json.dumps(content, ensure_ascii=False).encode()
         except ValueError:
             raise BadQuery("the body is not JSON") from None
         if not isinstance(content, dict) or len(content) > 50:

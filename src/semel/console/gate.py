@@ -86,9 +86,9 @@ class Gate:
         if self._allow is not None:
             access = self._allow(request)
             return await access if inspect.isawaitable(access) else access
-        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return self._signed_in if await self.check(credentials.strip()) else None
+        bearer = _bearer(request)
+        if bearer is not None:
+            return self._signed_in if await self.check(bearer) else None
         return self._signed_in if self._is_session(request.cookies.get(COOKIE, "")) else None
 
     async def check(self, token: str) -> bool:
@@ -145,12 +145,17 @@ class Gate:
             return "the request comes from another site"
         if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
             return "the request comes from another site"
-        if self.has_token and request.headers.get("authorization"):
-            return None  # no browser adds this header for another site
+        if self.has_token and _bearer(request) is not None:
+            return None  # it was checked, and no browser adds this header by itself
         cookie = request.cookies.get(COOKIE, "")
         if not cookie or not hmac.compare_digest(_form_token(cookie).encode(), form_token.encode()):
             return "the form is not of this session: open the page again"
         return None
+
+
+def _bearer(request: Request) -> str | None:
+    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+    return credentials.strip() if scheme.lower() == "bearer" else None
 
 
 def _form_token(cookie: str) -> str:

@@ -9,7 +9,7 @@ from semel.console.words import clock, instant, span
 from semel.trail import Moment
 
 
-class Line(NamedTuple):
+class StoryLine(NamedTuple):
     """How a kind of moment reads."""
 
     text: str
@@ -19,43 +19,43 @@ class Line(NamedTuple):
 
 
 _LINES: Final = {
-    "started": Line("Attempt {attempt} started: the key was free", "plain"),
-    "taken_over": Line("Attempt {attempt} took over: the lease of the attempt before had ended", "warn"),
-    "completed": Line("It ran, and its answer is stored ({size} bytes, {seconds})", "good"),
-    "prepared": Line("It ran; its answer commits with the caller's transaction", "good"),
-    "conflicted": Line("The transaction conflicted with another one and was rolled back: {error}", "plain"),
-    "failure_remembered": Line("It failed, and the failure is stored: {error}", "warn"),
-    "recovered": Line("The recover hook found out what the lost attempt did", "good"),
-    "released": Line("It failed and the key is free again: {error}", "warn"),
-    "replayed": Line("A duplicate got the stored answer; nothing ran ({seconds})", "good"),
-    "waited": Line("A duplicate waited {seconds} for the first call", "plain"),
-    "turned_away": Line("A duplicate was turned away with 409: the first call still ran", "plain"),
-    "mismatched": Line("Refused: the key belongs to a different request", "warn"),
-    "went_unknown": Line("Refused: nobody can tell whether it happened", "bad"),
-    "lease_lost": Line("Attempt {attempt} came back too late: its outcome was refused", "warn"),
-    "renewal_failed": Line("The lease could not be renewed: {error}", "warn"),
-    "step_saved": Line("Step {step} is done and saved", "plain"),
-    "undo_failed": Line("Step {step} could not be undone: {error}", "bad"),
-    "result_dropped": Line("Done, but the result could not be stored: {reason}", "bad"),
-    "unstored": Line("It ran, but its outcome could not be stored yet: {error}", "bad"),
-    "store_failed": Line("The store failed at {op}: {error}", "bad"),
-    "unprotected": Line("The store was down: it ran without a record", "bad"),
-    "expired": Line("Refused: the stored answer has expired", "warn"),
-    "over_quota": Line("Refused: the tenant holds {live_keys} keys, as many as its quota allows", "warn"),
-    "resolved": Line("Settled by a person or a program (it happened: {happened})", "good"),
-    "outcome_released": Line("The stored {outcome} was dropped: the next call runs it again", "warn"),
-    "recovery_failed": Line("A resumer could not resume it: {error}", "warn"),
-    "recovery_given_up": Line("Resumers have given it up", "bad"),
-    "emitted": Line("A message was added to the outbox: {type}", "plain"),
-    "published": Line("Sent to the broker", "good"),
-    "publish_failed": Line("The message could not be sent: {error}", "warn"),
-    "publish_given_up": Line("The message was given up and is a dead letter: {error}", "bad"),
-    "stream_blocked": Line("The stream {stream} waits for this message: {error}", "bad"),
-    "applied": Line("Applied by the consumer {consumer} ({seconds})", "good"),
-    "skipped": Line("Delivered to {consumer} again, and not applied again", "good"),
-    "apply_failed": Line("The handler of the message failed: {error}", "warn"),
-    "apply_given_up": Line("The consumer gave the message up; it is a dead letter: {error}", "bad"),
-    "stream_gap": Line("Applied although {missing} earlier messages of its stream were not", "warn"),
+    "started": StoryLine("Attempt {attempt} started: the key was free", "plain"),
+    "taken_over": StoryLine("Attempt {attempt} took over: the lease of the attempt before had ended", "warn"),
+    "completed": StoryLine("It ran, and its answer is stored ({size} bytes, {seconds})", "good"),
+    "prepared": StoryLine("It ran; its answer commits with the caller's transaction", "good"),
+    "conflicted": StoryLine("The transaction conflicted with another one and was rolled back: {error}", "plain"),
+    "failure_remembered": StoryLine("It failed, and the failure is stored: {error}", "warn"),
+    "recovered": StoryLine("The recover hook found out what the lost attempt did", "good"),
+    "released": StoryLine("It failed and the key is free again: {error}", "warn"),
+    "replayed": StoryLine("A duplicate got the stored answer; nothing ran ({seconds})", "good"),
+    "waited": StoryLine("A duplicate waited {seconds} for the first call", "plain"),
+    "turned_away": StoryLine("A duplicate was turned away with 409: the first call still ran", "plain"),
+    "mismatched": StoryLine("Refused: the key belongs to a different request", "warn"),
+    "went_unknown": StoryLine("Refused: nobody can tell whether it happened", "bad"),
+    "lease_lost": StoryLine("Attempt {attempt} came back too late: its outcome was refused", "warn"),
+    "renewal_failed": StoryLine("The lease could not be renewed: {error}", "warn"),
+    "step_saved": StoryLine("Step {step} is done and saved", "plain"),
+    "undo_failed": StoryLine("Step {step} could not be undone: {error}", "bad"),
+    "result_dropped": StoryLine("Done, but the result could not be stored: {reason}", "bad"),
+    "unstored": StoryLine("It ran, but its outcome could not be stored yet: {error}", "bad"),
+    "store_failed": StoryLine("The store failed at {op}: {error}", "bad"),
+    "unprotected": StoryLine("The store was down: it ran without a record", "bad"),
+    "expired": StoryLine("Refused: the stored answer has expired", "warn"),
+    "over_quota": StoryLine("Refused: the tenant holds {live_keys} keys, as many as its quota allows", "warn"),
+    "resolved": StoryLine("Settled by a person or a program (it happened: {happened})", "good"),
+    "outcome_released": StoryLine("The stored {outcome} was dropped: the next call runs it again", "warn"),
+    "recovery_failed": StoryLine("A resumer could not resume it: {error}", "warn"),
+    "recovery_given_up": StoryLine("Resumers have given it up", "bad"),
+    "emitted": StoryLine("A message was added to the outbox: {type}", "plain"),
+    "published": StoryLine("Sent to the broker", "good"),
+    "publish_failed": StoryLine("The message could not be sent: {error}", "warn"),
+    "publish_given_up": StoryLine("The message was given up and is a dead letter: {error}", "bad"),
+    "stream_blocked": StoryLine("The stream {stream} waits for this message: {error}", "bad"),
+    "applied": StoryLine("Applied by the consumer {consumer} ({seconds})", "good"),
+    "skipped": StoryLine("Delivered to {consumer} again, and not applied again", "good"),
+    "apply_failed": StoryLine("The handler of the message failed: {error}", "warn"),
+    "apply_given_up": StoryLine("The consumer gave the message up; it is a dead letter: {error}", "bad"),
+    "stream_gap": StoryLine("Applied although {missing} earlier messages of its stream were not", "warn"),
 }
 _TIMES: Final = frozenset({"seconds", "age", "retry_after", "store_seconds"})
 
@@ -67,7 +67,7 @@ class _Details(dict[str, Any]):
 
 def tell(kind: str, attempt: int, details: dict[str, Any]) -> tuple[str, str]:
     """Return what a moment says, and its tone."""
-    line = _LINES.get(kind) or Line(kind.replace("_", " ").capitalize(), "plain")
+    line = _LINES.get(kind) or StoryLine(kind.replace("_", " ").capitalize(), "plain")
     shown = {name: span(value) if name in _TIMES and isinstance(value, float) else value
              for name, value in details.items()}  # fmt: skip
     if isinstance(shown.get("happened"), bool):

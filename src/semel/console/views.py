@@ -1,6 +1,6 @@
 """What each page shows, as plain values: the templates draw them, and the JSON twins are them.
 
-A view asks the sources, puts their answers together, and masks what the reader may not see. It knows nothing of HTTP.
+A view asks the stores, puts their answers together, and masks what the reader may not see. It knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from semel.console.figures import first_runs_per_second, start_of_hour, summarize
 from semel.console.gate import Access
-from semel.console.sources import LOOK, Source
 from semel.console.story import hops, tell, timeline
+from semel.console.watched import LOOK, WatchedStore
 from semel.console.ways import Way, reason, ways_out
 from semel.console.words import clock, instant, mask
 from semel.core.messaging.messages import Letter, LetterFilter
@@ -48,6 +48,8 @@ def field(query: Mapping[str, str], name: str, longest: int = LONGEST_FIELD) -> 
     text = query.get(name, "").strip()
     if len(text) > longest:
         raise BadQuery(f"{name} is too long: at most {longest} characters")
+    if "\0" in text:
+        raise BadQuery(f"{name} has a character that no store can hold")
     return text
 
 
@@ -68,14 +70,14 @@ def time_field(query: Mapping[str, str], name: str, default: float | None = None
 class Views:
     """The pages of one console."""
 
-    def __init__(self, sources: dict[str, Source], running_too_long: float) -> None:
-        self.sources = sources
+    def __init__(self, watched: dict[str, WatchedStore], running_too_long: float) -> None:
+        self.watched = watched
         self._too_long = running_too_long
 
-    def source(self, name: str) -> Source:
-        """Return the source of this name. Raises NotThere."""
+    def find(self, name: str) -> WatchedStore:
+        """Return the store of this name, or the first one. Raises NotThere."""
         try:
-            return self.sources[name or next(iter(self.sources))]
+            return self.watched[name or next(iter(self.watched))]
         except KeyError:
             raise NotThere(f"There is no store called {name[:40]} here.") from None
 
@@ -85,7 +87,7 @@ class Views:
         """Did it happen once? What was asked for, what ran, what was absorbed, what is in doubt, what is stuck."""
         now = time.time()
         since = start_of_hour(now)
-        parts = await self._of_each(lambda source: self._part(source, since))
+        parts = await self._of_each(lambda watched: self._part(watched, since))
         counted = [(name, minute) for name, part in parts.items() for minute in part["minutes"]]
         view = summarize(counted, now)
         troubled = {name: part["trouble"] for name, part in parts.items()}
@@ -105,79 +107,79 @@ class Views:
             "trouble": _trouble(troubled)[:8],
         }
 
-    async def _part(self, source: Source, since: float) -> View:
+    async def _part(self, watched: WatchedStore, since: float) -> View:
         """What the first page needs from one store."""
         minutes, trouble, attention, measured = await asyncio.gather(
-            source.minutes(since),
-            source.recent(20, TROUBLE),
-            self._attention(source),
-            _maybe(source.lists, source.measure),
+            watched.minutes(since),
+            watched.recent(20, TROUBLE),
+            self._attention(watched),
+            _maybe(watched.lists, watched.measure),
         )
         sample = None
-        if not minutes and source.lists:
-            sample = await source.list(limit=LOOK)
+        if not minutes and watched.lists:
+            sample = await watched.list(limit=LOOK)
         return {
             "minutes": minutes, "trouble": trouble, "attention": attention, "size": measured, "sample": sample,
-            "history": source.trail is not None and bool(minutes), "error": None,
+            "history": watched.trail is not None and bool(minutes), "error": None,
         }  # fmt: skip
 
-    async def _attention(self, source: Source) -> Listing | None:
+    async def _attention(self, watched: WatchedStore) -> Listing | None:
         """The newest records that are in doubt, abandoned, or running for too long."""
-        if not source.lists:
+        if not watched.lists:
             return None
         doubtful, slow = await asyncio.gather(
-            source.list((State.UNKNOWN, State.ABANDONED), limit=1000),
-            source.list((State.RUNNING,), older=self._too_long, limit=1000),
+            watched.list((State.UNKNOWN, State.ABANDONED), limit=1000),
+            watched.list((State.RUNNING,), older=self._too_long, limit=1000),
         )
         return Listing(doubtful.records + slow.records, doubtful.after or slow.after, doubtful.looked_at)
 
     async def _of_each(self, ask: Any) -> dict[str, View]:
-        """Ask all sources at once. A store that does not answer must not hide the others."""
+        """Ask all stores at once. A store that does not answer must not hide the others."""
 
-        async def one(source: Source) -> View:
+        async def one(watched: WatchedStore) -> View:
             try:
-                found: View = await ask(source)
+                found: View = await ask(watched)
                 return found
             except StoreError as error:
                 return {**_NOTHING, "error": str(error)}
 
-        answers = await asyncio.gather(*map(one, self.sources.values()))
-        return dict(zip(self.sources, answers, strict=True))
+        answers = await asyncio.gather(*map(one, self.watched.values()))
+        return dict(zip(self.watched, answers, strict=True))
 
     # -- records
 
     async def operations(self, access: Access, query: Mapping[str, str]) -> View:
         """A page of records, the newest first as far as the store can tell."""
-        source = self.source(field(query, "store", 40))
+        watched = self.find(field(query, "store", 40))
         state, older = field(query, "state", 20), time_field(query, "older", 0.0)
         if state and state not in STATES:
             raise BadQuery(f"state is one of {', '.join(STATES)}")
         filters = {name: field(query, name) for name in ("operation", "tenant")}
         view: View = {
             "page": "operations",
-            "store": source.name,
-            "stores": list(self.sources),
+            "store": watched.name,
+            "stores": list(self.watched),
             "filters": {"state": state, "older": field(query, "older", 20), **filters},
             "states": list(STATES),
-            "lists": source.lists,
+            "lists": watched.lists,
         }
-        if not source.lists:
+        if not watched.lists:
             return {**view, "records": [], "next": None, "looked_at": 0, "known": []}
-        listing = await source.list(
+        listing = await watched.list(
             (STATES[state],) if state else (), filters["operation"] or None, filters["tenant"] or None, older or 0.0,
             PAGE, field(query, "after", 2048) or None,
         )  # fmt: skip
         return {
             **view,
-            "records": [show_record(source, record, access) for record in listing.records],
+            "records": [show_record(watched, record, access) for record in listing.records],
             "next": listing.after,
             "looked_at": listing.looked_at,
-            "known": await self._known_operations(source, listing),
+            "known": await self._known_operations(watched, listing),
         }
 
-    async def _known_operations(self, source: Source, listing: Listing) -> list[str]:
+    async def _known_operations(self, watched: WatchedStore, listing: Listing) -> list[str]:
         """Names to complete the filter with: those of this page and of the last hour."""
-        routes = {minute.route for minute in await source.minutes(start_of_hour(time.time())) if minute.route}
+        routes = {minute.route for minute in await watched.minutes(start_of_hour(time.time())) if minute.route}
         return sorted(routes | {record.operation for record in listing.records})[:200]
 
     async def search(self, access: Access, query: Mapping[str, str]) -> tuple[str, str] | None:
@@ -188,54 +190,54 @@ class Views:
         key, operation, tenant = (field(query, name) for name in ("key", "operation", "tenant"))
         if not key:
             raise BadQuery("write the key as the client sent it, or the 32 digits of an identity")
-        wanted = self.sources.values() if not field(query, "store", 40) else [self.source(field(query, "store", 40))]
-        for source in wanted:
+        wanted = self.watched.values() if not field(query, "store", 40) else [self.find(field(query, "store", 40))]
+        for watched in wanted:
             if len(key) == 32 and not set(key.lower()) - set("0123456789abcdef"):
                 id = bytes.fromhex(key)
-                if await source.lookup(id) is not None or await source.story(id):
-                    return source.name, id.hex()
+                if await watched.lookup(id) is not None or await watched.story(id):
+                    return watched.name, id.hex()
             names = [operation]
             if not operation:
-                listing = await source.list(limit=LOOK) if source.lists else Listing((), None, 0)
-                names = await self._known_operations(source, listing)
+                listing = await watched.list(limit=LOOK) if watched.lists else Listing((), None, 0)
+                names = await self._known_operations(watched, listing)
             for name in names:
                 try:
-                    record = await source.guard.lookup(name, key, tenant=tenant or None)
+                    record = await watched.guard.lookup(name, key, tenant=tenant or None)
                 except SemelError as error:
                     if isinstance(error, StoreError):
                         raise
                     raise BadQuery(str(error)) from None
                 if record is not None:
-                    return source.name, record.id.hex()
+                    return watched.name, record.id.hex()
         return None
 
     async def record(self, access: Access, store: str, id: bytes) -> View:
         """The story of one key."""
-        source = self.source(store)
-        record, found = await asyncio.gather(source.lookup(id), self._chain(id))
+        watched = self.find(store)
+        record, found = await asyncio.gather(watched.lookup(id), self._chain(id))
         if record is None and not found:
             raise NotThere("There is no record with this identity. It was released, or it has expired.")
         state = State.ABSENT if record is None else record.state
         hop_list = hops(found, id)
         return {
             "page": "record",
-            "store": source.name,
+            "store": watched.name,
             "id": id.hex(),
             "state": state.name.lower(),
             "reason": reason(state),
-            "record": None if record is None else show_record(source, record, access),
+            "record": None if record is None else show_record(watched, record, access),
             "operation": record.operation if record else next((m.route for _, m in found if m.id == id), ""),
-            "outcome": None if record is None else _outcome(source, record, access),
+            "outcome": None if record is None else _outcome(watched, record, access),
             "timeline": timeline(found, id),
             "hops": hop_list if len(hop_list) > 1 else [],
-            "history": source.trail is not None,
+            "history": watched.trail is not None,
             "ways": [_way(way) for way in ways_out(state)],
             "may_act": access.act,
         }
 
     async def _chain(self, id: bytes) -> list[tuple[str, Moment]]:
         """All moments of the chain of a record, from all stores, by time. The history may be in another one."""
-        everywhere = list(self.sources.values())
+        everywhere = list(self.watched.values())
         stories = await asyncio.gather(*(each.story(id) for each in everywhere))
         found = [(each.name, moment) for each, story in zip(everywhere, stories, strict=True) for moment in story]
         root = next((moment.root for _, moment in found if moment.root), b"")
@@ -248,13 +250,13 @@ class Views:
     async def stuck(self, access: Access, query: Mapping[str, str]) -> View:
         """What does not go on by itself: why, and the way out."""
 
-        async def one(source: Source) -> View:
-            found = await self._attention(source)
+        async def one(watched: WatchedStore) -> View:
+            found = await self._attention(watched)
             records = {} if found is None else {record.id: record for record in found.records}
             # A record that is in doubt may be older than those that were looked at: the history knows it too.
-            moments = await source.recent(100, ("went_unknown", "recovery_given_up"))
+            moments = await watched.recent(100, ("went_unknown", "recovery_given_up"))
             for id in dict.fromkeys(moment.id for moment in moments if moment.id not in records):
-                record = await source.lookup(id)
+                record = await watched.lookup(id)
                 if record is not None and record.state in (State.UNKNOWN, State.ABANDONED):
                     records[id] = record
             return {**_NOTHING, "records": list(records.values()), "more": bool(found and found.after)}
@@ -267,7 +269,7 @@ class Views:
             (State.RUNNING, "Running too long"),
         ):
             rows = [
-                show_record(self.sources[name], record, access)
+                show_record(self.watched[name], record, access)
                 for name, part in parts.items()
                 for record in part.get("records", ())
                 if record.state is state
@@ -283,7 +285,7 @@ class Views:
             "too_long": self._too_long,
             "count": sum(group["count"] for group in groups),
             "looked_at": LOOK if any(part.get("more") for part in parts.values()) else None,
-            "unlisted": [source.name for source in self.sources.values() if not source.lists],
+            "unlisted": [watched.name for watched in self.watched.values() if not watched.lists],
             "errors": _errors(parts),
         }
 
@@ -292,10 +294,14 @@ class Views:
     async def outbox(self, access: Access, query: Mapping[str, str]) -> View:
         """What is in the outbox of each store, and why it waits."""
 
-        async def one(source: Source) -> View:
-            if not source.has_messages:
+        async def one(watched: WatchedStore) -> View:
+            if not watched.has_messages:
                 return {**_NOTHING, "outbox": None}
-            return {**_NOTHING, "outbox": await source.outbox(PAGE), "dead": await source.count_letters(LetterFilter())}
+            return {
+                **_NOTHING,
+                "outbox": await watched.outbox(PAGE),
+                "dead": await watched.count_letters(LetterFilter()),
+            }
 
         parts = await self._of_each(one)
         stores = []
@@ -326,23 +332,25 @@ class Views:
 
     async def letters(self, access: Access, query: Mapping[str, str]) -> View:
         """Dead letters: grouped by cause, and one by one."""
-        able = [source for source in self.sources.values() if source.has_messages]
-        view: View = {"page": "letters", "stores": [source.name for source in able], "may_act": access.act}
+        able = [watched for watched in self.watched.values() if watched.has_messages]
+        view: View = {"page": "letters", "stores": [watched.name for watched in able], "may_act": access.act}
         if not able:
             return {**view, "store": None, "letters": [], "causes": [], "count": 0, "next": None, "filters": {}}
         name = field(query, "store", 40)
-        source = able[0] if not name else self.source(name)
-        if source not in able:
-            raise NotThere(f"{source.name} has no dead letters: they are in SQL databases.")
+        watched = able[0] if not name else self.find(name)
+        if watched not in able:
+            raise NotThere(f"{watched.name} has no dead letters: they are in SQL databases.")
         filter = letter_filter(query)
         after = field(query, "after", 20)
         if after and not (after.isascii() and after.isdigit()):
             raise BadQuery("after is the position of the last letter of the page before")
-        found, count = await asyncio.gather(source.letters(filter, int(after or 0), PAGE), source.count_letters(filter))
+        found, count = await asyncio.gather(
+            watched.letters(filter, int(after or 0), PAGE), watched.count_letters(filter)
+        )
         causes = Counter((letter.origin, letter.reason[:200]) for letter in found)
         return {
             **view,
-            "store": source.name,
+            "store": watched.name,
             "count": count,
             "filters": {each: field(query, each) for each in ("origin", "type", "reason", "stream", "destination")},
             "letters": [show_letter(letter, access) for letter in found],
@@ -354,14 +362,14 @@ class Views:
 
     async def letter(self, access: Access, store: str, position: int) -> View:
         """One dead letter."""
-        source = self.source(store)
-        if not source.has_messages:
+        watched = self.find(store)
+        if not watched.has_messages:
             raise NotThere("This store has no dead letters.")
-        found = await source.letters(LetterFilter(), position - 1, 1)
+        found = await watched.letters(LetterFilter(), position - 1, 1)
         if not found or found[0].position != position:
             raise NotThere("There is no such dead letter any more: it was redriven or deleted.")
         return {
-            "page": "letter", "store": source.name, "letter": show_letter(found[0], access, whole=True),
+            "page": "letter", "store": watched.name, "letter": show_letter(found[0], access, whole=True),
             "may_act": access.act,
         }  # fmt: skip
 
@@ -369,10 +377,10 @@ class Views:
 
     async def window(self, access: Access, query: Mapping[str, str]) -> View:
         """How long the window must be, and the room that it takes, from what the store holds now."""
-        source = self.source(field(query, "store", 40))
+        watched = self.find(field(query, "store", 40))
         now = time.time()
         measured, minutes = await asyncio.gather(
-            _maybe(source.lists, source.measure), source.minutes(start_of_hour(now))
+            _maybe(watched.lists, watched.measure), watched.minutes(start_of_hour(now))
         )
         rate_now = first_runs_per_second(minutes, now)
         bytes_now = None
@@ -387,8 +395,8 @@ class Views:
         keys = None if per_second is None else per_second * span
         return {
             "page": "window",
-            "store": source.name,
-            "stores": list(self.sources),
+            "store": watched.name,
+            "stores": list(self.watched),
             "fields": {
                 name: field(query, name, 20)
                 for name in ("qps", "window", "bytes", "retry_budget", "broker_retention", "replay_horizon")
@@ -470,11 +478,11 @@ def _masked(text: str | None, access: Access) -> str | None:
     return text if access.show_keys else mask(text)
 
 
-def show_record(source: Source, record: Record, access: Access) -> View:
+def show_record(watched: WatchedStore, record: Record, access: Access) -> View:
     """A record as plain values."""
     began = time.time() - record.age
     return {
-        "store": source.name,
+        "store": watched.name,
         "id": record.id.hex(),
         "state": record.state.name.lower(),
         "operation": record.operation,
@@ -493,11 +501,11 @@ def show_record(source: Source, record: Record, access: Access) -> View:
     }
 
 
-def _outcome(source: Source, record: Record, access: Access) -> View | None:
+def _outcome(watched: WatchedStore, record: Record, access: Access) -> View | None:
     """What is stored. Without permission only its kind, its status and its size."""
     if record.state is not State.DONE:
         return None
-    told = describe_outcome(record, source.guard.codec)
+    told = describe_outcome(record, watched.guard.codec)
     kind = next(iter(told))
     shown: View = {"kind": kind, "stored_bytes": len(record.snapshot or b""), "hidden": not access.show_bodies}
     if kind == "response":

@@ -12,7 +12,7 @@ import logging
 from typing import Any, Final, NamedTuple
 
 from semel.console.gate import Access
-from semel.console.sources import Source
+from semel.console.watched import WatchedStore
 from semel.core.messaging.messages import LetterFilter
 from semel.core.ops import Record
 from semel.core.states import State
@@ -103,14 +103,14 @@ def find_way(name: str) -> Way | None:
 
 
 async def act(
-    source: Source, access: Access, way: Way, id: bytes, token: int, result: str, key: str | None = None
+    watched: WatchedStore, access: Access, way: Way, id: bytes, token: int, result: str, key: str | None = None
 ) -> Done:
     """Do it, if the record is still the one that the page showed.
 
     :param token: that of the record on the page.
     :param key: the key, if the record does not have a readable one.
     """
-    record = await source.lookup(id)
+    record = await watched.lookup(id)
     if record is None:
         done = Done(False, "There is no such record any more: it was released, or it has expired.")
     elif record.token != token or way not in ways_out(record.state):
@@ -120,13 +120,13 @@ async def act(
             f"{record.attempt}. Look at it again.",
         )
     else:
-        done = await _act(source, way, record, result, key)
-    _audit(access, way.name, source, done, id=id.hex(), operation="" if record is None else record.operation)
+        done = await _act(watched, way, record, result, key)
+    _audit(access, way.name, watched, done, id=id.hex(), operation="" if record is None else record.operation)
     return done
 
 
-async def _act(source: Source, way: Way, record: Record, result: str, key: str | None) -> Done:
-    guard = source.guard
+async def _act(watched: WatchedStore, way: Way, record: Record, result: str, key: str | None) -> Done:
+    guard = watched.guard
     name = record.key or key
     tenant = record.tenant or None
     try:
@@ -148,12 +148,12 @@ async def _act(source: Source, way: Way, record: Record, result: str, key: str |
     return Done(True, "The key is free. The next call with it runs the operation.")
 
 
-async def move_letters(source: Source, access: Access, what: str, filter: LetterFilter, limit: int) -> Done:
+async def move_letters(watched: WatchedStore, access: Access, what: str, filter: LetterFilter, limit: int) -> Done:
     """Redrive or purge at most so many dead letters."""
     verb = "moved back into the outbox" if what == "redrive" else "deleted"
     try:
-        moved = await source.move_letters(what == "purge", filter, min(limit, MOST_LETTERS))
-        left = await source.count_letters(filter)
+        moved = await watched.move_letters(what == "purge", filter, min(limit, MOST_LETTERS))
+        left = await watched.count_letters(filter)
     except SemelError as error:
         done = Done(False, f"The store failed, and it is not known how many were {verb}: {error}")
     else:
@@ -165,7 +165,7 @@ async def move_letters(source: Source, access: Access, what: str, filter: Letter
         if left:
             text += f" {left} that fit are left."
         done = Done(moved > 0, text)
-    _audit(access, what, source, done, filter=describe_filter(filter))
+    _audit(access, what, watched, done, filter=describe_filter(filter))
     return done
 
 
@@ -174,8 +174,8 @@ def refuse(access: Access, what: str, why: str) -> None:
     AUDIT.warning("console: %s: refused %s: %s", access.who, what, why)
 
 
-def _audit(access: Access, what: str, source: Source, done: Done, **about: Any) -> None:
+def _audit(access: Access, what: str, watched: WatchedStore, done: Done, **about: Any) -> None:
     words = " ".join(f"{name}={value}" for name, value in about.items())
     level = logging.WARNING if done.changed else logging.INFO
-    AUDIT.log(level, "console: %s: %s on %s %s: %s", access.who, what, source.name, words,
+    AUDIT.log(level, "console: %s: %s on %s %s: %s", access.who, what, watched.name, words,
               "changed" if done.changed else "nothing changed")  # fmt: skip

@@ -1,6 +1,6 @@
-"""Where the console reads: guards and stores by name, each question bounded in time and size.
+"""The stores that a console watches, by name. Each question is bounded in time and size.
 
-A source knows what its store declares (listing, history, messages) and asks nothing else of it.
+It knows what its store declares (listing, history, messages) and asks nothing else of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from semel.errors import ConfigurationError, MissingDependency, StoreUnavailable
 from semel.messaging import AsyncDeadLetters, DeadLetters
 from semel.stores.aio_guard import AsyncSemel
 from semel.stores.guard import Semel
-from semel.stores.urls import open_async_store, open_store
+from semel.stores.urls import open_async_store, open_store, tiers
 from semel.trail import AsyncTrailReader, Minute, Moment
 
 Watched: TypeAlias = AsyncGuard | SyncGuard | str
@@ -45,7 +45,7 @@ STORY: Final = 500
 """Moments of one chain on a page."""
 
 
-class Source:
+class WatchedStore:
     """One store, behind a guard."""
 
     def __init__(self, name: str, watched: Watched, secret: bytes | None = None) -> None:
@@ -198,8 +198,8 @@ def _open(url: str) -> SyncGuard | AsyncGuard:
             raise missing from None
 
 
-def make_sources(watched: Watched | Mapping[str, Watched], secret: bytes | None = None) -> dict[str, Source]:
-    """Return the sources by their names, which stand in addresses."""
+def watch_stores(watched: Watched | Mapping[str, Watched], secret: bytes | None = None) -> dict[str, WatchedStore]:
+    """Return the stores by their names, which stand in addresses."""
     named = watched if isinstance(watched, Mapping) else {default_name(watched): watched}
     if not named:
         raise ConfigurationError("a console needs a guard or the URL of a store")
@@ -208,7 +208,7 @@ def make_sources(watched: Watched | Mapping[str, Watched], secret: bytes | None 
             raise ConfigurationError(f"{name!r} is no name for a store in an address: use a-z, 0-9, dots and dashes")
         if not isinstance(each, (AsyncGuard, SyncGuard, str)):
             raise ConfigurationError(f"{name}: pass a guard or the URL of a store, not a {type(each).__name__}")
-    return {name: Source(name, each, secret) for name, each in named.items()}
+    return {name: WatchedStore(name, each, secret) for name, each in named.items()}
 
 
 def default_name(watched: Watched) -> str:
@@ -216,10 +216,10 @@ def default_name(watched: Watched) -> str:
     if not isinstance(watched, str):
         return "store"
     try:
-        parts = urlsplit(watched.removeprefix("tiered:"))
+        parts = urlsplit(tiers(watched)[0] if watched.startswith("tiered:") else watched)
         words = [
             parts.scheme.partition("+")[0],
-            parts.path.rpartition("/")[2].partition(",")[0] or parts.hostname or "",
+            parts.path.rpartition("/")[2] or parts.hostname or "",
         ]
     except ValueError:
         words = ["store"]
