@@ -18,6 +18,7 @@ from semel.cli.console import CONSOLE
 from semel.cli.demo import DEMO
 from semel.cli.describe import DESCRIBE
 from semel.cli.dlq import DLQ
+from semel.cli.doctor import DOCTOR
 from semel.cli.records import DIAGRAM, LOOKUP, RELEASE, RESOLVE
 from semel.cli.recover import RECOVER
 from semel.cli.relay import OUTBOX, RELAY
@@ -41,6 +42,7 @@ COMMANDS: Final = (
     DLQ,
     DESCRIBE,
     AUDIT,
+    DOCTOR,
     SIZE,
     STORES,
     DIAGRAM,
