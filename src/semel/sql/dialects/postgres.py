@@ -42,6 +42,7 @@ from semel.sql.dialects.results import (
 )
 from semel.sql.inbox import INBOX_OPS, inbox_program
 from semel.sql.outbox import POSTGRES_PROGRAMS
+from semel.sql.outbox_log import LOG_PROGRAMS
 from semel.sql.program import Program, Query, Statement, batch, load_queries
 
 CHANNEL: Final = "semel"
@@ -263,7 +264,7 @@ _PROGRAMS: Final[dict[type[Op[Any]], Callable[[Any], Program[list[Any]]]]] = {
     Resumable: one_by_one(_inputs),
     WatchRecord: _watches,
     **dict.fromkeys(INBOX_OPS, one_by_one(partial(inbox_program, "postgresql"))),
-    **{kind: one_by_one(program) for kind, program in POSTGRES_PROGRAMS.items()},
+    **{kind: one_by_one(program) for kind, program in {**POSTGRES_PROGRAMS, **LOG_PROGRAMS}.items()},
 }
 
 
